@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from multicard.estimate.memory import tuning_step, vision_step
+from multicard.estimate.memory import tuning_step
 
 # isort: split
 import torch
@@ -32,7 +32,7 @@ from benchmarks.common import configuration
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
-from multicard.estimate.memory.simulate import simulate
+from multicard.estimate.memory.simulate import crossing_channels, simulate
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import methods, recipes, torchtune_config
 from multicard.ranks.process import Rank
@@ -112,7 +112,7 @@ def train_vision(config: VisionConfig, rank: Any, folder: Path, peaks: Peaks) ->
         share.model.train()
 
         def batches() -> Iterator[Batch]:
-            side, channels = config.dataset.image_size, vision_step.crossing_channels(config, IMAGES)
+            side, channels = config.dataset.image_size, crossing_channels(config, IMAGES)
             while True:
                 images = torch.rand(share.batch_size, channels, side, side, dtype=precision.transfer_dtype)
                 yield Batch(images, torch.zeros(share.batch_size, dtype=torch.int64), 0, 0)

@@ -153,7 +153,7 @@ def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservatio
     printed = published.row_observations(row, times_s)
     settings = [{key: value for key, value in seen.setting.items() if key != NODE} for seen in printed]
     return {
-        int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, False, HERE, None)
+        int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, HERE)
         for setting, seen in zip(settings, printed, strict=True)
     }
 
@@ -190,7 +190,7 @@ def _papers_with_probe() -> list[Outcome]:
 
     def seen(precision: str, gpus: int) -> StepObservation:
         setting = {"precision.name": precision, "gpus": str(gpus)}
-        return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, False, HERE, None)
+        return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, HERE)
 
     return [
         _carried([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))

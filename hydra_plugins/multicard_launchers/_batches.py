@@ -13,7 +13,19 @@ from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.records.journal import JournalError
-from multicard.sweep import auto_gpus, axes, cells, dry_run, executor, fit, objective, slurm_submit, slurm_wait, task
+from multicard.sweep import (
+    auto_gpus,
+    axes,
+    cells,
+    dry_run,
+    executor,
+    fit,
+    objective,
+    predicted,
+    slurm_submit,
+    slurm_wait,
+    task,
+)
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace
@@ -129,8 +141,6 @@ class Batches:
         check(sweep.cells)
         cells.settle(sweep)
         if config.predict.enabled:
-            from multicard.sweep import predicted  # imports torch
-
             predicted.show(sweep, self.on_slurm)
             return sweep
         if not config.dry_run:

@@ -1,7 +1,9 @@
 """Estimates of what runs will take: everybody asks `estimate`."""
 
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -16,7 +18,8 @@ from multicard.estimate.memory import facts
 from multicard.estimate.observations import Basis
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
-from multicard.machine import environment, private
+from multicard.machine import devices, environment, private
+from multicard.messages import say
 from multicard.records.schema_parts import Interval, Prediction
 
 START_SD = 0.3  # of the logarithm of the time from the command to training, between runs
@@ -30,29 +33,13 @@ class Effort(IntEnum):
     all = 2  # also the memory of CPU ranks
 
 
-class Quantity(Interval):
-    """An estimated quantity with its 90 % interval.
-
-    marks: of the runs that it rests on, as in tables of results (`records.comparable`): "&" where others kept their
-        cores busy, say; "?" where they scaled beyond linear.
-    """
-
-    basis: Basis
-    marks: str = ""
-
-    @property
-    def may_exclude(self) -> bool:
-        """True where the estimate may decide that a cell is not measured: its own runs or probes tell, unmarked."""
-        return self.basis.may_exclude and not self.marks
-
-
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take on its target; a quantity that nothing tells is None.
+    """What a run will take on its target.
 
     Fields:
-        prediction: as the run's record has it.
-        start_s: from the command to training, by runs alike.
+        prediction: as the run's record has it; what nothing tells is None.
+        start_s: seconds from the command to training, by runs alike.
     """
 
     config: RunConfig
@@ -67,46 +54,8 @@ class Estimate:
 
     @property
     def may_exclude(self) -> bool:
-        """True where the times may decide that a cell is not measured (`Quantity.may_exclude`)."""
-        return self.step_s is not None and self.step_s.may_exclude
-
-    @property
-    def fits(self) -> str | None:
-        """yes, tight or no; None where the memory of the run or of the GPU is not known."""
-        return self.prediction.fits
-
-    @property
-    def step_s(self) -> Quantity | None:
-        return self._timed(self.prediction.step_s)
-
-    @property
-    def total_s(self) -> Quantity | None:
-        """Training and evaluation, as the record's `total_s`."""
-        return self._timed(self.prediction.total_s)
-
-    @property
-    def energy_joules(self) -> Quantity | None:
-        """Energy of all GPUs."""
-        return self._timed(self.prediction.energy_joules)
-
-    @property
-    def peak_memory_bytes(self) -> Quantity | None:
-        """The figure that the record has under this name: the most of torch's allocator, on GPUs alone."""
-        return self._of_memory(self.prediction.allocated_bytes)
-
-    @property
-    def needed_memory_bytes(self) -> Quantity | None:
-        """Memory that a GPU must have: the peak, and what it holds beside torch's allocator."""
-        return self._of_memory(self.prediction.memory_bytes)
-
-    def _timed(self, interval: Interval | None) -> Quantity | None:
-        if interval is None:
-            return None
-        return Quantity(interval.value, interval.low, interval.high, self.basis, self.prediction.marks)
-
-    def _of_memory(self, interval: Interval | None) -> Quantity | None:
-        own = Basis.of_memory(self.prediction)
-        return None if interval is None else Quantity(interval.value, interval.low, interval.high, own)
+        """True where the times may decide that a cell is not measured: its own runs or probes tell, unmarked."""
+        return self.basis.may_exclude and not self.prediction.marks
 
 
 def estimate(
@@ -140,6 +89,27 @@ def estimate(
     return [estimates[place] for place in range(len(configs))]
 
 
+def prediction(config: RunConfig, folder: Path, git: Mapping[str, Any] | None) -> Prediction | None:
+    """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes; None where nothing
+    is known of it."""
+    with no_reason_to_stop():
+        if history.read(history.history_folders(folder)) or devices.visible_gpus():
+            found = estimate([config], folder, git=git)[0].prediction
+            return None if found.basis == Basis.unknown and found.memory_bytes is None else found
+    return None
+
+
+@contextmanager
+def no_reason_to_stop() -> Iterator[None]:
+    """Print an error of an estimate instead of losing a run; with MULTICARD_STRICT raise it."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("MULTICARD_STRICT"):
+            raise
+        say(f"no prediction ({type(error).__name__}: {error}); please report this error of multicard", error=True)
+
+
 class Predictor:
     """Predictions for one target, by a history.
 
@@ -160,7 +130,7 @@ class Predictor:
         compute = effort is Effort.all or (effort is Effort.gpus and on_gpu)
         if compute or on_gpu:
             here = [run for run in self.runs if run.is_of(self.target.hardware, None)]
-            peaks.add(predictions, configs, self.target, here, [facts.sizes(config) for config in configs], compute)
+            peaks.add(predictions, configs, self.target, here, compute)
         return predictions
 
     def start_s(self, config: RunConfig) -> Interval | None:

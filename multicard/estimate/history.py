@@ -15,7 +15,7 @@ import msgspec
 from multicard.config.base import LATER, NOT_IDENTITY
 from multicard.config.keys import flat
 from multicard.estimate import observations
-from multicard.estimate.observations import StepObservation
+from multicard.estimate.observations import Basis, StepObservation
 from multicard.estimate.target import cores_in_words, product
 from multicard.measure import formulas
 from multicard.records import comparable, run_folder
@@ -148,8 +148,8 @@ class PastRun:
     def observation(self) -> StepObservation:
         """The run's mean step, where `left_out` is None."""
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
-        step_s, machine = self.step_s or math.nan, str(self.hardware)
-        return StepObservation(self.setting, step_s, self.step_error, self.is_probe, machine, commit, marks=self.marks)
+        step_s, basis = self.step_s or math.nan, Basis.probed if self.is_probe else Basis.measured
+        return StepObservation(self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks)
 
 
 def history_folders(folder: Path) -> list[Path]:

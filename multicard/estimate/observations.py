@@ -1,4 +1,4 @@
-"""Measured and printed steps, the cells that they are of, and the basis of an estimate."""
+"""Measured and printed steps, and the cells that they are of."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,18 +39,14 @@ class Basis(StrEnum):
     unknown = "unknown"
 
     @property
-    def rank(self) -> int:
-        return [*Basis].index(self)
-
-    @property
     def is_own(self) -> bool:
         """True where the figures are of this machine."""
-        return self.rank <= Basis.scaled.rank
+        return self in (Basis.measured, Basis.probed, Basis.scaled)
 
     @property
     def may_exclude(self) -> bool:
         """True where the very cell ran: only then may an estimate decide that a cell is not measured."""
-        return self.rank <= Basis.probed.rank
+        return self in (Basis.measured, Basis.probed)
 
     @staticmethod
     def of_memory(prediction: Prediction) -> "Basis":
@@ -64,18 +60,17 @@ class StepObservation:
 
     setting: "group.key" to JSON text (`history.setting`); a printed figure has only the keys that its source names.
     step_s: mean of the run's steps, seconds; error: its relative standard error, by the steps within the run.
-    probe: True for a run that ended as soon as its mean was known.
-    machine: the hardware; of a printed figure its node's name. commit: None of a printed figure.
-    published: True for figures that others printed for the same GPU. marks: of the run (`PastRun.marks`).
+    machine: the hardware; of a printed figure its node's name.
+    basis: measured, probed, or published for figures that others printed of the same GPU.
+    commit: None of a printed figure. marks: of the run (`PastRun.marks`).
     """
 
     setting: Mapping[str, str]
     step_s: float
     error: float
-    probe: bool
     machine: str
-    commit: str | None
-    published: bool = False
+    basis: Basis = Basis.measured
+    commit: str | None = None
     marks: str = ""
 
     @property
@@ -87,20 +82,20 @@ class StepObservation:
 
 
 @dataclass(frozen=True)
-class Known:
-    """A cell whose step is known.
+class StepEstimate:
+    """The step of a cell: as its runs have it, or as it follows from other cells.
 
     variance: of log_s, for a new run of the cell. below, above: additional reach of the 90 % interval to either side,
-    on the scale of log_s. runs: observations behind it; about: the basis in words; marks: of those runs.
+    on the scale of log_s. basis: published where a printed figure is part of it.
+    runs: observations behind it; about: the basis in words; marks: of those runs.
     """
 
     setting: Mapping[str, str]
+    machine: str
+    basis: Basis
     log_s: float
     variance: float
     runs: int
-    probe: bool
-    machine: str
-    published: bool
     about: str = ""
     below: float = 0.0
     above: float = 0.0
@@ -111,10 +106,27 @@ class Known:
         return int(self.setting.get(GPUS, "1"))
 
     @property
+    def published(self) -> bool:
+        return self.basis is Basis.published
+
+    @property
     def sides(self) -> tuple[float, float]:
         """Both sides of the 90 % interval around log_s."""
         half = NORMAL_90 * math.sqrt(self.variance)
         return math.hypot(half, self.below), math.hypot(half, self.above)
+
+    @property
+    def value(self) -> float:
+        """Seconds."""
+        return math.exp(self.log_s)
+
+    @property
+    def low(self) -> float:
+        return self.value * math.exp(-self.sides[0])
+
+    @property
+    def high(self) -> float:
+        return self.value * math.exp(self.sides[1])
 
 
 def axes(setting: Mapping[str, str]) -> dict[str, str]:
@@ -133,11 +145,10 @@ def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[st
     return tuple(sorted(key for key in differ if _names_group(key) or _group(key) not in groups))
 
 
-def without(setting: Mapping[str, str], axis: str) -> dict[str, str]:
+def without(setting: Mapping[str, str], axis: str) -> frozenset[tuple[str, str]]:
     """A setting without an axis, and without its group where the axis is the group's name."""
-    if _names_group(axis):
-        return {key: value for key, value in setting.items() if _group(key) != _group(axis)}
-    return {key: value for key, value in setting.items() if key != axis}
+    group = _group(axis) if _names_group(axis) else None
+    return frozenset((key, value) for key, value in setting.items() if key != axis and _group(key) != group)
 
 
 def _group(key: str) -> str:
@@ -148,7 +159,7 @@ def _names_group(key: str) -> bool:
     return key.endswith(".name") and key != DATASET
 
 
-def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: float) -> list[Known]:
+def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: float) -> list[StepEstimate]:
     """Each cell with the mean over its runs of the commit, else its probes of the commit, else its runs, its probes;
     marked ones count where there are no others.
 
@@ -158,27 +169,26 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     groups: dict[Cell, list[StepObservation]] = {}
     for seen in observations:
         groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
-    whole = [[seen for seen in group if not (seen.probe or seen.published)] for group in groups.values()]
+    whole = [[seen for seen in group if seen.basis is Basis.measured] for group in groups.values()]
     repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
     run_variance = repeated_runs.pooled(repeated, run_sd).variance
     return [_cell(group, commit, run_variance) for group in groups.values()]
 
 
-def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: float) -> Known:
+def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: float) -> StepEstimate:
     group = [seen for seen in group if not seen.marks] or group
-    runs = [seen for seen in group if not seen.probe]
+    runs = [seen for seen in group if seen.basis is not Basis.probed]
     fresh_runs, fresh = ([seen for seen in members if seen.commit == commit] for members in (runs, group))
     here = fresh_runs or fresh or runs or list(group)
-    first, count = here[0], len(here)
-    elsewhere = not first.published and first.commit != commit
+    first, count, marks = here[0], len(here), joined(seen.marks for seen in here)
+    printed = first.basis is Basis.published
+    elsewhere = not printed and first.commit != commit
     variance = run_variance * (1 + 1 / count) + math.fsum(seen.error**2 for seen in here) / count**2
-    variance += PROBE_SD**2 * first.probe + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * first.published
-    marks = joined(seen.marks for seen in here)
+    variance += PROBE_SD**2 * (first.basis is Basis.probed) + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * printed
     variance += MARKED_SD**2 * bool(marks)
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
-    about = "another commit" if elsewhere else f"printed for {first.machine}" if first.published else ""
-    origin = first.probe, first.machine, first.published, about
-    return Known(axes(first.setting), mean, variance, count, *origin, marks=marks)
+    about = "another commit" if elsewhere else f"printed for {first.machine}" if printed else ""
+    return StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about, marks=marks)
 
 
 def joined(marks: Iterable[str]) -> str:

@@ -5,22 +5,27 @@
 The steps are taken with tensors that have no values, in seconds, in a process of its own: this one imports no torch.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import NamedTuple
 
 import msgspec
 
+from multicard.config import compilation
 from multicard.config.base import RunConfig, plain
 from multicard.config.llm import LlmConfig
+from multicard.config.vision import VisionConfig
 from multicard.estimate.history import PastRun, setting
-from multicard.estimate.memory import answers, extras
+from multicard.estimate.memory import answers, facts
 from multicard.estimate.memory.answers import Active, Request
-from multicard.estimate.memory.extras import Measured
 from multicard.estimate.memory.facts import Facts, TextFacts
 from multicard.estimate.observations import axes
 from multicard.estimate.target import Target, capability
 from multicard.estimate.totals import LENGTH, summed
+from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Interval, Prediction
+from multicard.vision.strategy import compiles
 
 ERROR = 0.02  # half-width of the 90 % interval of active bytes where the sizes of the data are known, as a share
 MEASURED = 0.02  # half-width of the interval of a peak that was measured before, as a share
@@ -31,6 +36,12 @@ ROWS = tuple(key for key in LENGTH if key != "epochs")  # keys that decide which
 DRAWN = ("dataset.rows", "max_steps")  # of them, those with which the seed decides it
 RAN_OUT = "a run of this cell ran out of memory before"  # the `memory_basis` where that is why it does not fit
 NULL = "null"
+MIB = 1 << 20
+ALLOCATED = ("cublas", "cudnn", "compile", "learned")  # from torch's allocator: in `peak_memory_bytes` of a record
+# Half of the least interval of learned extras, as a share of active bytes, by whether runs are compiled: which tensors
+# Inductor makes at all changes with their shapes, and nobody published by how much. An assumption, a third of what
+# compiled runs have below where half of the active bytes are made in the step.
+LEAST_SPREAD = {False: 0.01, True: 0.05}
 
 
 class PeakMemory(msgspec.Struct, frozen=True):
@@ -49,13 +60,13 @@ class PeakMemory(msgspec.Struct, frozen=True):
     basis: str
 
 
-class Past(NamedTuple):
-    """Peaks of a cell's earlier runs, in bytes of torch's allocator: of its whole runs, and of all, shorter ones too.
-    ran_out: runs that ran out of memory that no other process had."""
+class Measured(NamedTuple):
+    """Bytes of a run: `active_bytes` of its tensors as predicted, `measured_bytes` of torch's allocator.
+    ran_out: the run needed more."""
 
-    whole: list[int]
-    all: list[int]
-    ran_out: int
+    active_bytes: int
+    measured_bytes: int
+    ran_out: bool = False
 
 
 def add(
@@ -63,20 +74,20 @@ def add(
     configs: Sequence[RunConfig],
     target: Target,
     here: Sequence[PastRun],
-    sizes: Sequence[Facts | str],
     compute: bool,
 ) -> None:
     """Complete predictions by their memory.
 
     Args:
         here: runs on GPUs of this name, those out of memory too.
-        sizes: of each run's data, or the reason for which they cannot be read.
         compute: False: by answers of earlier calls alone.
     """
     measured = [_measured(config, here) for config in configs]
-    peaks = predict_all(configs, target, sizes, measured, compute)
+    peaks = predict_all(configs, target, [facts.sizes(config) for config in configs], measured, compute)
     for prediction, config, peak in zip(predictions, configs, peaks, strict=True):
-        _complete(prediction, peak, target, _past(config, here if config.predict.memory is None else []))
+        _write(prediction, peak, target)
+        if config.predict.memory is None:
+            _believe_runs(prediction, config, here)
 
 
 def predict_all(
@@ -111,7 +122,7 @@ def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Requ
     if isinstance(size, str):
         return []
     each = [TextFacts(size.vocabulary, length) for length in size.lengths] if isinstance(size, TextFacts) else [size]
-    return [answers.request(config, facts, target) for facts in each]
+    return [answers.request(config, own, target) for own in each]
 
 
 def _refused(config: RunConfig, target: Target) -> str | None:
@@ -130,14 +141,14 @@ def _peak(
     if isinstance(size, TextFacts):
         ends = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
         basis += f", rows of {size.length} tokens{ends}"
-    added = extras.extras_of(config, target, active) if target.device_type == "cuda" else {}
-    learned = extras.learned(measured, active.active_bytes, extras.is_compiled(config, target.device_type))
-    if learned is not None and added:
-        added = {"learned": learned} | {name: term for name, term in added.items() if name not in extras.ALLOCATED}
+    added = extras_of(config, target, active) if target.device_type == "cuda" else {}
+    beyond = learned(measured, active.active_bytes, is_compiled(config, target.device_type))
+    if beyond is not None and added:
+        added = {"learned": beyond} | {name: term for name, term in added.items() if name not in ALLOCATED}
         basis += ", extras of runs on this GPU"
     ends = [answer.active_bytes for answer in lengths]
     tensors = Interval(active.active_bytes, round((1 - ERROR) * min(ends)), round((1 + ERROR) * max(ends)))
-    allocated = [term for name, term in added.items() if name in extras.ALLOCATED]
+    allocated = [term for name, term in added.items() if name in ALLOCATED]
     sums = (summed([tensors, *terms]) for terms in (allocated, added.values()))
     totals = [Interval(round(each.value), round(each.low), round(each.high)) for each in sums]
     return PeakMemory(active, totals[0], totals[1], basis)
@@ -150,26 +161,46 @@ def fits(needed: Interval, memory_bytes: int | None) -> str | None:
     return "yes" if needed.high <= memory_bytes else "no" if needed.low > memory_bytes else "tight"
 
 
-def _complete(prediction: Prediction, peak: PeakMemory | str, target: Target, past: Past) -> None:
-    """Write a computed peak, and what earlier runs of the same steps on this GPU took, into a prediction."""
+def _write(prediction: Prediction, peak: PeakMemory | str, target: Target) -> None:
+    """Write a computed peak into a prediction, or the reason that there is none."""
     on_gpu = target.device_type == "cuda"
     prediction.gpu_memory_bytes = target.memory_bytes if on_gpu else None
     if isinstance(peak, str):
         prediction.memory_basis = peak
-    else:
-        prediction.memory_bytes, prediction.active_bytes = peak.total, peak.active.active_bytes
-        prediction.memory_basis = peak.basis + "; tensors alone, of a rank's memory of the host" * (not on_gpu)
-        if on_gpu:
-            prediction.allocated_bytes, prediction.fits = peak.allocated, fits(peak.total, target.memory_bytes)
-    if past.whole:
-        most, failed = max(past.whole), f"; {past.ran_out} ran out of memory" if past.ran_out else ""
+        return
+    prediction.memory_bytes, prediction.active_bytes = peak.total, peak.active.active_bytes
+    prediction.memory_basis = peak.basis + "; tensors alone, of a rank's memory of the host" * (not on_gpu)
+    if on_gpu:
+        prediction.allocated_bytes, prediction.fits = peak.allocated, fits(peak.total, target.memory_bytes)
+
+
+def _believe_runs(prediction: Prediction, config: RunConfig, here: Sequence[PastRun]) -> None:
+    """Replace a prediction by what earlier runs took that had the same steps and a GPU for each rank, and met only data
+    that this one meets."""
+    own = setting(plain(config))
+    same_steps, misses_rows = axes(own), _rows_matter(config)
+    drawn = misses_rows and any(own.get(key, NULL) != NULL for key in DRAWN)
+    keys = (*ROWS, "seed") if drawn else ROWS
+    runs = [run for run in here if run.has_steps_of(same_steps) and not run.record.oversubscribed]
+    runs = [run for run in runs if all(own.get(key, NULL) in (NULL, run.setting.get(key)) for key in keys)]
+    ended = [(run, run.peak_bytes) for run in runs if run.peak_bytes is not None and run.record.status != "oom"]
+    whole = [
+        peak
+        for run, peak in ended
+        if not (run.is_probe and misses_rows) and all(run.setting.get(key) == own.get(key) for key in ROWS)
+    ]
+    # Where another process was at work on its GPUs, it may have had the memory that the run lacked
+    failed = [run.record.gpu for run in runs if run.record.status == "oom"]
+    ran_out = sum(gpu is None or not gpu.disturbed_by for gpu in failed)
+    if whole:
+        most, also = max(whole), f"; {ran_out} ran out of memory" if ran_out else ""
         _shift(prediction, Interval(most, most * (1 - MEASURED), most * (1 + MEASURED)), most)
-        prediction.memory_basis = f"measured in {len(past.whole)} of this cell's runs{failed}"
-        prediction.fits = "tight" if failed else "yes"
-    elif past.ran_out:
+        prediction.memory_basis = f"measured in {len(whole)} of this cell's runs{also}"
+        prediction.fits = "tight" if ran_out else "yes"
+    elif ran_out:
         prediction.memory_basis, prediction.fits = RAN_OUT, "no"
     else:
-        _raise(prediction, max(past.all, default=0))
+        _raise(prediction, max((peak for _, peak in ended), default=0))
 
 
 def _raise(prediction: Prediction, least: int) -> None:
@@ -193,26 +224,6 @@ def _shift(prediction: Prediction, allocated: Interval, least: int) -> None:
         prediction.memory_bytes = Interval(whole.value + more, max(whole.low + more, least), whole.high + more)
 
 
-def _past(config: RunConfig, here: Sequence[PastRun]) -> Past:
-    """The runs with the same steps that had a GPU for each rank, and met only data that this one meets."""
-    own = setting(plain(config))
-    same_steps = axes(own)
-    runs = [run for run in here if run.has_steps_of(same_steps) and not run.record.oversubscribed]
-    drawn = _rows_matter(config) and any(own.get(key, NULL) != NULL for key in DRAWN)
-    keys = (*ROWS, "seed") if drawn else ROWS
-    runs = [run for run in runs if all(own.get(key, NULL) in (NULL, run.setting.get(key)) for key in keys)]
-    ended = [(run, run.peak_bytes) for run in runs if run.peak_bytes is not None and run.record.status != "oom"]
-    whole = [
-        peak
-        for run, peak in ended
-        if not (run.is_probe and _rows_matter(config)) and all(run.setting.get(key) == own.get(key) for key in ROWS)
-    ]
-    # Where another process was at work on its GPUs, it may have had the memory that the run lacked
-    failed = [run.record.gpu for run in runs if run.record.status == "oom"]
-    ran_out = sum(gpu is None or not gpu.disturbed_by for gpu in failed)
-    return Past(whole, [peak for _, peak in ended], ran_out)
-
-
 def _rows_matter(config: RunConfig) -> bool:
     """True for texts that are not packed: the peak is that of the longest row, which a run may not have met."""
     return isinstance(config, LlmConfig) and not config.packed
@@ -220,13 +231,98 @@ def _rows_matter(config: RunConfig) -> bool:
 
 def _measured(config: RunConfig, here: Sequence[PastRun]) -> list[Measured]:
     """The predicted bytes of tensors and the measured ones of runs with like extras."""
-    own, torch = _causes(setting(plain(config))), extras.torch_version()
+    own, torch = _causes(setting(plain(config))), torch_version()
     like = [run for run in here if run.torch == torch and _causes(run.setting) == own]
     if _rows_matter(config):  # the longest was predicted
         like = [run for run in like if not run.is_probe and run.setting.get("max_steps", NULL) == NULL]
-    return extras.learn([run.record for run in like])
+    return learn([run.record for run in like])
 
 
 def _causes(setting: Mapping[str, str]) -> dict[str, str]:
     """The keys on which extras depend."""
     return {key: value for key, value in setting.items() if key in ALIKE or key.startswith("model.")}
+
+
+# ---- memory of a GPU beside a run's tensors: stated by public documents and issues, or learned from records
+
+
+def torch_version() -> tuple[int, int]:
+    """The installed torch's version: (major, minor)."""
+    major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
+
+
+def is_compiled(config: RunConfig, device_type: str) -> bool:
+    if isinstance(config, VisionConfig):
+        return compiles(config, device_type)
+    return bool(getattr(config, "compile", False))
+
+
+def extras_of(config: RunConfig, target: Target, active: Active) -> dict[str, Interval]:
+    """The extras of a run on a GPU, by name."""
+    hopper = (capability(target.gpu) or (0, 0)) >= (9, 0)
+    ranks, vision = config.gpus * config.nodes, isinstance(config, VisionConfig)
+    # what torch allocates for each stream that multiplies matrices (discuss.pytorch.org/t/178671, pytorch/pytorch pull
+    # 120925); at most cuBLASLt's own too, and a second stream's
+    cublas = 32 * MIB if hopper else 8_519_680
+    terms: dict[str, tuple[float, float, float]] = {"cublas": (cublas, cublas, 3 * cublas)}
+    if vision:  # an assumption: 1 x 1 and depthwise convolutions need little; what is chosen depends on cudnn.benchmark
+        searched = bool(getattr(config, "cudnn_benchmark", False))
+        terms["cudnn"] = (0, 256 * MIB, 2048 * MIB) if searched else (0, 32 * MIB, 512 * MIB)
+    if is_compiled(config, target.device_type):
+        # of what compiling may fuse a fifth less in pytorch/torchdynamo issue 1479, a third less in a published LoRA
+        # figure; more in pytorch/pytorch issue 122512 and from torch 2.10 on
+        made = sum(active.by_kind.get(kind, 0) for kind in ("activations", "temporaries"))
+        highest = (0.15 if torch_version() >= (2, 10) else 0.0) * made
+        graphs = 0.1 * active.active_bytes if compilation.has_cuda_graphs(getattr(config, "compile", False)) else 0.0
+        terms["compile"] = -0.5 * made, -0.2 * made, highest + graphs
+    # reserved 11 % above allocated in pytorch/pytorch issue 40989; segments are of 2 or 20 MiB, or of what a larger
+    # request needs
+    slack = 20 * MIB + 0.05 * active.active_bytes, 60 * MIB + 0.15 * active.active_bytes
+    terms["slack"] = (2 * MIB, *slack)
+    # 300 MB and more since kernels are loaded lazily: pytorch/pytorch issue 107667
+    terms["context"] = 300 * MIB, (520 if hopper else 400) * MIB, 900 * MIB
+    if ranks > 1:  # 544 MB on 2 GPUs and 688 MB on 4: NVIDIA/nccl issue 964; up to 1.6 GB: issue 864
+        terms["nccl"] = 200 * MIB, (544 if ranks == 2 else 688) * MIB, 1600 * MIB
+    if isinstance(config, VisionConfig) and config.loader.name == "dali" and "batch" in active.by_kind:
+        # an assumption: DALI's own pool holds its queue of batches, and the stages before it
+        queue = 3 * active.by_kind["batch"]
+        terms["dali"] = queue, 2 * queue, 5 * queue
+    return {name: Interval(round(value), round(low), round(high)) for name, (low, value, high) in terms.items()}
+
+
+def learn(records: Sequence[AnyRecord]) -> list[Measured]:
+    """The bytes of records of one GPU and one version of torch, with like extras: whole runs that ended, and those that
+    ran out of memory. A record without a prediction of its active bytes does not count."""
+    runs: list[Measured] = []
+    for record in records:
+        active_bytes = record.prediction.active_bytes if record.prediction is not None else None
+        peak, cause = record.peak_memory_bytes, record.cause
+        if not active_bytes or record.oversubscribed:
+            continue
+        if record.status == "ok" and peak is not None and peak.kind == "cuda_allocated" and peak.max:
+            runs.append(Measured(active_bytes, peak.max))
+        elif record.status == "oom" and cause is not None and cause.memory_bytes:
+            runs.append(Measured(active_bytes, cause.memory_bytes, ran_out=True))
+    return runs
+
+
+def learned(runs: Sequence[Measured], active_bytes: int, compiled: bool = False) -> Interval | None:
+    """Memory of runs of this machine beyond their tensors, for a run like theirs: one extra in the place of the terms
+    that torch's allocator knows. None for fewer than three that ended, whose spread is not known.
+
+    Its interval is from the median to the median grown with the active bytes, each with twice the quartiles' distance,
+    at least LEAST_SPREAD of the active bytes: a few runs do not show the worst. A run with no more tensors that ran out
+    of memory raises the upper end: this one may take at least what that one had.
+    """
+    ended = [run for run in runs if not run.ran_out]
+    if len(ended) < 3:
+        return None
+    beyond = sorted(run.measured_bytes - run.active_bytes for run in ended)
+    lower, middle, upper = statistics.quantiles(beyond, n=4, method="inclusive")
+    grown = middle * active_bytes / statistics.median(run.active_bytes for run in ended)
+    reach = max(2 * (upper - lower), LEAST_SPREAD[compiled] * active_bytes)
+    ran_out = [run for run in runs if run.ran_out and run.active_bytes <= active_bytes]
+    exceeded = [run.measured_bytes - run.active_bytes for run in ran_out]
+    low, high = min(middle, grown) - reach, max(middle, grown) + reach
+    return Interval(round(middle), round(low), round(max([high, *exceeded])))

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from multicard.estimate.observations import StepObservation
+from multicard.estimate.observations import Basis, StepObservation
 from multicard.estimate.totals import EVALUATION
 from papers import printed
 
@@ -125,7 +125,7 @@ def row_observations(row: Series, times_s: Mapping[int, float]) -> list[StepObse
     precision = {"amp": "fp16", "tf32": "fp32"}.get(row.precision, row.precision)  # as the project calls them
     common = {"node": row.node, "workload": row.workload, "precision.name": json.dumps(precision)}
     return [
-        StepObservation({**common, "gpus": str(gpus)}, time_s, PRINTED_ERROR, False, row.node, None, True)
+        StepObservation({**common, "gpus": str(gpus)}, time_s, PRINTED_ERROR, row.node, Basis.published)
         for gpus, time_s in times_s.items()
     ]
 
@@ -166,4 +166,4 @@ def papers() -> tuple[StepObservation, ...]:
 
 
 def _paper_step(setting: Mapping[str, str], step_s: float) -> StepObservation:
-    return StepObservation(setting, step_s, PAPERS_ERROR, False, PAPERS_NODE, None, True)
+    return StepObservation(setting, step_s, PAPERS_ERROR, PAPERS_NODE, Basis.published)

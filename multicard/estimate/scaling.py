@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from multicard.estimate.observations import GPUS, Cell, Known, joined, without
+from multicard.estimate.observations import GPUS, Basis, Cell, StepEstimate, joined, without
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.records.comparable import DOUBTFUL
 
@@ -61,16 +61,15 @@ class Growth:
 PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
 
 
-def grown(known: Sequence[Known], gpus: int, growth: Growth, on_gpu: bool) -> list[Known]:
+def grown(known: Sequence[StepEstimate], gpus: int, growth: Growth, on_gpu: bool) -> list[StepEstimate]:
     """Cells on a number of GPUs on which they did not run, by two other numbers at least.
 
     From 1 and 2 GPUs by `growth`; from others by a ring's bytes alone. CPU ranks share their cores: there a step grows
     as a power of the number of ranks.
     """
-    by_rest: dict[Cell, dict[int, Known]] = {}
+    by_rest: dict[Cell, dict[int, StepEstimate]] = {}
     for cell in known:
-        rest = frozenset(without(cell.setting, GPUS).items())
-        by_rest.setdefault((cell.machine, rest), {})[cell.gpus] = cell
+        by_rest.setdefault((cell.machine, without(cell.setting, GPUS)), {})[cell.gpus] = cell
     lines = [counts for counts in by_rest.values() if gpus not in counts and len(counts) > 1]
     return [
         _grown(counts, gpus, growth) if on_gpu and {1, 2} <= counts.keys() else _extended(counts, gpus, on_gpu)
@@ -83,7 +82,7 @@ def doubt(clipped: float) -> str:
     return DOUBTFUL * (abs(clipped) > -FASTER_LIMIT)
 
 
-def _grown(counts: Mapping[int, Known], gpus: int, growth: Growth) -> Known:
+def _grown(counts: Mapping[int, StepEstimate], gpus: int, growth: Growth) -> StepEstimate:
     """By T(1) and T(2). The interval of `growth` is of tables in which each time is of one run, so that it holds the
     difference between two runs."""
     one, two = counts[1], counts[2]
@@ -104,12 +103,12 @@ def _grown(counts: Mapping[int, Known], gpus: int, growth: Growth) -> Known:
     return _on(cell, gpus, behind, abs(low - low_0), abs(high - high_0), doubt(min(growth_2, 0.0)))
 
 
-def _beyond_runs(cell: Known) -> float:
+def _beyond_runs(cell: StepEstimate) -> float:
     """The variance of a cell without that of one run from another."""
     return max(cell.variance - 2 * PRIOR_SD**2, 0.0)
 
 
-def _extended(counts: Mapping[int, Known], gpus: int, on_gpu: bool) -> Known:
+def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> StepEstimate:
     """By the line through the two nearest counts: T over a ring's bytes, on CPU ranks log T over log n."""
 
     def place(count: int) -> float:
@@ -132,9 +131,11 @@ def _extended(counts: Mapping[int, Known], gpus: int, on_gpu: bool) -> Known:
     return _on(cell, gpus, [counts[near], counts[far]], abs(clipped), 0.0, doubt(fallen))
 
 
-def _on(cell: Known, gpus: int, behind: Sequence[Known], below: float, above: float, mark: str) -> Known:
+def _on(
+    cell: StepEstimate, gpus: int, behind: Sequence[StepEstimate], below: float, above: float, mark: str
+) -> StepEstimate:
     """The cell on another number of GPUs, with the runs and marks of the cells behind it."""
     marks = joined([*(each.marks for each in behind), mark])
     setting, runs = {**cell.setting, GPUS: str(gpus)}, sum(each.runs for each in behind)
-    probe = any(each.probe for each in behind)
-    return replace(cell, setting=setting, runs=runs, probe=probe, below=below, above=above, marks=marks)
+    basis = Basis.published if cell.published else Basis.scaled
+    return replace(cell, setting=setting, runs=runs, basis=basis, below=below, above=above, marks=marks)

@@ -9,9 +9,10 @@ no way leads is unknown.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
+from multicard.config.job import count
 from multicard.estimate import target
 from multicard.estimate.observations import (
     CPU_SD,
@@ -20,7 +21,7 @@ from multicard.estimate.observations import (
     PRINTED_SD,
     Basis,
     Cell,
-    Known,
+    StepEstimate,
     StepObservation,
     axes,
     cells,
@@ -31,6 +32,7 @@ from multicard.estimate.observations import (
 from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
 from multicard.measure import repeated_runs
 
+KINDS = {Basis.measured: "run", Basis.probed: "probe", Basis.published: "printed figure"}
 MOST_CROSSED = 4  # axes; with more the cells are not alike
 MOST_CELLS = 64  # from which a way is sought
 INTERACTION_SD = 0.05  # of the logarithm of the effect of an axis in one cell over that in another
@@ -39,24 +41,7 @@ BATCH_SD = 0.25  # of the exponent with which a step grows with its images, wher
 # A step computes in proportion to the images or rows of a batch, and the pixels of an image
 PROPORTIONAL = {"batch_size": 1.0, "dataset.image_size": 2.0}
 # From an axis, its two values and a number of GPUs to the pairs of cells nearest to the wanted one
-Pairs = Callable[[str, str | None, str | None, str | None], list[tuple[Known, Known]]]
-
-
-@dataclass(frozen=True)
-class StepEstimate:
-    """An estimated step.
-
-    value, low, high: seconds, and the 90 % interval. basis: published where a printed figure is part of it.
-    runs: observations behind it; about: the basis in words; marks: of those runs.
-    """
-
-    value: float
-    low: float
-    high: float
-    basis: Basis
-    runs: int
-    about: str
-    marks: str = ""
+Pairs = Callable[[str, str | None, str | None, str | None], list[tuple[StepEstimate, StepEstimate]]]
 
 
 def step(
@@ -73,7 +58,9 @@ def step(
             those without marks tell nothing of this machine.
         growth: of a step beyond two GPUs.
     """
-    seen = [item for item in observations if item.is_usable and (item.published or item.machine == machine)]
+    seen = [
+        item for item in observations if item.is_usable and (item.basis is Basis.published or item.machine == machine)
+    ]
     clean = [item for item in seen if not item.marks]
     estimated = _step(setting, machine, commit, clean, growth)
     if len(clean) == len(seen) or (estimated is not None and estimated.basis.is_own):
@@ -89,68 +76,59 @@ def _step(
     wanted, known = axes(setting), cells(seen, commit, repeated_runs.PRIOR_SD if on_gpu else CPU_SD)
     same = [cell for cell in known if not differences(cell.setting, wanted)]
     if same:
-        return _estimate_of_same(min(same, key=lambda cell: (cell.published, cell.variance)))
+        best = min(same, key=lambda cell: (cell.published, cell.variance))
+        words = f"{count(best.runs, KINDS[best.basis])} of this cell"
+        return replace(best, about=f"{words}, {best.about}" if best.about else words)
     known += grown(known, int(wanted.get(GPUS, "1")), growth, on_gpu)
     pairs = _pairs(known, wanted)
     ways = [way for cell in _nearest(known, wanted) if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
     if not ways:
         return None
     best = min(ways, key=lambda way: (way.published, sum(way.sides)))
-    return _estimate(best, Basis.published if best.published else Basis.scaled)
+    return best if best.published else replace(best, basis=Basis.scaled)
 
 
-def _estimate_of_same(cell: Known) -> StepEstimate:
-    kind = "probe" if cell.probe else "printed figure" if cell.published else "run"
-    about = f"{cell.runs} {kind}{'s' * (cell.runs > 1)} of this cell{f', {cell.about}' * bool(cell.about)}"
-    own = Basis.probed if cell.probe else Basis.measured
-    return _estimate(replace(cell, about=about), Basis.published if cell.published else own)
-
-
-def _estimate(cell: Known, basis: Basis) -> StepEstimate:
-    value, (below, above) = math.exp(cell.log_s), cell.sides
-    return StepEstimate(
-        value, value * math.exp(-below), value * math.exp(above), basis, cell.runs, cell.about, cell.marks
-    )
-
-
-def _nearest(known: Sequence[Known], wanted: Mapping[str, str]) -> list[Known]:
+def _nearest(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> list[StepEstimate]:
     """The MOST_CELLS that differ in the fewest axes, and in no more than MOST_CROSSED."""
     apart = sorted(((len(differences(cell.setting, wanted)), cell) for cell in known), key=lambda pair: pair[0])
     return [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
 
 
-def _pairs(known: Sequence[Known], wanted: Mapping[str, str]) -> Pairs:
+def _pairs(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> Pairs:
     """Pairs of cells of one machine that differ in one axis alone, nearest to `wanted`; printed ones last."""
 
     @cache
-    def lines(axis: str) -> list[dict[str | None, Known]]:
+    def lines(axis: str) -> list[dict[str | None, StepEstimate]]:
         """Cells that differ in the axis alone, by their values of it."""
-        found: dict[Cell, dict[str | None, Known]] = {}
+        found: dict[Cell, dict[str | None, StepEstimate]] = {}
         for cell in known:
-            rest = frozenset(without(cell.setting, axis).items())
-            found.setdefault((cell.machine, rest), {})[cell.setting.get(axis)] = cell
+            found.setdefault((cell.machine, without(cell.setting, axis)), {})[cell.setting.get(axis)] = cell
         return [line for line in found.values() if len(line) > 1]
 
     @cache
-    def nearest(axis: str, before: str | None, after: str | None, gpus: str | None) -> list[tuple[Known, Known]]:
+    def nearest(
+        axis: str, before: str | None, after: str | None, gpus: str | None
+    ) -> list[tuple[StepEstimate, StepEstimate]]:
         ends = [(line[before], line[after]) for line in lines(axis) if before in line and after in line]
         alike = {**wanted, GPUS: gpus or "1"}
-        distances = [(a.published, len(differences(without(a.setting, axis), alike))) for a, _ in ends]
+        distances = [(a.published, len(differences(dict(without(a.setting, axis)), alike))) for a, _ in ends]
         return [pair for pair, distance in zip(ends, distances, strict=True) if distance == min(distances)]
 
     return nearest
 
 
-def _walked(cell: Known, wanted: Mapping[str, str], pairs: Pairs, adds: bool) -> Known | None:
+def _walked(cell: StepEstimate, wanted: Mapping[str, str], pairs: Pairs, adds: bool) -> StepEstimate | None:
     """The wanted cell by a known one; None where they differ in an axis without known effect."""
     differ = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)  # it needs the step on one GPU
-    reached: Known | None = cell
+    reached: StepEstimate | None = cell
     for axis in differ:
         reached = None if reached is None else _crossed(reached, axis, wanted, pairs, adds)
     return reached
 
 
-def _crossed(source: Known, axis: str, wanted: Mapping[str, str], nearest: Pairs, adds: bool) -> Known | None:
+def _crossed(
+    source: StepEstimate, axis: str, wanted: Mapping[str, str], nearest: Pairs, adds: bool
+) -> StepEstimate | None:
     """The source with an axis at its wanted value; None where nothing tells the effect.
 
     The effect is the mean over the nearest pairs of cells that differ in this axis alone. Its difference between cells
@@ -190,12 +168,11 @@ def _crossed(source: Known, axis: str, wanted: Mapping[str, str], nearest: Pairs
     # Between one pair's cell and the wanted one is an interaction as well as between pairs
     reached = _moved(source, mean, between * (1 + 1 / count) + measured, about + " printed" * printed)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
-    return replace(
-        reached, runs=runs, published=source.published or printed, marks=joined([source.marks, joined(marks)])
-    )
+    basis = Basis.published if printed else source.basis
+    return replace(reached, runs=runs, basis=basis, marks=joined([source.marks, *marks]))
 
 
-def _in_proportion(source: Known, axis: str, before: str | None, after: str | None) -> Known | None:
+def _in_proportion(source: StepEstimate, axis: str, before: str | None, after: str | None) -> StepEstimate | None:
     power = PROPORTIONAL.get(axis)
     if power is None or not (_is_count(before) and _is_count(after)):
         return None
@@ -203,12 +180,12 @@ def _in_proportion(source: Known, axis: str, before: str | None, after: str | No
     return _moved(source, log_ratio, (BATCH_SD * log_ratio) ** 2, f"{axis} {before} -> {after} in proportion")
 
 
-def _moved(source: Known, log_ratio: float, variance: float, about: str) -> Known:
+def _moved(source: StepEstimate, log_ratio: float, variance: float, about: str) -> StepEstimate:
     words = "; ".join(filter(None, (source.about, about)))
     return replace(source, log_s=source.log_s + log_ratio, variance=source.variance + variance, about=words)
 
 
-def _own_variance(cell: Known) -> float:
+def _own_variance(cell: StepEstimate) -> float:
     """The variance with both sides in the mean, without what is common to all printed cells of a node."""
     own = max(cell.variance - PRINTED_SD**2, 0.0) if cell.published else cell.variance
     return own + ((cell.below + cell.above) / 2 / NORMAL_90) ** 2
@@ -216,3 +193,37 @@ def _own_variance(cell: Known) -> float:
 
 def _is_count(value: str | None) -> bool:
     return value is not None and value.isdecimal() and int(value) > 0
+
+
+def fewest_probes(
+    settings: Sequence[Mapping[str, str]], machines: Sequence[str], known: Sequence[bool], wanted: Sequence[bool]
+) -> list[int]:
+    """The fewest cells after whose probes every wanted step is known, by their place, those of the fewest ranks first.
+
+    A cell is chosen where the known and the chosen ones do not tell its step. In the end those go that later ones have
+    made needless.
+
+    Args:
+        machines: of each cell, as records have it.
+        known: True for cells whose step is known.
+        wanted: True for cells whose step is to be known; they can be probed.
+    """
+    seen = [StepObservation(setting, 1.0, 0.0, machine) for setting, machine in zip(settings, machines, strict=True)]
+    before = [each for each, is_known in zip(seen, known, strict=True) if is_known]
+
+    def is_told(place: int, chosen: Sequence[int]) -> bool:
+        return step(settings[place], machines[place], None, [*before, *(seen[other] for other in chosen)]) is not None
+
+    def ranks(place: int) -> int:
+        return math.prod(int(settings[place].get(key, "1")) for key in (GPUS, "nodes"))
+
+    asked = sorted((place for place, is_asked in enumerate(wanted) if is_asked), key=ranks)
+    chosen: list[int] = []
+    for place in asked:
+        if not is_told(place, chosen):
+            chosen.append(place)
+    for place in chosen[::-1]:
+        others = [other for other in chosen if other != place]
+        if all(is_told(each, others) for each in asked):
+            chosen = others
+    return chosen

@@ -6,29 +6,27 @@ command line writes `gpus=auto` as `gpus=1 gpus_auto=true`, which every cell's o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from copy import copy, deepcopy
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, flag_override
 
-from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
 from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.config.sweeps import is_elsewhere
+from multicard.estimate.estimates import Estimate, estimate
 from multicard.machine import shares
-from multicard.machine.shares import Pool
 from multicard.measure.timing import in_hours
 from multicard.messages import say
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval
-from multicard.run import prepare
 from multicard.run.workload import Workload
-from multicard.sweep.cells import NAMED_CELLS, task_of
+from multicard.sweep.cells import NAMED_CELLS, Cell, cell_of, task_of
 from multicard.sweep.command import Command
 
 SWITCH = "gpus_auto=true"
@@ -39,29 +37,17 @@ Pack = Callable[[Sequence[tuple[Mapping[int, Interval], int]], int], tuple[Seque
 
 
 @dataclass
-class AutoCell:
-    """A cell whose number of GPUs is open, with the runs that differ from it in seed or repetition alone.
+class Setting:
+    """A setting whose number of GPUs is open.
 
-    labels, repeats: label of each run, and the words in which it differs. most: GPUs of the machine for it.
-    possible: configurations by the numbers that can work; configs: those that may be chosen; seconds: their predicted
-    times. measured: numbers of earlier measurements, by the place of their run. gpus, why: the choice for the others.
+    runs: by label, those that differ in seed or repetition alone: the cell on each number of GPUs that it may have.
+    seconds: predicted times by number of GPUs. gpus, why: the choice.
     """
 
-    labels: list[str]
-    cfg: DictConfig
-    repeats: list[list[str]]
-    most: int = 1
-    possible: dict[int, RunConfig] = field(default_factory=dict)
-    configs: dict[int, RunConfig] = field(default_factory=dict)
+    runs: dict[str, dict[int, Cell]] = field(default_factory=dict)
     seconds: dict[int, Interval] = field(default_factory=dict)
-    measured: dict[int, int] = field(default_factory=dict)
     gpus: int = 1
     why: str = "no number can work"
-
-    def of_run(self, place: int) -> tuple[int, str]:
-        """The number of a run, and the reason."""
-        number = self.measured.get(place)
-        return (self.gpus, self.why) if number is None else (number, "measured so before")
 
 
 def refuse(config: Any, on_slurm: bool = False) -> None:
@@ -92,22 +78,19 @@ def resolve(
     Raises:
         ValueError: the planner is not installed.
     """
-    cells, runs = dict[tuple[str, ...], AutoCell](), dict[int, tuple[AutoCell, int]]()
+    settings, folder = dict[tuple[str, ...], Setting](), Path(sweep_config.hydra.sweep.dir)
+    resolved, open_cells = [[*words] for words in job_overrides], dict[int, Setting]()
     for index, words in enumerate(job_overrides):
-        if not any(word.lower() == SWITCH for word in words):  # Hydra's sweeper writes "True"
-            continue
-        key = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
-        if key not in cells:
+        if any(word.lower() == SWITCH for word in words):  # Hydra's sweeper writes "True"
             composed = context.config_loader.load_sweep_config(sweep_config, [*words])
-            cells[key] = AutoCell([], task_of(composed), [])
-        runs[index] = cells[key], len(cells[key].labels)
-        cells[key].labels.append(f"[{index + 1}/{len(job_overrides)}]")
-        cells[key].repeats.append([word for word in words if word.startswith(REPEATS)])
-    choose(command.workload, [*cells.values()], Path(sweep_config.hydra.sweep.dir), pack)
+            key = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
+            setting = open_cells[index] = settings.setdefault(key, Setting())
+            cells = _on_each_number(command.workload, composed, task_of(composed), folder, pack is not None)
+            setting.runs[f"[{index + 1}/{len(job_overrides)}]"] = cells
+    choose([*settings.values()], folder, pack)
     command.forget("gpus", "gpus_auto")  # each cell has its own number
-    resolved = [[*words] for words in job_overrides]
-    for index, (cell, run) in runs.items():
-        resolved[index] = with_gpus(resolved[index], cell.of_run(run)[0])
+    for index, setting in open_cells.items():
+        resolved[index] = with_gpus(resolved[index], setting.gpus)
     return resolved
 
 
@@ -125,17 +108,19 @@ def resolve_single(command: Command, cfg: DictConfig, composed: Any, until_ended
         refuse(cfg)
     except ValueError as error:
         return str(error)
-    cell = AutoCell([""], cfg, [[]])
+    folder = Path(composed.hydra.runtime.output_dir)
     with shares.kept_to_unleased(cfg.device is not Device.cpu):
-        choose(command.workload, [cell], Path(composed.hydra.runtime.output_dir), None)
-        own = [cell.configs[cell.gpus]] if cell.gpus in cell.configs else []
+        cells = _on_each_number(command.workload, composed, cfg, folder, packs=False)
+        setting = Setting({"": cells})
+        choose([setting], folder, None)
+        own = [cells[setting.gpus].config] if setting.gpus in cells else []
         until_ended.enter_context(shares.announced(own))  # before others may choose
     command.forget("gpus", "gpus_auto")
     for config in (cfg, composed):
         with flag_override(config, "readonly", False):
-            config.gpus, config.gpus_auto = cell.gpus, False
+            config.gpus, config.gpus_auto = setting.gpus, False
     with flag_override(composed.hydra, "readonly", False):
-        composed.hydra.overrides.task = with_gpus(list(composed.hydra.overrides.task), cell.gpus)
+        composed.hydra.overrides.task = with_gpus(list(composed.hydra.overrides.task), setting.gpus)
     return None
 
 
@@ -148,100 +133,84 @@ def counts(most: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
 
 
-def choose(workload: Workload, cells: Sequence[AutoCell], sweep: Path, pack: Pack | None) -> None:
-    """Choose each cell's number of GPUs, and print the reason.
+def _most(cfg: DictConfig, packs: bool) -> int:
+    """The most GPUs, or CPU ranks, that a cell may have on this machine."""
+    whole = shares.machine()
+    if whole.gpus and cfg.device is not Device.cpu:
+        return len(whole.gpus)
+    return max(len(whole.cpus) // (cfg.cpus_per_gpu if packs else 1), 1)
+
+
+def _on_each_number(
+    workload: Workload, composed: DictConfig, task: DictConfig, sweep: Path, packs: bool
+) -> dict[int, Cell]:
+    """The cell on each number of GPUs that can work, and leaves none idle however many cells may run.
+
+    Args:
+        task: the run's part of `composed`.
+    """
+    found, most = dict[int, Cell](), _most(task, packs)
+    least = most // task.max_jobs if packs and task.max_jobs else 1
+    for gpus in counts(most):
+        cfg = deepcopy(task)
+        cfg.gpus, cfg.gpus_auto = gpus, False
+        cell = cell_of(workload, composed, cfg, sweep, [])
+        if isinstance(cell, Cell) and gpus >= least:
+            with suppress(ValueError):
+                workload.fits(
+                    cell.config, place(cell.config, len(shares.machine().gpus), 1, workload.processes(cell.config))
+                )
+                found[gpus] = cell
+    return found
+
+
+def choose(settings: Sequence[Setting], sweep: Path, pack: Pack | None) -> None:
+    """Choose each setting's number of GPUs, and print the reasons.
 
     Args:
         sweep: its folder.
     """
-    whole = shares.machine()
-    names = "\n".join(path.name for path in sweep.iterdir()) if sweep.is_dir() else ""
-    for cell in cells:
-        _configure(workload, cell, whole, packs=pack is not None)
-        _look_up(cell, sweep, names)
-    _predict(cells, sweep)
-    for cell in cells:
-        _choose(cell, pack is not None)
-    planned = [cell for cell in cells if pack is not None and not cell.measured and cell.seconds]
+    unmeasured: list[Setting] = []
+    for setting in settings:
+        cells = [(gpus, cell) for run in setting.runs.values() for gpus, cell in run.items()]
+        done = [gpus for gpus, cell in cells if not cell.cfg.rerun and run_folder.finished(cell.folder) is not None]
+        if done:
+            setting.gpus, setting.why = done[0], "measured so before"
+        elif cells:
+            unmeasured.append(setting)
+    asked = [[cell.config for cell in next(iter(setting.runs.values())).values()] for setting in unmeasured]
+    answers = iter(estimate([config for configs in asked for config in configs], sweep / "cell"))
+    for setting, configs in zip(unmeasured, asked, strict=True):
+        _choose(setting, [next(answers) for _ in configs], pack is not None)
+    planned = [setting for setting in unmeasured if setting.seconds]
     if pack is not None and planned:
-        most = max(cell.most for cell in planned)
-        numbers, why = pack([(cell.seconds, len(cell.labels)) for cell in planned], most)
-        for cell, gpus in zip(planned, numbers, strict=True):
-            cell.gpus, cell.why = gpus, why
-    _say(cells)
-
-
-def _configure(workload: Workload, cell: AutoCell, whole: Pool, packs: bool) -> None:
-    """Set the configurations on each number of GPUs that the machine has, without those that cannot work."""
-    on_gpus, jobs = bool(whole.gpus) and cell.cfg.device is not Device.cpu, cell.cfg.max_jobs
-    cell.most = len(whole.gpus) if on_gpus else max(len(whole.cpus) // (cell.cfg.cpus_per_gpu if packs else 1), 1)
-    # With fewer, GPUs would be idle however many cells run
-    least = max(gpus for gpus in counts(cell.most) if gpus <= max(cell.most // jobs, 1)) if packs and jobs else 1
-    for gpus in counts(cell.most):
-        cfg = deepcopy(cell.cfg)
-        cfg.gpus, cfg.gpus_auto = gpus, False
-        try:
-            config = prepare.typed(workload, cfg)
-            workload.fits(config, place(config, len(whole.gpus), 1, workload.processes(config)))
-        except ValueError:
-            continue
-        cell.possible[gpus] = config
-    cell.configs = {gpus: config for gpus, config in cell.possible.items() if gpus >= least}
-
-
-def _look_up(cell: AutoCell, sweep: Path, names: str) -> None:
-    """Set the numbers with which runs of a cell were measured.
-
-    Args:
-        names: of all folders in the sweep's.
-    """
-    for gpus, config in {} if cell.cfg.rerun else cell.possible.items():
-        for run, words in enumerate(cell.repeats):
-            own = copy(config)
-            for key, value in OmegaConf.from_dotlist(words).items():
-                setattr(own, str(key), value)
-            digits = own.identity()
-            if run not in cell.measured and digits in names:
-                known = run_folder.find_cell(sweep, run_folder.cell_name(digits, [], own.repetition))
-                if run_folder.finished(known) is not None:
-                    cell.measured[run] = gpus
-
-
-def _predict(cells: Sequence[AutoCell], sweep: Path) -> None:
-    """Set the predicted times, and take away the numbers of GPUs whose memory will not do."""
-    from multicard.estimate.estimates import estimate
-
-    pairs = [(cell, gpus) for cell in cells if not cell.measured for gpus in cell.configs]
-    estimates = estimate([cell.configs[gpus] for cell, gpus in pairs], sweep / "cell") if pairs else []
-    for (cell, gpus), answer in zip(pairs, estimates, strict=True):
-        if answer.fits == "no" and len(cell.configs) > 1:
-            del cell.configs[gpus]
-        elif answer.total_s is not None:
-            cell.seconds[gpus] = answer.total_s
-
-
-def _choose(cell: AutoCell, packs: bool) -> None:
-    if cell.measured:
-        cell.gpus, cell.why = cell.measured[min(cell.measured)], "another seed was measured so before"
-    elif cell.configs and packs:
-        cell.gpus, cell.why = min(cell.configs), "no time is predicted, and cells run beside each other"
-    elif cell.seconds:
-        times = {gpus: in_hours(seconds.value) for gpus, seconds in cell.seconds.items()}
-        cell.gpus = min(cell.seconds, key=lambda gpus: (cell.seconds[gpus].value, gpus))
-        others = ", ".join(f"{gpus}: {time}" for gpus, time in times.items() if gpus != cell.gpus)
-        cell.why = f"the least predicted time, {times[cell.gpus]}; {others or 'of other numbers none is predicted'}"
-    elif cell.configs:
-        cell.gpus, cell.why = max(cell.configs), "no time is predicted, so all there are"
-
-
-def _say(cells: Sequence[AutoCell]) -> None:
-    groups: dict[tuple[int, str], list[str]] = {}
-    for cell in cells:
-        for run, label in enumerate(cell.labels):
-            groups.setdefault(cell.of_run(run), []).append(label)
-    for (gpus, why), labels in groups.items():
-        which = " ".join(labels) if len(labels) <= NAMED_CELLS else count(len(labels), "cell")
-        say(f"{which}{' ' if which else ''}gpus=auto: {gpus} ({why})")
-    unknown = {gpus for cell in cells if not cell.measured and not cell.seconds for gpus in cell.configs}
+        most = max(
+            _most(cell.cfg, True) for setting in planned for run in setting.runs.values() for cell in run.values()
+        )
+        numbers, why = pack([(setting.seconds, len(setting.runs)) for setting in planned], most)
+        for setting, gpus in zip(planned, numbers, strict=True):
+            setting.gpus, setting.why = gpus, why
+    for setting in settings:
+        which = " ".join(setting.runs) if len(setting.runs) <= NAMED_CELLS else count(len(setting.runs), "cell")
+        say(f"{which}{' ' * bool(which)}gpus=auto: {setting.gpus} ({setting.why})")
+    unknown = {gpus for setting in unmeasured if not setting.seconds for gpus in next(iter(setting.runs.values()))}
     if len(unknown) > 1:
         say(f"to choose by times, probe first: the same with gpus={','.join(map(str, sorted(unknown)))} probe=true")
+
+
+def _choose(setting: Setting, answers: Sequence[Estimate], packs: bool) -> None:
+    """Choose a setting's number of GPUs for itself, among those whose memory will do."""
+    fitting = [each for each in answers if each.prediction.fits != "no"] or answers
+    numbers = [each.config.gpus for each in fitting]
+    totals = {each.config.gpus: each.prediction.total_s for each in fitting}
+    setting.seconds = {gpus: total_s for gpus, total_s in totals.items() if total_s is not None}
+    times = {gpus: in_hours(seconds.value) for gpus, seconds in setting.seconds.items()}
+    if packs:
+        setting.gpus, setting.why = min(numbers), "no time is predicted, and cells run beside each other"
+    elif times:
+        setting.gpus = min(times, key=lambda gpus: (setting.seconds[gpus].value, gpus))
+        others = ", ".join(f"{gpus}: {time}" for gpus, time in times.items() if gpus != setting.gpus)
+        least = f"the least predicted time, {times[setting.gpus]}"
+        setting.why = f"{least}; {others or 'of other numbers none is predicted'}"
+    else:
+        setting.gpus, setting.why = max(numbers), "no time is predicted, so all there are"

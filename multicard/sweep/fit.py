@@ -1,20 +1,18 @@
 """`fit=warn|refuse|off`: before runs are started or submitted, those that the GPU's memory will not hold."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from multicard.config.base import Scale
 from multicard.config.job import Device, count
 from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere
-from multicard.estimate import before_run, target
+from multicard.estimate import peaks, target
+from multicard.estimate.estimates import Effort, Estimate, estimate, no_reason_to_stop
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
 from multicard.messages import say
 from multicard.records.text_table import in_bytes
+from multicard.sweep import slurm_submit
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
-
-if TYPE_CHECKING:
-    from multicard.estimate.estimates import Estimate
 
 REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
     "vision": "use a smaller batch_size or dataset.image_size",
@@ -44,29 +42,24 @@ def check(sweep: Sweep, on_slurm: bool = False) -> None:
     sweep.command.foreseen_s += clock_s() - began_s
     remedy = REMEDIES[sweep.command.workload.name]
     named: dict[str, dict[str, str]] = {"no": {}, "tight": {}}  # by verdict and cell, once for all repetitions
-    for cell, estimate in estimated:
-        if estimate.fits == "no" and cell.cfg.race.figure is not None:
-            sweep.refuse(cell, f"{_needs(estimate)}; fit=off tries it", is_mistake=False)
-        elif estimate.fits == "no" and cell.cfg.fit == Fit.refuse:
-            sweep.refuse(cell, f"fit=refuse: {_needs(estimate)}; {remedy}, or fit=warn to try")
-        elif estimate.fits in named:
-            line = f"{cell.label}{cell.folder.name} {_needs(estimate)}"
-            named[estimate.fits].setdefault(cell.config.identity(), line)
+    for cell, found in estimated:
+        fits = found.prediction.fits
+        if fits == "no" and cell.cfg.race.figure is not None:
+            sweep.refuse(cell, f"{_needs(found)}; fit=off tries it", is_mistake=False)
+        elif fits == "no" and cell.cfg.fit == Fit.refuse:
+            sweep.refuse(cell, f"fit=refuse: {_needs(found)}; {remedy}, or fit=warn to try")
+        elif fits in named:
+            named[fits].setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {_needs(found)}")
     _name("will not fit", [*named["no"].values()], f"; {remedy}, or fit=off")
     _name("may not fit", [*named["tight"].values()], "")
 
 
-def _estimated(asked: list[Cell], on_slurm: bool) -> "list[tuple[Cell, Estimate]]":
+def _estimated(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
     """The estimates for GPUs; none where they fail."""
-    from multicard.estimate.estimates import Effort, estimate  # which most commands on CPU ranks need not import
-
-    if on_slurm:
-        from multicard.sweep import slurm_submit
-
-        queued = slurm_submit.queued_jobs(asked)
-        asked = [cell for cell in asked if cell.number not in queued]
+    queued = slurm_submit.queued_jobs(asked) if on_slurm else {}
+    asked = [cell for cell in asked if cell.number not in queued]
     configs = [cell.config for cell in asked]
-    with before_run.no_reason_to_stop():
+    with no_reason_to_stop():
         where = target.targets(configs, here=not on_slurm)
         found = estimate(configs, asked[0].folder, where, Effort.gpus) if asked else []
         return [pair for pair in zip(asked, found, strict=True) if pair[1].target.device_type == "cuda"]
@@ -88,15 +81,15 @@ def _name(verdict: str, cells: Sequence[str], remedy: str) -> None:
         say(f"{count(len(cells), 'cell')} {verdict}: {'; '.join([*cells[:NAMED_CELLS], *more])}{remedy}", error=True)
 
 
-def _needs(estimate: "Estimate") -> str:
+def _needs(found: Estimate) -> str:
     """The memory that a cell needs, and that of the GPU."""
-    from multicard.estimate import peaks
-
-    gpu, memory, prediction = estimate.target.gpu or "the GPU", estimate.needed_memory_bytes, estimate.prediction
+    gpu, prediction = found.target.gpu or "the GPU", found.prediction
+    memory = prediction.memory_bytes
     if prediction.memory_basis == peaks.RAN_OUT:
         return f"ran out of memory on {gpu} before"
     if memory is None:
         return f"{prediction.memory_basis} ({gpu})"
     interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
-    has = in_bytes(prediction.gpu_memory_bytes)
-    return f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {has}"
+    return (
+        f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}"
+    )

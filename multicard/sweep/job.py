@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from multicard.config.job import Code
 from multicard.config.sweeps import pauses
-from multicard.estimate import before_run
+from multicard.estimate import estimates
 from multicard.machine import environment, private, shares, slurm
 from multicard.machine.allocation import Allocation
 from multicard.measure.timing import pause, process_started_s
@@ -117,7 +117,7 @@ class LocalJob(CellJob):
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the launcher has them blocked until here
-        began: dict[str, Any] = {"predict": before_run.prediction, "started_s": process_started_s()}
+        began: dict[str, Any] = {"predict": estimates.prediction, "started_s": process_started_s()}
         if pauses(self.cfg) and self.ends_with is not None:
             began["family"] = self.ends_with[0]  # the race, whose other cells do not disturb this one
         return run.measure(self.workload, self.cfg, self.folder, True, **began).status
@@ -152,7 +152,7 @@ class SlurmJob(CellJob):
             outcome.clean_up(self.folder)
             ownership.release(self.folder)
             return done.status
-        began = {"predict": before_run.prediction, "started_s": process_started_s()}
+        began = {"predict": estimates.prediction, "started_s": process_started_s()}
         result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue, **began)
         if result.status == "requeued":
             pause(KILLED_WITHIN_S)

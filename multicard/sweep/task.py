@@ -8,11 +8,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from multicard.config.keys import require
-from multicard.estimate import before_run
+from multicard.estimate import estimates
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
-from multicard.sweep import auto_gpus, cells, dry_run, fit, objective
+from multicard.sweep import auto_gpus, cells, dry_run, fit, objective, predicted
 from multicard.sweep.cells import Cell, Refused, Sweep
 from multicard.sweep.command import Command
 
@@ -36,8 +36,6 @@ class Task:
                 objective.refuse(self.command.workload, cfg.objective)
                 cells.settle(sweep)
                 if cfg.predict.enabled and sweep.cells:
-                    from multicard.sweep import predicted
-
                     predicted.show(sweep)
                     return objective.value(None, cfg.objective)
                 fit.check(sweep)
@@ -91,7 +89,7 @@ def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:
         cell.cfg,
         cell.folder,
         keep_refused=keep_refused,
-        predict=before_run.prediction,
+        predict=estimates.prediction,
         started_s=command.run_started_s(),
         label=cell.label,
     )

@@ -3,7 +3,6 @@
 import pickle
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,13 +13,13 @@ from torch import nn
 from benchmarks import prediction_memory as truth
 from multicard.config.base import NOT_IDENTITY, RunConfig, plain
 from multicard.config.placement import Placement
-from multicard.estimate import peaks as peaks_of_runs
-from multicard.estimate.memory import answers, extras, facts, simulate, torch_internals, tuning_step
+from multicard.estimate import peaks
+from multicard.estimate.memory import answers, facts, simulate, torch_internals, tuning_step
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import ImageFacts, TextFacts, facts_of
 from multicard.estimate.memory.torch_internals import CPU, fake
 from multicard.estimate.memory.tracker import Tracker
-from multicard.estimate.peaks import PeakMemory
+from multicard.estimate.peaks import Measured, PeakMemory
 from multicard.estimate.target import Target
 from multicard.llm import torchtune_config
 from multicard.ranks.process import Rank
@@ -31,7 +30,7 @@ from multicard.vision import models
 from tests.conftest import typed, typed_llm
 
 IMAGES, TEXT = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 64)
-TINY = ("dataset=digits", "model.width=0.25", "batch_size=4", "gpus=1")
+TINY = ("dataset=digits", "model.width=0.25", "batch_size=4")
 LLAMA = ("model=llama3_tiny", "model.num_kv_heads=4", "batch_size=2")
 MIB = 1 << 20
 # Keys on which a step's tensors do not depend, or only through the ranks, the loader and the sizes of the data
@@ -42,23 +41,30 @@ IRRELEVANT = """
 """
 
 
-def predicted(config: RunConfig, machine: Target) -> PeakMemory:
-    (peak,) = peaks_of_runs.predict_all([config], machine, [facts_of(config)])
-    assert isinstance(peak, PeakMemory)
-    return peak
+def images(*words: str, device: str = "cuda") -> Active:
+    """The step of a small image model, on one GPU unless the words say otherwise."""
+    return simulate.simulate(typed(*TINY, "gpus=1", *words), IMAGES, device)
+
+
+def tuned(*words: str, device: str = "cuda", length: int = TEXT.length) -> Active:
+    """The step of a small Llama, on two GPUs unless the words say otherwise."""
+    return simulate.simulate(typed_llm(*LLAMA, "gpus=2", *words), TextFacts(TEXT.vocabulary, length), device)
+
+
+# ---- closed forms
 
 
 def linear_step(dtype: torch.dtype, low: torch.dtype | None = None, wide: int = 256, batch: int = 32) -> Tracker:
     """Forward and backward of one linear layer, without values."""
     with fake(CPU):
         tracker = Tracker("cpu", 1)
-        model, images = nn.Linear(wide, wide, dtype=dtype), torch.randn(batch, wide, dtype=dtype)
+        model, inputs = nn.Linear(wide, wide, dtype=dtype), torch.randn(batch, wide, dtype=dtype)
         tracker.note_model(model)
-        tracker.note(images, "batch")
+        tracker.note(inputs, "batch")
         with tracker:
             tracker.phase = "forward"
             with torch.autocast("cpu", dtype=low) if low else nullcontext():
-                loss = model(images).sum()
+                loss = model(inputs).sum()
             tracker.phase = "backward"
             loss.backward()
     return tracker
@@ -98,12 +104,10 @@ def test_buckets_of_ddp():
     """Filled from the last parameter on: the first to 1 MiB, the others to the cap."""
     parameters = [torch.empty(MIB // 4) for _ in range(4)]
     assert torch_internals.ddp_buckets(parameters, 2.0) == [[3], [2, 1], [0]]
-    config = typed(*TINY[:-1], "gpus=2", "strategy=ddp_ds")
-    apart = simulate.simulate(config, IMAGES, "cpu")
-    config.strategy.gradient_as_bucket_view = True  # pyright: ignore[reportAttributeAccessIssue]
-    shared = simulate.simulate(config, IMAGES, "cpu")
-    alone = simulate.simulate(typed(*TINY), IMAGES, "cpu")
-    gradients = 4 * sum(p.numel() for p in models.build(config.model, 10, 64).parameters())
+    ddp = ("gpus=2", "strategy=ddp_ds")
+    alone, apart = images(device="cpu"), images(*ddp, device="cpu")
+    shared = images(*ddp, "strategy.gradient_as_bucket_view=true", device="cpu")
+    gradients = 4 * sum(p.numel() for p in models.build(typed(*TINY).model, 10, 64).parameters())
     assert apart.by_kind["buckets"] == shared.by_kind["buckets"] == gradients
     assert apart.active_bytes - alone.active_bytes == pytest.approx(gradients, abs=1024)  # losses of fewer steps
     assert shared.by_kind.get("gradients", 0) < 0.1 * gradients
@@ -111,17 +115,14 @@ def test_buckets_of_ddp():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_shards_of_fsdp(ranks):
-    """Each rank has its part of weights and states; the gathered ones are buckets."""
-    config = typed_llm("method=full", *LLAMA, f"gpus={ranks}")
-    seen = simulate.simulate(config, TEXT, "cpu")
+    """Each rank has its part of weights and states; the gathered ones are buckets. The peak is not where DTensor tries
+    AdamW on tensors of the whole shapes, which have no memory."""
+    seen = tuned("method=full", f"gpus={ranks}", device="cpu")
     weights = 4 * (2 * 2304 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 256)
     rope = 4096 * 32 * 2 * 4  # of one layer; all layers share it
     assert seen.by_kind["weights"] == pytest.approx(weights / ranks + rope, rel=0.01)
     assert seen.by_kind["optimizer"] == pytest.approx(2 * weights / ranks, rel=0.01)
-    assert seen.by_kind["buckets"] > 0
-    assert (
-        seen.phase == "backward"
-    )  # not where DTensor tries AdamW on tensors of the whole shapes, which have no memory
+    assert seen.by_kind["buckets"] > 0 and seen.phase == "backward"
 
 
 def test_nf4_has_the_sizes_of_torchaos():
@@ -134,8 +135,61 @@ def test_nf4_has_the_sizes_of_torchaos():
         assert getattr(made, name).dtype == getattr(real, name).dtype, name
 
 
+def test_pairs_hold_the_references_output_of_the_step_before():
+    every = tuned("method=dpo", "gpus=1", device="cpu")
+    with mock.patch.object(tuning_step, "step_count", lambda _: 1):
+        first = tuned("method=dpo", "gpus=1", device="cpu")
+    logits = 2 * 2 * TEXT.length * TEXT.vocabulary * 4
+    assert every.by_phase["forward"] - first.by_phase["forward"] == pytest.approx(logits, abs=1024)
+
+
+def test_what_training_adds_on_a_gpu():
+    """DataParallel's first GPU has all of the batch; a resident data set is as large as its images, labels and order;
+    a fused optimiser takes what another does."""
+    alone = images()
+    assert images("optimizer.fused=true").active_bytes == alone.active_bytes
+    parallel = images("gpus=2", "strategy=dp")
+    assert parallel.by_kind["batch"] == 2 * 4 * 3 * 64 * 64 * 4 + 512  # two GPUs' batches
+    assert parallel.by_kind["activations"] == alone.by_kind["activations"]
+    blocks = (96 * 64, 96 * 8, 96 * 8, 8 * 64, 8 * 8, 8 * 8)  # training images, half of the test images
+    resident = images("gpus=2", "strategy=ddp", "loader=device").by_kind["resident"]
+    assert resident == sum(-(-size // 512) * 512 for size in blocks)
+
+
+def test_options_of_tuning_change_what_they_should():
+    whole = tuned("method=lora")
+    apart = tuned("method=lora", "custom_sharded_layers=[tok_embeddings,output]")
+    assert apart.by_kind["buckets"] < whole.by_kind["buckets"] and apart.active_bytes < whole.active_bytes
+    packed = tuned("method=lora", "packed=true", "max_seq_len=64")
+    positions = row_numbers = 2 * 64 * 8
+    assert packed.by_kind["batch"] >= row_numbers and packed.active_bytes - whole.active_bytes >= positions
+    summed = tuned("method=lora", "gradient_accumulation_steps=2")
+    adapters = whole.by_kind["optimizer"] / 2  # whose gradients are kept for the second batch
+    assert summed.by_kind["gradients"] == pytest.approx(adapters, rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["qlora", "dpo", "qat"])
+def test_methods_on_two_gpus_that_are_not_there(method):
+    seen = tuned(f"method={method}", "precision=bf16")
+    assert seen.phase in ("forward", "backward", "optimizer") and seen.by_phase[seen.phase] == seen.active_bytes
+    if method == "dpo":
+        again = tuned(f"method={method}", "precision=bf16", "activation_checkpointing=true")
+        assert again.active_bytes < seen.active_bytes
+
+
+def test_sharded_output_pads_batches_to_as_many_chunks():
+    config, facts_41 = typed_llm("method=full", *LLAMA, "gpus=2", "custom_sharded_layers=[output]"), TextFacts(2304, 41)
+    sharded = tuning_step.batch(config, facts_41, CPU, Tracker("cpu"), 8)["tokens"]
+    config.custom_sharded_layers = []
+    whole = tuning_step.batch(config, facts_41, CPU, Tracker("cpu"), 8)["tokens"]
+    assert (sharded.shape, whole.shape) == ((2, 43), (2, 41))
+
+
+# ---- fallbacks, and the truth
+
+
 def test_autocast_for_a_gpu_that_is_not_there():
-    fp32, fp16 = (simulate.simulate(typed(*TINY, f"precision={name}"), IMAGES, "cuda") for name in ("fp32", "fp16"))
+    fp32, fp16 = images(), images("precision=fp16")
     assert fp16.by_kind["activations"] < 0.6 * fp32.by_kind["activations"]
     policies = torch_internals.autocast_policies()
     assert (policies["conv2d"], policies["layer_norm"], policies["softmax.int"]) == ("lower", "fp32", "fp32 result")
@@ -144,172 +198,96 @@ def test_autocast_for_a_gpu_that_is_not_there():
 def test_what_falls_back_in_silence_is_an_error():
     without = mock.patch.object(torch_internals, "cuda_autocast", nullcontext)
     with without, pytest.raises(simulate.FellBackError, match="not torch"):
-        simulate.simulate(typed(*TINY, "precision=fp16"), IMAGES, "cuda")
-    config = typed_llm("method=lora", *LLAMA, "precision=bf16", "gpus=1")
+        images("precision=fp16")
     math = torch.ops.aten._scaled_dot_product_attention_math
-    fallen = mock.patch(
-        "multicard.estimate.memory.torch_internals.torchtune_attention", lambda q, k, v, **_: math(q, k, v)[0]
-    )
+    fallen = mock.patch.object(torch_internals, "torchtune_attention", lambda q, k, v, **_: math(q, k, v)[0])
     with fallen, pytest.raises(simulate.FellBackError, match="attention"):
-        simulate.simulate(config, TEXT, "cuda")
-
-
-@pytest.mark.parametrize("method", ["lora", "qlora", "dpo", "qat"])
-def test_methods_on_two_gpus_that_are_not_there(method):
-    config = typed_llm(f"method={method}", *LLAMA, "precision=bf16", "gpus=2")
-    seen = simulate.simulate(config, TEXT, "cuda")
-    if method == "dpo":
-        config.activation_checkpointing = True
-        assert simulate.simulate(config, TEXT, "cuda").active_bytes < seen.active_bytes
-    assert seen.phase in ("forward", "backward", "optimizer") and seen.by_phase[seen.phase] == seen.active_bytes
-
-
-def test_pairs_hold_the_references_output_of_the_step_before():
-    config = typed_llm("method=dpo", *LLAMA, "gpus=1")
-    every = simulate.simulate(config, TEXT, "cpu")
-    with mock.patch.object(tuning_step, "step_count", lambda _: 1):
-        first = simulate.simulate(config, TEXT, "cpu")
-    logits = 2 * config.batch_size * TEXT.length * TEXT.vocabulary * 4
-    assert every.by_phase["forward"] - first.by_phase["forward"] == pytest.approx(logits, abs=1024)
-
-
-def test_what_training_adds_on_a_gpu():
-    """DataParallel's first GPU has all of the batch; a resident data set is as large as its images, labels and order;
-    a fused optimiser takes what another does."""
-    alone, fused, parallel, resident = (
-        simulate.simulate(typed(*TINY[:-1], *words), IMAGES, "cuda")
-        for words in (
-            ("gpus=1",),
-            ("gpus=1", "optimizer.fused=true"),
-            ("gpus=2", "strategy=dp"),
-            ("gpus=2", "strategy=ddp", "loader=device"),
-        )
-    )
-    assert fused.active_bytes == alone.active_bytes
-    images = 2 * 4 * 3 * 64 * 64 * 4  # two GPUs' batches
-    assert parallel.by_kind["batch"] == images + 512
-    assert parallel.by_kind["activations"] == alone.by_kind["activations"]
-    blocks = (96 * 64, 96 * 8, 96 * 8, 8 * 64, 8 * 8, 8 * 8)  # training images, half of the test images
-    assert resident.by_kind["resident"] == sum(-(-size // 512) * 512 for size in blocks)
-
-
-def test_what_torch_cannot_do_without_values_has_no_prediction():
+        tuned("method=lora", "precision=bf16", "gpus=1")
     with pytest.raises(simulate.FellBackError, match=r"strategy\.sync_batchnorm=true"):
-        simulate.simulate(typed(*TINY[:-1], "gpus=2", "strategy.sync_batchnorm=true"), IMAGES, "cuda")
-
-
-def test_options_of_tuning_change_what_they_should():
-    plain, apart, packed, summed = (
-        simulate.simulate(typed_llm("method=lora", *LLAMA, "gpus=2", *words), TEXT, "cuda")
-        for words in (
-            (),
-            ("custom_sharded_layers=[tok_embeddings,output]",),
-            ("packed=true", "max_seq_len=64"),
-            ("gradient_accumulation_steps=2",),
-        )
-    )
-    assert apart.by_kind["buckets"] < plain.by_kind["buckets"]
-    assert apart.active_bytes < plain.active_bytes
-    positions = row_numbers = 2 * 64 * 8
-    assert packed.by_kind["batch"] >= row_numbers
-    assert packed.active_bytes - plain.active_bytes >= positions
-    adapters = plain.by_kind["optimizer"] / 2
-    assert summed.by_kind["gradients"] == pytest.approx(adapters, rel=0.05)  # kept for the second batch
-
-
-def test_sharded_output_pads_batches_to_as_many_chunks():
-    config = typed_llm("method=full", *LLAMA, "gpus=2", "custom_sharded_layers=[output]")
-    tracker = Tracker("cpu")
-    (rows, chunks), device = (41, 8), torch.device("cpu")
-    sharded = tuning_step.batch(config, TextFacts(2304, rows), device, tracker, chunks)["tokens"]
-    config.custom_sharded_layers = []
-    whole = tuning_step.batch(config, TextFacts(2304, rows), device, tracker, chunks)["tokens"]
-    assert (sharded.shape, whole.shape) == ((2, 43), (2, rows))
-
-
-def real_rank(tmp_path: Path) -> Rank:
-    Board(tmp_path, 1, create=True)
-    return Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
+        images("gpus=2", "strategy.sync_batchnorm=true")
 
 
 @pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
-    config, peaks, threads = typed(*TINY, *words), truth.Peaks(), torch.get_num_threads()
+    real, threads = truth.Peaks(), torch.get_num_threads()
+    Board(tmp_path, 1, create=True)
     torch.set_num_threads(1)
-    truth.train_vision(config, real_rank(tmp_path), tmp_path, peaks)
+    truth.train_vision(typed(*TINY, "gpus=1", *words), Rank(0, 0, 1, CPU, "gloo", 1), tmp_path, real)
     torch.set_num_threads(threads)
-    assert simulate.simulate(config, IMAGES, "cpu").active_bytes == pytest.approx(peaks.most_bytes, rel=0.02)
+    assert images(*words, device="cpu").active_bytes == pytest.approx(real.most_bytes, rel=0.02)
 
 
-def test_a_request_keeps_the_configuration():
-    for config, sizes in ((typed(*TINY, "optimizer=adamw"), IMAGES), (typed_llm("method=qlora", *LLAMA), TEXT)):
-        request = answers.request(config, sizes, Target())
-        before = answers.identity(request)
-        assert pickle.loads(pickle.dumps(request)) == request
-        config.seed += 1
-        assert answers.identity(answers.request(config, sizes, Target())) == before
-        config.batch_size += 1
-        assert answers.identity(answers.request(config, sizes, Target())) != before
+# ---- requests and answers
 
 
-def test_cells_that_take_the_same_share_an_answer():
-    def identities(*cells: tuple[str, ...]) -> int:
-        configs = [typed(*TINY[:-1], *words) for words in cells]
-        return len({answers.identity(answers.request(config, IMAGES, Target())) for config in configs})
+def identity(config: RunConfig) -> str:
+    sizes = IMAGES if hasattr(config, "strategy") else TEXT
+    request = answers.request(config, sizes, Target())
+    assert pickle.loads(pickle.dumps(request)) == request
+    return answers.identity(request)
 
-    ranks = [f"gpus={count}" for count in (2, 3, 4)]
-    assert identities(*((count, "num_workers=1") for count in ranks), ("gpus=2", "fit=off", "repeat=2")) == 1
-    assert identities(("gpus=1",), ("gpus=2",)) == 2
-    assert identities(*((count, "loader=device") for count in ranks)) == 3  # each has a share of the data set
-    assert identities(*((count, "strategy=dp") for count in ranks)) == 3
-    assert identities(("loader=torch", "pin_memory=true"), ("loader=torch", "pin_memory=false")) == 1
-    assert identities(("loader=batched", "pin_memory=true"), ("loader=batched", "pin_memory=false")) == 2
+
+RANKS = [(f"gpus={count}",) for count in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "cells", "different"),
+    [
+        (typed, [(*ranks, "num_workers=1", "seed=7") for ranks in RANKS] + [("gpus=2", "fit=off", "repeat=2")], 1),
+        (typed, [("gpus=1",), ("gpus=2",), ("gpus=2", "optimizer=adamw"), ("gpus=2", "batch_size=5")], 4),
+        (typed, [(*ranks, "loader=device") for ranks in RANKS], 3),  # each has a share of the data set
+        (typed, [(*ranks, "strategy=dp") for ranks in RANKS], 3),
+        (typed, [("loader=torch", f"pin_memory={pins}") for pins in ("true", "false")], 1),
+        (typed, [("loader=batched", f"pin_memory={pins}") for pins in ("true", "false")], 2),
+        (typed_llm, [("method=qlora",), ("method=qlora", "seed=1"), ("method=qlora", "batch_size=3")], 2),
+    ],
+)
+def test_cells_that_take_the_same_share_an_answer(entry, cells, different):
+    base = TINY if entry is typed else LLAMA
+    assert len({identity(entry(*base, *words)) for words in cells}) == different
 
 
 def test_every_key_either_matters_to_memory_or_does_not():
     """A new key has to be put into one of the two."""
     irrelevant = {*NOT_IDENTITY, *IRRELEVANT.split()}
     for workload, config in (("vision", typed(*TINY)), ("llm", typed_llm(*LLAMA))):
-        assert {*plain(config)} <= {
-            *answers.RELEVANT[workload],
-            *NOT_IDENTITY,
-            *irrelevant,
-        }
+        assert {*plain(config)} <= {*answers.RELEVANT[workload], *irrelevant}
 
 
 def active(length: int) -> Active:
     return Active(1000 * length, {"activations": 1000 * length}, "forward", "aten::mm", {"forward": 1000 * length}, 1.0)
 
 
-def test_like_row_lengths_share_answers(tmp_path, monkeypatch):
-    """On a GPU a few lengths are computed, and what lies between them is interpolated."""
+def test_equal_requests_are_computed_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     computed: list[int] = []
 
     def compute(asked: Sequence[answers.Request]) -> list[Active | str]:
         lengths = [request.facts.length for request in asked]
         computed.extend(lengths)
-        return [active(length) for length in lengths]
+        return ["FellBackError: attention" if length == 1 else active(length) for length in lengths]
 
     monkeypatch.setattr(answers, "computed", compute)
-    config = typed_llm(*LLAMA)
-    asked = [answers.request(config, TextFacts(2304, length), Target()) for length in (64, 100, 512, 103, 30)]
-    assert [answer.active_bytes for answer in answers.answer_all(asked) if isinstance(answer, Active)] == [
-        *(64_000, 100_000, 512_000, 103_000, 30_000)
-    ]
-    assert computed == [64, 512, 30]
-    on_cpu = answers.request(config, TextFacts(2304, 100), Target(device_type="cpu"))
-    assert answers.answer_all([on_cpu], compute=False) == [answers.NOT_COMPUTED]
-    (answer,) = answers.answer_all([on_cpu])
-    assert isinstance(answer, Active) and computed[3:] == [100]
+    asked = [answers.request(typed_llm(*LLAMA), TextFacts(2304, length), Target()) for length in (64, 100, 64, 1)]
+    assert answers.answer_all(asked, compute=False) == [answers.NOT_COMPUTED] * 4
+    every = [active(64), active(100), active(64), "FellBackError: attention"]
+    assert answers.answer_all(asked) == every and computed == [64, 100, 1]
+    assert answers.answer_all(asked) == every and computed == [64, 100, 1, 1]  # what failed is tried again
 
 
-def test_a_peak_is_linear_in_the_length_of_rows():
-    config = typed_llm("method=lora", *LLAMA, "gpus=2", "custom_sharded_layers=[output]")
-    low, middle, high = (
-        simulate.simulate(config, TextFacts(2304, length), "cuda").active_bytes for length in (64, 200, 512)
-    )
-    assert middle == pytest.approx(low + (200 - 64) / (512 - 64) * (high - low), rel=0.005)
+@pytest.mark.usefixtures("processes")
+def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config, machine = typed(*TINY, "gpus=1"), Target(gpu="NVIDIA H100 NVL", memory_bytes=94 * 10**9)
+    (first,) = peaks.predict_all([config], machine, [facts_of(config)])
+    assert isinstance(first, PeakMemory) and first.active.active_bytes == sum(first.active.by_kind.values())
+    monkeypatch.setattr(answers, "computed", lambda _: pytest.fail("computed again"))
+    assert peaks.predict_all([config], machine, [facts_of(config)]) == [first]
+    sizes = {94 * 10**9: "yes", int(first.total.value): "tight", 10**8: "no", None: None}
+    assert {size: peaks.fits(first.total, size) for size in sizes} == sizes
+
+
+# ---- sizes of the data
 
 
 def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
@@ -320,20 +298,18 @@ def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
         facts._qwen(*map(str, files))
 
 
-def test_rows_that_are_not_at_hand_give_an_interval(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(answers, "computed", lambda asked: [active(request.facts.length) for request in asked])
-    hub = ("dataset=alpaca_cleaned", "model.max_seq_len=2048")
-    sizes = facts_of(typed_llm(*LLAMA, *hub))
-    assert (sizes.length, sizes.low, sizes.high) == (1024, 256, 2048) and sizes.vocabulary > 2048
-    peak = predicted(typed_llm(*LLAMA, *hub), Target(device_type="cpu"))
-    assert "between 256 and 2048" in peak.basis
+def test_rows_that_are_not_at_hand_give_an_interval(monkeypatch):
+    hub = (*LLAMA, "dataset=alpaca_cleaned", "model.max_seq_len=2048")
+    sizes = facts_of(typed_llm(*hub))
+    assert sizes.lengths == (1024, 256, 2048) and sizes.vocabulary > 2048
+    assert facts_of(typed_llm(*hub, "max_seq_len=512")).lengths == (512, 256, 512)
+    assert facts_of(typed_llm(*hub, "max_seq_len=512", "packed=true")).lengths == (512,)
+    monkeypatch.setattr(answers, "answer_all", lambda asked, _: [active(request.facts.length) for request in asked])
+    (peak,) = peaks.predict_all([typed_llm(*hub)], Target(device_type="cpu"), [sizes])
+    assert isinstance(peak, PeakMemory) and "between 256 and 2048" in peak.basis
     assert peak.total == Interval(1_024_000, round(0.98 * 256_000), round(1.02 * 2_048_000))
-    short = facts_of(typed_llm(*LLAMA, *hub, "max_seq_len=512"))
-    assert (short.length, short.low, short.high) == (512, 256, 512)
-    assert facts_of(typed_llm(*LLAMA, *hub, "max_seq_len=512", "packed=true")).lengths == (512,)
     packed, v100 = typed_llm(*LLAMA, "packed=true", "max_seq_len=64"), Target(gpu="Tesla V100-SXM2-16GB")
-    (refused,) = peaks_of_runs.predict_all([packed], v100, [facts_of(packed)])
+    (refused,) = peaks.predict_all([packed], v100, [facts_of(packed)])
     assert isinstance(refused, str) and "packed=true" in refused
 
 
@@ -349,40 +325,23 @@ def test_the_longest_row_is_as_torchtunes(tmp_path, words):
     assert longest <= facts_of(config).length <= longest + 3
 
 
-@pytest.mark.usefixtures("processes")
-def test_predictions_are_made_in_another_process_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config, machine = typed(*TINY), Target(gpu="NVIDIA H100 NVL", memory_bytes=94 * 10**9)
-    first = predicted(config, machine)
-    assert facts_of(config).train == 1438 and first.active.active_bytes == sum(first.active.by_kind.values())
-    monkeypatch.setattr(answers, "computed", lambda _: pytest.fail("computed again"))
-    assert predicted(config, machine) == first
-    sizes = {94 * 10**9: "yes", int(first.total.value): "tight", 10**8: "no", None: None}
-    assert {size: peaks_of_runs.fits(first.total, size) for size in sizes} == sizes
-
-
-def test_a_run_that_cannot_be_predicted_says_why(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(answers, "computed", lambda asked: ["FellBackError: attention"])
-    assert peaks_of_runs.predict_all([typed(*TINY)], Target(), [IMAGES]) == ["FellBackError: attention"]
+# ---- beside the tensors
 
 
 def test_extras_of_a_gpu(monkeypatch):
-    monkeypatch.setattr(extras, "torch_version", lambda: (2, 11))
+    monkeypatch.setattr(peaks, "torch_version", lambda: (2, 11))
     size = Active(10**9, {"activations": 5 * 10**8}, "forward", "aten::mm", {}, 1.0)
 
     def added(config: RunConfig, gpu: str = "NVIDIA H100 80GB HBM3") -> dict[str, Interval]:
-        return extras.extras_of(config, Target(gpu=gpu), size)
+        return peaks.extras_of(config, Target(gpu=gpu), size)
 
     alone = typed_llm(*LLAMA)
-    assert set(added(alone)) == {"cublas", "slack", "context"}
-    assert added(alone)["cublas"].value == 32 * MIB
+    assert set(added(alone)) == {"cublas", "slack", "context"} and added(alone)["cublas"].value == 32 * MIB
     assert added(alone, "NVIDIA A100-SXM4-80GB")["cublas"].value == 8_519_680
     together = added(typed("dataset=digits", "gpus=4", "compile=true"))
     assert together["nccl"].value == 688 * MIB
     assert together["compile"] == Interval(-(10**8), -25 * 10**7, 75 * 10**6)
-    for extra in together.values():
-        assert extra.low <= extra.value <= extra.high
+    assert all(extra.low <= extra.value <= extra.high for extra in together.values())
 
 
 def record(active_bytes: int, peak: int | None, held: int | None = None, kind: str = "cuda_allocated") -> VisionRecord:
@@ -399,28 +358,22 @@ def record(active_bytes: int, peak: int | None, held: int | None = None, kind: s
 def test_extras_are_learned_from_three_records_on(monkeypatch):
     """Of CPU ranks nothing, and of a run without a prediction neither; one out of memory raises the upper end alone."""
     ended = [record(1000, 1000 + beyond) for beyond in (100, 110, 120)]
-    others = [record(1000, 5000, kind="rss"), record(0, 5000)]
-    runs = extras.learn([*ended, *others])
-    assert runs == [extras.Measured(1000, 1000 + beyond) for beyond in (100, 110, 120)]
-    assert extras.learned(runs[:2], 1000) is None
-    assert extras.learned(runs, 1000) == Interval(110, 90, 130)
-    (failed,) = extras.learn([record(900, None, held=1200)])
-    assert failed == extras.Measured(900, 1200, ran_out=True)
-    assert extras.learned([*runs, failed], 1000) == Interval(110, 90, 300)
+    runs = peaks.learn([*ended, record(1000, 5000, kind="rss"), record(0, 5000)])
+    assert runs == [Measured(1000, 1000 + beyond) for beyond in (100, 110, 120)]
+    (failed,) = peaks.learn([record(900, None, held=1200)])
+    assert failed == Measured(900, 1200, ran_out=True)
+    assert peaks.learned(runs[:2], 1000) is peaks.learned([*runs[:2], failed], 1000) is None
+    assert peaks.learned(runs, 1000) == Interval(110, 90, 130)
+    assert peaks.learned([*runs, failed], 1000) == Interval(110, 90, 300)
     # which has fewer tensors than that one; and maybe less beyond them
-    assert extras.learned([*runs, failed], 800) == Interval(110, 88 - 20, 130)
-    assert extras.learned(runs, 2000, compiled=True) == Interval(110, 110 - 100, 220 + 100)
-    assert extras.learned([*runs[:2], failed], 1000) is None
+    assert peaks.learned([*runs, failed], 800) == Interval(110, 88 - 20, 130)
+    assert peaks.learned(runs, 2000, compiled=True) == Interval(110, 110 - 100, 220 + 100)
 
     whole = Active(2 * 10**9, {"weights": 2 * 10**9}, "forward", "aten::mm", {}, 1.0)
     monkeypatch.setattr(answers, "answer_all", lambda asked, compute=True: [whole])
-    wide = [extras.Measured(10**9, 11 * 10**8)] * 3
-    config, machine = typed(*TINY), Target()
-    plain, informed = (peaks_of_runs.predict_all([config], machine, [IMAGES], [some])[0] for some in ((), wide))
-    assert isinstance(plain, PeakMemory) and isinstance(informed, PeakMemory)
+    config, machine = typed(*TINY, "gpus=1"), Target()
+    (informed,) = peaks.predict_all([config], machine, [IMAGES], [[Measured(10**9, 11 * 10**8)] * 3])
+    assert isinstance(informed, PeakMemory)
     assert informed.allocated.value == 21 * 10**8 and "runs on this GPU" in informed.basis
-    assert plain.allocated != informed.allocated
-    beside = [
-        extra.value for name, extra in extras.extras_of(config, machine, whole).items() if name in ("slack", "context")
-    ]
-    assert informed.total.value - informed.allocated.value == sum(beside)
+    extras = peaks.extras_of(config, machine, whole)
+    assert informed.total.value - informed.allocated.value == extras["slack"].value + extras["context"].value

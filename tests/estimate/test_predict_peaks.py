@@ -9,7 +9,7 @@ import pytest
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import history, peaks
 from multicard.estimate.history import DECODER, PastRun
-from multicard.estimate.memory.extras import Measured, torch_version
+from multicard.estimate.peaks import Measured, torch_version
 from multicard.estimate.target import Target
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import typed_llm
@@ -25,9 +25,8 @@ def verdict(wanted: RunConfig, *every: dict[str, Any]) -> tuple[str | None, str]
     """Of a cell whose memory cannot be computed, by these records."""
     prediction = Prediction("unknown")
     past = [PastRun(DECODER.decode(json.dumps(record))) for record in every]
-    peaks._complete(
-        prediction, "not computed", Target(gpu="NVIDIA H200", memory_bytes=10**11), peaks._past(wanted, past)
-    )
+    peaks._write(prediction, "not computed", Target(gpu="NVIDIA H200", memory_bytes=10**11))
+    peaks._believe_runs(prediction, wanted, past)
     return prediction.fits, prediction.memory_basis
 
 

@@ -2,16 +2,15 @@
 
 import json
 import math
-import random
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from multicard.config.base import LATER, plain
-from multicard.estimate import before_run, history, peaks, target, totals
+from multicard.estimate import estimates, history, peaks, target
 from multicard.estimate.estimates import Effort, Estimate, Predictor, estimate
 from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active
@@ -45,14 +44,9 @@ from tests.helpers.past_runs import (
 
 def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Path):
     sweep = tmp_path / "multirun" / "sweep"
-    for name, record in {
-        "ok": vision(),
-        "probe-probe": probe(),
-        "oom": vision(status="oom"),
-        "refused": vision(status="refused"),
-        ".aside.before": vision(),
-        "newer": vision(schema_version=99),
-    }.items():
+    kept = {"ok": vision(), "probe-probe": probe(), "oom": vision(status="oom")}
+    others = {"refused": vision(status="refused"), ".aside.before": vision(), "newer": vision(schema_version=99)}
+    for name, record in (kept | others).items():
         records.write(sweep / name, record)
     for name, text in {"broken": "{", "empty": "", "list": "[]", "types": '{"kind": "vision", "status": 3}'}.items():
         records.write(sweep / name, {})
@@ -61,6 +55,8 @@ def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Pat
     known = history.read([sweep, tmp_path / "absent"])
     assert sorted(run.record.status for run in known) == ["ok", "ok", "oom"]
     assert sum(run.is_probe for run in known) == 1
+    older = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
+    assert len(older) == 8 and sum(run.left_out is None for run in older) == 5
 
 
 def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
@@ -73,35 +69,25 @@ def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
     assert history.read([tmp_path])[0].step_s == pytest.approx(0.2)
 
 
-def test_no_figure_of_a_record_stops_a_prediction():
-    """Records with one value replaced, anywhere: they are left out, or something is predicted all the same."""
-    chance = random.Random(0)
-    plain_records = [vision(), vision(gpus=2, precision="fp64"), probe(batch_size=32), missed(1.0)]
-    numbers = (0, 0, -1, 1, 7, 0.5, 1e-300, 1e300, 10**15, None)
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, dict | list) and value:
-            key = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
-            copied = dict(value) if isinstance(value, dict) else list(value)
-            copied[key] = replaced(copied[key])
-            return copied
-        return chance.choice(numbers if isinstance(value, int | float) else (None, "x", [], {}, *numbers))
-
-    wanted = [config(vision()), config(vision(gpus=2, precision="fp64")), config(vision(batch_size=32, epochs=4))]
-    read, predictor = 0, Predictor(CPU, [], None)
-    for _ in range(800):
-        known = plain_records.copy()
-        place = chance.randrange(len(known))
-        known[place] = replaced(known[place])
-        with suppress(ValueError):
-            predictor = Predictor(CPU, past(*known), records.COMMIT)
-            read += 1
-        for prediction in predictor.predict_all(wanted, Effort.records):
-            assert prediction.step_s is None or 0 <= prediction.step_s.low < math.inf
-            ends = prediction.total_s or Interval(0.0, 0.0, 0.0)
-            assert 0 <= ends.low <= ends.value <= ends.high < math.inf
-    assert read > 150
-    assert totals.evaluation_share(past(vision(batch_size=0))[0]) is None
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"total_s": total_s} for total_s in (None, 0, -1.0, 1e17)),
+        *({"step_s": {"mean": mean, "count": 40}} for mean in (None, 0.0, -1.0, 1e17)),
+        {"step_s": formulas.statistics([0.1], 0) | {"std": 1e17, "count": 0}},
+        *({"epochs": epochs} for epochs in ([], [{"epoch": 0}], [{"epoch": 0, "train_s": -1.0, "evaluate_s": 1e17}])),
+        {"startup_s": -1.0, "config": vision()["config"] | {"batch_size": 0}},
+        {"axes": {"device": "cpu"}, "cores": None},
+    ],
+)
+def test_no_figure_of_a_record_stops_a_prediction(odd: dict[str, Any]):
+    """A record with such a figure is left out, or something is predicted all the same."""
+    known = past(vision() | odd, vision(gpus=2), missed(1.0))
+    for wanted in (config(vision()), config(vision(gpus=4)), config(vision(batch_size=32, epochs=4))):
+        prediction = predicted(wanted, known)
+        assert prediction.step_s is None or 0 <= prediction.step_s.low < math.inf
+        ends = prediction.total_s or Interval(0.0, 0.0, 0.0)
+        assert 0 <= ends.low <= ends.value <= ends.high < math.inf
 
 
 def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path: Path):
@@ -113,12 +99,6 @@ def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path
     assert history.history_folders(tmp_path / "other" / "b" / "cell") == [tmp_path / "other" / "b"]
 
 
-def test_older_records_are_read(tmp_path: Path):
-    known = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
-    assert len(known) == 8
-    assert sum(run.left_out is None for run in known) == 5
-
-
 def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No rank had written anything by then."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -128,7 +108,7 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
     prepared = prepare.prepare(WORKLOAD, cfg, folder, 0.0, alone, Peers(alone), lambda *_: None)
     assert isinstance(prepared, prepare.PreparedRun)
     attempts.end(folder, Failure("oom", "CUDA out of memory"))
-    mirror = Mirror(prepared.config, "vision", folder, {})
+    mirror = Mirror(prepared.config.tracker, folder, Mock())
     ended = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
     assert (ended.status, ended.record.hardware) == ("oom", "H200")
     (run,) = history.read([tmp_path / "sweep"])
@@ -216,10 +196,6 @@ def test_another_commit_widens_and_another_machine_says_nothing():
     assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"  # in a job with fewer cores
     nothing = predicted(config(record), [])
     assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
-
-
-def test_a_total_is_of_all_epochs_and_says_so_where_the_run_may_stop():
-    record = vision()
     stopping = config(record | {"config": record["config"] | {"target_accuracy": 0.9, "stop_at_target": True}})
     assert "all epochs, and the run stops at its target" in predicted(stopping, past(record)).about
 
@@ -236,20 +212,18 @@ def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypat
     folder = tmp_path / "multirun" / "sweep" / "run"
     unknown, published, measured = estimate(configs, folder, targets(configs))
     assert [each.basis for each in (unknown, published, measured)] == ["unknown", "published", "measured"]
-    assert unknown.step_s is unknown.total_s is unknown.energy_joules is None and not unknown.may_exclude
+    assert unknown.prediction.step_s is unknown.prediction.total_s is None and not unknown.may_exclude
     assert published.target.hardware == "h100-94gb" and not published.may_exclude and published.start_s is None
-    assert measured.may_exclude and measured.step_s is not None and measured.step_s.basis == "measured"
-    assert measured.start_s is not None and measured.start_s.value == pytest.approx(7.0)
+    assert measured.may_exclude and measured.start_s is not None and measured.start_s.value == pytest.approx(7.0)
     here = estimate(configs, folder)
     assert [each.basis for each in here] == ["unknown", "unknown", "measured"]  # whatever predict.gpu says
 
 
-@pytest.mark.parametrize(("basis", "may"), [("measured", 1), ("probed", 1), ("scaled", 0), ("published", 0)])
-def test_only_a_cell_that_ran_unmarked_may_be_excluded(basis: str, may: int):
-    made = Estimate(typed(), CPU, Prediction(basis, step_s=Interval(1.0, 0.9, 1.1)))
-    assert made.may_exclude == bool(may)
-    made.prediction.marks = "&"
-    assert not made.may_exclude
+def test_only_a_cell_that_ran_unmarked_may_be_excluded():
+    step_s = Interval(1.0, 0.9, 1.1)
+    cases = [("measured", ""), ("probed", ""), ("scaled", ""), ("published", ""), ("measured", "&")]
+    made = [Estimate(typed(), CPU, Prediction(basis, step_s=step_s, marks=marks)) for basis, marks in cases]
+    assert [each.may_exclude for each in made] == [True, True, False, False, False]
 
 
 # ---- the machine
@@ -291,39 +265,25 @@ def test_jobs_of_cpu_ranks_are_of_one_machine_where_a_rank_has_as_many_cores():
     )
 
 
-def test_the_gpus_of_this_machine_are_the_target(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", bus=1)))
-    here = targets([typed()])[0]
-    assert (here.hardware, here.gpu, here.gpus, here.device_type) == ("H200", "H200", 2, "cuda")
-    assert here.memory_bytes == target.usable_bytes("H200", 150_000_000_000)
-    assert targets([typed("device=cpu")])[0].device_type == "cpu"
-
-
-def test_the_machine_is_asked_once_for_all_cells(monkeypatch: pytest.MonkeyPatch):
+def test_the_gpus_of_this_machine_are_the_target_and_are_asked_for_once(monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
-    monkeypatch.setattr(environment, "gpus", lambda: asked.append(1) or [{"name": "H200", "memory_bytes": 10**11}])
+    gpus = [{"name": "H200", "memory_bytes": 10**11}] * 2
+    monkeypatch.setattr(environment, "gpus", lambda: asked.append(1) or gpus)
     cells = [typed("gpus=1"), typed("gpus=2"), typed("device=cpu"), typed("predict.gpu=a10")]
-    assert [each.device_type for each in targets(cells)] == ["cuda", "cuda", "cpu", "cuda"]
+    here, *_ = found = targets(cells)
+    assert [each.device_type for each in found] == ["cuda", "cuda", "cpu", "cuda"]
+    assert (here.hardware, here.gpu, here.gpus) == ("H200", "H200", 2)
+    assert here.memory_bytes == target.usable_bytes("H200", 10**11)
     assert [each.gpu for each in targets(cells, here=True)] == ["H200", "H200", None, "H200"]
     assert len(asked) == 2 and targets(cells[2:3])[0].device_type == "cpu" and len(asked) == 2
 
 
-def test_a_gpu_by_name():
+def test_gpus_are_known_by_their_names_and_by_those_that_drivers_give():
     assert target.named("H100-94gb").products[0] == "NVIDIA H100"
-    assert 93 << 30 <= target.named("h100-94gb").memory_bytes < target.named("h100-94gb").nvml_bytes
-    with pytest.raises(ValueError, match=r"predict\.gpu=h101: no such GPU; choose one of b200, .*v100-16gb"):
-        target.named("h101")
-
-
-def test_cuda_offers_less_than_the_driver_has():
     for gpu in target.GPUS.values():
-        reserved_bytes = gpu.nvml_bytes - gpu.memory_bytes
+        reserved_bytes = gpu.nvml_bytes - gpu.memory_bytes  # CUDA offers less than the driver has
         assert 0 < reserved_bytes < 0.06 * gpu.nvml_bytes, gpu.name
         assert target.usable_bytes(gpu.products[0], gpu.nvml_bytes) == gpu.memory_bytes
-
-
-def test_a_gpu_by_the_name_that_its_driver_gives():
     assert target.of_product("NVIDIA H100", 95_830 << 20) is target.GPUS["h100-94gb"]
     assert target.of_product("NVIDIA H100", 64 << 30) is None  # another model of that name
     assert target.usable_bytes("NVIDIA X1", 10 << 30) == (10 << 30) - target.RESERVED_BYTES
@@ -336,45 +296,35 @@ def test_a_gpu_by_the_name_that_its_driver_gives():
 # ---- memory
 
 
-def answer(total_bytes: int) -> peaks.PeakMemory:
-    allocated, margin = total_bytes - 10 * 10**9, 2 * 10**9
-    return peaks.PeakMemory(
-        Active(allocated - 10**9, {}, "forward", "", {}, 1.0),
-        allocated=Interval(allocated, allocated - margin, allocated + margin),
-        total=Interval(total_bytes, total_bytes - 5 * 10**9, total_bytes + 5 * 10**9),
-        basis="steps without values",
-    )
+def test_memory_is_that_of_steps_without_values_until_it_was_measured(monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+    size = 100e9
 
-
-def of_memory(monkeypatch: pytest.MonkeyPatch, known: list[PastRun], total_gb: int, compute: bool = True) -> Prediction:
-    calls: list[bool] = []
-
-    def predict_all(configs: Any, machine: Any, sizes: Any, measured: Any = (), compute: bool = True) -> list[Any]:
-        calls.append(compute)
+    def predict_all(configs: Any, machine: Target, _: Any, __: Any, compute: bool) -> list[Any]:
+        asked.append(compute)
         assert (machine.gpu, machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
-        return [answer(total_gb * 10**9)] * len(configs)
+        allocated = Interval(size - 10e9, size - 12e9, size - 8e9)
+        active = Active(int(size) - 11 * 10**9, {}, "forward", "", {}, 1.0)
+        return [peaks.PeakMemory(active, allocated, Interval(size, size - 5e9, size + 5e9), "steps without values")]
+
+    def told(*known: dict[str, Any], needed: float = 100e9, effort: Effort = Effort.all) -> Prediction:
+        nonlocal size
+        size = needed
+        (prediction,) = Predictor(H200, past(*known), None).predict_all([config(vision(device="cuda"))], effort)
+        return prediction
 
     monkeypatch.setattr(peaks, "predict_all", predict_all)
-    wanted = config(vision(device="cuda"))
-    (prediction,) = Predictor(H200, known, None).predict_all([wanted], Effort.all if compute else Effort.records)
-    assert any(calls) == compute
-    return prediction
-
-
-def test_memory_is_that_of_steps_without_values_until_it_was_measured(monkeypatch: pytest.MonkeyPatch):
-    verdicts = {size: of_memory(monkeypatch, [], size).fits for size in (100, 148, 200)}
-    assert verdicts == {100: "yes", 148: "tight", 200: "no"}
-    known = of_memory(monkeypatch, [], 100, compute=False)
-    assert (known.memory_bytes, known.active_bytes) == (Interval(100e9, 95e9, 105e9), 89 * 10**9)
+    assert [told(needed=size).fits for size in (100e9, 148e9, 200e9)] == ["yes", "tight", "no"]
+    known = told(effort=Effort.records)
+    assert asked[-1] is False and (known.memory_bytes, known.active_bytes) == (Interval(100e9, 95e9, 105e9), 89 * 10**9)
     assert (known.gpu_memory_bytes, known.basis) == (H200.memory_bytes, "unknown")  # the basis of its times
-    peak = {"max": 100 * 10**9, "per_rank": [100 * 10**9], "kind": "cuda_allocated"}
-    ok = of_memory(monkeypatch, past(vision(device="cuda", peak_memory_bytes=peak)), 148)
+    ended = {"max": 10**11, "per_rank": [10**11], "kind": "cuda_allocated"}
+    ok = told(vision(device="cuda", peak_memory_bytes=ended), needed=148e9)
     assert (ok.fits, ok.memory_basis) == ("yes", "measured in 1 of this cell's runs")
-    assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 100 * 10**9
+    assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 10**11
     assert ok.memory_bytes is not None and ok.memory_bytes.value == 110 * 10**9
-    assert of_memory(monkeypatch, past(vision(device="cuda", status="oom")), 148).fits == "no"
-    other = of_memory(monkeypatch, past(vision(device="cuda", status="oom", hardware="Tesla T4")), 100)
-    assert other.fits == "yes"
+    assert told(vision(device="cuda", status="oom")).fits == "no"
+    assert told(vision(device="cuda", status="oom", hardware="Tesla T4")).fits == "yes"
 
 
 def test_data_that_is_not_there_is_the_reason_for_no_memory():
@@ -416,9 +366,9 @@ def test_an_error_of_a_prediction_stops_no_run(
 
     monkeypatch.setattr(history, "read", fails)
     with pytest.raises(KeyError):
-        before_run.prediction(typed(), tmp_path / "sweep" / "cell", None)
+        estimates.prediction(typed(), tmp_path / "sweep" / "cell", None)
     monkeypatch.delenv("MULTICARD_STRICT")
-    assert before_run.prediction(typed(), tmp_path / "sweep" / "cell", None) is None
+    assert estimates.prediction(typed(), tmp_path / "sweep" / "cell", None) is None
     assert "no prediction (KeyError: 'a defect')" in capsys.readouterr().err
 
 

@@ -19,7 +19,8 @@ HERE = "NVIDIA H100 NVL"
 
 def seen(step_s, *words, error=0.0, probe=False, machine=HERE, commit: str | None = "a", published=False, marks=""):
     setting = CELL | dict(word.split("=", 1) for word in words)
-    return StepObservation(setting, step_s, error, probe, machine, commit, published, marks)
+    basis = Basis.probed if probe else Basis.published if published else Basis.measured
+    return StepObservation(setting, step_s, error, machine, basis, commit, marks)
 
 
 def predicted(*words, of=(), machine=HERE, commit: str | None = "a"):
@@ -131,7 +132,7 @@ def test_cpu_ranks_share_their_cores_so_that_a_step_grows_as_a_power_of_their_nu
 
 def test_printed_growth_with_gpus_counts_as_a_ratio_for_its_times_may_be_of_a_sample():
     printed = [
-        StepObservation({"workload": "resnet50", "gpus": gpus}, step_s, 0.01, False, "their node", None, True)
+        StepObservation({"workload": "resnet50", "gpus": gpus}, step_s, 0.01, "their node", Basis.published)
         for gpus, step_s in (("1", 0.001), ("2", 0.0011), ("8", 0.0013))
     ]
     assert predicted("gpus=8", of=[seen(0.1), *printed]).value == pytest.approx(0.13)
@@ -235,7 +236,7 @@ def test_printed_figures_of_the_same_gpu_are_published_and_their_ratios_lead_on(
 
     def printed(step_s, **more):
         setting = {"gpus": "1", "precision.name": '"fp32"', **names} | more
-        return StepObservation(setting, step_s, 0.05, False, "their node", None, True)
+        return StepObservation(setting, step_s, 0.05, "their node", Basis.published)
 
     figures = [printed(0.1), printed(0.05, **{"precision.name": '"fp16"'})]
     same = predicted(of=figures)

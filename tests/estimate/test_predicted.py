@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from multicard.config.base import RunConfig, plain
-from multicard.estimate import peaks
+from multicard.estimate import peaks, steps
 from multicard.estimate.estimates import Estimate, Predictor
 from multicard.estimate.target import Target
 from multicard.machine import devices, environment
 from multicard.records import run_folder
+from multicard.records.figures import BYTES
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
-from multicard.sweep import fewest_probes, prediction_table, slurm_submit
+from multicard.sweep import predicted, prediction_table, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.prediction_table import Row
 from tests.conftest import typed
@@ -30,18 +31,12 @@ def within(value: float, share: float) -> Interval:
 
 
 def test_intervals_read_as_figures_of_one_unit():
-    column = prediction_table.column
-    steps = [within(0.0123, 0.08), within(0.25, 0.12), None, Interval(0.1, 0.07, 0.2), within(0.004, 0.004)]
-    assert column(steps, prediction_table.STEP) == [
-        "12.3 ms   ±8%",
-        "250 ms  ±12%",
-        "",
-        "70..200 ms",
-        "4 ms ±0.4%",
-    ]
-    assert column([None, None], prediction_table.STEP) == ["", ""]
-    assert column([within(7200, 0.1)], prediction_table.TOTAL) == ["2 h ±10%"]
-    assert column([Interval(20e9, 19e9, 25e9)], prediction_table.MEMORY) == ["19..25 GB"]
+    column, duration = prediction_table.column, prediction_table.DURATION
+    steps_s = [within(0.0123, 0.08), within(0.25, 0.12), None, Interval(0.1, 0.07, 0.2), within(0.004, 0.004)]
+    assert column(steps_s, duration) == ["12.3 ms ±8%", "250 ms ±12%", "", "70..200 ms", "4 ms ±0.4%"]
+    assert column([None, None], duration) == ["", ""]
+    assert column([within(7200, 0.1)], duration) == ["2 h ±10%"]
+    assert column([Interval(20e9, 19e9, 25e9)], BYTES) == ["19..25 GB"]
 
 
 def rows() -> list[Row]:
@@ -72,7 +67,7 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     table[1].estimate.prediction.marks = "&"
     assert prediction_table.table(table, 120) == [
         "precision  gpus  fits   peak memory  needed memory          step       total  basis",
-        "fp64       1     no      170 GB ±2%     180 GB ±5%  1,000 ms ±1%    2 h  ±2%  measured (3)",
+        "fp64       1     no      170 GB ±2%     180 GB ±5%  1,000 ms ±1%     2 h ±2%  measured (3)",
         "fp64       2     tight    80 GB ±2%      90 GB ±5%    500 ms ±8%    1 h ±10%  scaled& (4)",
         "fp32       1     tight    80 GB ±2%      90 GB ±5%   100..500 ms  0.1..0.5 h  published",
         "fp32       2     yes      35 GB ±2%      45 GB ±5%             -           -  unknown",
@@ -96,7 +91,7 @@ def test_the_sum_is_of_what_is_left():
     unfit = rows()
     unfit[1].estimate.prediction.fits = unfit[3].estimate.prediction.fits = "no"
     assert prediction_table.sums(unfit, on_gpus=True) == (
-        "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 0.2 h (0.1 to 0.5) of GPUs; "
+        "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 12 min (6 to 30) of GPUs; "
         "without 2 runs that will not fit"
     )
     assert prediction_table.sums([unfit[3]], True) == "nothing to measure; without 1 run that will not fit"
@@ -106,38 +101,28 @@ def test_the_sum_is_of_what_is_left():
 
 PRECISIONS, COUNTS = ("fp64", "fp32", "fp16"), ("1", "2", "4", "8")
 GRID = [{"precision": precision, "gpus": gpus} for precision in PRECISIONS for gpus in COUNTS]
-WORDS = ["python", "train_vision.py", "-m"]
 
 
 def probed(swept: Sequence[dict[str, str]], known: Sequence[int] = (), unfit: Sequence[int] = ()) -> list[str]:
-    """The commands of the fewest probes."""
+    """The fewest probes, as sweeps."""
     is_known = [place in known for place in range(len(swept))]
     wanted = [place not in (*known, *unfit) for place in range(len(swept))]
-    machines = ["h100-nvl"] * len(swept)
-    return fewest_probes.commands(swept, fewest_probes.fewest(swept, machines, is_known, wanted), WORDS)
+    chosen = steps.fewest_probes(swept, ["h100-nvl"] * len(swept), is_known, wanted)
+    return [" ".join(words) for words in predicted.products([swept[place] for place in chosen])]
 
 
 def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
-    assert probed(GRID) == [
-        "python train_vision.py -m precision=fp64,fp32,fp16 gpus=1 probe=true",
-        "python train_vision.py -m precision=fp64 gpus=2 probe=true",
-    ]
-    assert probed(GRID, known=[0, 1]) == ["python train_vision.py -m precision=fp32,fp16 gpus=1 probe=true"]
+    assert probed(GRID) == ["precision=fp64,fp32,fp16 gpus=1", "precision=fp64 gpus=2"]
+    assert probed(GRID, known=[0, 1]) == ["precision=fp32,fp16 gpus=1"]
     assert probed(GRID, known=[0, 1, 4, 8]) == []  # every precision, and two counts
-    assert probed(GRID, known=[0, 1, 4, 11]) == ["python train_vision.py -m precision=fp16 gpus=1 probe=true"]
+    assert probed(GRID, known=[0, 1, 4, 11]) == ["precision=fp16 gpus=1"]
     from_two = [cell for cell in GRID if cell["gpus"] != "1"]
-    assert probed(from_two) == [
-        "python train_vision.py -m precision=fp64,fp32,fp16 gpus=2 probe=true",
-        "python train_vision.py -m precision=fp64 gpus=4 probe=true",
-    ]
-    nodes = [{"nodes": count, "gpus": "4"} for count in ("1", "2", "4")]  # nothing tells of more nodes
-    assert probed(nodes) == ["python train_vision.py -m nodes=1,2,4 gpus=4 probe=true"]
-    assert probed(GRID, known=[0, 4, 8], unfit=[1, 5, 9]) == [
-        "python train_vision.py -m precision=fp64 gpus=4 probe=true"
-    ]
-    of_seeds = [{"seed": seed, "lr": "0.1"} for seed in ("0", "1", "2")]
-    assert probed(of_seeds) == ["python train_vision.py -m probe=true"]
-    assert probed([{}]) == ["python train_vision.py -m probe=true"] and probed([{}], known=[0]) == []
+    assert probed(from_two) == ["precision=fp64,fp32,fp16 gpus=2", "precision=fp64 gpus=4"]
+    nodes = [{"nodes": number, "gpus": "4"} for number in ("1", "2", "4")]  # nothing tells of more nodes
+    assert probed(nodes) == ["nodes=1,2,4 gpus=4"]
+    assert probed(GRID, known=[0, 4, 8], unfit=[1, 5, 9]) == ["precision=fp64 gpus=4"]
+    assert probed([{"seed": seed, "lr": "0.1"} for seed in ("0", "1", "2")]) == ["seed=0 lr=0.1"]
+    assert probed([{}], known=[0]) == []
 
 
 class Node:
@@ -173,25 +158,29 @@ def swept(folder: Path) -> list[str]:
     return ["-m", "batch_size=16,32,64", f"hydra.sweep.dir={folder}"]
 
 
+NEEDS = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB"
+
+
 def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, tmp_path: Path):
-    _, printed = called(*swept(tmp_path / "s"))
-    assert node.started == [16, 32, 64]
+    _, printed = called("-m", "batch_size=8,16,32,64", f"hydra.sweep.dir={tmp_path}")
+    assert node.started == [8, 16, 32, 64]
     (line,) = [line for line in printed.splitlines() if "will not fit" in line]
-    assert line.startswith("1 cell will not fit: [3/3] batch_size=64-") and "[2/3]" not in line
-    needs = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB"
-    assert f"{needs}; use a smaller batch_size or dataset.image_size, or fit=off" in line
-    (line,) = [line for line in printed.splitlines() if "may not fit" in line]
-    assert line.startswith("1 cell may not fit: [2/3] batch_size=32-")
+    assert line.startswith("2 cells will not fit: [1/4] batch_size=8-") and "[3/4]" not in line
+    assert "ran out of memory on NVIDIA H100 NVL before; [4/4] batch_size=64-" in line
+    assert f"{NEEDS}; use a smaller batch_size or dataset.image_size, or fit=off" in line
+    assert "1 cell may not fit: [3/4] batch_size=32-" in printed
 
 
 def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node, called: Called, tmp_path: Path):
-    code, printed = called(*swept(tmp_path / "s"), "fit=refuse")
+    """On this GPU, whatever another would hold."""
+    words = ["fit=refuse", "predict.gpu=t4", "predict.memory=1GB"]
+    code, printed = called(*swept(tmp_path / "s"), *words)
     assert code == 1 and node.started == [16, 32]
-    assert "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory" in printed
+    assert f"[3/3] refused: fit=refuse: {NEEDS}" in printed
     (folder,) = (tmp_path / "s").glob("batch_size=64-*")
     record = run_folder.read_json(folder / "result.json") or {}
     assert record["status"] == "refused" and record["cause"]["message"].startswith("fit=refuse: needs 128 GB")
-    code, printed = called(*swept(tmp_path / "dry"), "fit=refuse", "dry_run=true")
+    code, printed = called(*swept(tmp_path / "dry"), *words, "dry_run=true")
     assert code == 1 and "[3/3] refused: fit=refuse" in printed and not (tmp_path / "dry").exists()
 
 
@@ -205,40 +194,31 @@ def test_a_race_leaves_out_what_will_not_fit(
     )
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
-    out = "[3/3] out: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB; fit=off"
-    assert out in printed
+    assert f"[3/3] out: {NEEDS}; fit=off" in printed
     code, printed = called(*swept(tmp_path / "dry"), "race=images_per_s", "dry_run=true")
-    assert code == 0 and out in printed and "2 cells, to be measured as cells of race=images_per_s" in printed
+    assert code == 0 and "2 cells, to be measured as cells of race=images_per_s" in printed
     assert "refused: 0" in printed and not (tmp_path / "dry").exists()
 
 
-def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path):
-    for words in (["fit=off"], ["scale=smoke"], ["device=cpu"], ["hydra/launcher=submitit_slurm", "dry_run=true"]):
-        called("-m", "batch_size=64", f"hydra.sweep.dir={tmp_path / 's'}", *words)
-        assert node.asked == [], words
-    assert node.started == [64] * 3
+@pytest.mark.parametrize(
+    "words", [["fit=off"], ["scale=smoke"], ["device=cpu"], ["hydra/launcher=submitit_slurm", "dry_run=true"]]
+)
+def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Called, tmp_path: Path, words: list[str]):
+    called("-m", "batch_size=64", f"hydra.sweep.dir={tmp_path / 's'}", *words)
+    assert node.asked == [] and node.started == [64] * ("dry_run=true" not in words)
 
 
-def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path):
+def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     words = ["batch_size=64", f"hydra.run.dir={tmp_path / 's'}"]
     assert "1 cell will not fit: batch_size=64-" in called(*words)[1] and node.started == [64]
     code, printed = called(*words, "fit=refuse")
     assert code == 1 and printed.startswith("refused: fit=refuse: needs 128 GB") and node.started == [64]
     assert not (tmp_path / "s").exists()
-
-
-def test_a_cell_that_ran_out_of_memory_on_this_gpu_is_named(node: Node, called: Called, tmp_path: Path):
-    _, printed = called("-m", "batch_size=8,64", f"hydra.sweep.dir={tmp_path}")
-    assert "2 cells will not fit: [1/2] batch_size=8-" in printed
-    assert "ran out of memory on NVIDIA H100 NVL before; [2/2] batch_size=64-" in printed
-
-
-def test_runs_here_are_checked_for_this_gpu_whatever_another_would_hold(node: Node, called: Called, tmp_path: Path):
-    _, printed = called(*swept(tmp_path), "predict.gpu=t4", "predict.memory=1GB", "fit=refuse")
-    assert (
-        "[3/3] refused: fit=refuse: needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB"
-        in printed
-    )
+    monkeypatch.delenv("MULTICARD_STRICT")
+    monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
+    code, printed = called(*words, "fit=refuse")
+    assert code == 0 and node.started == [64, 64]  # a prediction that fails stops no run
+    assert "no prediction (ZeroDivisionError: integer division or modulo by zero); please report" in printed
 
 
 SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
@@ -259,16 +239,6 @@ def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
     assert code == 0 and "in the queue: 1; refused: 0\n" in printed and 64 not in node.asked[3:]
 
 
-def test_a_prediction_that_fails_stops_no_sweep(
-    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("MULTICARD_STRICT")
-    monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
-    code, printed = called(*swept(tmp_path), "fit=refuse")
-    assert code == 0 and node.started == [16, 32, 64]
-    assert "no prediction (ZeroDivisionError: integer division or modulo by zero); please report" in printed
-
-
 def test_nodes_of_slurm_are_not_taken_for_this_machine(
     node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -279,37 +249,32 @@ def test_nodes_of_slurm_are_not_taken_for_this_machine(
     assert second.startswith("predict=true: nothing is started. Predicted for a GPU, ") and "probe" not in printed
     code, printed = called(*words, "predict.gpu=h100-94gb")
     assert code == 0 and "not known here" not in printed and "gpus=1,2 probe=true" in printed
-    assert "not known here" not in called(*words, "predict.memory=80GB")[1]
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
     first, second, *_ = called(*words, "device=cpu")[1].splitlines()
     assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
 
 
-def probes_named(printed: str) -> list[str]:
-    return [line.strip() for line in printed.splitlines() if line.startswith("  python ")]
-
-
 def test_commands_of_probes_name_every_value_that_they_need(
     node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    where = f"hydra.sweep.dir={tmp_path / 's'}"
-    entry = "python train_vision.py -m"
-    _, printed = called("-m", "batch_size=0,16", "rerun=True", "lr=1e-3", where, "predict=true")
-    assert probes_named(printed) == [f"{entry} lr=1e-3 {where} batch_size=16 probe=true"]
-    monkeypatch.setattr(devices, "visible_gpus", lambda: ["GPU-0"])  # more are refused
-    _, printed = called("-m", "experiment=table2", "precision=fp32", "dataset=digits", where, "predict=true")
-    assert "gpus=2" in printed and probes_named(printed) == [
-        f"{entry} experiment=table2 precision=fp32 dataset=digits {where} gpus=1 probe=true"
-    ]
+    def probes(*words: str) -> list[str]:
+        printed = called("-m", *words, f"hydra.sweep.dir={tmp_path}", "predict=true")[1]
+        beginning = f"  python train_vision.py -m hydra.sweep.dir={tmp_path} "
+        return [
+            line.replace("experiment=table2 ", "", 1).removeprefix(beginning)
+            for line in printed.splitlines()
+            if line.startswith("  python ")
+        ]
 
-
-def test_a_probe_that_says_nothing_is_to_be_measured_again(node: Node, called: Called, tmp_path: Path):
-    config = typed("batch_size=16")
+    assert probes("batch_size=0,16", "rerun=True", "seed=1,2", "epochs=3") == ["batch_size=16 epochs=3 probe=true"]
+    config = typed("batch_size=16", "epochs=3")
     record = records.vision(batch_size=16) | {"config": plain(config), "identity": config.identity()}
-    records.write(tmp_path / f"gpus=1-{config.identity()}-probe", record)
-    _, printed = called("-m", "batch_size=16", "gpus=1,2", f"hydra.sweep.dir={tmp_path}", "predict=true")
-    entry = f"python train_vision.py -m batch_size=16 hydra.sweep.dir={tmp_path}"
-    assert probes_named(printed) == [f"{entry} gpus=2 probe=true", f"{entry} rerun=true gpus=1 probe=true"]
+    records.write(tmp_path / f"gpus=1-{config.identity()}-probe", record)  # it told nothing, on another machine
+    again = ["batch_size=16 gpus=2 epochs=3 probe=true", "rerun=true batch_size=16 gpus=1 epochs=3 probe=true"]
+    assert probes("batch_size=16", "gpus=1,2", "epochs=3") == again
+    monkeypatch.setattr(devices, "visible_gpus", lambda: ["GPU-0"])  # more are refused
+    kept = ["precision=fp32 gpus=1 dataset=digits probe=true"]
+    assert probes("experiment=table2", "precision=fp32", "dataset=digits") == kept
 
 
 def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
@@ -357,15 +322,11 @@ def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(environment, "cores", lambda: 2)
-    words = ["predict=true", "device=cpu", f"hydra.run.dir={tmp_path / 's'}", f"hydra.sweep.dir={tmp_path / 's'}"]
-    code, printed = called(*words, "gpus=8")
-    line = (
-        "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, of which no run tells the time; use gpus=2 or fewer"
-    )
-    assert (code, printed) == (1, f"{line}\n")
     monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs])
-    code, printed = called("-m", *words, "gpus=2,8")
-    assert code == 1 and f"[2/2] {line}" in printed and "1 run to measure" in printed
+    line = "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, of which no run tells the time"
+    words = ["predict=true", "device=cpu", f"hydra.sweep.dir={tmp_path / 's'}", "gpus=2,8"]
+    code, printed = called("-m", *words)
+    assert code == 1 and f"[2/2] {line}; use gpus=2 or fewer\n" in printed and "1 run to measure" in printed
 
 
 def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):

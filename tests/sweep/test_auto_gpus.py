@@ -77,10 +77,11 @@ def test_cells_beside_each_other_end_soonest_together(shown: Shown):
     assert shown("precision=fp64", *PACKED, "max_jobs=2")[1] == ["2"]
 
 
-def test_the_planner_picks_the_numbers_of_the_least_makespan():
-    def exact(seconds: dict[int, float]) -> dict[int, Interval]:
-        return {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
+def exact(seconds: dict[int, float]) -> dict[int, Interval]:
+    return {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
 
+
+def test_the_planner_picks_the_numbers_of_the_least_makespan():
     serial = {1: 480.0, 2: 470.0, 4: 460.0}
     assert planning.pick([(exact(SECONDS["fp32"]), 1), (exact(serial), 2)], 4) == ([2, 1], planning.PLANNED)
     halves = exact({1: 400.0, 2: 210.0, 4: 120.0})
@@ -123,21 +124,13 @@ def test_gpus_that_no_cell_can_use_alone_are_planned_with_all_the_same(monkeypat
     assert shown("precision=bf16", "seed=1,2", *PACKED)[1] == ["2"] * 2  # 470 s; on a machine of two, one each
 
 
-def test_a_cell_keeps_the_number_with_which_it_was_measured(shown: Shown, tmp_path: Path):
-    digits = typed(*SMALL, "gpus=1", "precision=fp32").identity()
+def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_seeds(shown: Shown, tmp_path: Path):
+    digits = typed(*SMALL, "gpus=1", "precision=fp32", "seed=2").identity()
     records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
-    assert "[1/2] gpus=auto: 1 (measured so before)" in shown("precision=fp32,bf16")[0]
-    assert shown("precision=fp32,bf16", "rerun=true")[1] == ["4", "2"]
-
-
-def test_each_seed_keeps_its_own_number_and_a_new_one_has_that_of_the_others(shown: Shown, tmp_path: Path):
-    for seed, gpus in ((2, 2), (3, 1)):
-        digits = typed(*SMALL, f"gpus={gpus}", "precision=fp32", f"seed={seed}").identity()
-        records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
-    printed, numbers = shown("precision=fp32", "seed=1,2,3")
-    assert "[1/3] gpus=auto: 2 (another seed was measured so before)\n" in printed
-    assert "[2/3] gpus=auto: 2 (measured so before)\n[3/3] gpus=auto: 1 (measured so before)\n" in printed
-    assert numbers == ["2"]  # of the one that is left to be measured
+    printed, numbers = shown("precision=fp32,bf16", "seed=1,2")
+    assert "[1/4] [3/4] gpus=auto: 1 (measured so before)\n" in printed
+    assert numbers == ["1", "2", "2"]  # of those that are left to be measured
+    assert shown("precision=fp32,bf16", "seed=2", "rerun=true")[1] == ["4", "2"]
 
 
 def test_a_single_run_is_named_by_its_number(called: Called, tmp_path: Path):

@@ -20,13 +20,13 @@ from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.schedule import Task, timed_option
-from multicard.estimate import history
+from multicard.estimate import history, steps
 from multicard.estimate.estimates import Effort, Estimate, estimate
 from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
 from multicard.machine import environment
 from multicard.records.schema_parts import Interval
-from multicard.sweep import auto_gpus, fewest_probes
+from multicard.sweep import auto_gpus
 from multicard.sweep.cells import Cell, Refused, cell_of, task_of
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
@@ -114,9 +114,9 @@ class JobRun:
             return None
         if self.job.times:
             return self.job.times[self.gpus]
-        if self.estimate is None or self.estimate.total_s is None:
+        if self.estimate is None or self.estimate.prediction.total_s is None:
             return None
-        return summed([self.estimate.total_s, self.estimate.start_s or START, END])
+        return summed([self.estimate.prediction.total_s, self.estimate.start_s or START, END])
 
     @property
     def basis(self) -> str:
@@ -144,7 +144,7 @@ def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
     if asked:
         estimates = estimate([*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus)
         for number, own in zip(asked, estimates, strict=True):
-            problem = "does not fit into the memory of a GPU" if own.fits == "no" else ""
+            problem = "does not fit into the memory of a GPU" if own.prediction.fits == "no" else ""
             found[number] = replace(found[number], problem=problem, estimate=own)
     return found
 
@@ -205,7 +205,7 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]
         settings = [history.setting(plain(cell.config)) for _, cell in own]
         machines = [str(run.estimate and run.estimate.target.hardware) for run, _ in own]
         is_known, wanted = [run.seconds is not None for run, _ in own], [run.is_unknown for run, _ in own]
-        for run, _ in [own[each] for each in fewest_probes.fewest(settings, machines, is_known, wanted)]:
+        for run, _ in [own[each] for each in steps.fewest_probes(settings, machines, is_known, wanted)]:
             entry, *words = run.job.words
             words += [word for word in node.words if not word.startswith("predict.")]
             words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}"]

@@ -10,7 +10,7 @@ from multicard.config.keys import require
 from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes
 from multicard.decide.race.posterior import NORMAL_90, Prior
-from multicard.estimate import before_run, totals
+from multicard.estimate import estimates, totals
 from multicard.machine.shares import machine
 from multicard.records import comparable
 from multicard.records.journal import Journal
@@ -60,13 +60,11 @@ def priors(cells: Sequence[Cell]) -> list[Prior | None]:
     found: list[Prior | None] = [None] * len(cells)
     if cells[0].config.race.figure != "images_per_s":
         return found
-    with before_run.no_reason_to_stop():
-        from multicard.estimate.estimates import estimate
-
-        for place, each in enumerate(estimate([cell.config for cell in cells], cells[0].folder)):
-            config, step_s = each.config, each.step_s
-            if isinstance(config, VisionConfig) and step_s is not None and step_s.basis.is_own and step_s.low > 0:
+    with estimates.no_reason_to_stop():
+        for place, each in enumerate(estimates.estimate([cell.config for cell in cells], cells[0].folder)):
+            config, step_s = each.config, each.prediction.step_s
+            if isinstance(config, VisionConfig) and step_s is not None and each.basis.is_own and step_s.low > 0:
                 images = MANY / totals.length_of_images(config, MANY, 0).steps
                 sd = math.log(step_s.high / step_s.low) / (2 * NORMAL_90)
-                found[place] = Prior(math.log(images / step_s.value), sd, str(step_s.basis), step_s.may_exclude)
+                found[place] = Prior(math.log(images / step_s.value), sd, str(each.basis), each.may_exclude)
     return found

@@ -15,19 +15,16 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import track
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
 from multicard.config.vision import VisionConfig
-from multicard.estimate.memory.facts import Facts, TextFacts
+from multicard.estimate.memory.facts import Facts
 from multicard.estimate.target import Target
 from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
 NOT_COMPUTED = "not computed yet"
-LENGTHS = (64, 512, 4096)  # tokens of a row: multiples of 8, in which torchtune cuts its output
 # Keys of a configuration on which the tensors of a step depend, beside the number of ranks and those of `_of_images`
 RELEVANT: dict[str, tuple[str, ...]] = {
     "vision": ("model", "strategy", "layout", "precision", "optimizer", "batch_size"),
@@ -119,24 +116,9 @@ def _versions() -> list[str]:
     return [*libraries, code.hexdigest()]
 
 
-def between(request: Request) -> tuple[Request, Request, float]:
-    """The two requests that are computed for one, and the share of the way from the first's row length to the second's.
-
-    On a GPU the peak of a phase is linear in the length of rows, so that two of LENGTHS stand for all between them, and
-    data sets share answers. Attention on a CPU is not linear."""
-    facts = request.facts
-    if not isinstance(facts, TextFacts) or request.device != "cuda" or facts.length in LENGTHS:
-        return request, request, 0.0
-    below = max((tokens for tokens in LENGTHS if tokens < facts.length), default=LENGTHS[0])
-    most = plain(request.config)["model"]["max_seq_len"]
-    above = min(next((tokens for tokens in LENGTHS if tokens > facts.length), most), most)
-    if not below < facts.length < above:
-        return request, request, 0.0
-    ends = [
-        msgspec.structs.replace(request, facts=msgspec.structs.replace(facts, length=tokens))
-        for tokens in (below, above)
-    ]
-    return ends[0], ends[1], (facts.length - below) / (above - below)
+def cache_folder() -> Path:
+    """The folder of answers, as JSON: nothing that is read from it is run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
 
 
 def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
@@ -145,31 +127,6 @@ def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
     Args:
         compute: False: only what is in the cache; NOT_COMPUTED for the others.
     """
-    parts = [between(request) for request in asked]
-    known = _known_answers([request for below, above, _ in parts for request in (below, above)], compute)
-    ends = zip(known[::2], known[1::2], parts, strict=True)
-    return [_mixed(below, above, share) for below, above, (_, _, share) in ends]
-
-
-def _mixed(below: Answer, above: Answer, share: float) -> Answer:
-    """The answer `share` of the way from one to another."""
-    if isinstance(below, str) or isinstance(above, str):
-        return below if isinstance(below, str) else above
-
-    def mixed(first: dict[str, int], last: dict[str, int]) -> dict[str, int]:
-        return {key: round((1 - share) * first.get(key, 0) + share * last.get(key, 0)) for key in first | last}
-
-    kinds, nearer = mixed(below.by_kind, above.by_kind), above if share > 0.5 else below
-    seconds, phases = below.seconds + (above.seconds if share else 0.0), mixed(below.by_phase, above.by_phase)
-    return Active(sum(kinds.values()), kinds, nearer.phase, nearer.operator, phases, seconds)
-
-
-def cache_folder() -> Path:
-    """The folder of answers, as JSON: nothing that is read from it is run."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
-
-
-def _known_answers(asked: Sequence[Request], compute: bool) -> list[Answer]:
     paths = [cache_folder() / f"{identity(request)}.json" for request in asked]
     answers: dict[Path, Answer] = {}
     for path in dict.fromkeys(paths):
@@ -204,5 +161,8 @@ def computed(asked: Sequence[Request]) -> Iterator[Answer]:
 
 def _with_progress(answers: Iterable[Answer], total: int) -> Iterable[Answer]:
     """The answers as they come, with a bar on a terminal's standard error that goes with the last."""
+    from rich.console import Console
+    from rich.progress import track
+
     console, words = Console(stderr=True), f"predicting the memory of {count(total, 'setting')}"
     return track(answers, words, total, console=console, transient=True, disable=not console.is_terminal)

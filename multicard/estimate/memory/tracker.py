@@ -7,6 +7,7 @@ which kind FSDP's buffers are, and it keeps statistics of each module that tripl
 
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -18,26 +19,16 @@ from torch.utils._pytree import tree_leaves
 
 from multicard.estimate.memory.torch_internals import sharding_unseen
 
-# The kinds of a run's active bytes:
-#   weights: parameters and buffers; gathered copies are buckets
-#   gradients: of the parameters, until the optimiser drops them
-#   optimizer: its states
-#   activations: made in the forward pass
-#   buckets: DDP's buckets, FSDP's gathered weights and the gradients that it is about to reduce
-#   batch: images and labels, or tokens, labels and masks, on the device
-#   resident: the data set of loader=device
-#   temporaries: made in the backward pass or by the optimiser, and none of the others
-KINDS: tuple[str, ...] = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "buckets",
-    "batch",
-    "resident",
-    "temporaries",
+KINDS = (  # of a run's active bytes
+    "weights",  # parameters and buffers; gathered copies are buckets
+    "gradients",  # of the parameters, until the optimiser drops them
+    "optimizer",  # its states
+    "activations",  # made in the forward pass
+    "buckets",  # DDP's buckets, FSDP's gathered weights and the gradients that it is about to reduce
+    "batch",  # images and labels, or tokens, labels and masks, on the device
+    "resident",  # the data set of loader=device
+    "temporaries",  # made in the backward pass or by the optimiser, and none of the others
 )
-
 CUDA_BLOCK_BYTES = 512  # the unit in which the caching allocator counts
 NF4_PARTS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
 WRAPPERS = ("DTensor", "NF4Tensor", "AsyncCollectiveTensor")  # dispatched again on the tensors inside
@@ -55,13 +46,13 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
+@dataclass(slots=True)
 class _Live:
-    """A storage that is in memory."""
+    """A storage that is in memory, until `end`."""
 
-    __slots__ = ("bytes", "end", "kind")
-
-    def __init__(self, kind: str, end: weakref.finalize) -> None:
-        self.kind, self.bytes, self.end = kind, 0, end
+    kind: str
+    end: weakref.finalize
+    bytes: int = 0
 
 
 class Tracker(TorchDispatchMode):
@@ -195,9 +186,9 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ in WRAPPERS for kind in types):
             return NotImplemented
-        if self._paused:
-            return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if self._paused:
+            return out
         name = self._operator = func._schema.name
         seen = self.operators.setdefault(name, set())
         for result in tree_leaves(out):
