@@ -1,7 +1,6 @@
 """Predicted steps: how they grow with GPUs, their intervals, and what each prediction rests on."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,18 +16,87 @@ CELL |= {"loader.prefetch_factor": "2", "dataset.image_size": "64", "seed": "0"}
 HERE = "NVIDIA H100 NVL"
 
 
-def seen(step_s, *words, error=0.0, probe=False, machine=HERE, commit: str | None = "a", published=False, marks=""):
+CPU, HALF, BATCHED = 'device="cpu"', 'precision.name="fp16"', 'loader.name="batched"'
+
+
+def seen(step_s, *words, error=0.0, basis=Basis.measured, machine=HERE, commit="a", marks=""):
     setting = CELL | dict(word.split("=", 1) for word in words)
-    basis = Basis.probed if probe else Basis.published if published else Basis.measured
     return StepObservation(setting, step_s, error, machine, basis, commit, marks)
 
 
-def predicted(*words, of=(), machine=HERE, commit: str | None = "a"):
+def probe(step_s, *words, **more):
+    return seen(step_s, *words, basis=Basis.probed, **more)
+
+
+def printed(step_s, error=0.05, **setting):
+    return StepObservation({"gpus": "1", **setting}, step_s, error, "their node", Basis.published)
+
+
+def predicted(*words, of=(), machine=HERE, commit="a"):
     return steps.step(CELL | dict(word.split("=", 1) for word in words), machine, commit, of)
 
 
 def spread(result):
     return math.log(result.high / result.low)
+
+
+OTHERS = {"precision.name": '"fp32"', "loader.name": '"torch"', "batch_size": "32"}  # keys that a source may name
+HALVED = OTHERS | {"precision.name": '"fp16"'}
+FP64 = 'precision.name="fp64"'
+
+
+@pytest.mark.parametrize(
+    ("wanted", "of", "step_s", "basis", "marks"),
+    [
+        # runs before probes, those of the commit before others
+        ((), [seen(0.1)], 0.1, "measured", ""),
+        ((), [probe(0.2), seen(0.1)], 0.1, "measured", ""),
+        ((), [probe(0.2), seen(0.1, commit="b")], 0.2, "probed", ""),
+        ((), [seen(0.1, commit="b"), seen(0.2)], 0.2, "measured", ""),
+        # marked runs where there are no others
+        ((), [probe(0.3, marks="&")], 0.3, "probed", "&"),
+        ((), [probe(0.3, marks="&"), seen(0.1)], 0.1, "measured", ""),
+        (("batch_size=64",), [seen(0.1), seen(0.9, "batch_size=64", marks="&")], 0.2, "scaled", ""),
+        (("batch_size=64",), [probe(0.3, marks="&")], 0.6, "scaled", "&"),
+        # without 1 and 2 GPUs: the line over a ring's bytes; CPU ranks: a power of their number
+        (("gpus=8",), [seen(0.1, "gpus=2"), seen(0.11, "gpus=4")], 0.11 + 0.01 * 0.25 / 0.5, "scaled", ""),
+        (("gpus=2",), [seen(0.1), seen(0.13, "gpus=4")], 0.1 + 0.03 / 1.5, "scaled", ""),
+        ((CPU, "gpus=4"), [seen(0.1, CPU), seen(0.2, CPU, "gpus=2")], 0.4, "scaled", ""),
+        ((CPU, "gpus=8"), [seen(0.1, CPU), seen(0.2, CPU, "gpus=2")], 0.8, "scaled", ""),
+        # on GPUs the exchange adds its seconds, on CPU ranks its share
+        ((HALF, "gpus=2"), [seen(0.1), seen(0.11, "gpus=2"), seen(0.04, HALF)], 0.05, "scaled", ""),
+        ((HALF, "gpus=2", CPU), [seen(0.1, CPU), seen(0.2, CPU, "gpus=2"), seen(0.04, HALF, CPU)], 0.08, "scaled", ""),
+        # more GPUs beyond linear have no effect elsewhere
+        ((HALF, "x=1", "gpus=2"), [seen(0.1), seen(0.08, "gpus=2"), seen(0.05, HALF, "x=1")], 0.05, "scaled", "?"),
+        # a batch counts in proportion, until a pair of cells tells
+        (("batch_size=64",), [seen(0.1)], 0.2, "scaled", ""),
+        (("batch_size=64",), [seen(0.1), seen(0.3, FP64), seen(0.45, FP64, "batch_size=64")], 0.15, "scaled", ""),
+        # printed figures of the cell, and their ratios, also of times of a sample
+        ((), [printed(0.1, **OTHERS)], 0.1, "published", ""),
+        ((HALF,), [printed(0.05, **HALVED), seen(0.2, "x=4")], 0.05, "published", ""),
+        ((HALF,), [printed(0.1, **OTHERS, w="x"), printed(0.05, **HALVED, w="x"), seen(0.2)], 0.1, "published", ""),
+        (("gpus=8",), [seen(0.1), printed(0.001, w="x"), printed(0.0013, w="x", gpus="8")], 0.13, "published", ""),
+    ],
+)  # fmt: skip
+def test_a_step_follows_from_the_cells_that_are_known(wanted, of, step_s, basis, marks):
+    result = predicted(*wanted, of=of)
+    assert (result.value, result.basis, result.marks) == (pytest.approx(step_s), basis, marks)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "of"),
+    [
+        ((), []),
+        ((), [seen(0.1, machine="another")]),
+        (("gpus=8",), [seen(0.1)]),
+        ((FP64,), [seen(0.1), seen(0.11, "gpus=2"), seen(0.04, HALF)]),
+        (("batch_size=null",), [seen(0.1)]),
+        *((gpus, [seen(math.nan), seen(0.0), seen(0.1, error=math.inf), seen(0.1, "gpus=null"), seen(0.1, "gpus=0")])
+          for gpus in ((), ("gpus=2",))),
+    ],
+)  # fmt: skip
+def test_a_step_to_which_no_way_leads_is_unknown(wanted, of):
+    assert predicted(*wanted, of=of) is None
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(2, 0.0), (4, 0.5 / 0.75), (8, 1.0), (1, -1 / 0.75)])
@@ -63,39 +131,30 @@ def test_differences_count_another_option_of_a_group_once():
     assert differences({}, CELL) == () and differences({"workload": "x"}, CELL) == ("workload",)
 
 
-def test_a_cell_that_ran_is_measured_and_several_runs_narrow_it():
+def test_intervals_narrow_with_runs_and_widen_with_what_is_not_the_cell_itself():
     one, four = predicted(of=[seen(0.1)]), predicted(of=[seen(0.1), seen(0.101), seen(0.1), seen(0.099, "seed=4")])
-    assert (one.basis, one.runs, one.about) == (Basis.measured, 1, "1 run of this cell")
-    assert one.value == pytest.approx(0.1) and spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3)
-    assert four.runs == 4 and spread(four) < spread(one)
+    assert (one.runs, one.about, four.runs) == (1, "1 run of this cell", 4)
+    assert spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3) and spread(four) < spread(one)
+    other = predicted(of=[seen(0.1, commit="b")])
+    assert other.about == "1 run of this cell, another commit" and spread(other) > spread(one)
+    assert spread(predicted(of=[probe(0.1, error=0.005)])) > spread(one)
+    assert spread(predicted(of=[seen(0.1, marks="&")])) > 0.9
+    known = [seen(0.1), seen(0.05, HALF), seen(0.08, BATCHED)]
+    near, far = (predicted(HALF, "dataset.image_size=128", *more, of=known) for more in ([], [BATCHED]))
+    assert near.value == pytest.approx(0.05 * 4) and far.value == pytest.approx(0.05 * 4 * 0.8)
+    assert spread(one) < spread(near) < spread(far)
+    theirs = predicted(of=[printed(0.1, **OTHERS)])
+    assert "printed for their node" in theirs.about and spread(theirs) > spread(one)
 
 
 def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
-    on_cpu = 'device="cpu"'
-    once = predicted(on_cpu, of=[seen(0.1, on_cpu)])
+    once = predicted(CPU, of=[seen(0.1, CPU)])
     assert spread(once) == pytest.approx(2 * 1.645 * 0.08 * math.sqrt(2), rel=1e-3)
-    steady = [seen(0.1, on_cpu, f"batch_size={size}") for size in range(20) for _ in range(5)]
-    assert spread(predicted(on_cpu, of=[*steady, seen(0.1, on_cpu)])) < spread(once) / 5
-
-
-def test_a_probe_is_wider_than_a_run_and_gives_way_to_it():
-    probe = predicted(of=[seen(0.1, probe=True, error=0.005)])
-    assert probe.basis == Basis.probed and spread(probe) > spread(predicted(of=[seen(0.1)]))
-    both = predicted(of=[seen(0.2, probe=True), seen(0.1)])
-    assert both.basis == Basis.measured and both.value == pytest.approx(0.1)
-    since = predicted(of=[seen(0.2, probe=True), seen(0.1, commit="b")])
-    assert since.basis == Basis.probed and since.value == pytest.approx(0.2)
-
-
-def test_another_commit_is_wider_and_said_and_another_machine_says_nothing():
-    other = predicted(of=[seen(0.1, commit="b")])
-    assert "another commit" in other.about and spread(other) > spread(predicted(of=[seen(0.1)]))
-    assert predicted(of=[seen(0.1, commit="b"), seen(0.2)]).value == pytest.approx(0.2)
-    assert predicted(of=[seen(0.1, machine="another")]) is None
-    assert predicted(of=[]) is None
-    broken = [seen(math.nan), seen(0.0), seen(0.1, error=math.inf), seen(0.1, "gpus=null"), seen(0.1, "gpus=0")]
-    assert predicted(of=broken) is None and predicted("gpus=2", of=broken) is None
-    assert predicted("batch_size=null", of=[seen(0.1)]) is None
+    steady = [seen(0.1, CPU, f"batch_size={size}") for size in range(20) for _ in range(5)]
+    assert spread(predicted(CPU, of=[*steady, seen(0.1, CPU)])) < spread(once) / 5
+    known = [seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]
+    four, eight = (predicted(CPU, f"gpus={gpus}", of=known) for gpus in (4, 8))
+    assert spread(eight) > spread(four) and math.log(eight.high / eight.value) > 1.645 * 0.25 * math.log(4)
 
 
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
@@ -109,34 +168,8 @@ def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noi
     assert spread(predicted(of=[seen(0.1)])) < spread(near) < spread(far)
     noisy = predicted("gpus=8", of=[seen(0.1, error=0.03), seen(0.103, "gpus=2", error=0.03)])
     assert spread(noisy) > spread(far)
-    assert predicted("gpus=8", of=[seen(0.1)]) is None
     known_4 = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2"), seen(0.104, "gpus=4")])
     assert spread(known_4) < spread(far) and "T(4)" in known_4.about
-
-
-def test_without_one_and_two_gpus_the_line_over_a_rings_bytes_is_carried_on():
-    far = predicted("gpus=8", of=[seen(0.1, "gpus=2"), seen(0.11, "gpus=4")])
-    assert far.value == pytest.approx(0.11 + 0.01 * (1.75 - 1.5) / (1.5 - 1)) and far.about == "T(2), T(4) of gpus"
-    between = predicted("gpus=2", of=[seen(0.1), seen(0.13, "gpus=4")])
-    assert between.value == pytest.approx(0.1 + 0.03 / 1.5)
-    assert spread(far) > spread(predicted("gpus=4", of=[seen(0.11, "gpus=4")]))
-
-
-def test_cpu_ranks_share_their_cores_so_that_a_step_grows_as_a_power_of_their_number():
-    on_cpu = 'device="cpu"'
-    known = [seen(0.1, on_cpu), seen(0.2, on_cpu, "gpus=2")]
-    four, eight = (predicted(on_cpu, f"gpus={gpus}", of=known) for gpus in (4, 8))
-    assert four.value == pytest.approx(0.4) and eight.value == pytest.approx(0.8) and spread(eight) > spread(four)
-    assert math.log(eight.high / eight.value) > 1.645 * 0.25 * math.log(4)
-
-
-def test_printed_growth_with_gpus_counts_as_a_ratio_for_its_times_may_be_of_a_sample():
-    printed = [
-        StepObservation({"workload": "resnet50", "gpus": gpus}, step_s, 0.01, "their node", Basis.published)
-        for gpus, step_s in (("1", 0.001), ("2", 0.0011), ("8", 0.0013))
-    ]
-    assert predicted("gpus=8", of=[seen(0.1), *printed]).value == pytest.approx(0.13)
-    assert predicted("gpus=2", of=[seen(0.1), *printed]).value == pytest.approx(0.11)
 
 
 @pytest.mark.parametrize(
@@ -159,33 +192,14 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     assert steps.step(another, "h100-94gb", "a", printed) is None
 
 
-def test_a_precision_is_scaled_by_another_cells_and_adds_the_seconds_of_the_exchange_on_gpus():
-    half, two = 'precision.name="fp16"', "gpus=2"
-    known = [seen(0.1), seen(0.11, two), seen(0.04, half)]
-    assert predicted(half, two, of=known).value == pytest.approx(0.04 + 0.01)
-    cpu = [replace(item, setting={**item.setting, "device": '"cpu"'}) for item in known]
-    shared = predicted(half, two, 'device="cpu"', of=cpu)
-    assert shared.value == pytest.approx(0.04 * 1.1)
-    assert "by 1 pair of cells" in shared.about and shared.basis == Basis.scaled
-    assert predicted('precision.name="fp64"', of=known) is None
-
-
-def test_each_axis_that_is_crossed_widens_the_interval():
-    known = [seen(0.1), seen(0.05, 'precision.name="fp16"'), seen(0.08, 'loader.name="batched"')]
-    one = predicted('precision.name="fp16"', "dataset.image_size=128", of=known)
-    two = predicted('precision.name="fp16"', "dataset.image_size=128", 'loader.name="batched"', of=known)
-    assert one.value == pytest.approx(0.05 * 4) and two.value == pytest.approx(0.05 * 4 * 0.8)
-    assert spread(known_cell := predicted(of=known)) < spread(one) < spread(two) and known_cell.basis == "measured"
-
-
 def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
-    batched, here = 'loader.name="batched"', ('precision.name="fp64"', "batch_size=64")
-    pair = [seen(0.464), seen(0.0196, batched), seen(0.464, *here)]
-    one = predicted(batched, *here, of=pair)
+    here = (FP64, "batch_size=64")
+    pair = [seen(0.464), seen(0.0196, BATCHED), seen(0.464, *here)]
+    one = predicted(BATCHED, *here, of=pair)
     assert (one.basis, one.runs) == (Basis.scaled, 3) and one.value == pytest.approx(0.0196) and one.high > 0.464
     three = [entry for size in (16, 48) for entry in (seen(0.464, f"batch_size={size}"),
-             seen(0.0196, f"batch_size={size}", batched))]  # fmt: skip
-    several = predicted(batched, *here, of=[*pair, *three])
+             seen(0.0196, f"batch_size={size}", BATCHED))]  # fmt: skip
+    several = predicted(BATCHED, *here, of=[*pair, *three])
     assert "by 3 pairs" in several.about and several.high < 0.1
 
 
@@ -205,48 +219,6 @@ def test_what_scaled_beyond_linear_is_carried_on_as_linear_and_marked(known, wan
     result = predicted(where, f"gpus={wanted}", of=of)
     assert result.marks == marks
     assert 0.10 < result.value < 0.12 if step_s is None else result.value == pytest.approx(step_s)
-
-
-def test_an_effect_of_more_gpus_beyond_linear_is_none_elsewhere():
-    half = 'precision.name="fp16"'
-    known = [seen(0.1), seen(0.08, "gpus=2"), seen(0.05, half, 'layout="nhwc"')]
-    result = predicted(half, 'layout="nhwc"', "gpus=2", of=known)
-    assert result.marks == "?" and result.value == pytest.approx(0.05) and result.low < 0.04
-
-
-def test_marked_runs_count_where_no_others_do_and_the_estimate_is_marked():
-    slowed = seen(0.3, probe=True, marks="&")
-    alone = predicted(of=[slowed])
-    assert (alone.basis, alone.marks, alone.value) == (Basis.probed, "&", pytest.approx(0.3)) and spread(alone) > 0.9
-    quiet = predicted(of=[slowed, seen(0.1)])
-    assert (quiet.basis, quiet.marks, quiet.value) == (Basis.measured, "", pytest.approx(0.1))
-    scaled = predicted("batch_size=64", of=[seen(0.1), seen(0.9, "batch_size=64", marks="&")])
-    assert (scaled.basis, scaled.marks, scaled.value) == (Basis.scaled, "", pytest.approx(0.2))
-    assert predicted("batch_size=64", of=[slowed]).marks == "&"
-
-
-def test_a_batch_is_in_proportion_until_a_pair_of_cells_tells():
-    assert predicted("batch_size=64", of=[seen(0.1)]).value == pytest.approx(0.2)
-    pair = [seen(0.1), seen(0.3, 'precision.name="fp64"'), seen(0.45, 'precision.name="fp64"', "batch_size=64")]
-    assert predicted("batch_size=64", of=pair).value == pytest.approx(0.15)
-
-
-def test_printed_figures_of_the_same_gpu_are_published_and_their_ratios_lead_on():
-    names = {"loader.name": '"torch"', "batch_size": "32"}
-
-    def printed(step_s, **more):
-        setting = {"gpus": "1", "precision.name": '"fp32"', **names} | more
-        return StepObservation(setting, step_s, 0.05, "their node", Basis.published)
-
-    figures = [printed(0.1), printed(0.05, **{"precision.name": '"fp16"'})]
-    same = predicted(of=figures)
-    assert (same.basis, same.value) == (Basis.published, pytest.approx(0.1)) and "their node" in same.about
-    own = predicted('precision.name="fp16"', of=[*figures, seen(0.2, "loader.prefetch_factor=4")])
-    assert own.basis == Basis.published and own.value == pytest.approx(0.05)
-    ratio = [replace(figure, setting={**figure.setting, "workload": "resnet50"}) for figure in figures]
-    led = predicted('precision.name="fp16"', of=[*ratio, seen(0.2)])
-    assert led.basis == Basis.published and led.value == pytest.approx(0.1) and "printed" in led.about
-    assert spread(led) > spread(predicted(of=[seen(0.2)]))
 
 
 def test_intervals_of_steps_cover_in_simulation():
