@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,10 +159,9 @@ def test_cuda_graphs_are_advised_where_tuning_takes_them(words: tuple[str, ...],
 
 def test_every_bound_has_its_words_and_its_advice():
     assert set(diagnosis.DESCRIPTIONS) == set(COSTS)
-    for bound in COSTS:
-        for placement in (CPU, CUDA):
-            assert vision.advise(typed("preset=fast"), placement, bound)
-            assert llm.advise(typed_llm("method=dpo"), placement, bound)
+    for bound, placement in product(COSTS, (CPU, CUDA)):
+        assert vision.advise(typed("preset=fast"), placement, bound)
+        assert llm.advise(typed_llm("method=dpo"), placement, bound)
 
 
 @pytest.mark.usefixtures("processes")

@@ -171,9 +171,9 @@ def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypa
     (device,) = record["devices"]
     assert record["energy_joules"] is device["energy_joules"] is device["power_max_w"] is None
 
-    install(monkeypatch, Nvml(Gpu("GPU-a")))
-    record = sampled(tmp_path, ["GPU-a", "GPU-gone"], ranks=1)
-    assert record["problem"] == "node 0, start 0: NVML does not give GPU-gone (Not Found)"
+    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", forbids=("HandleByUUID",))))
+    record = sampled(tmp_path, ["GPU-a", "GPU-b"], ranks=1)
+    assert record["problem"] == "node 0, start 0: NVML does not give GPU-b (Insufficient Permissions)"
     assert record["energy_joules"] is None
     assert [device["power_max_w"] for device in record["devices"]] == [100, None]
 
@@ -197,9 +197,6 @@ def test_what_nvml_does_not_allow_is_missing_with_the_reason(tmp_path: Path, mon
         "utilisation": "Not Supported",
         "processes": "Insufficient Permissions",
     }
-    install(monkeypatch, Nvml(Gpu("GPU-b", forbids=("HandleByUUID",))))
-    record = sampled(tmp_path / "b", ["GPU-b"], ranks=1)
-    assert record["problem"] == "node 0, start 0: NVML does not give GPU-b (Insufficient Permissions)"
 
 
 def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -323,7 +320,7 @@ def noted(ranks: int, *pids: int, before: tuple[int, ...] = ()) -> list[int]:
     return [other["pid"] for other in seen.foreign([(0.0, 1.0)])]
 
 
-def test_processes_are_told_apart_by_descent():
+def test_processes_are_told_apart_by_descent_and_those_out_of_sight_are_ours_up_to_the_number_of_ranks():
     child = subprocess.Popen(["sh", "-c", "sleep 60 & echo $! && wait"], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
@@ -335,29 +332,18 @@ def test_processes_are_told_apart_by_descent():
         subprocess.run(["kill", str(grandchild)], check=False)
         child.wait()
     assert readings.identify(child.pid) == (None, None)
-
-
-def test_processes_that_cannot_be_seen_are_ours_up_to_the_number_of_ranks():
     assert noted(2, HIDDEN, HIDDEN + 1) == []
     assert noted(2, HIDDEN, HIDDEN + 1, HIDDEN + 2) == [HIDDEN + 2]
     assert noted(2, HIDDEN, HIDDEN + 1, before=(HIDDEN,)) == [HIDDEN]
 
 
-def test_others_on_the_gpus_are_recorded_once_with_their_most_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gpu = Gpu("GPU-a", compute=[process(HIDDEN, 9)], graphics=[process(1, 7)])
-    install(monkeypatch, Nvml(gpu, names={HIDDEN: "/opt/solver/solve"}))
-    later = [process(HIDDEN, 5), process(os.getpid(), 1)]
-    threading.Timer(0.3, lambda: setattr(gpu, "compute", later)).start()
-    record = sampled(tmp_path, ["GPU-a"], ranks=1)
+def test_others_are_recorded_once_with_their_most_memory_where_they_overlap_the_training():
+    seen = Neighbours(1, {HIDDEN: "solve"}.get)
+    for time_s, gpu, pid, held_bytes in ((0, "GPU-a", HIDDEN, 9), (0, "GPU-a", 1, 7), (1, "GPU-a", HIDDEN, 5)):
+        seen.note(time_s, gpu, pid, held_bytes, before_ranks=True)
+    seen.note(3.0, "GPU-b", 1, None)
     init = Path("/proc/1/comm").read_text().strip()
-    host = record["devices"][0]["host"]
-    assert record["disturbed_by"] == [
-        {"host": host, "gpu": "GPU-a", "pid": HIDDEN, "name": "solve", "memory_bytes": 9},
-        {"host": host, "gpu": "GPU-a", "pid": 1, "name": init, "memory_bytes": 7},
+    assert seen.foreign([(0.5, 2.0), (2.5, 4.0)]) == [
+        {"gpu": "GPU-a", "pid": HIDDEN, "name": "solve", "memory_bytes": 9},
+        {"gpu": "GPU-b", "pid": 1, "name": init, "memory_bytes": None},  # it had left the other before
     ]
-
-
-def test_who_had_gone_before_the_training_did_not_disturb_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gpu = Gpu("GPU-a", compute=[process(1, 5)])
-    install(monkeypatch, Nvml(gpu))
-    assert sampled(tmp_path, ["GPU-a"], ranks=1, first=gpu.compute.clear)["disturbed_by"] == []

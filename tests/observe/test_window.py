@@ -107,10 +107,9 @@ def test_nsys_brackets_the_window_and_marks_its_steps(tmp_path: Path, nsys_calls
 
 def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ValueError, match=r"^profile=nsys: Nsight Systems is not installed .* or use profile=kineto$"):
-        nsys.check("cuda")
-    with pytest.raises(ValueError, match=r"^profile=nsys: profiles CUDA devices.*; use profile=kineto$"):
-        nsys.check("cpu")
+    for device, said in {"cuda": "Nsight Systems is not installed .* or", "cpu": "profiles CUDA devices.*;"}.items():
+        with pytest.raises(ValueError, match=rf"^profile=nsys: {said} use profile=kineto$"):
+            nsys.check(device)
 
 
 STAND_IN = """#!/bin/sh

@@ -21,9 +21,7 @@ from tests.helpers.launching import launch
     ("error", "expected"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
         (torch.distributed.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"), True),
@@ -42,7 +40,6 @@ def test_out_of_memory_errors_are_recognised(error: BaseException, expected: boo
     "message",
     [
         "GET was unable to find an engine to execute this computation",
-        "FIND was unable to find an engine to execute this computation",
         "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",

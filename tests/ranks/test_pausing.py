@@ -88,8 +88,10 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
 def test_a_block_leaves_out_the_warm_up_what_lay_ready_and_the_starts_of_epochs(
     trained: Callable[..., tuple[Pausing, Board]], tmp_path: Path
 ):
-    follower, _ = trained([6, 12, 20], 8, warm_up=4, prepared=2)
+    losses = iter([2.5, 0.5, float("nan")])  # of the last step, though the board may lag
+    follower, _ = trained([6, 12, 20], 8, warm_up=4, prepared=2, last_loss=lambda: next(losses))
     blocks = lines(tmp_path)
+    assert [block["loss"] for block in blocks] == [2.5, 0.5, None]
     assert [block["step"] for block in blocks] == [6, 12, 20]
     # steps 5 and 6; 10, 11 and 12 after two left of three that were skipped, as an epoch began with 9; 16, 18, 19, 20
     assert [len(block["step_s"]) for block in blocks] == [2, 3, 4]
@@ -105,14 +107,6 @@ def test_epochs_of_one_step_are_measured_with_their_first_batch(
     first, second = lines(tmp_path)
     assert first["step_s"] == [51.0, 51.0] and second["step_s"] == [51.0, 51.0]
     assert first["samples"] == [5.0, 5.0]
-
-
-def test_the_loss_of_a_block_is_that_of_its_last_step_though_the_board_lags(
-    trained: Callable[..., tuple[Pausing, Board]], tmp_path: Path
-):
-    losses = iter([2.5, float("nan")])
-    trained([6, 12], 8, warm_up=4, last_loss=lambda: next(losses))
-    assert [block["loss"] for block in lines(tmp_path)] == [2.5, None]
 
 
 def test_a_rank_waits_until_it_is_let_go_or_stopped(tmp_path: Path):
@@ -229,16 +223,11 @@ def test_a_probe_of_a_race_is_known_by_the_steps_that_counted():
 
 
 def test_what_a_race_cannot_be_is_refused():
-    for words, said in {
-        ("race.figure=speed",): "race=speed: choose one of images_per_s",
-        ("race.figure=images_per_s", "race.confidence=0.3"): "race.confidence=0.3: must be 0.5 or more",
-        ("race.figure=images_per_s", "race.tolerance=2x"): "race.tolerance=2x: must be above 0%",
-        ("race.block=0.0",): "race.block=0.0: must be above 0",
-        ("race.figure=images_per_s", "repeat=3"): "leave out repeat=3",
-        ("race.figure=images_per_s", "nodes=2"): "leave out nodes=2",
-        ("race.figure=images_per_s", "diagnose=true"): "leave out diagnose=true",
-        ("race.figure=images_per_s", "profile=kineto"): "leave out profile=kineto",
+    for word, said in {
+        "race.confidence=0.3": "race.confidence=0.3: must be 0.5 or more",
+        "race.tolerance=2x": "race.tolerance=2x: must be above 0%",
+        "race.block=0.0": "race.block=0.0: must be above 0",
     }.items():
         with pytest.raises(ValueError, match=said):
-            typed(*words)
+            typed("race.figure=images_per_s", word)
     assert typed("race.figure=images_per_s").identity() == typed().identity()

@@ -27,26 +27,20 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
     assert attempts.moved_on(tmp_path)
     attempts.begin(tmp_path, JOB)  # killed without a word: what it did is lost
     attempts.begin(tmp_path, JOB)
+    save(tmp_path, 15)
+    attempts.begin(tmp_path, JOB)  # killed without a word too, but saved before
     attempts.end(tmp_path, None)
-    trained = [Segment(steps=10, trained_s=1.0), Segment(first_step=10, steps=5, trained_s=0.5)]
-    first, lost, last = attempts.merge(tmp_path, trained)
-    assert (first.end, first.first_step, first.steps, first.trained_s) == ("preempted", 0, 10, 1.0)
-    assert (lost.end, lost.first_step, lost.steps, lost.trained_s) == (None, 10, 0, None)
-    assert (last.end, last.first_step, last.steps, last.trained_s) == ("ok", 10, 5, 0.5)
-    assert (last.job, last.hosts) == ("12_3", ["n1", "n2"])
+    trained = [(0, 10), (10, 5), (15, 3)]
+    segments = attempts.merge(tmp_path, [Segment(first_step=first, steps=steps) for first, steps in trained])
+    assert [(one.end, one.first_step, one.steps) for one in segments] == [
+        ("preempted", 0, 10),
+        (None, 10, 0),
+        (None, 10, 5),
+        ("ok", 15, 3),
+    ]
+    assert (segments[-1].job, segments[-1].hosts) == ("12_3", ["n1", "n2"])
     assert attempts.requeues(tmp_path) == 1
-
-
-def test_what_an_attempt_saved_before_it_was_killed_without_a_word_is_its_own(tmp_path: Path):
-    attempts.begin(tmp_path, JOB)
-    save(tmp_path, 10)
-    attempts.begin(tmp_path, JOB)
-    attempts.end(tmp_path, None)
-    trained = [Segment(steps=10, trained_s=1.0), Segment(first_step=10, steps=5, trained_s=0.5)]
-    killed, last = attempts.merge(tmp_path, trained)
-    assert (killed.end, killed.first_step, killed.steps, killed.trained_s) == (None, 0, 10, 1.0)
-    assert (last.end, last.first_step, last.steps, last.trained_s) == ("ok", 10, 5, 0.5)
-    assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
 
 
 def test_the_parts_of_a_result_are_of_attempts_whose_work_is_in_it(tmp_path: Path):
