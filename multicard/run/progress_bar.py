@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from threading import Event, Thread
 from typing import Any, Self
 
-from multicard.measure.timing import clock_s, in_hours
+from multicard.measure.timing import clock_s
 from multicard.records.progress import Board
 
 REFRESH_S = 0.25
@@ -52,19 +52,20 @@ class ProgressBar:
 
 
 def _bar() -> Any:
+    """rich's bar, which derives the time left from the steps of the last 30 s."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
         TextColumn("  {task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %  {task.fields[figures]}"),
-        TextColumn("{task.fields[left]}", style="progress.remaining"),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
         auto_refresh=False,
         transient=True,
     )
-    bar.add_task("starting", total=None, figures="", left="")
+    bar.add_task("starting", total=None, figures="")
     return bar
 
 
@@ -73,30 +74,21 @@ class ProgressView:
 
     def __init__(self, board: Board, ranks: int, epochs: int, unit: str) -> None:
         self._board, self._ranks, self._epochs, self._unit = board, ranks, epochs, unit
-        self._first: tuple[float, int, int] | None = None  # time, steps and samples when training was first seen
-        self._last = (0.0, 0)  # time and steps when the steps last changed
+        self._first: tuple[float, int] | None = None  # time and samples when training was first seen
 
     def look(self, now_s: float) -> dict[str, Any]:
-        """The fields now. From the first step on they have the time left: at the mean time of a step so far."""
+        """The fields now; none before training, when nothing is posted."""
         posted = self._board.read(0)
         if not posted.of:
-            return {}  # nothing is posted before training
+            return {}
         samples = sum(self._board.read(rank).samples for rank in range(self._ranks))
-        first_s, first_step, first_samples = self._first = self._first or (now_s, posted.steps, samples)
-        if self._last[1] != posted.steps:
-            self._last = (now_s, posted.steps)
-        last_s, steps = self._last
+        first_s, first_samples = self._first = self._first or (now_s, samples)
         figures = [] if math.isnan(posted.loss) else [f"loss {posted.loss:.3f}"]
-        left = "-:--:--"
-        if steps > first_step and last_s > first_s:
+        if samples > first_samples and now_s > first_s:
             figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
-            step_s = (last_s - first_s) / (steps - first_step)
-            since_s = min(now_s - last_s, step_s)  # of the next step, unless the run evaluates
-            left = in_hours(max(0.0, step_s * (posted.of - steps) - since_s))
         return {
             "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating,
-            "total": 1.0,
-            "completed": min(posted.steps / posted.of, ALMOST if posted.evaluating else 1.0),
+            "total": posted.of,
+            "completed": min(posted.steps, posted.of * (ALMOST if posted.evaluating else 1.0)),
             "figures": "  ".join(figures),
-            "left": left,
         }

@@ -1,8 +1,10 @@
 """Energy and state in a span of time, in closed form."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pynvml
 import pytest
 
@@ -10,6 +12,7 @@ from multicard.machine import devices
 from multicard.observe.energy import gpu_record, sampler
 from multicard.observe.energy.readings import COLUMNS, Counters
 from multicard.records.rank_files import RankProbe, RankReport
+from tests.helpers import records
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 
 NAN = float("nan")
@@ -121,6 +124,34 @@ def test_spans_of_several_starts_add_up():
     assert lost["energy_joules"] is lost["energy_source"] is lost["power_mean_w"] is None
 
 
+def part(*spans_s: tuple[float, float], start: int = 0, node: int = 0) -> dict[str, Any]:
+    """A part whose samples hold no more than one GPU."""
+    device = {"host": f"n{node}", "uuid": f"GPU-{node}", "index": 0, "missing": {}}
+    own = {"start": start, "node": node, "host": f"n{node}", "covers": "training", "spans_s": spans_s}
+    return own | {"devices": [device], "disturbed_by": [], "problem": None}
+
+
+def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path):
+    expected = [(start, node) for start in (0, 1) for node in (0, 1)]
+    for start, node in expected:
+        table = np.full((10, len(COLUMNS)), NAN)
+        table[:, 0], table[:, 1] = np.arange(10), np.arange(10) * (300 if node else 100)
+        own = part((1, 3), (4, 8), start=start, node=node)
+        gpu_record.write_part(tmp_path, own, {f"GPU-{node}": table})
+    record = gpu_record.merge(tmp_path, expected, wait=False)
+    assert [(device["host"], device["uuid"]) for device in record["devices"]] == [("n0", "GPU-0"), ("n1", "GPU-1")]
+    assert [device["energy_joules"] for device in record["devices"]] == [1200, 3600]
+    assert records.training_joules(record) == 4800
+    assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
+
+    assert gpu_record.merge(tmp_path, expected, wait=False) == record  # by a start after one that was cut off
+    for path in (tmp_path / "gpu").glob("s01_n01.*"):
+        path.unlink()
+    record = gpu_record.merge(tmp_path, expected, wait=False)
+    assert record["problem"] == "no samples of start 1 on node 1" and record["energy_joules"] is None
+    assert record["devices"][0]["energy_joules"] == 1200
+
+
 LOAD_S, IDLE_W, LOAD_W, RISE_S = 5.3, 80.0, 600.0, 0.5  # power rises and falls by exp(-t / RISE_S)
 
 
@@ -143,9 +174,8 @@ def recorded(seconds: float, read: bool) -> dict[str, Any]:
     readings = [(100 + at_s, float(joules_at(np.array(at_s), end_s))) for at_s in (LOAD_S, end_s)] if read else []
     earlier = [(1.0, 1e9)]  # of a start before
     joined = sampler.with_readings(samples, readings + earlier, (100.0, 100 + times_s[-1]))
-    part = {"start": 0, "node": 0, "host": "a", "covers": "training", "spans_s": [(LOAD_S, end_s)], "problem": None}
-    part |= {"devices": [{"host": "a", "uuid": "GPU-a", "index": 0, "missing": {}}], "disturbed_by": []}
-    return gpu_record.summarise([part], {(0, 0, "GPU-a"): dict(zip(COLUMNS, joined.T, strict=True))}, [])
+    own = {(0, 0, "GPU-0"): dict(zip(COLUMNS, joined.T, strict=True))}
+    return gpu_record.summarise([part((LOAD_S, end_s))], own, [])
 
 
 @pytest.mark.parametrize("seconds", [1.5, 2.5, 3, 10, 60])

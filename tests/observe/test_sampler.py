@@ -43,10 +43,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_record, "LAG_S", 0.0)  # the stand-in has none
 
 
-def rank_file(folder: Path, rank: int, *spans_s: tuple[float, float]) -> None:
-    rank_files.write(folder, VisionReport(rank=rank, spans_s=list(spans_s)))
-
-
 def drain(gpu: Gpu, watts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the counter of a GPU run on, as it does under load: by the time of the sample that reads it."""
     began_s, before = clock_s(), gpu.energy_mj
@@ -60,18 +56,17 @@ def drain(gpu: Gpu, watts: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sampled(
-    folder: Path, uuids: list[str], ranks: int, started: bool = True, first: Callable[[], None] = lambda: None
+    folder: Path, *uuids: str, ranks: int = 1, used: str | None = None, first: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Sample while ranks start, do what is to be done `first`, and "train" for 0.4 s and 4 samples at least; merge."""
-    with Sampler(folder, uuids, range(ranks)) as watched:
+    """Sample while ranks start, do what is to be done `first`, and "train" for 4 samples at least, on the GPU `used`;
+    the record."""
+    with Sampler(folder, [*uuids], range(ranks or 1)) as watched:
         first()
-        pause(0.1)
         start_s, before = clock_s(), len(watched._values[uuids[0]])
-        pause(0.4)
-        more = 5 * len(sampler.COLUMNS) if watched._problem is None else 0  # of which the first may have begun before
+        more = 5 * len(sampler.COLUMNS) if before else 0  # of which the first may have begun before
         awaited(lambda: len(watched._values[uuids[0]]) >= before + more or not watched._thread.is_alive())
-        for rank in range(ranks if started else 0):
-            rank_file(folder, rank, (start_s, clock_s()))
+        for rank in range(ranks):
+            rank_files.write(folder, VisionReport(rank=rank, spans_s=[(start_s, clock_s())], gpu=used))
         pause(0.1)
     watched.write()
     return gpu_record.merge(folder, [(0, 0)], wait=False)
@@ -84,22 +79,18 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
     lacks = ("TotalEnergyConsumption", "ClockInfo", "CurrentClocksThrottleReasons", "UtilizationRates")
     nvml = install(monkeypatch, Nvml(whole, Gpu("GPU-b", bus=4, power_mw=70_500, lacks=lacks)))
     drain(whole, 200, monkeypatch)
-    record = sampled(tmp_path, ["GPU-a", "GPU-b"], ranks=2)
-    assert nvml.open == 0 and record["problem"] is None
+    record = sampled(tmp_path, "GPU-a", "GPU-b", ranks=2)
+    assert nvml.open == 0 and record["problem"] is None and record["covers"] == "training"
     ((part,), (first, second)) = record["parts"], record["devices"]
     ((start_s, end_s),) = part.pop("spans_s")
     assert part == {"start": 0, "node": 0, "host": first["host"], "covers": "training"}
-    assert 0.1 <= start_s < start_s + 0.4 <= end_s and record["covers"] == "training"
-    seconds = end_s - start_s
     assert (first["uuid"], first["index"], first["energy_source"]) == ("GPU-a", 3, "counter")
-    assert first["energy_joules"] == pytest.approx(200 * seconds, rel=1e-3)
-    assert first["power_mean_w"] == first["energy_joules"] / seconds and first["power_max_w"] == 200
+    assert first["energy_joules"] == pytest.approx(200 * (end_s - start_s), rel=1e-3)
+    assert (first["power_max_w"], first["throttle"], first["missing"]) == (200, {"sw_power_cap": 1}, {})
     assert (first["sm_clock_mean_mhz"], first["sm_clock_min_mhz"], first["memory_clock_mean_mhz"]) == (1980, 1980, 2619)
-    assert (first["temperature_max_c"], first["utilisation_mean"], first["throttle"]) == (40, 0.5, {"sw_power_cap": 1})
-    assert second["energy_joules"] is second["energy_source"] is second["power_mean_w"] is None
-    assert (second["power_max_w"], second["temperature_max_c"]) == (70.5, 40)
-    assert second["sm_clock_min_mhz"] is second["utilisation_mean"] is second["throttle"] is None
-    assert first["missing"] == {}
+    assert (first["temperature_max_c"], first["utilisation_mean"]) == (40, 0.5)
+    unknown = ("energy_joules", "energy_source", "sm_clock_min_mhz", "utilisation_mean", "throttle")
+    assert {second[figure] for figure in unknown} == {None} and second["power_max_w"] == 70.5
     columns = ("energy_joules", "sm_clock_mhz", "memory_clock_mhz", "utilisation", "reasons")
     assert second["missing"] == dict.fromkeys(columns, "Not Supported")
     assert record["energy_joules"] is None and records.training_joules(record) is None  # one is not known
@@ -115,7 +106,7 @@ def test_gpus_with_different_support_are_sampled_while_their_counters_run(
 
 def test_what_is_not_known_of_the_training_is_not_passed_off_as_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu("GPU-a")))
-    record = sampled(tmp_path, ["GPU-a"], ranks=1, started=False)
+    record = sampled(tmp_path, "GPU-a", ranks=0)
     assert record["covers"] == record["parts"][0]["covers"] == "sampled" and records.training_joules(record) is None
     assert record["devices"][0]["power_max_w"] == 100 and record["energy_joules"] == 0
 
@@ -164,57 +155,46 @@ def test_each_attempt_adds_samples_of_the_machine_by_the_time_since_its_training
     assert first == timeline.attempts[0].training_at + table["time_s"][0].as_py()
 
 
-def test_a_sampler_that_fails_says_why_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, Nvml(driver=False))
-    record = sampled(tmp_path, ["GPU-a"], ranks=1)
-    assert record["problem"] == "node 0, start 0: RuntimeError: NVML is not there"
-    (device,) = record["devices"]
-    assert record["energy_joules"] is device["energy_joules"] is device["power_max_w"] is None
-
-    install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b", forbids=("HandleByUUID",))))
-    record = sampled(tmp_path, ["GPU-a", "GPU-b"], ranks=1)
-    assert record["problem"] == "node 0, start 0: NVML does not give GPU-b (Insufficient Permissions)"
-    assert record["energy_joules"] is None
-    assert [device["power_max_w"] for device in record["devices"]] == [100, None]
-
-    nvml = install(monkeypatch, Nvml(Gpu("GPU-a")))
-    looks = iter(range(5))
-    monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda *_: next(looks), raising=False)  # StopIteration
-    record = sampled(tmp_path, ["GPU-a"], ranks=1)
-    assert "StopIteration" in record["problem"] and record["energy_joules"] is None
+@pytest.mark.parametrize(
+    ("nvml", "uuids", "problem", "most_w"),
+    [
+        (Nvml(driver=False), ["GPU-a"], "RuntimeError: NVML is not there", [None]),
+        (
+            Nvml(Gpu("GPU-a"), Gpu("GPU-b", forbids=("HandleByUUID",))),
+            ["GPU-a", "GPU-b"],
+            "NVML does not give GPU-b (Insufficient Permissions)",
+            [100, None],
+        ),
+        (Nvml(Gpu("GPU-a", utilisation_percent="?")), ["GPU-a"], "ValueError: could not convert", [None]),  # type: ignore
+    ],
+)
+def test_a_sampler_that_fails_says_why_and_ends_nothing(
+    nvml: Nvml, uuids: list[str], problem: str, most_w: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    install(monkeypatch, nvml)
+    record = sampled(tmp_path, *uuids)
+    assert record["problem"].startswith(f"node 0, start 0: {problem}") and record["energy_joules"] is None
+    assert [device["power_max_w"] for device in record["devices"]] == most_w
 
 
 def test_what_nvml_does_not_allow_is_missing_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     forbidden = ("TotalEnergyConsumption", "PowerUsage", "ComputeRunningProcesses", "GraphicsRunningProcesses")
     once = Gpu("MIG-a", lacks=("UtilizationRates",), forbids=forbidden)
     install(monkeypatch, Nvml(Gpu("GPU-a", instances=[once])))
-    record = sampled(tmp_path, ["MIG-a"], ranks=1, first=lambda: setattr(once, "forbids", (*forbidden, "ClockInfo")))
+    record = sampled(tmp_path, "MIG-a", first=lambda: setattr(once, "forbids", (*forbidden, "ClockInfo")))
     (device,) = record["devices"]
     assert record["problem"] is None and record["energy_joules"] is device["power_max_w"] is None
-    assert device["missing"] == {  # clocks were there at first
-        "energy_joules": "Insufficient Permissions",
-        "power_w": "Insufficient Permissions",
-        "utilisation": "Not Supported",
-        "processes": "Insufficient Permissions",
-    }
+    kept = dict.fromkeys(("energy_joules", "power_w", "processes"), "Insufficient Permissions")
+    assert device["missing"] == kept | {"utilisation": "Not Supported"}  # clocks were there at first
 
 
 def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b")))
-
-    def record(used: str | None, sampled_uuid: str = "GPU-a") -> dict[str, Any]:
-        folder = tmp_path / f"{used}{sampled_uuid}"
-        with Sampler(folder, [sampled_uuid], range(1)) as watched:
-            start_s = clock_s()
-            pause(0.1)
-            rank_files.write(folder, VisionReport(rank=0, spans_s=[(start_s, clock_s())], gpu=used))
-        watched.write()
-        return gpu_record.merge(folder, [(0, 0)], wait=False)
-
-    assert record("GPU-a")["problem"] is record(None)["problem"] is None
-    assert record("GPU-a")["energy_joules"] == 0
-    assert record("GPU-c", "MIG-a")["problem"] == "node 0, start 0: NVML does not give MIG-a (Not Found)"
-    wrong = record("GPU-b")
+    right = sampled(tmp_path / "right", "GPU-a", used="GPU-a")
+    assert right["problem"] is None and right["energy_joules"] == 0
+    # of an instance CUDA may say the GPU's UUID
+    assert "which CUDA numbers" not in sampled(tmp_path / "instance", "MIG-a", used="GPU-c")["problem"]
+    wrong = sampled(tmp_path / "wrong", "GPU-a", used="GPU-b")
     assert wrong["energy_joules"] is None and [device["uuid"] for device in wrong["devices"]] == ["GPU-a", "GPU-b"]
     assert "ranks used GPU-b" in wrong["problem"] and "leave CUDA_DEVICE_ORDER unset" in wrong["problem"]
 
@@ -243,8 +223,8 @@ def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, 
     assert [other["pid"] for other in gpu["disturbed_by"]] == [1]
     folder = Path(result["folder"])
     assert pq.read_table(folder / "gpu.parquet").num_rows > 2 and not (folder / "gpu").exists()
-    machine = run_folder.read_json(folder / "environment.json")
-    assert machine is not None and [gpu["uuid"] for gpu in machine["topology"]["gpus"]] == ["GPU-a", "GPU-b"]
+    topology = run_folder.read_environment(folder).topology or {}
+    assert [gpu["uuid"] for gpu in topology["gpus"]] == ["GPU-a", "GPU-b"]
 
 
 @pytest.mark.parametrize("failure", [None, Failure("node", "node 0 ended the run")])
@@ -252,7 +232,6 @@ def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
     failure: Failure | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     install(monkeypatch, Nvml(Gpu("GPU-a"), Gpu("GPU-b")))
-    words = (*SMALL, "device=cuda", "gpus=1", "nodes=2")
     left: list[list[str]] = []
 
     def end(_: Failure | None) -> None:
@@ -261,7 +240,7 @@ def test_another_node_leaves_its_part_unless_the_run_is_recorded_by_then(
     guest = SimpleNamespace(wait_for_start=lambda: (2, ()), listen=lambda _: None, finish=end)
     monkeypatch.setattr(job, "Guest", lambda *_: guest)
     monkeypatch.setattr(elastic, "launch", lambda *_: failure)
-    cell = job.SlurmJob(WORKLOAD, composed(*words), tmp_path, None)
+    cell = job.SlurmJob(WORKLOAD, composed(*SMALL, "device=cuda", "gpus=1", "nodes=2"), tmp_path, None)
     assert cell._run_ranks(Allocation(("n1", "n2"), 1, "7")) == failure
     assert left == [["s02_n01.json", "s02_n01.parquet"] if failure is None else []]  # before node 0 hears of the end
 
@@ -273,42 +252,13 @@ def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: 
     watched = Sampler(tmp_path, ["GPU-a"], range(1))
     try:
         with watched:
-            rank_file(tmp_path, 0, (clock_s(), clock_s() + 1e-6))
+            rank_files.write(tmp_path, VisionReport(rank=0, spans_s=[(clock_s(), clock_s() + 1e-6)]))
         watched.write()
     finally:
         answer.set()
         watched._thread.join(PATIENCE_S)
     record = gpu_record.merge(tmp_path, [(0, 0)], wait=False)
     assert "NVML did not answer within 0 s" in record["problem"] and record["energy_joules"] is None
-
-
-def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gpus = [Gpu("GPU-a"), Gpu("GPU-b")]
-    install(monkeypatch, Nvml(*gpus))
-    joules = []
-    for start, node, host in ((0, 0, "n1"), (1, 0, "n1"), (0, 1, "n2"), (1, 1, "n2")):
-        monkeypatch.setattr(sampler.environment, "host", lambda host=host: host)
-        drain(gpus[node], 300 if node else 100, monkeypatch)
-        with Sampler(tmp_path, [gpus[node].uuid], range(node, node + 1), start, node) as watched:
-            start_s = clock_s()
-            pause(0.1)
-            rank_file(tmp_path, node, (start_s, middle_s := clock_s()), (middle_s + 0.1, middle_s + 0.2))
-            pause(0.2)
-            joules.append((middle_s - start_s + 0.1) * (300 if node else 100))
-        watched.write()
-    record = gpu_record.merge(tmp_path, [(start, node) for start in (0, 1) for node in (0, 1)], wait=False)
-    assert [(device["host"], device["uuid"]) for device in record["devices"]] == [("n1", "GPU-a"), ("n2", "GPU-b")]
-    assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1], rel=1e-3)
-    assert records.training_joules(record) == pytest.approx(sum(joules), rel=1e-3)
-    assert len(pq.read_table(tmp_path / "gpu.parquet").group_by(["start", "node"]).aggregate([])) == 4
-
-    expected = [(start, node) for start in (0, 1) for node in (0, 1)]
-    assert gpu_record.merge(tmp_path, expected, wait=False) == record  # by a start after one that was cut off
-    for path in (tmp_path / "gpu").glob("s01_n01.*"):
-        path.unlink()
-    record = gpu_record.merge(tmp_path, expected, wait=False)
-    assert record["problem"] == "no samples of start 1 on node 1" and record["energy_joules"] is None
-    assert record["devices"][0]["energy_joules"] == pytest.approx(joules[0] + joules[1], rel=1e-3)
 
 
 def noted(ranks: int, *pids: int, before: tuple[int, ...] = ()) -> list[int]:
