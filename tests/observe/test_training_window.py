@@ -12,7 +12,7 @@ import torch
 
 from analysis import experiments
 from analysis.runs import load
-from multicard.config.base import LATER, ProfileName, ProfileWindow, WindowConfig
+from multicard.config.base import ProfileName, ProfileWindow, WindowConfig
 from multicard.config.placement import Placement
 from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
@@ -115,16 +115,6 @@ def test_a_profile_that_was_lost_when_the_run_was_stopped_is_an_error_in_the_rec
     assert run_profile.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(error="lost")
 
 
-def test_runs_keep_the_identity_that_they_had_before_the_window_was_chosen():
-    config = typed("profile=kineto")
-    identity, defaults = config.identity(), LATER.pop("profile")
-    try:
-        assert config.identity() != identity
-    finally:
-        LATER["profile"] = defaults
-    assert typed("profile=kineto", "profile.window=start").identity() != identity
-
-
 def test_trainings_that_were_traced_are_in_no_table_of_times(tmp_path: Path):
     for number, (precision, start) in enumerate([("fp64", False), ("fp32", False), ("fp64", True), ("fp32", True)]):
         record = records.vision(precision=precision, gpus=1, dataset="mnist", strategy="ddp_ds")
@@ -148,6 +138,7 @@ def test_auto_is_nsys_where_it_is_installed(
     own = prepare._with_profiler(config, Placement(device, "gloo", 1, False))
     assert own.profile == replace(config.profile, name=ProfileName(name))
     assert own.identity() == typed(f"profile={name}", "profile.window=start", "profile.steps=null").identity()
+    assert own.identity() != typed(f"profile={name}").identity()
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if line.startswith("profile=auto: no nsys") and "cudaEventDestroy" in line]
     assert len(lines) == len(said) == (1 if (device, name) == ("cuda", "kineto") else 0)

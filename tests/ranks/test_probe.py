@@ -138,6 +138,12 @@ def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(monkeypa
     assert ends.pending == 0 and ends._ends[0] in (start, first, *marks)  # used again
 
 
+def time_steps(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    """Have every step take so long, and be known at once."""
+    ends = SimpleNamespace(start=lambda: None, add=lambda: None, seconds=lambda: [step_s], pending=0)
+    monkeypatch.setattr(gates, "StepEnds", lambda *_: ends)
+
+
 def rank_of(rank: int, world_size: int) -> Rank:
     return SimpleNamespace(rank=rank, world_size=world_size)  # type: ignore[return-value]
 
@@ -148,19 +154,7 @@ def rank_of(rank: int, world_size: int) -> Rank:
 def test_rank_0_names_a_step_that_no_rank_can_have_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, nodes: int, ahead: int
 ):
-    class Ends:
-        pending = 0
-
-        def __init__(self, *_: object) -> None: ...
-
-        def start(self) -> None: ...
-
-        add = start
-
-        def seconds(self) -> list[float]:
-            return [1.0]
-
-    monkeypatch.setattr(gates, "StepEnds", Ends)
+    time_steps(monkeypatch, 1.0)
     board = Board(tmp_path, ranks, create=True)
     config = typed("probe.enabled=true", "probe.seconds=40.0", "epochs=9", f"gpus={ranks}")
     first, *others = (
@@ -184,9 +178,7 @@ def test_rank_0_names_a_step_that_no_rank_can_have_passed(
 
 
 def test_the_other_nodes_hear_of_it_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        gates, "StepEnds", lambda *_: SimpleNamespace(add=lambda: None, seconds=lambda: [0.5], pending=0)
-    )
+    time_steps(monkeypatch, 0.5)
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
     heard: list[int] = []
     board = Board(tmp_path, 4, create=True)

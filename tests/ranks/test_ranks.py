@@ -122,15 +122,17 @@ def test_nothing_of_a_local_run_listens_beyond_this_machine(
     assert [address for address in addresses if not ip_address(address).is_loopback] == []
 
 
-ALONE = """
+# A command of its own: work, folder, and node and port of two nodes, where it is one of them
+COMMAND = """
 import sys
 from pathlib import Path
 from multicard.ranks import elastic
 from tests.helpers.launching import launch, two_nodes
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    work, folder, *where = sys.argv[1:]
     elastic.warm_up("cpu", ["torch", "tests.helpers.rank_work"])
-    sys.exit(launch("leaves_spins", folder, folder=folder) is not None)
+    allocation = two_nodes(*map(int, where)) if where else None
+    sys.exit(launch(work, Path(folder), folder=Path(folder), allocation=allocation) is not None)
 """
 
 
@@ -153,27 +155,18 @@ def test_threads_of_cpu_ranks_spin_briefly_unless_the_user_chose(
 
 def test_openmp_of_a_rank_finds_how_long_to_spin_as_it_is_loaded(tmp_path: Path):
     environment = {name: value for name, value in os.environ.items() if name not in elastic.WAITING}
-    subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], cwd=ROOT, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", COMMAND, "leaves_spins", str(tmp_path)], cwd=ROOT, env=environment, check=True
+    )
     assert (tmp_path / "spins.txt").read_text() == str(elastic.SPINS)
-
-
-SECOND_NODE = """
-import sys
-from pathlib import Path
-from multicard.ranks import elastic
-from tests.helpers.launching import launch, two_nodes
-if __name__ == "__main__":
-    folder, port = Path(sys.argv[1]), int(sys.argv[2])
-    elastic.warm_up("cpu", ["torch", "tests.helpers.rank_work"])
-    sys.exit(launch("leave_listeners", folder, folder=folder, allocation=two_nodes(1, port)) is not None)
-"""
 
 
 def test_ranks_of_two_nodes_meet_at_an_address_of_node_0(tmp_path: Path):
     """The second node is another process of this machine."""
     warm_up()
     port = free_port(14_000)
-    second = subprocess.Popen([sys.executable, "-c", SECOND_NODE, str(tmp_path), str(port)], cwd=ROOT)
+    line = [sys.executable, "-c", COMMAND, "leave_listeners", str(tmp_path), "1", str(port)]
+    second = subprocess.Popen(line, cwd=ROOT)
     try:
         assert launch("leave_listeners", tmp_path, folder=tmp_path, allocation=two_nodes(0, port)) is None
         assert second.wait(PATIENCE_S) == 0
