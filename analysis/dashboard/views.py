@@ -1,5 +1,9 @@
-"""The workspace and the report of a project, as W&B takes them: a section for each question about any runs."""
+"""The workspace and the report of a project, as W&B takes them: a section for each question about any runs.
 
+Panels are over keys that runs log (`multicard.tracking.keys`).
+"""
+
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +14,15 @@ from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2 import internal
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
-from analysis.dashboard import panels
-from analysis.dashboard.panels import bars, measure, of_gpus, of_machine, over_epochs, over_steps, parallel, points
 from multicard.measure.timing import PHASES as PHASES_OF_A_STEP
 from multicard.records import figures, run_folder
-from multicard.records.figures import FIGURES, Figure
+from multicard.records.figures import BOTH, FIGURES, Figure
 from multicard.tracking import keys
 
+MOST_RUNS, MOST_GPUS = 100, 8  # in a panel; of a node
+SYSTEM = "system/"  # before a system metric in a panel
+# By what a line's panel is over: its key, and what its metrics begin with
+AXES = {"step": (keys.STEP, "train/"), "epoch": (keys.EPOCH, "epoch/"), "time": ("RelativeTime(Wall)", SYSTEM)}
 NAME = "multicard"
 WORKSPACE, REPORT = "project-view", "runs"  # W&B's types of views
 FASTEST, SCALING, LEARNING = "Which is fastest", "Scaling and efficiency", "Learning"
@@ -35,6 +41,90 @@ Parallel efficiency, intervals and verdicts compare runs with each other, which 
 View = dict[str, Any]  # type, name (W&B's id, by which a later upload finds it), displayName, description and spec
 
 
+def summary_keys(column: str, kinds: Sequence[str] = BOTH) -> list[str]:
+    """The keys of a figure in a run's summary; several where kinds of run differ.
+
+    Raises:
+        ValueError: no such figure, or runs of these kinds log nothing of it.
+    """
+    figure = FIGURES.get(column)
+    found = [] if figure is None else [key for kind in kinds for key in figure.keys_of(kind)]
+    if not found:
+        runs = " or ".join(kinds)
+        raise ValueError(f"{column}: W&B has no such figure of {runs} runs (multicard/records/figures.py)")
+    return list(dict.fromkeys(found))
+
+
+def _title(column: str, kind: str) -> str:
+    """A figure in words with the unit in which W&B shows it: "Peak memory (bytes)"."""
+    words, unit = FIGURES[column].title_of(kind), figures.unit(column).name
+    return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
+
+
+def bars(title: str, metrics: Sequence[str], by: str | None = None) -> wr.BarPlot:
+    """A bar for each run; with `by`, a key of the configuration, the mean of the runs of each value and their range."""
+    grouped = {"groupby": wr.Config(by), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if by else {}
+    most = {"max_runs_to_show": MOST_RUNS, "max_bars_to_show": MOST_RUNS}
+    return wr.BarPlot(title=title, metrics=list(metrics), **most, **grouped)
+
+
+def measure(column: str, by: str | None = None) -> wr.BarPlot:
+    """Bars of a figure, of the kinds of run that have it."""
+    kinds = FIGURES[column].kinds or BOTH
+    return bars(_title(column, kinds[0]) + (f" by {by}" if by else ""), summary_keys(column), by)
+
+
+def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
+    """A figure of a kind of run against another one, or against the number of GPUs.
+
+    Against GPUs both axes are logarithmic: ideal scaling is a straight line.
+    """
+    (y_key,), scales = summary_keys(y, [kind]), x == "gpus" or None
+    words = "GPUs" if scales else _title(x, kind)[:1].lower() + _title(x, kind)[1:]
+    x_axis = wr.Config(x) if scales else wr.SummaryMetric(*summary_keys(x, [kind]))
+    both = f"{_title(y, kind)} against {words}"
+    return wr.ScatterPlot(title=both, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales)
+
+
+def lines(title: str, axis: str, *names: str, smooth: bool = False) -> wr.LinePlot:
+    """Metrics over the steps, epochs or seconds of a run."""
+    x, prefix = AXES[axis]
+    smoothing: dict[str, Any] = {"smoothing_type": "exponential", "smoothing_factor": 0.6} if smooth else {}
+    return wr.LinePlot(
+        title=title, x=x, y=[prefix + name for name in names], title_x=axis, max_runs_to_show=MOST_RUNS, **smoothing
+    )
+
+
+def gpu_lines(title: str, column: str) -> wr.LinePlot:
+    """A column of gpu.parquet by the seconds since the run began, a line a GPU."""
+    metric, _ = keys.GPU_SAMPLES[column]
+    return lines(title, "time", *(f"gpu.{index}.{metric}" for index in range(MOST_GPUS)))
+
+
+def parallel(title: str, settings: Sequence[str], columns: Sequence[str], kind: str) -> wr.ParallelCoordinatesPlot:
+    """A line for each run through its settings, ending at its figures."""
+    metrics = [key for column in columns for key in summary_keys(column, [kind])]
+    axes = [*((key, wr.Config(key)) for key in settings), *((key, wr.SummaryMetric(key)) for key in metrics)]
+    shown = [wr.ParallelCoordinatesPlotColumn(metric, display_name=key) for key, metric in axes]
+    return wr.ParallelCoordinatesPlot(title=title, columns=shown)
+
+
+def _identified(place: str, panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with ids that are the same each time, so that the same dashboard has the same specification.
+
+    Args:
+        place: what tells them from the panels elsewhere.
+    """
+    for number, panel in enumerate(panels):
+        panel._id = _identifier(f"{place}/{number}")  # pyright: ignore[reportAttributeAccessIssue] - no UnknownPanel
+    return list(panels)
+
+
+def _identifier(name: str) -> str:
+    """11 digits that W&B takes as an id, the same for the same name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:11]
+
+
 def build(entity: str, project: str, project_id: str | int | None = None) -> list[View]:
     """The workspace and the report of a project.
 
@@ -47,15 +137,15 @@ def build(entity: str, project: str, project_id: str | int | None = None) -> lis
     )
     layout = ws.SectionLayoutSettings(columns=3, rows=2)
     shown = [
-        ws.Section(name=name, panels=panels.identified(name, own), is_open=name in OPEN, layout_settings=layout)
+        ws.Section(name=name, panels=_identified(name, own), is_open=name in OPEN, layout_settings=layout)
         for name, own in sections().items()
     ]
-    settings = ws.WorkspaceSettings(max_runs=panels.MOST_RUNS)
+    settings = ws.WorkspaceSettings(max_runs=MOST_RUNS)
     workspace = ws.Workspace(
         entity=entity, project=project, name=NAME, sections=shown, settings=settings, runset_settings=runs
     )
     spec = _as_sent(workspace._to_model())
-    spec["section"]["runSets"][0]["id"] = panels.identifier("run set")  # W&B's library draws one for each process
+    spec["section"]["runSets"][0]["id"] = _identifier("run set")  # W&B's library draws one for each process
     title = f"{NAME}: what was measured"
     report = wr.Report(entity=entity, project=project, title=title, blocks=_blocks(), width="fluid")
     model = report._to_model()
@@ -66,8 +156,8 @@ def build(entity: str, project: str, project_id: str | int | None = None) -> lis
                 if isinstance(grid, internal.PanelGrid):
                     grid.metadata.run_sets[0].project = found
     return [
-        _view(WORKSPACE, f"nw-{panels.identifier(NAME)}-v", NAME, spec),
-        _view(REPORT, panels.identifier(f"{NAME}/report"), title, _as_sent(model)),
+        _view(WORKSPACE, f"nw-{_identifier(NAME)}-v", NAME, spec),
+        _view(REPORT, _identifier(f"{NAME}/report"), title, _as_sent(model)),
     ]
 
 
@@ -76,8 +166,8 @@ def _blocks() -> list[Any]:
     blocks: list[Any] = [wr.MarkdownBlock(text=ABOUT)]
     for name, own in sections().items():
         runs = wr.Runset(name="runs", filters=FILTER)
-        runs._id = panels.identifier(f"report/{name}")
-        grid = wr.PanelGrid(runsets=[runs], panels=panels.identified(f"report/{name}", own))
+        runs._id = _identifier(f"report/{name}")
+        grid = wr.PanelGrid(runsets=[runs], panels=_identified(f"report/{name}", own))
         blocks += [wr.H2(text=name), grid] if name in OPEN else [wr.H2(text=name, collapsed_blocks=[grid])]
     return blocks
 
@@ -118,7 +208,7 @@ def sections() -> dict[str, Sequence[Panel]]:
             points("peak_memory_bytes", "total_s", "vision"),
             parallel("Settings of training, step and time (s)", TRAINING, ["step_s", "total_s"], "vision"),
             parallel("Settings of tuning, iteration and time (s)", TUNING, ["step_s", "total_s"], "llm"),
-            wr.ParameterImportancePlot(with_respect_to=panels.summary_keys("total_s")[0]),
+            wr.ParameterImportancePlot(with_respect_to=summary_keys("total_s")[0]),
             wr.WeavePanelSummaryTable(table_name=keys.SWEEP_TABLE, layout=wr.Layout(w=24, h=12)),
         ],
         SCALING: [
@@ -128,36 +218,36 @@ def sections() -> dict[str, Sequence[Panel]]:
             measure("received_bytes", "gpus"),
         ],
         LEARNING: [
-            over_steps("Training loss by step", "loss", smooth=True),
-            over_steps("Learning rate", "lr"),
-            over_epochs("Training loss and test loss by epoch", "train_loss", "test_loss"),
-            over_epochs("Test accuracy by epoch (share)", "test_accuracy"),
-            over_steps("DPO: rewards", "reward_chosen", "reward_rejected", "reward_margin", smooth=True),
-            over_steps("DPO: pairs in the right order (share)", "reward_accuracy", smooth=True),
+            lines("Training loss by step", "step", "loss", smooth=True),
+            lines("Learning rate", "step", "lr"),
+            lines("Training loss and test loss by epoch", "epoch", "train_loss", "test_loss"),
+            lines("Test accuracy by epoch (share)", "epoch", "test_accuracy"),
+            lines("DPO: rewards", "step", "reward_chosen", "reward_rejected", "reward_margin", smooth=True),
+            lines("DPO: pairs in the right order (share)", "step", "reward_accuracy", smooth=True),
             *own[LEARNING],
         ],
-        MEMORY: [*own[MEMORY], of_gpus("GPU memory in use (bytes)", "memory_bytes")],
+        MEMORY: [*own[MEMORY], gpu_lines("GPU memory in use (bytes)", "memory_bytes")],
         ENERGY: [
             *own[ENERGY],
             points("energy_joules", "total_s", "vision"),
-            of_gpus("GPU power (W)", "power_w"),
+            gpu_lines("GPU power (W)", "power_w"),
         ],
         PHASES: [
             bars("Parts of a step, mean (s)", phases),
-            over_steps("Step (s)", "step_s"),
-            over_steps("Waiting for the batch (s)", "data_wait_s"),
-            over_steps("Images a second", "images_per_s", smooth=True),
-            over_steps("Tokens a second", "tokens_per_s", smooth=True),
-            over_epochs("Training of an epoch (s)", "train_s"),
-            over_epochs("First batch, and from the evaluation before to it (s)", "first_batch_s", "gap_s"),
+            lines("Step (s)", "step", "step_s"),
+            lines("Waiting for the batch (s)", "step", "data_wait_s"),
+            lines("Images a second", "step", "images_per_s", smooth=True),
+            lines("Tokens a second", "step", "tokens_per_s", smooth=True),
+            lines("Training of an epoch (s)", "epoch", "train_s"),
+            lines("First batch, and from the evaluation before to it (s)", "epoch", "first_batch_s", "gap_s"),
             *own[PHASES],
         ],
         SYSTEM: [
-            of_gpus("GPU utilisation (%)", "utilisation"),
-            of_gpus("GPU temperature (°C)", "temperature_c"),
-            of_gpus("Clock of the multiprocessors (MHz)", "sm_clock_mhz"),
-            of_gpus("Clock of the GPU's memory (MHz)", "memory_clock_mhz"),
-            of_machine("CPU (%)", "cpu"),
-            of_machine("Memory of the machine (%)", "memory"),
+            gpu_lines("GPU utilisation (%)", "utilisation"),
+            gpu_lines("GPU temperature (°C)", "temperature_c"),
+            gpu_lines("Clock of the multiprocessors (MHz)", "sm_clock_mhz"),
+            gpu_lines("Clock of the GPU's memory (MHz)", "memory_clock_mhz"),
+            lines("CPU (%)", "time", keys.MACHINE_SAMPLES["cpu"]),
+            lines("Memory of the machine (%)", "time", keys.MACHINE_SAMPLES["memory"]),
         ],
     }

@@ -9,10 +9,9 @@ from analysis.figures import ALL
 from analysis.figures.experiment_charts import by_measure
 from analysis.figures.predictions import predicted
 from analysis.figures.profile_charts import copies, metrics
-from analysis.figures.setting_charts import efficiency, losses, phases
+from analysis.figures.setting_charts import efficiency, losses, phases, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
-from analysis.figures.trade_off import trade_off
 from analysis.figures.vega import FORMATS, Figure, numbered, save
 from analysis.runs.columns import legend
 from analysis.runs.load import Run

@@ -21,7 +21,7 @@ from analysis.report import (
     runs_section,
     settings_section,
 )
-from analysis.report.blocks import Headlines, Report
+from analysis.report.blocks import Answer, Report
 from analysis.runs import details, load
 from analysis.runs.columns import MARKS
 from analysis.runs.load import Found
@@ -59,8 +59,8 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     report = build(found, title or _title(folders), mix, expected_section.read_plans(folders))
     size_bytes = page.write(path, report)
-    found_first = [overview_section.finding(block) for block in report.blocks() if isinstance(block, Headlines)]
-    return "\n".join([*found_first, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
+    top = [block for block in report.blocks() if isinstance(block, Answer) and block.headline]
+    return "\n".join([*map(overview_section.finding, top), f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
 
 
 def default_path(folders: Sequence[Path]) -> Path:

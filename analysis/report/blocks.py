@@ -36,7 +36,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of an answer or a headline: its name, a figure with its marks, what is typed for it, and a note."""
+    """A line of an answer: its name, a figure with its marks, what is typed for it, and a note."""
 
     name: str
     figure: str = ""
@@ -47,18 +47,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runs answer about one workload, or about all."""
+    """What the runs answer about one workload, or about all. headline: first, in large letters."""
 
     title: str
     lines: Sequence[Line]
-
-
-@dataclass(frozen=True)
-class Headlines:
-    """The headlines of a report, in large letters, and what they are about."""
-
-    about: str
-    lines: Sequence[Line]
+    headline: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +147,7 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Headlines | Answer | PlainTable | Grid | Plot | Fold
+Block = Paragraph | Heading | Facts | Answer | PlainTable | Grid | Plot | Fold
 
 
 @dataclass(frozen=True)

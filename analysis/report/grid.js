@@ -7,7 +7,6 @@ const COMPARISON = /^([^<>=]+)(>=|<=|>|<|=)([^<>=]+)$/; // a word of a filter: g
 const NUMBER = /^(-?\d*\.?\d+(?:e[+-]?\d+)?)(%|[kmgt]?)[bj]?$/; // of a comparison, with its unit or without
 const UNITS = { "": 1, "%": 1e-2, k: 1e3, m: 1e6, g: 1e9, t: 1e12 };
 const COMPARES = { ">=": (a, b) => a >= b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, "<": (a, b) => a < b, "=": (a, b) => Math.abs(a - b) <= 1e-9 * Math.abs(b) };
-const FEW = 5; // rows that need no filter
 const LONG = 24; // letters of a text, from which on it may be cut, and is shown whole where the pointer rests on it
 
 function element(name, properties = {}, ...children) {
@@ -90,8 +89,7 @@ class Grid {
   }
 
   build() {
-    const few = this.rows <= FEW;
-    const search = element("input", { type: "search", hidden: few, placeholder: "Filter: text, gpus=4, total_s<100", aria: { label: "Filter rows" } });
+    const search = element("input", { type: "search", placeholder: "Filter: text, gpus=4, total_s<100", aria: { label: "Filter rows" } });
     search.addEventListener("input", () => {
       this.wanted = search.value.trim();
       this.show();
@@ -106,7 +104,6 @@ class Grid {
     const csv = button("Download rows (CSV)", { className: "plain" }, () => this.download());
     this.heading = element("tr");
     this.body = element("tbody");
-    this.body.addEventListener("click", (event) => this.clicked(event));
     const table = element("table", {}, element("thead", {}, this.heading), this.body);
     const scroll = element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: `Table: ${this.label}` } }, table);
     this.more = button("", { className: "plain more-rows" }, () => this.show((this.most += this.page_rows)));
@@ -115,24 +112,18 @@ class Grid {
 
   lay() {
     const cells = this.visible.map((column) => {
-      const sorts = button(column.heading, { className: "sort", title: column.key }, () => this.order(column));
+      const sorts = button(column.heading, { className: "sort", title: column.key }, () => this.order(column, this.sort === column && !this.descending));
       return element("th", { scope: "col", className: column.right ? "right" : "", aria: { sort: "none" } }, sorts);
     });
     this.heading.replaceChildren(...(this.opens ? [element("td", { className: "opener" })] : []), ...cells);
-    this.nameOrder();
-    this.show();
+    this.order(this.sort, this.descending);
   }
 
-  order(column) {
-    this.descending = this.sort === column && !this.descending;
-    this.sort = column;
-    this.nameOrder();
-    this.show();
-  }
-
-  nameOrder() {
+  order(column, descending) {
+    [this.sort, this.descending] = [column, descending];
     const cells = [...this.heading.querySelectorAll("th")];
-    this.visible.forEach((column, at) => cells[at].setAttribute("aria-sort", column !== this.sort ? "none" : this.descending ? "descending" : "ascending"));
+    this.visible.forEach((each, at) => cells[at].setAttribute("aria-sort", each !== column ? "none" : descending ? "descending" : "ascending"));
+    this.show();
   }
 
   // A test of rows for a word of the filter: a comparison with a column's figures, or else a part of any text
@@ -171,16 +162,7 @@ class Grid {
     const named = telling.map((column) => `${column.heading} ${column.texts[row]}`).join(", ") || `row ${row + 1}`;
     const aria = { label: `Details: ${named}`, expanded: String(this.opened.has(row)), controls: `${this.name}-${row}` };
     const opener = button("", { className: "opens", aria }, () => this.toggle(row, opener));
-    const line = element("tr", { className: "run openable" }, element("td", { className: "opener" }, opener), ...cells);
-    line.dataset.row = row;
-    return line;
-  }
-
-  // The whole row opens, unless the click was on something of its own, or text was selected
-  clicked(event) {
-    const line = event.target.closest("tr.openable");
-    if (!line || event.target.closest("button, a, summary") || !document.getSelection().isCollapsed) return;
-    this.toggle(Number(line.dataset.row), line.querySelector(".opens"));
+    return element("tr", { className: "run" }, element("td", { className: "opener" }, opener), ...cells);
   }
 
   toggle(row, opener) {

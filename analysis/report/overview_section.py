@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from analysis.commands.best import Limits, Ranking, rankings
-from analysis.report.blocks import Answer, Block, Facts, Headlines, Line, Paragraph, Section
+from analysis.report.blocks import Answer, Block, Facts, Line, Paragraph, Section
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
 from analysis.runs.details import DetailedRun
@@ -74,7 +73,7 @@ def answers(runs: Sequence[DetailedRun], mix: bool, claim_summary: Sequence[str]
     return Section("answers", "In short", question, blocks)
 
 
-def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Headlines | None:
+def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Answer | None:
     """The fastest setting of the work with most settings, what it cost, what limits it, and what to try next; None
     where no run has a time that can be ranked."""
     by_time = by_goal["time"]
@@ -83,17 +82,17 @@ def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Headlines | None:
     ranking = max(by_time, key=lambda ranking: len(ranking.rows))
     folders = {run.folder for run in ranking.best}
     best = [run for run in runs if run.folder in folders]
-    work = ", ".join(text for text in (ranking.work, ranking.amount) if text)
-    about = f"The fastest of {count(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
-    return Headlines(about, [_fastest(ranking), _cost(best), *_limit_and_next(best)])
+    work = _joined(ranking.work, ranking.amount)
+    title = f"The fastest of {count(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
+    return Answer(title, [_fastest(ranking), _cost(best), *_limit_and_next(best)], headline=True)
 
 
-def finding(top: Headlines) -> str:
+def finding(top: Answer) -> str:
     """The first headline as a sentence."""
     fastest = top.lines[0]
     setting = f" with {fastest.setting}" if fastest.setting else ""
     marks = f" [{fastest.marks}]" if fastest.marks else ""
-    return f"{top.about}: {fastest.figure}{setting}{marks}" + f" ({fastest.note})" * bool(fastest.note) + "."
+    return f"{top.title}: {fastest.figure}{setting}{marks}" + f" ({fastest.note})" * bool(fastest.note) + "."
 
 
 def _fastest(ranking: Ranking) -> Line:
@@ -101,9 +100,9 @@ def _fastest(ranking: Ranking) -> Line:
     reached = "" if loss is None else f"a loss of {loss:.3f}"
     reached = f"{accuracy:.1%} accuracy" if accuracy is not None else reached
     several = f"the mean of {count(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
-    text = ", ".join(part for part in (reached, several) if part)
     label = "" if len(ranking.rows) == 1 else ranking.label
-    return Line("Fastest", _duration(of_setting(ranking.best, "total_s") or 0.0), label, text, ranking.marks)
+    duration = _duration(of_setting(ranking.best, "total_s") or 0.0)
+    return Line("Fastest", duration, label, _joined(reached, several), ranking.marks)
 
 
 def _cost(runs: Sequence[DetailedRun]) -> Line:
@@ -111,10 +110,9 @@ def _cost(runs: Sequence[DetailedRun]) -> Line:
     ranks, total_s = grouping.ranks(runs[0]), of_setting(runs, "total_s") or 0.0
     unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
     energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
-    energy = [in_joules(energy_joules)] if energy_joules is not None else []
-    each = " on the fullest" if ranks > 1 else ""
-    memory = [f"{figures.text('_bytes', memory_bytes)} of memory{each}"] if memory_bytes is not None else []
-    note = ", ".join([_times_ranks(ranks * total_s, unit), *energy, *memory])
+    energy = in_joules(energy_joules) if energy_joules is not None else ""
+    memory = f"{figures.text('_bytes', memory_bytes)} of memory" + " on the fullest" * (ranks > 1)
+    note = _joined(_times_ranks(ranks * total_s, unit), energy, memory if memory_bytes is not None else "")
     return Line("What it cost", count(ranks, unit), note=note)
 
 
@@ -145,7 +143,7 @@ def _best_settings(runs: Sequence[Run], by_goal: Ranked) -> list[Block]:
     settings: Counter[str] = Counter()
     for goal, found in by_goal.items():
         for ranking in found if not isinstance(found, str) else ():
-            title = ", ".join(text for text in (ranking.work or _work(ranking.runs[0]), ranking.amount) if text)
+            title = _joined(ranking.work or _work(ranking.runs[0]), ranking.amount)
             more = f"And {len(ranking.others) - MOST_OTHERS} more: python -m analysis best --goal {goal}."
             others = [*ranking.others[:MOST_OTHERS], *[more] * (len(ranking.others) > MOST_OTHERS)]
             line = Line(GOALS[goal], ranking.figures, ranking.label, " ".join(others), ranking.marks)
@@ -188,44 +186,35 @@ def machines(runs: Sequence[DetailedRun]) -> Section:
     rows: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, value in _facts(run):
-            rows.setdefault(name, {})[clean(str(value))] = None
+            if value is not None:
+                rows.setdefault(name, {})[clean(str(value))] = None
     facts = []
     for name, values in rows.items():
-        rest = [f"and {len(values) - MOST_VALUES} more"] if len(values) > MOST_VALUES else []
+        rest = [f"and {len(values) - MOST_VALUES} more"] * (len(values) > MOST_VALUES)
         facts.append((name, [*list(values)[:MOST_VALUES], *rest]))
     question = "What were the figures measured on? They hold for this hardware, these versions and this code."
     return Section("machine", "Machine and code", question, [Facts(facts)])
 
 
-def _facts(run: DetailedRun) -> Iterator[tuple[str, Any]]:
-    environment = run.surroundings
-    gpus = environment.gpus
-    if run["device"] == "cpu":
-        yield "Computed on", "CPU ranks"
+def _facts(run: DetailedRun) -> Iterator[tuple[str, str | None]]:
+    environment, cpu = run.surroundings, run.surroundings.cpu or Cpu()
+    gpus, packages = environment.gpus, environment.packages
+    yield "Computed on", "CPU ranks" if run["device"] == "cpu" else None
     if gpus:
         sizes = sorted({in_bytes(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes is not None})
         names = sorted({str(gpu.name) for gpu in gpus})
         yield "GPUs", f"{len(gpus)} x {', '.join(names)}" + (f", {', '.join(sizes)} each" if sizes else "")
-    for gpu in gpus:
-        if gpu.driver is not None:
-            yield "Driver", gpu.driver
+    yield from (("Driver", gpu.driver) for gpu in gpus)
     known = (environment.topology or {}).get("links")
     links = [link.get("link") for link in (known if isinstance(known, list) else ()) if isinstance(link, dict)]
-    if links:  # as nvidia-smi names them: "6 pairs by NV18"
-        counts = Counter(str(link or "an unknown path") for link in links)
-        yield "Links", ", ".join(f"{count(number, 'pair')} by {link}" for link, number in counts.items())
-    cpu = environment.cpu or Cpu()
-    if cpu.model is not None:
-        yield "CPU", f"{cpu.model}, {cpu.cores_online or '?'} cores"
-    if cpu.memory_bytes is not None:
-        yield "Memory", in_bytes(cpu.memory_bytes)
-    if run["hosts"] is not None:
-        yield "Host", run["hosts"]
+    counts = Counter(str(link or "an unknown path") for link in links)  # as nvidia-smi names them: "6 pairs by NV18"
+    yield "Links", ", ".join(f"{count(pairs, 'pair')} by {link}" for link, pairs in counts.items()) or None
+    yield "CPU", f"{cpu.model}, {cpu.cores_online or '?'} cores" if cpu.model is not None else None
+    yield "Memory", in_bytes(cpu.memory_bytes) if cpu.memory_bytes is not None else None
+    yield "Host", run["hosts"]
     yield "Commit", grouping.commit(run)
-    packages = environment.packages
     versions = [f"{name} {packages[name]}" for name in PACKAGES if packages.get(name) is not None]
-    if versions:
-        yield "Versions", ", ".join([*versions, f"Python {environment.python or '?'}"])
+    yield "Versions", ", ".join([*versions, f"Python {environment.python or '?'}"]) if versions else None
 
 
 def sentences(lines: Iterable[str]) -> str:
@@ -235,6 +224,10 @@ def sentences(lines: Iterable[str]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _joined(*texts: str) -> str:
+    return ", ".join(text for text in texts if text)
 
 
 def _times_ranks(seconds: float, unit: str) -> str:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from analysis.figures.setting_charts import efficiency, losses, mean_time_s, phases
-from analysis.figures.trade_off import trade_off
+from analysis.figures.setting_charts import efficiency, losses, mean_time_s, phases, trade_off
 from analysis.report import rerun_commands
 from analysis.report.blocks import Block, Column, Grid, Heading, Paragraph, Plot, Section
 from analysis.report.runs_section import list_axes
@@ -109,20 +108,25 @@ def table(settings: Sequence[ComparedSetting]) -> Grid | None:
     """Every figure of every setting; columns that no setting has are left out. None without a setting."""
     if not settings:
         return None
-    on_one = _bases(settings, RANKS, lambda setting: setting.ranks == 1)
-    in_fp64 = _bases(settings, ("precision",), lambda setting: dict(setting.cell).get("precision") == "fp64")
-    speedups = [
-        None if one is setting else _speedup(setting, one) for setting, one in zip(settings, on_one, strict=True)
-    ]
-    over_fp64 = [
-        None if base is setting else _speedup(setting, base) for setting, base in zip(settings, in_fp64, strict=True)
-    ]
+    speedups = _speedups(settings, RANKS, lambda setting: setting.ranks == 1)
+    over_fp64 = _speedups(settings, ("precision",), lambda setting: dict(setting.cell).get("precision") == "fp64")
     shares = [speedup and speedup / setting.ranks for speedup, setting in zip(speedups, settings, strict=True)]
     doubtful = [share is not None and share > formulas.DOUBTFUL_EFFICIENCY for share in shares]
     per_rank = Column.of("parallel_efficiency", shares, "efficiency", "{:.0%}")
     texts = [text + DOUBTFUL * doubt for text, doubt in zip(per_rank.texts, doubtful, strict=True)]
-    means = {name: [setting.mean(name) for setting in settings] for name in (*MAIN, *MORE)}
-    names = {name: figures.FIGURES[name].heading() for name in means}
+    figures_of = {
+        name: Column.of(name, [one.mean(name) for one in settings], figures.FIGURES[name].heading(), shown=name in MAIN)
+        for name in (*MAIN, *MORE)
+    }
+    hidden = [
+        (f"{phase}_share", phase, "{:.1%}", [setting.phase_share(phase) for setting in settings])
+        for phase in timing.PHASES
+    ]
+    hidden += [("epochs", "epochs", "", [setting.runs[0]["epochs"] for setting in settings])]
+    hidden += [
+        (name, name.replace("_", " "), "{:.3f}", [setting.loss(name) for setting in settings])
+        for name in ("first_loss", "last_loss")
+    ]
     columns = [
         Column.of("setting", _labels(settings), code=True),
         Column.of("gpus", [setting.ranks for setting in settings]),
@@ -130,20 +134,10 @@ def table(settings: Sequence[ComparedSetting]) -> Grid | None:
         Column.of("speedup", speedups, "x 1 GPU", "{:.2f}"),
         replace(per_rank, texts=texts),
         Column.of("speedup_fp64", over_fp64, "x fp64", "{:.2f}"),
-        *(Column.of(name, means[name], names[name]) for name in MAIN),
+        *(figures_of[name] for name in MAIN),
         Column.of("marks", [grouping.marks(setting.runs) for setting in settings]),
-        *(Column.of(name, means[name], names[name], shown=False) for name in MORE),
-        *(
-            Column.of(
-                f"{phase}_share", [setting.phase_share(phase) for setting in settings], phase, "{:.1%}", shown=False
-            )
-            for phase in timing.PHASES
-        ),
-        Column.of("epochs", [setting.runs[0]["epochs"] for setting in settings], shown=False),
-        *(
-            Column.of(name, [setting.loss(name) for setting in settings], name.replace("_", " "), "{:.3f}", shown=False)
-            for name in ("first_loss", "last_loss")
-        ),
+        *(figures_of[name] for name in MORE),
+        *(Column.of(key, values, heading, form, shown=False) for key, heading, form, values in hidden),
     ]
     columns = [replace(column, group="" if column.shown else MORE_FIGURES) for column in columns if not column.is_empty]
     known = {column.key for column in columns}
@@ -152,10 +146,11 @@ def table(settings: Sequence[ComparedSetting]) -> Grid | None:
     return Grid("settings", "all settings", columns, notes=notes, printed_rows=40)
 
 
-def _bases(
+def _speedups(
     settings: Sequence[ComparedSetting], keys: Sequence[str], is_base: Callable[[ComparedSetting], bool]
-) -> list[ComparedSetting | None]:
-    """For each setting the base that is alike in all but `keys`; another number of ranks has other threads too."""
+) -> list[float | None]:
+    """Each setting over the base that is alike in all but `keys` (another number of ranks has other threads too); None
+    for a base itself, and where there is none."""
     names = [name for name, _ in settings[0].cell]
     varied = {name for key in keys for name in grouping.meant(key, names)}
     varied |= {*grouping.CORES} if varied & {*RANKS} else set()
@@ -167,17 +162,15 @@ def _bases(
     for setting in filter(is_base, settings):
         bases.setdefault(others(setting), []).append(setting)
 
-    def nearest(setting: ComparedSetting) -> ComparedSetting | None:
-        known = bases.get(others(setting), [])
-        return known[grouping.nearest(setting.runs[0], [base.runs[0] for base in known])] if known else None
+    def speedup(setting: ComparedSetting) -> float | None:
+        if not (known := bases.get(others(setting))):
+            return None
+        base = known[grouping.nearest(setting.runs[0], [base.runs[0] for base in known])]
+        if base is setting or not base.time_s or not setting.time_s:
+            return None
+        return formulas.speedup(base.time_s, setting.time_s)
 
-    return list(map(nearest, settings))
-
-
-def _speedup(setting: ComparedSetting, base: ComparedSetting | None) -> float | None:
-    if base is None or not base.time_s or not setting.time_s:
-        return None
-    return formulas.speedup(base.time_s, setting.time_s)
+    return list(map(speedup, settings))
 
 
 def profiles(runs: Sequence[DetailedRun]) -> Grid | None:

@@ -9,7 +9,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.commands import best
 from analysis.commands.best import Limits
-from analysis.figures.trade_off import trade_off
+from analysis.figures.setting_charts import trade_off
 from analysis.report import build
 from analysis.report.blocks import Answer
 from analysis.runs import load

@@ -13,7 +13,7 @@ import pytest
 import wandb
 
 from analysis.__main__ import main
-from analysis.dashboard import command, panels, views
+from analysis.dashboard import command, views
 from analysis.runs import load
 from multicard.records.figures import BOTH, BYTES, FIGURES, Figure
 from multicard.tracking import keys
@@ -36,14 +36,14 @@ def test_every_key_that_is_read_is_logged_by_some_kind_of_run(built: list[views.
         assert all(wandb_views.kinds(key) for key in read | filtered)
         # of every figure that something is judged by
         judged = [name for name, figure in FIGURES.items() if views.section_of(figure) is not None]
-        assert {("summary", key) for name in judged for key in panels.summary_keys(name)} <= read
+        assert {("summary", key) for name in judged for key in views.summary_keys(name)} <= read
     assert not wandb_views.kinds(("history", "train/nothing")) and not wandb_views.kinds(("summary", "nothing"))
 
 
 def test_a_key_that_a_run_does_not_log_is_found(built: list[views.View]):
     content: dict[str, Any] = {
         "history": [dict.fromkeys([keys.STEP, keys.EPOCH, *keys.BY_STEP, *keys.BY_EPOCH])],
-        "system": [(0.0, dict.fromkeys(name.removeprefix(panels.SYSTEM) for name in wandb_views.SAMPLES))],
+        "system": [(0.0, dict.fromkeys(name.removeprefix(views.SYSTEM) for name in wandb_views.SAMPLES))],
         "summary": dict.fromkeys(wandb_views.SUMMARY),
         "config": dict.fromkeys(wandb_views.CONFIG),
     }

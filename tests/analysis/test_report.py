@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, rerun_commands, runs_section, settings_section
-from analysis.report.blocks import Fold, Headlines, Paragraph, PlainTable, Plot, Report, Section
+from analysis.report.blocks import Answer, Fold, Paragraph, PlainTable, Plot, Report, Section
 from analysis.runs import load
 from analysis.runs.details import read
 from multicard.config.base import plain
@@ -162,7 +162,7 @@ def test_the_command_of_a_run_measures_the_same(kind: str):
     for name in ("table2", "2026-11-23_02-11-22", "12", "1e5", "null", "it's"):
         command = rerun_commands.rerun(kind, plain(replace(meant, name=name)))
         assert command is not None and compose(*shlex.split(command)[2:]).name == name
-        assert ("name='" in command) == (name in ("12", "1e5", "null", "it's"))
+        assert ('name="' in command) == (name in ("12", "1e5", "null", "it's"))
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -191,13 +191,6 @@ def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, m
     assert path([tmp_path / "runs" / "a", tmp_path / "runs" / "b"]) == tmp_path / "runs" / "report.html"
 
 
-def test_commands_are_quoted_as_a_person_would():
-    assert rerun_commands.quoted("precision=fp32,bf16") == "precision=fp32,bf16"
-    assert rerun_commands.quoted("dataset.root='/data/my photos'") == "\"dataset.root='/data/my photos'\""
-    for word in ("a='$HOME'", "a='b\"c'", "a='it\\'s'", "a='c:\\\\d'", "name=x y", "~", "a='`id`'", "a=[0.5,0.5]"):
-        assert shlex.split(rerun_commands.quoted(word)) == [word]
-
-
 def test_a_folder_of_both_entries_has_both_commands(tmp_path: Path):
     words = ["precision=fp32,bf16", "gpus=1,2", "rerun=true", "tracker.mode=disabled"]
     swept = {"hydra": {"overrides": {"task": words}, "job": {"config_name": "train_vision"}}}
@@ -217,14 +210,14 @@ def test_a_folder_of_both_entries_has_both_commands(tmp_path: Path):
     assert len(tuned) == 4 and "python tune_llm.py method=qlora dataset.rows=40 name=sweep" in tuned
 
 
-def blocks_of(report: Report, kind: type) -> list[Any]:
-    return [block for block in report.blocks() if isinstance(block, kind)]
+def headlines_of(report: Report) -> list[Answer]:
+    return [block for block in report.blocks() if isinstance(block, Answer) and block.headline]
 
 
 def test_the_headlines_are_the_fastest_what_it_cost_what_limits_it_and_what_to_try(tmp_path: Path):
     sweep(tmp_path)
-    (headlines,) = blocks_of(build(tmp_path), Headlines)
-    assert headlines.about.startswith("The fastest of 10 settings")
+    (headlines,) = headlines_of(build(tmp_path))
+    assert headlines.title.startswith("The fastest of 10 settings")
     told = {line.name: (line.figure, line.note, line.setting) for line in headlines.lines}
     assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
     assert told["What it cost"] == ("4 GPUs", "115 GPU seconds, 50 kJ, 5 GB of memory on the fullest", "")
@@ -234,14 +227,14 @@ def test_the_headlines_are_the_fastest_what_it_cost_what_limits_it_and_what_to_t
     sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
     slow = {"bound": "input", "sentence": sentence, "saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
     records.write(tmp_path / "fast", records.vision(precision="bf16", gpus=8, total_s=9.0) | {"diagnosis": slow})
-    (headlines,) = blocks_of(build(tmp_path), Headlines)
+    (headlines,) = headlines_of(build(tmp_path))
     assert [(line.figure, line.note) for line in headlines.lines[2:]] == [
         ("Input", "Waiting for input is 62% of a step of 30.0 ms."),
         ("loader=device", ""),
     ]
     shutil.rmtree(tmp_path)
     records.write(tmp_path / "oom", records.vision(status="oom"))
-    assert blocks_of(build(tmp_path), Headlines) == []
+    assert headlines_of(build(tmp_path)) == []
 
 
 def test_why_nothing_is_ranked_is_said(tmp_path: Path):

@@ -8,8 +8,7 @@ from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2 import internal as reports
 from wandb_workspaces.workspaces import internal as workspaces
 
-from analysis.dashboard.panels import MOST_GPUS, SYSTEM
-from analysis.dashboard.views import WORKSPACE, View
+from analysis.dashboard.views import MOST_GPUS, SYSTEM, WORKSPACE, View
 from multicard.measure.timing import PHASES
 from multicard.records.figures import FIGURES
 from multicard.tracking import keys
