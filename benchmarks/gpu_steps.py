@@ -331,7 +331,7 @@ LORA: Words = LLAMA | {"method": "lora"}
 # name, title, seconds expected, command, findings
 STEPS = [
     Step("machine", "versions, bandwidth of copies, nvidia-smi", 25,
-        lambda run: module("benchmarks.bandwidth"), of_machine),
+        lambda run: module("benchmarks.step", "--bandwidth"), of_machine),
     Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),
     Step("step", "the training step alone, eager", 60, step_alone(), of_step),
     Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), of_step,

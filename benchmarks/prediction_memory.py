@@ -8,7 +8,6 @@ weights for longer in some runs than in others: tuning on 2 ranks is measured th
     python -m benchmarks.prediction_memory --gpus 1 --match precision=fp16
 """
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -28,7 +27,7 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchmarks.common import configuration
+from benchmarks.common import configuration, parser
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
@@ -78,8 +77,8 @@ class Peaks:
     """The measured peak of a run, from `start` on: by torch's MemTracker, or by our counter on the real tensors."""
 
     def __init__(self, watches: bool = True) -> None:
-        self.watches, self.tracker, self.counter = watches, MemTracker(), Tracker("cpu", 1)
-        self.most_bytes = 0
+        self.watches, self.most_bytes = watches, 0
+        self.tracker, self.counter = MemTracker(), Tracker("cpu", 1)
 
     @contextmanager
     def watching(self, tracks: bool) -> Iterator[None]:
@@ -179,11 +178,10 @@ def real(entry: str, words: tuple[str, ...], ranks: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpus", type=int, choices=(1, 2))
-    parser.add_argument("--match", default="", help="cells whose words contain this")
-    arguments = parser.parse_args()
-
+    options = parser(__doc__)
+    options.add_argument("--gpus", type=int, choices=(1, 2))
+    options.add_argument("--match", default="", help="cells whose words contain this")
+    arguments = options.parse_args()
     rows: list[tuple[str, ...]] = []
     errors: list[float] = []
     for gpus in (arguments.gpus,) if arguments.gpus else (1, 2):

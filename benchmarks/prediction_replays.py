@@ -72,7 +72,7 @@ def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
     for row in rows:
         if {1, 2, 8} <= row.rates.keys():
             seen = _here(row, row.sample_s)
-            outcomes.append(_carried([seen[1], seen[2]], seen[8], models[row.family]))
+            outcomes += _predicted([seen[1], seen[2]], seen[8], models[row.family])
     return outcomes
 
 
@@ -121,12 +121,14 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
         if row.precision in HALF or half is None:
             continue
         counts = sorted(row.rates.keys() & half.rates.keys())
-        if probed:
-            outcomes[row.source] += [_with_probe(row, half, gpus) for gpus in counts if gpus > 1 and 1 in counts]
-        elif row.source in WITHOUT_PROBE:
-            others = _of_the_same_kind(row, rows)
-            predictions = (_without_probe(row, half, gpus, others) for gpus in counts)
-            outcomes[row.source] += [outcome for outcome in predictions if outcome is not None]
+        if probed:  # per step, to which the exchange adds the same seconds in both precisions
+            single, probe = _here(row, row.step_s), _here(half, half.step_s)
+            for gpus in counts[1:] if counts[0] == 1 else ():
+                outcomes[row.source] += _predicted([single[1], single[gpus], probe[1]], probe[gpus])
+        elif row.source in WITHOUT_PROBE:  # per sample: the sources give half precision a larger batch
+            single, probe, others = _here(row, row.sample_s), _here(half, half.sample_s), _of_the_same_kind(row, rows)
+            for gpus in counts:
+                outcomes[row.source] += _predicted([single[gpus], *others], probe[gpus])
     if probed:
         outcomes["papers"] = _papers_with_probe()
     return dict(outcomes)
@@ -158,30 +160,12 @@ def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservatio
     }
 
 
-def _without_probe(row: Series, half: Series, gpus: int, others: Sequence[StepObservation]) -> Outcome | None:
-    """Per sample: the sources give half precision a larger batch."""
-    return _predicted([_here(row, row.sample_s)[gpus], *others], _here(half, half.sample_s)[gpus])
-
-
-def _with_probe(row: Series, half: Series, gpus: int) -> Outcome:
-    """Per step, to which the exchange adds the same seconds in both precisions."""
-    single, probe = _here(row, row.step_s), _here(half, half.step_s)
-    return _carried([single[1], single[gpus], probe[1]], probe[gpus])
-
-
-def _carried(
-    known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
-) -> Outcome:
-    outcome = _predicted(known, wanted, model)
-    assert outcome is not None
-    return outcome
-
-
 def _predicted(
     known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
-) -> Outcome | None:
+) -> list[Outcome]:
+    """The prediction of a step beside its time; empty where nothing can be predicted."""
     predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
-    return None if predicted is None else Outcome(predicted.value, predicted.low, predicted.high, wanted.step_s)
+    return [] if predicted is None else [Outcome(predicted.value, predicted.low, predicted.high, wanted.step_s)]
 
 
 def _papers_with_probe() -> list[Outcome]:
@@ -193,9 +177,10 @@ def _papers_with_probe() -> list[Outcome]:
         return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, HERE)
 
     return [
-        _carried([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))
+        outcome
         for precision in ("fp32", "fp16")
         for gpus in (2, 3, 4)
+        for outcome in _predicted([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))
     ]
 
 

@@ -20,9 +20,9 @@ from multicard.records.figures import BOTH, FIGURES, Figure
 from multicard.tracking import keys
 
 MOST_RUNS, MOST_GPUS = 100, 8  # in a panel; of a node
-SYSTEM = "system/"  # before a system metric in a panel
+SYSTEM_PREFIX = "system/"  # before a system metric in a panel
 # By what a line's panel is over: its key, and what its metrics begin with
-AXES = {"step": (keys.STEP, "train/"), "epoch": (keys.EPOCH, "epoch/"), "time": ("RelativeTime(Wall)", SYSTEM)}
+AXES = {"step": (keys.STEP, "train/"), "epoch": (keys.EPOCH, "epoch/"), "time": ("RelativeTime(Wall)", SYSTEM_PREFIX)}
 NAME = "multicard"
 WORKSPACE, REPORT = "project-view", "runs"  # W&B's types of views
 FASTEST, SCALING, LEARNING = "Which is fastest", "Scaling and efficiency", "Learning"

@@ -145,7 +145,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
         fronts.append({label_cell(row["series"]) for row in numbered})
     assert fronts == [{("fp16", 4), ("fp64", 4), ("fp16", 2), ("fp32", 1)}] * 4
     answers = [block for block in build(found, "Runs", mix=False).blocks() if isinstance(block, Answer)]
-    (fastest,) = [line for answer in answers for line in answer.lines if line.name == "Fastest"]
+    _, fastest = [line for answer in answers for line in answer.lines if line.name == "Fastest"]  # headline, answer
     assert fastest.note.startswith(" ".join(ranking.others[:3])) and len(ranking.others) == 4
     assert ranking.others[-1] == "Equally good: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption

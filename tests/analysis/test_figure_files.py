@@ -96,19 +96,16 @@ def test_a_legend_does_not_repeat_what_all_have(tmp_path: Path):
     assert "legend" not in grids.svg(alone) and "fp32" in alone.caption
 
 
-def test_losses_of_tuning_are_by_step(tmp_path: Path):
+def test_losses_of_tuning_are_by_step_and_many_settings_are_several_figures(tmp_path: Path):
     steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [float(step) for step in range(100)]}
-    records.write(tmp_path / "a", records.llm(), steps)
-    (figure,) = figures.losses(load.read([tmp_path]).runs)
+    records.write(tmp_path / "tuned" / "a", records.llm(), steps)
+    (figure,) = figures.losses(load.read([tmp_path / "tuned"]).runs)
     assert len(figure.rows) == setting_charts.WINDOWS
     assert [(r["step"], r["mean"]) for r in figure.rows[:2]] == [(2, 0.5), (4, 2.5)]
-
-
-def test_many_settings_are_several_figures(tmp_path: Path):
     run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MOST_SERIES + 1)]
-    drawn_losses = figures.losses(write(tmp_path, *run_records))
-    assert [figure.name for figure in drawn_losses] == ["losses", "losses-2"]
-    assert [len({row["series"] for row in figure.rows}) for figure in drawn_losses] == [setting_charts.MOST_SERIES, 1]
+    many = figures.losses(write(tmp_path / "many", *run_records))
+    assert [figure.name for figure in many] == ["losses", "losses-2"]
+    assert [len({row["series"] for row in figure.rows}) for figure in many] == [setting_charts.MOST_SERIES, 1]
 
 
 # Specifications and files
@@ -139,12 +136,13 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
         assert "oom" in words
 
 
-@pytest.mark.parametrize("draws", [figures.losses, figures.phases, figures.efficiency, figures.trade_off])
-def test_general_figures_are_valid(tmp_path: Path, draws: Any):
+def test_general_figures_are_valid(tmp_path: Path):
     grids.fill(tmp_path, "table2", (0, 1))
-    (figure, *_) = draws(load.read([tmp_path]).runs)
-    assert vega_lite().is_valid(figure.spec)
-    assert figure.title in texts(figure) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
+    runs = load.read([tmp_path]).runs
+    for draws in (figures.losses, figures.phases, figures.efficiency, figures.trade_off):
+        (figure, *_) = draws(runs)
+        assert vega_lite().is_valid(figure.spec)
+        assert figure.title in texts(figure) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
 
 
 def test_text_of_runs_cannot_break_a_figure(tmp_path: Path):

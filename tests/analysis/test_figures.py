@@ -89,7 +89,7 @@ def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: 
     assert "CPU ranks" in figure.title and "GPUs" not in figure.title
 
 
-def test_the_ideal_and_the_efficiency_are_of_one_gpu(tmp_path: Path):
+def test_the_ideal_and_the_efficiency_are_of_one_gpu_and_tuning_counts_its_rows(tmp_path: Path):
     grids.fill(tmp_path / "v", "strategies", change=lambda _: {"total_s": 60.0, "trained_images_per_s": 50.0})
     (figure,) = drawn(tmp_path / "v", "strategies")
     ideal = {(r["measure"], r["gpus"]): r["mean"] for r in figure.rows if r["of"] == chart_data.IDEAL}
@@ -102,8 +102,6 @@ def test_the_ideal_and_the_efficiency_are_of_one_gpu(tmp_path: Path):
     assert shares == pytest.approx({"1": 1.0, "2": 0.8, "3": 2 / 3, "4": 1.0})
     assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
 
-
-def test_the_ideal_of_tuning_counts_the_rows(tmp_path: Path):
     def change(cell: dict[str, Any]) -> dict[str, Any]:  # max_steps: as many steps, so n times the rows
         epochs = [{"epoch": 0, "steps": 50, "samples": 100 * cell["gpus"], "train_loss": 1.0}]
         return {"total_s": 80.0, "epochs": epochs}
@@ -112,9 +110,9 @@ def test_the_ideal_of_tuning_counts_the_rows(tmp_path: Path):
     grids.fill(tmp_path / "rows", "table5", change=lambda _: {"total_s": 80.0})
     for folder, expected in (("steps", [80.0] * 4), ("rows", [80.0, 40.0, 80 / 3, 20.0])):
         (figure,) = drawn(tmp_path / folder, "table5")
-        ideal = [row for row in figure.rows if row["of"] == chart_data.IDEAL and row["pin_memory"] == "true"]
-        assert [row["mean"] for row in ideal if row["measure"] == "total_s"] == pytest.approx(expected)
-        assert len({row["mean"] for row in ideal if row["measure"] == "step_s"}) == 1
+        rows = [row for row in figure.rows if row["of"] == chart_data.IDEAL and row["pin_memory"] == "true"]
+        assert [row["mean"] for row in rows if row["measure"] == "total_s"] == pytest.approx(expected)
+        assert len({row["mean"] for row in rows if row["measure"] == "step_s"}) == 1
 
 
 def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
@@ -126,10 +124,11 @@ def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
     assert "Intervals are cut where they reach beyond the axis" in figure.caption
 
 
-def test_columns_beside_the_subject_have_charts_of_their_own(tmp_path: Path):
-    experiment = grids.fill(tmp_path, "loaders")
+def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one_series(tmp_path: Path):
+    experiment = grids.fill(tmp_path / "loaders", "loaders")
+    grids.fill(tmp_path / "layout", "layout")
     free = replace(experiment, excluded=())
-    (panel,) = experiments.panels(free, load.read([tmp_path]).runs)
+    (panel,) = experiments.panels(free, load.read([tmp_path / "loaders"]).runs)
     (figure,) = experiment_figures(free, [panel])
     assert {row["series"] for row in figure.rows} == {"torch", "dali"}
     parts = {f"{rest}, {size} px" for rest in ("nchw, cache process", "nhwc, cache none") for size in (300, 500)}
@@ -137,18 +136,12 @@ def test_columns_beside_the_subject_have_charts_of_their_own(tmp_path: Path):
     charts = figure.spec["vconcat"][0]["facet"]["sort"]
     assert len(charts) == 2 * len(parts) and figure.spec["vconcat"][0]["columns"] == len(parts)
 
-
-def test_columns_of_which_few_combinations_are_measured_are_one_series(tmp_path: Path):
-    for name in ("loaders", "layout"):
-        grids.fill(tmp_path / name, name)
-    (figure,), (of_layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
-    assert {(row["series"], row["loader"], row["layout"], row["part"]) for row in figure.rows} == {
-        (series, *series.split(", ")[:2], f"{size} px")
-        for series in ("torch, nchw, cache process", "dali, nhwc, cache none")
-        for size in (300, 500)
+    (figure,), (layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
+    combinations = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
+    assert {(row["series"], row["part"]) for row in figure.rows} == {
+        (series, f"{size} px") for series in (combinations[0], combinations[2]) for size in (300, 500)
     }
-    expected = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
-    assert [row["series"] for row in measured(of_layout, "total_s", gpus=4)] == expected
+    assert [row["series"] for row in measured(layout, "total_s", gpus=4)] == combinations
     assert "loader, memory layout, cache and image size (px)" in figure.title and "300 px" in texts(figure)
 
 
@@ -174,29 +167,24 @@ def test_the_papers_figures_are_hollow_points_beside_the_same_setting_alone(tmp_
     assert "Papers: torch 2.2.2" in words and "Misprint: the text has fp16" in words
 
 
-@pytest.mark.parametrize(("window", "shown"), [("start", True), ("after", False)])
-def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path, window: str, shown: bool):
+def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path):
     setting = papers_records.setting("vision_metrics")
-    setting |= {"profile": {"name": "nsys", "window": window, "steps": None, "seconds": None}}
     setting = {key: value for key, value in setting.items() if not key.startswith("profile__")}
-    for size, gpus, pin in ((500, 2, True), (500, 4, True), (500, 2, False), (100, 2, True)):
-        cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
-        record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
-        records.write(tmp_path / f"{size}-{gpus}-{pin}", record)
-    (figure,) = drawn(tmp_path, "vision_metrics")
-    rows = [row for row in figure.rows if row["of"] == chart_data.PAPER]
-    assert all(row["part"] == row["named"] for row in rows)
-    found = {
-        (f"{row['dataset.image_size']} px, {row['gpus']} GPUs", row["pin_memory"]): (row["low"], row["high"])
-        for row in rows
-    }
-    expected = {
-        ("500 px, 2 GPUs", "true"): (16, 16),
-        ("500 px, 4 GPUs", "true"): (16, 16),
-        ("500 px, 2 GPUs", "false"): (85, 101),  # printed as the range of 2 and 4 GPUs
-        ("100 px, 2 GPUs", "true"): (0.66, 0.66),
-    }
-    assert found == (expected if shown else {}) and {row["metric"] for row in rows} <= {"memcpy Host-to-Device"}
+    found = {}
+    for window in ("start", "after"):
+        setting["profile"] = {"name": "nsys", "window": window, "steps": None, "seconds": None}
+        for size, gpus, pin in ((500, 2, True), (500, 4, True), (500, 2, False), (100, 2, True)):
+            cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
+            record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
+            records.write(tmp_path / window / f"{size}-{gpus}-{pin}", record)
+        (figure,) = drawn(tmp_path / window, "vision_metrics")
+        rows = [row for row in figure.rows if row["of"] == chart_data.PAPER]
+        assert all(row["part"] == row["named"] and row["metric"] == "memcpy Host-to-Device" for row in rows)
+        places = ("dataset.image_size", "gpus", "pin_memory", "low", "high")
+        found[window] = {tuple(row[place] for place in places) for row in rows}
+    printed = {("500", 2, "true", 16, 16), ("500", 4, "true", 16, 16), ("100", 2, "true", 0.66, 0.66)}
+    printed |= {("500", 2, "false", 85, 101)}  # printed as the range of 2 and 4 GPUs
+    assert found == {"start": printed, "after": set()}
 
 
 # Profiles and curves

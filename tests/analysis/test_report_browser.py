@@ -70,7 +70,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_rows_sort_filter_and_open(browser: Any, report: Path):
+def test_rows_sort_filter_and_open_without_a_mouse(browser: Any, report: Path):
     view = View(browser, report)
     assert len(view.rows()) == 50 and "210 rows" in view.page.inner_text("[data-grid=runs] .count")
     view.sort("total s").click()
@@ -85,17 +85,29 @@ def test_rows_sort_filter_and_open(browser: Any, report: Path):
 
     for wanted, count in (("fp16 grid", 3), ("precision=fp64 gpus=4", 1), ("total_s>=100 totals<=250 grid", 4)):
         view.filter(wanted, count)
-    view.filter("precision=fp64 gpus=1", 1)
-    opener = view.page.locator("[data-grid=runs] .opens").first
-    opener.press("Enter")
-    detail = view.page.inner_text("[data-grid=runs] .detail")
-    assert "python train_vision.py precision=fp64" in detail and str(report.parent / "grid/fp64-1") in detail
-    assert not view.page.locator(".detail a").count()
-    opener.press("Enter")
     view.filter("oom", 1)
     assert (view.column("status"), view.column("total s")) == (["oom"], ["-"])
     view.page.locator("[data-grid=runs] .opens").click()
     assert f"out of memory {EVIL}" in view.page.inner_text(".detail")
+    view.filter("precision=fp64 gpus=1", 1)
+    opener = view.page.get_by_role("button", name=re.compile("^Details: .*precision fp64")).first
+    opener.focus()
+    for key in ("Enter", "Space"):
+        view.page.keyboard.press(key)
+        assert opener.get_attribute("aria-expanded") == "true" and view.page.locator(".detail").is_visible()
+        assert view.page.locator(f"#{opener.get_attribute('aria-controls')}").count() == 1
+        detail = view.page.inner_text(".detail")
+        assert "python train_vision.py precision=fp64" in detail and str(report.parent / "grid/fp64-1") in detail
+        assert "Settings" in detail and not view.page.locator(".detail a").count()
+        view.page.keyboard.press(key)
+        assert opener.get_attribute("aria-expanded") == "false" and not view.page.locator(".detail").count()
+
+    before, box = view.headings(), view.page.locator("[data-grid=runs]").get_by_role("checkbox", name="columns")
+    box.focus()
+    view.page.keyboard.press("Space")
+    assert {*view.headings()} > {*before, "step_s"}
+    view.page.keyboard.press("Space")
+    assert view.headings() == before
     view.sound()
 
 
@@ -166,7 +178,7 @@ def test_print_is_light_with_every_figure_and_without_controls(browser: Any, rep
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(SCREEN, "light"), (PHONE, "dark")])
-def test_figures_fit_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
+def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
     browser: Any, everything: Path, width: int, scheme: str
 ):
     view = View(browser, everything, width, scheme)
@@ -175,63 +187,23 @@ def test_figures_fit_with_letters_that_can_be_read_and_axe_finds_no_serious_faul
     view.draw_all()
     letters_px = view.letters_px()
     assert len(letters_px) > 1000 and min(letters_px) >= LEAST_LETTERS_PX
-    assert view.wider_than_their_place(".drawing") == []
     fill = "all => all.map(each => each.getAttribute('fill'))"
     marks = view.page.eval_on_selector_all("#figure-predicted .mark-symbol.role-mark path", fill)
     assert marks.count("transparent") == marks.count("#EEEEEE" if scheme == "dark" else "#1A1A1A") > 0
 
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
     view.page.locator("[data-grid=runs] .opens").first.click()
-    view.page.locator("[data-grid=runs]").get_by_role("checkbox").check()
-    found = axe.Axe().run(view.page).response  # which finds what has no name
-    assert len(found["passes"]) > 25  # it looked
-    severe = [rule for rule in found["violations"] if rule["impact"] in SEVERE]
-    assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in severe] == []
-
-
-@pytest.mark.parametrize("width", [SCREEN, PHONE])
-def test_nothing_but_tables_is_wider_than_the_window(browser: Any, everything: Path, width: int):
-    view = View(browser, everything, width)
-    view.page.evaluate("document.querySelectorAll('main details').forEach(each => (each.open = true))")
-    view.page.locator("[data-grid=runs] .opens").first.click()
-    assert view.page.evaluate(BROKEN) == []
+    assert view.page.evaluate(BROKEN) == [] and view.wider_than_their_place(".drawing") == []
     assert set(view.wider_than_their_place("main div:not(.drawing), main p, main dl, main details")) <= {"scroll"}
     edges = "all => all.slice(0, 3).map(each => [each.innerText, each.getBoundingClientRect().right])"
     first = dict(view.page.eval_on_selector_all("[data-grid=runs] .sort", edges))
     assert [*first] == ["status", "total s", "accuracy"] and max(first.values()) <= width - 16
     bar = "getComputedStyle(document.querySelector('.scroll'), '::-webkit-scrollbar').height"
     assert view.page.evaluate(bar) == "10px"  # in sight, also where the system hides bars
-    view.sound()
 
-
-def test_rows_and_all_columns_need_no_mouse_and_a_click_opens_a_row(browser: Any, report: Path):
-    view = View(browser, report)
-    keyboard, opener = view.page.keyboard, view.page.locator("[data-grid=runs] .opens").first
-    openers = view.page.get_by_role("button", name=re.compile("^Details: ")).all()
-    assert any("precision fp64" in (each.get_attribute("aria-label") or "") for each in openers)
-    opener.focus()
-    for key in ("Enter", "Space"):
-        keyboard.press(key)
-        assert opener.get_attribute("aria-expanded") == "true" and view.page.locator(".detail").is_visible()
-        assert view.page.locator(f"#{opener.get_attribute('aria-controls')}").count() == 1
-        keyboard.press(key)
-        assert opener.get_attribute("aria-expanded") == "false" and not view.page.locator(".detail").count()
-
-    cell = view.page.locator("[data-grid=runs] tr.run").first.locator("td").nth(2)
-    cell.click()
-    assert "Settings" in view.page.inner_text(".detail")
-    view.page.locator(".detail dd").first.click()
-    assert view.page.locator(".detail").count() == 1  # an opened row stays open while it is read
-    cell.click()
-    assert not view.page.locator(".detail").count()
-    cell.evaluate("each => document.getSelection().selectAllChildren(each)")
-    cell.dispatch_event("click")
-    assert not view.page.locator(".detail").count()  # text was selected
-
-    before, box = view.headings(), view.page.locator("[data-grid=runs]").get_by_role("checkbox", name="columns")
-    box.focus()
-    keyboard.press("Space")
-    assert {*view.headings()} > {*before, "step_s"}
-    keyboard.press("Space")
-    assert view.headings() == before
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
+    view.page.locator("[data-grid=runs]").get_by_role("checkbox").check()
+    found = axe.Axe().run(view.page).response  # which finds what has no name
+    assert len(found["passes"]) > 25  # it looked
+    severe = [rule for rule in found["violations"] if rule["impact"] in SEVERE]
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in severe] == []
     view.sound()

@@ -8,7 +8,7 @@ from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2 import internal as reports
 from wandb_workspaces.workspaces import internal as workspaces
 
-from analysis.dashboard.views import MOST_GPUS, SYSTEM, WORKSPACE, View
+from analysis.dashboard.views import MOST_GPUS, SYSTEM_PREFIX, WORKSPACE, View
 from multicard.measure.timing import PHASES
 from multicard.records.figures import FIGURES
 from multicard.tracking import keys
@@ -30,8 +30,8 @@ SUMMARY = {
     "data_s": (keys.LLM,),
 }
 X_OF_TIME = "_absolute_runtime"
-GPUS = {f"{SYSTEM}gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
-SAMPLES = {*GPUS, *(SYSTEM + name for name in keys.MACHINE_SAMPLES.values())}
+GPUS = {f"{SYSTEM_PREFIX}gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
+SAMPLES = {*GPUS, *(SYSTEM_PREFIX + name for name in keys.MACHINE_SAMPLES.values())}
 
 
 def loaded(view: View) -> Any:
@@ -137,5 +137,5 @@ def logged(content: dict[str, Any]) -> set[Key]:
         "summary": content["summary"],
         "table": [name for name, value in content["summary"].items() if isinstance(value, dict)],
     }
-    system = {("history", SYSTEM + name) for _, row in content["system"] for name in row}
+    system = {("history", SYSTEM_PREFIX + name) for _, row in content["system"] for name in row}
     return system | {(section, name) for section, own in names.items() for name in own}
