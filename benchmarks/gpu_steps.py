@@ -229,16 +229,15 @@ def papers_training(record: Record) -> str:
     return f"{record['axes']['precision']}, {epochs} x {images:,} images"
 
 
-def goal(record: Record) -> Finding:
-    total_s, formula = extrapolated_s(record)
-    return Finding(papers_training(record), f"{total_s:,.0f} s = {formula}", "300 s (goal)")
+def extrapolated(against: str = "") -> Callable[[Record], Finding]:
+    """The papers' training, extrapolated; by default beside Table 2's first column."""
 
+    def tell(record: Record) -> Finding:
+        total_s, formula = extrapolated_s(record)
+        printed = f"{PAPERS_TOTAL_S[record['axes']['precision']]:,} s (papers, one H100)"
+        return Finding(papers_training(record), f"{total_s:,.0f} s = {formula}", against or printed)
 
-def table2(record: Record) -> Finding:
-    """Table 2's first column, extrapolated."""
-    total_s, formula = extrapolated_s(record)
-    against = f"{PAPERS_TOTAL_S[record['axes']['precision']]:,} s (papers, one H100)"
-    return Finding(papers_training(record), f"{total_s:,.0f} s = {formula}", against)
+    return tell
 
 
 def whole(record: Record) -> Finding:
@@ -337,9 +336,11 @@ STEPS = [
     Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), of_step,
         skip=gpu_only("it compiles for minutes")),
     Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 75,
-        lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32), of_runs(rate, goal)),
+        lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32),
+        of_runs(rate, extrapolated("300 s (goal)"))),
     Step("papers", "Table 2 on one GPU, extrapolated", 150,
-        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}), of_runs(table2)),
+        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
+        of_runs(extrapolated())),
     Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 110,
         lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), of_tuning()),
     Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), of_tuning()),

@@ -1,12 +1,11 @@
-"""The tidy table of an experiment's figure: a row for each mean with its interval, each status other than ok, each
-excluded cell, ideal, epoch, metric of a profile, and printed figure of the papers.
+"""The tidy table of an experiment's figure: a row for each mean with its interval, each status other than ok,
+ideal, epoch, metric of a profile, and printed figure of the papers.
 
 Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts); the others are rows
 without a mean.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
 from typing import Any
 
 from analysis import same_setting
@@ -21,7 +20,7 @@ from multicard.measure import formulas
 from papers.printed import HARDWARE
 
 Row = dict[str, Any]
-MEASURED, IDEAL, PAPER, EXCLUDED = "measured", "ideal", "paper", "excluded"
+MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
 T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
 CUT = 1.4  # intervals extend the axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies
@@ -42,15 +41,6 @@ def measured(panel: Panel, measure: str) -> list[Row]:
             rows.append(place | _mean(interval, len(ok), spread) | more)
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
-
-
-def excluded(panel: Panel, measure: str) -> list[Row]:
-    """A row for each cell that the experiment excludes, among the measured values of its columns."""
-    experiment = panel.experiment
-    columns = [[(name, value) for value in panel.values(name)] for name in experiment.swept]
-    cells = [cell for cell in product(*columns) if not experiment.has(cell) and cell not in panel.cells]
-    place = {"measure": measure, "of": EXCLUDED, "status": "ok"}
-    return [place | axis_values(cell, experiment.view.x) for cell in cells]
 
 
 def averaged(

@@ -14,17 +14,16 @@ from typing import Any
 import altair as alt
 
 from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import EXCLUDED, IDEAL, MEASURED, PAPER, Row
+from analysis.figures.chart_data import IDEAL, MEASURED, PAPER, Row
 from analysis.figures.vega import DASHES, SHAPES, Spec, cycled, layered
 
 WIDTH, HEIGHT = 340, 240  # points, of a chart among at most two
 SMALL_WIDTH, SMALL_HEIGHT = 225, 110  # of a chart among more
 MOST_ACROSS = 4  # charts beside each other
 MOST_TICKS = 8  # along numbers
-STRIP, FOOT = 0.07, 0.03  # of the height: for each of the crosses at one x, and of what stands at the foot
+STRIP, FOOT = 0.07, 0.03  # of the height: for each of the crosses at one x, and of a cross at the foot
 MOST_LETTERS = 38  # in a line of a chart's heading
 LINE = " | "  # between the lines of a chart's heading
-NO_CELL = "n/a"  # label of a cell that the experiment excludes
 SMALL_FROM = 25  # values along x, from which their points are smaller
 # A run that did not end ok
 CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}
@@ -77,8 +76,6 @@ def drawn(
                 value = foot if at_foot else top - (numbers[place] - 0.5) * strip
                 ended = row["status"] + (f" x{row['n']}" if row["n"] > 1 else "")
                 label = ended if at_foot else f"{row[SERIES]} {ended}".strip()
-            elif row["of"] == EXCLUDED:
-                value, label = foot, NO_CELL
             figures = {"shown": value, "shown_low": low, "shown_high": high, "least": least, "most": top}
             divided = {name: None if end is None else end / unit.divisor for name, end in figures.items()}
             shown.append(row | {"chart": heading(title, row[PART]), "label": label} | divided)
@@ -182,17 +179,17 @@ def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool 
 
 
 def bar_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str]) -> list[Any]:
-    """Bars in groups with intervals and printed figures; what did not end, or cannot be, stands at the foot."""
+    """Bars in groups with intervals and printed figures; what did not end stands at the foot."""
     beside: Encoding = {"xOffset": alt.XOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
     base, colour = alt.Chart().encode(x=x, y=y_axis(), **beside), by_series(order, "color")
     ok = where(base, MEASURED, "ok")
     bars = ok.mark_bar().encode(**colour, tooltip=tooltips(SERIES, x.shorthand))
     layers = [bars, *intervals(ok, rows, {}, 9, style="plain"), *paper_points(base, rows, colour)]
     layers.append(ok.mark_text(dy=-8).encode(text="label:N"))
-    unended = base.transform_filter("datum.status != 'ok'").mark_point(**CROSS)
-    layers += [unended.encode(**colour)] if any(row["status"] != "ok" for row in rows) else []
-    at_foot = base.transform_filter(f"datum.status != 'ok' || datum.of == '{EXCLUDED}'")
-    layers.append(at_foot.mark_text(angle=270, align="left", dx=8, fontSize=10).encode(text="label:N"))
+    if any(row["status"] != "ok" for row in rows):
+        unended = base.transform_filter("datum.status != 'ok'")
+        layers.append(unended.mark_point(**CROSS).encode(**colour))
+        layers.append(unended.mark_text(angle=270, align="left", dx=8, fontSize=10).encode(text="label:N"))
     return layers
 
 

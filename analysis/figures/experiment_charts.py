@@ -12,11 +12,10 @@ import altair as alt
 from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import EXCLUDED, IDEAL, PAPER, Row
+from analysis.figures.chart_data import IDEAL, PAPER, Row
 from analysis.figures.charts import (
     HEIGHT,
     MOST_ACROSS,
-    NO_CELL,
     PART,
     SERIES,
     WIDTH,
@@ -157,9 +156,7 @@ def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
     if measure == EFFICIENCY:
         return chart_data.efficiency(panel, panel.experiment.view.measures[0])
     rows, printed = chart_data.measured(panel, measure), chart_data.paper(panel, measure)
-    if form == "lines":
-        return [*rows, *chart_data.ideal(panel, measure, rows), *printed]
-    return [*rows, *printed, *(chart_data.excluded(panel, measure) if rows or printed else [])]
+    return [*rows, *(chart_data.ideal(panel, measure, rows) if form == "lines" else []), *printed]
 
 
 def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
@@ -175,9 +172,9 @@ def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
         notes.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
     if any(row["measure"] == EFFICIENCY for row in rows):
         notes.append(EFFICIENCY_NOTE)
-    if any(row["of"] == EXCLUDED for row in rows):
+    if form == "bars" and panel.experiment.excluded:
         cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
-        notes.append(f"{NO_CELL}: cannot be, and is not in the grid: {'; '.join(cells)}")
+        notes.append(f"Not in the grid, as it cannot be: {'; '.join(cells)}")
     statuses = list(dict.fromkeys(grouping.typed(row["status"]) for row in rows if row["status"] != "ok"))
     crosses = f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it"
     return [*notes, *[crosses] * bool(statuses)]

@@ -101,29 +101,19 @@ def _template() -> Any:
 
 
 def _grid(grid: Grid) -> dict[str, Any]:
-    return {
-        "columns": [_column(column) for column in grid.columns],
-        "details": [_column(column) for column in grid.details],
-        "label": grid.label,
-        "rows": len(grid.columns[0].texts) if grid.columns else 0,
-        "page_rows": grid.page_rows,
-        "printed_rows": grid.printed_rows,
-    }
+    columns = {name: [*map(_column, getattr(grid, name))] for name in ("columns", "details")}
+    options = {name: getattr(grid, name) for name in ("label", "page_rows", "printed_rows")}
+    return columns | options | {"rows": len(grid.columns[0].texts) if grid.columns else 0}
 
 
 def _column(column: Column) -> dict[str, Any]:
     texts, values = [clean(text) for text in column.texts], column.values
-    return {
-        "heading": column.heading,
-        "key": column.key,
+    options = {name: getattr(column, name) for name in ("heading", "key", "code", "group", "shown", "telling")}
+    return options | {
         "texts": _packed(texts),
         "values": None if values is None else _packed([_short(value) for value in values]),
-        "code": column.code,
         "long": values is None and any(len(text) > LONG for text in texts),
         "right": values is not None or alignment([""], [[text] for text in texts]) == "r",
-        "group": column.group,
-        "shown": column.shown,
-        "telling": column.telling,
     }
 
 

@@ -12,11 +12,10 @@ import pytest
 import wandb
 
 from analysis.__main__ import main
-from analysis.dashboard import command, views
-from analysis.runs import load
+from analysis.dashboard import views
 from multicard.records.figures import BOTH, BYTES, FIGURES, Figure
 from tests.conftest import ROOT
-from tests.helpers import records, wandb_views
+from tests.helpers import wandb_views
 from tests.helpers.wandb_stand_in import Server
 
 
@@ -164,10 +163,3 @@ def test_what_the_server_refuses_is_one_line(
     wandb.teardown()
     gone = refused()
     assert gone.startswith("refused: cannot reach http://127.0.0.1:9 (") and "--dry-run FILE" in gone
-
-
-def test_the_report_names_the_dashboard_of_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    records.write(tmp_path / "r", records.vision())
-    assert main(["report", str(tmp_path)]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.endswith(command(load.read([tmp_path]).runs)) and "dashboard --project " in line

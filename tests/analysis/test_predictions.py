@@ -1,6 +1,5 @@
 """Predicted against measured: errors, coverage, verdicts on memory, the report's section and its figure."""
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -60,18 +59,6 @@ def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, capsys: pyte
     both = printed(capsys, runs, str(tmp_path / "probed"))
     assert ["step", "probed", "1", "2.0%", "2.0%", "+2.0%", "100%", "21% to 100%", "±10.0%"] in both
     assert ["step", "all", "5", "10.0%", "12.4%", "+4.4%", "60%", "23% to 88%", "±15.0%"] in both
-
-
-def test_files_have_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    scaled(tmp_path / "runs")
-    printed(capsys, str(tmp_path / "runs"), "--csv", str(tmp_path / "p.csv"), "--json", str(tmp_path / "p.json"))
-    with (tmp_path / "p.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 4 * 4 and {row["column"] for row in rows} == {*predictions.PREDICTED}
-    assert float(rows[0]["predicted"]) == pytest.approx(0.11) and float(rows[0]["measured"]) == pytest.approx(0.1)
-    content = json.loads((tmp_path / "p.json").read_text())
-    assert content["accuracies"][0]["bias"] == pytest.approx(0.05) and len(content["figures"]) == 16
-    assert content["verdicts"] == [{"fits": "yes", "ran_out": False, "runs": 4}]
 
 
 def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(
