@@ -1,0 +1,108 @@
+"""The sweeper and the launchers, where Hydra looks for them: cells in this process, as processes beside each other, or
+as jobs of SLURM.
+
+Hydra imports this file at every start: what launchers do is imported when a sweep is launched (`_batches`).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from multicard.config.sweeps import check_repetition, repeats, starts_nothing
+
+if TYPE_CHECKING:
+    from multicard.sweep.command import Command
+
+
+class SweepLauncher(Launcher):
+    """Composes all cells of a batch, takes the records of those measured before, and has the rest measured.
+
+    on_slurm: cells run on nodes of which this machine knows nothing. packs: they can run beside each other here.
+    """
+
+    on_slurm, packs = False, False
+
+    def __init__(self, **_: Any) -> None:
+        """The options are in each cell's configuration too, and read there."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hydra_plugins.multicard_launchers._batches import Batches
+
+        self.command: Command = task_function.__self__.command  # pyright: ignore[reportFunctionMemberAccess]
+        self.batches = Batches(self.command, hydra_context, config, self.on_slurm, self.packs)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        return self.batches.launch(job_overrides, initial_job_idx)
+
+
+class LocalLauncher(SweepLauncher):
+    """The default: cells one after the other, in this process. A bad cell does not stop the rest, as it would with
+    Hydra's own launcher."""
+
+
+class SubmititLocalLauncher(SweepLauncher):
+    """`hydra/launcher=submitit_local`: each cell is a process, on GPUs or cores of this machine that no other has."""
+
+    packs = True
+
+
+class SlurmLauncher(SweepLauncher):
+    """`hydra/launcher=submitit_slurm`: each cell is a job of SLURM, with the resources of its own configuration."""
+
+    on_slurm = True
+
+
+class CellSweeper(BasicSweeper):
+    """Hydra's basic sweeper without its check that composes every cell, since the launchers compose all of them before
+    the first runs. Repetitions are the outermost axes, so that all cells are measured once before any is measured
+    again: what the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an
+    experiment. `experiment=all` is one sweep of the cells of every experiment of the entry."""
+
+    def __init__(self, max_batch_size: int | None, params: Mapping[str, object] | None = None) -> None:
+        super().__init__(max_batch_size)
+        self.axes = dict(params or {})
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Have the launcher measure all cells.
+
+        Raises:
+            ValueError: repetitions that no cell can have, before anything of the sweep is written.
+        """
+        assert self.config is not None and self.launcher is not None
+        check_repetition(self.config)
+        cells = self._cells(arguments)
+        if not starts_nothing(self.config):
+            folder = Path(self.config.hydra.sweep.dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self.config.probe.enabled:  # else the command of the results beside them would be lost
+                OmegaConf.save(self.config, folder / "multirun.yaml")
+        first = 0
+        for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):
+            self.launcher.launch(batch, initial_job_idx=first)
+            first += len(batch)
+        return []
+
+    def _cells(self, arguments: list[str]) -> list[list[str]]:
+        """The overrides of each cell, of all experiments where these are asked for."""
+        from multicard import workloads
+        from multicard.sweep.axes import Axes
+
+        assert self.config is not None and self.hydra_context is not None
+        assert isinstance(self.launcher, SweepLauncher)
+        own = self.config.hydra.experiment
+        sweeps = [(Axes(self.axes, own.smoke, own.exclude), arguments)]
+        if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:
+            workload = self.launcher.command.workload
+            sweeps = [
+                (Axes.of_experiment(name, own.smoke), workloads.with_experiment(arguments, name))
+                for name in workloads.experiments(workload)
+            ]
+        shrunk, times = self.config.scale == "smoke", repeats(self.config.repeat)
+        loader = self.hydra_context.config_loader
+        return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times, loader)]

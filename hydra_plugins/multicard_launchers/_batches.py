@@ -17,7 +17,6 @@ from multicard.sweep import (
     auto_gpus,
     axes,
     cells,
-    dry_run,
     executor,
     fit,
     objective,
@@ -28,11 +27,10 @@ from multicard.sweep import (
 )
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
-from multicard.sweep.executor import Pace
-from multicard.sweep.streak import SameFailureError, Streak
+from multicard.sweep.executor import Pace, SameFailureError, Streak
 from multicard.sweep.until_sure import UntilSure
 
-CELLS = "hydra_plugins.multicard_launchers.sweeper.CellSweeper"
+CELLS = "hydra_plugins.multicard_launchers.CellSweeper"
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # which chooses nothing by what cells return
 
 
@@ -167,9 +165,9 @@ class Batches:
         if self.config.dry_run:
             if sweep.cells:
                 grid.refuse(str(self.config.race.figure), sweep.cells)
-            dry_run.check(sweep, sweep.cells)
+            cells.check(sweep, sweep.cells)
             how = f"cells of race={self.config.race.figure}, the best of them in full"
-            return dry_run.show(sweep, [("-", sweep.cells)], how)
+            return cells.dry_run(sweep, [("-", sweep.cells)], how)
         finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
             live.run(sweep, finals)
@@ -183,17 +181,17 @@ class Batches:
     def _show(self, sweep: Sweep) -> None:
         """Check the cells that are left as `_measure` would, and print what it would do."""
         if not self.on_slurm:
-            dry_run.check(sweep, sweep.left)
+            cells.check(sweep, sweep.left)
             machine = shares.machine()
             have = f"{count(len(machine.gpus), 'GPU')} and {count(len(machine.cpus), 'core')}"
             beside = f"processes on this machine, {have}"
             how = beside if self.packs else "runs of this process, one after the other"
-            return dry_run.show(sweep, [("-", sweep.left)], how)
+            return cells.dry_run(sweep, [("-", sweep.left)], how)
         queued = slurm_submit.queued_jobs(sweep.left)
-        dry_run.check(sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True)
+        cells.check(sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True)
         arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])
         groups = [(array.in_words(), array.cells) for array in arrays]
-        return dry_run.show(sweep, groups, "arrays of SLURM", queued=len(queued))
+        return cells.dry_run(sweep, groups, "arrays of SLURM", queued=len(queued))
 
     def _measure(self, sweep: Sweep) -> None:
         """Measure the cells that are left, and say what is still left where that ends early."""

@@ -5,10 +5,9 @@ a process one, whatever CUDA_VISIBLE_DEVICES names (NVIDIA's MIG User Guide, "CU
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
-
-from multicard.machine import nvml
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 MIG = "MIG-"  # begins the UUID of a MIG instance
@@ -37,11 +36,11 @@ def visible_gpus() -> list[str]:
 
 def named_gpus() -> list[str]:
     """The GPUs and MIG instances that CUDA_VISIBLE_DEVICES names; each of them alone would be visible to a process."""
-    with nvml.opened() as library:
+    with nvml() as library:
         if library is None:
             return []
-        handles = [_handle(library, index) for index in range(nvml.ask(library, library.nvmlDeviceGetCount) or 0)]
-        uuids = {nvml.ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle}
+        handles = [_handle(library, index) for index in range(ask(library, library.nvmlDeviceGetCount) or 0)]
+        uuids = {ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle}
         uuids.pop(None, None)
         chosen = select_visible(os.environ.get(VISIBLE), list(uuids))
         return [instance for uuid in chosen for instance in _instances(library, uuid, uuids.get(uuid))]
@@ -49,17 +48,17 @@ def named_gpus() -> list[str]:
 
 def _handle(library: Any, index: int) -> Any:
     """A GPU's handle; None where this process may not use it, and CUDA does not count it either."""
-    return nvml.ask(library, library.nvmlDeviceGetHandleByIndex, index)
+    return ask(library, library.nvmlDeviceGetHandleByIndex, index)
 
 
 def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
     """The GPU's MIG instances; itself where it is not divided, or is an instance already."""
-    mode = None if handle is None else nvml.ask(library, library.nvmlDeviceGetMigMode, handle)
+    mode = None if handle is None else ask(library, library.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] != library.NVML_DEVICE_MIG_ENABLE:
         return [uuid]
-    count = nvml.ask(library, library.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    instances = [nvml.ask(library, library.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(count)]
-    return [nvml.ask(library, library.nvmlDeviceGetUUID, instance) for instance in instances if instance is not None]
+    count = ask(library, library.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    instances = [ask(library, library.nvmlDeviceGetMigDeviceHandleByIndex, handle, i) for i in range(count)]
+    return [ask(library, library.nvmlDeviceGetUUID, instance) for instance in instances if instance is not None]
 
 
 def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
@@ -97,3 +96,34 @@ def used_gpu(device: Any) -> str | None:
     with suppress(AttributeError, RuntimeError):
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     return None
+
+
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """NVML, NVIDIA's management library, which sees GPUs without starting CUDA on them; None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def ask(library: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function, bytes as text; None where GPU, driver or container do not support or allow it."""
+    return ask_why(library, function, *arguments)[0]
+
+
+def ask_why(library: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
+    """The same, and NVML's reason where there is none: Not Supported, Insufficient Permissions and so on."""
+    try:
+        value = function(*arguments)
+    except library.NVMLError as error:
+        return None, str(error)
+    return value.decode() if isinstance(value, bytes) else value, None

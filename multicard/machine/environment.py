@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from multicard.machine import devices, nvml, topology
+from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
 
 PACKAGES = (
@@ -116,12 +116,12 @@ def cpu_model() -> str | None:
 def gpus() -> list[dict[str, Any]]:
     """Name, memory, clocks and driver of the visible GPUs; None for a figure that NVML does not have."""
     chosen = devices.visible_gpus()
-    with nvml.opened() as library:
+    with devices.nvml() as library:
         return [] if library is None else [_gpu(library, uuid) for uuid in chosen]
 
 
 def _gpu(library: Any, uuid: str) -> dict[str, Any]:
-    ask = partial(nvml.ask, library)
+    ask = partial(devices.ask, library)
     handle = ask(library.nvmlDeviceGetHandleByUUID, uuid)
     if handle is None:
         return {"uuid": uuid}  # an older form of a MIG instance's name, say

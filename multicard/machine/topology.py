@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from multicard.machine import nvml
+from multicard.machine import devices
 
 SYS = Path("/sys")
 
@@ -20,7 +20,7 @@ def collect(uuids: list[str]) -> dict[str, Any]:
 
     The current PCIe generation is that of now: a link goes down to the first while its GPU idles.
     """
-    with nvml.opened() as library:
+    with devices.nvml() as library:
         known = {} if library is None else _handles(library, uuids)
         gpus = [_gpu(library, uuid, handle) for uuid, handle in known.items()]
         links = _links(library, known, {gpu["uuid"]: gpu["pci"] for gpu in gpus})
@@ -28,12 +28,12 @@ def collect(uuids: list[str]) -> dict[str, Any]:
 
 
 def _handles(library: Any, uuids: list[str]) -> dict[str, Any]:
-    handles = {uuid: nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
+    handles = {uuid: devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
     return {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
 
 def _gpu(library: Any, uuid: str, handle: Any) -> dict[str, Any]:
-    ask = partial(nvml.ask, library)
+    ask = partial(devices.ask, library)
     pci = _bus_id(ask(library.nvmlDeviceGetPciInfo, handle))
     limit_mw = ask(library.nvmlDeviceGetEnforcedPowerLimit, handle)
     default_mw = ask(library.nvmlDeviceGetPowerManagementDefaultLimit, handle)
@@ -72,7 +72,7 @@ def _links(library: Any, handles: dict[str, Any], pci: dict[str, str | None]) ->
     remotes = {uuid: _nvlinks(library, handle) for uuid, handle in handles.items()}
     links = []
     for one, other in combinations(handles, 2):
-        level = nvml.ask(library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+        level = devices.ask(library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
         path = PATHS.get(level)
         count = nvlinks_between(remotes[one], remotes[other], pci[other])
         links.append({"gpus": [one, other], "link": f"NV{count}" if count else path, "path": path, "nvlinks": count})
@@ -81,7 +81,7 @@ def _links(library: Any, handles: dict[str, Any], pci: dict[str, str | None]) ->
 
 def _nvlinks(library: Any, handle: Any) -> list[str]:
     """The far end of each active NVLink of a GPU: `SWITCH`, or the PCI address of another GPU."""
-    ask = partial(nvml.ask, library)
+    ask = partial(devices.ask, library)
     ends = []
     for link in range(library.NVML_NVLINK_MAX_LINKS):
         if not ask(library.nvmlDeviceGetNvLinkState, handle, link):

@@ -1,9 +1,12 @@
 """Runs cells as processes on this machine, each on GPUs or cores of its own, which no other command takes meanwhile.
 
-Sweeps, races and plans are policies over it: they say which cell starts next, and on what.
+Sweeps, races and plans are policies over it: they say which cell starts next. A pace tells when a sweep ends, a streak
+of failures ends it early, also where its cells run elsewhere.
 """
 
+import errno
 import os
+import re
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from omegaconf import OmegaConf
 
 from multicard.config.base import RunConfig
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
 from multicard.machine.shares import Machine, MachineShare
+from multicard.measure.memory import SHARED_MEMORY
 from multicard.measure.timing import clock_s, in_hours, pause
 from multicard.messages import say
 from multicard.ranks.failures import Failure
@@ -25,11 +30,20 @@ from multicard.records.run_folder import Run
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, make_jobs, submission, terminal_blocked
-from multicard.sweep.streak import Streak
 
 POLL_S = 0.2
 NO_LIMIT_MIN = 60 * 24 * 365
 NO_RECORD = "ended without a record"  # of a process: it was killed
+
+IN_A_ROW = 3  # failures of one cause that end a sweep
+EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # keys of the folder that a run cannot write to
+# Keys of the places of data, with which refusals and errors begin
+PLACES = ("dataset.root", "dataset.data_files", "dataset.source", "dataset.download", "dataset.cache_dir")
+PLACES += ("tokenizer.path", "tokenizer.merges_file")
+# Errors of disks and of what lies there
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOTCONN)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass
@@ -148,6 +162,88 @@ def _interrupt(process: Running, signalled: set[int]) -> None:
                 child.send_signal(signal.SIGINT)
 
 
+class Pace:
+    """Estimates when a sweep ends, from its cells that have ended so far."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ended, self.started_s = total, 0, clock_s()
+
+    def left_s(self) -> float | None:
+        """Seconds until all cells have ended; None before the first has."""
+        elapsed_s = clock_s() - self.started_s
+        return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
+
+    def say_progress(self, ended: Sequence[Cell]) -> None:
+        """Count cells that ended, and say how many have and when the rest will, where some are left. A refused cell
+        takes no time, and so tells none."""
+        measured = sum(cell.result is not None and cell.result.status != "refused" for cell in ended)
+        self.ended += measured
+        self.total -= len(ended) - measured
+        left_s = self.left_s()
+        if measured and left_s:
+            elapsed = in_hours(clock_s() - self.started_s)
+            say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
+
+
+class SameFailureError(Exception):
+    """Cells in a row have failed for one cause, which the message says."""
+
+
+class Streak:
+    """The cells that have ended last, as long as they failed for one cause that the next ones have too: the disk is
+    full, the data is gone. What a cell's own settings may cause does not count: running out of memory, of its host's
+    too, or of open files, too few rows for a step, diverging, an exception of the model."""
+
+    def __init__(self) -> None:
+        self.cause, self.cells = "", list[Cell]()
+
+    def add(self, ended: Cell) -> None:
+        cause = cause_of(ended)
+        self.cells = [*(self.cells if cause == self.cause else []), ended] if cause else []
+        self.cause = cause
+
+    def ends(self, left: Sequence[Cell]) -> bool:
+        """True where there are cells left that would fail likewise."""
+        return len(self.cells) >= IN_A_ROW and bool(left) and would_fail_too(left, *self.cells)
+
+    def error(self) -> SameFailureError:
+        result = self.cells[-1].result
+        assert result is not None and result.record.cause is not None
+        return SameFailureError(f"{len(self.cells)} cells in a row failed for one cause: {result.record.cause.message}")
+
+
+def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
+    """True where cells would fail for the cause that others have failed for: where data is gone, those that read it."""
+    cause = cause_of(failed[0])
+    return bool(cause) and (not cause.startswith("data") or {*map(_data, left)} <= {*map(_data, failed)})
+
+
+def cause_of(cell: Cell) -> str:
+    """The cause that all failures of a kind share; empty where a cell did not fail, or may have failed for its own
+    settings."""
+    cause = cell.result and cell.result.record.cause
+    if cause is None:
+        return ""
+    kind, message = cause.kind, cause.message
+    if kind in EVERYWHERE and f"disk of {SHARED_MEMORY}" not in message:
+        return kind
+    if kind == "refused" and message.startswith(FOLDERS) and "cannot write to" in message:
+        return "disk"
+    if kind not in ("refused", "exception"):
+        return ""
+    error = re.match(r"\w+: \[Errno (\d+)\]", message)
+    if error is None:
+        key = message.partition("=")[0].partition(":")[0]
+        return key if key == "code" else f"data, {key}" if key in PLACES else ""
+    is_full = int(error[1]) in FULL and str(SHARED_MEMORY) not in message
+    return f"data, error {error[1]}" if is_full or int(error[1]) in GONE else ""
+
+
+def _data(cell: Cell) -> tuple[str, ...]:
+    """Values of the keys that say which data the cell reads."""
+    return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *PLACES))
+
+
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
     """Measure the cells that are left, as many at a time as fit, in the sweep's order where that leaves nothing idle.
 
@@ -199,26 +295,3 @@ def _refuse_several_nodes(sweep: Sweep) -> None:
         except ValueError as error:
             sweep.refuse(cell, str(error))
     sweep.record_refused()
-
-
-class Pace:
-    """Estimates when a sweep ends, from its cells that have ended so far."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.ended, self.started_s = total, 0, clock_s()
-
-    def left_s(self) -> float | None:
-        """Seconds until all cells have ended; None before the first has."""
-        elapsed_s = clock_s() - self.started_s
-        return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
-
-    def say_progress(self, ended: Sequence[Cell]) -> None:
-        """Count cells that ended, and say how many have and when the rest will, where some are left. A refused cell
-        takes no time, and so tells none."""
-        measured = sum(cell.result is not None and cell.result.status != "refused" for cell in ended)
-        self.ended += measured
-        self.total -= len(ended) - measured
-        left_s = self.left_s()
-        if measured and left_s:
-            elapsed = in_hours(clock_s() - self.started_s)
-            say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")

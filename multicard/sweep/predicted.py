@@ -14,7 +14,7 @@ from multicard.estimate.target import UNKNOWN_NODE, Target, targets
 from multicard.machine import environment
 from multicard.messages import say
 from multicard.records import comparable, table, text_table
-from multicard.sweep import dry_run, prediction_table
+from multicard.sweep import cells, prediction_table
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.prediction_table import WIDTH, Row
@@ -38,7 +38,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
         ValueError: predict.gpu names no GPU that is known.
     """
     left = sweep.left
-    dry_run.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
+    cells.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
     sound = sorted(sweep.cells, key=lambda cell: cell.number)
     members: list[tuple[Cell, Target]] = []
     for cell, target in zip(sound, targets([cell.config for cell in sound], on_slurm=on_slurm), strict=True):
@@ -54,7 +54,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
         configs, where = [cell.config for cell, _ in members], [target for _, target in members]
         answers = estimate(configs, members[0][0].folder, where, Effort.all)
         _show(sweep.command, [(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
-    dry_run.say_refused(sweep)
+    cells.say_refused(sweep)
 
 
 def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:

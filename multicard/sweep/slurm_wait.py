@@ -19,9 +19,8 @@ from multicard.ranks.process import LOG_LINES
 from multicard.records import ownership, run_folder
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.executor import Pace
+from multicard.sweep.executor import Pace, SameFailureError, Streak
 from multicard.sweep.job import SUBMITTED
-from multicard.sweep.streak import SameFailureError, Streak
 
 SHORTEST_POLL_S, LONGEST_POLL_S = 1.0, 15.0  # between two looks at the queue: longer while nothing happens
 RECORD_LAG_S = 20.0  # within which the record of a job that left the queue is seen here

@@ -12,7 +12,7 @@ from multicard.estimate import estimates
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
-from multicard.sweep import auto_gpus, cells, dry_run, fit, objective, predicted
+from multicard.sweep import auto_gpus, cells, fit, objective, predicted
 from multicard.sweep.cells import Cell, Refused, Sweep
 from multicard.sweep.command import Command
 
@@ -40,7 +40,7 @@ class Task:
                     return objective.value(None, cfg.objective)
                 fit.check(sweep)
                 if cfg.dry_run:
-                    dry_run.check(sweep, sweep.left)
+                    cells.check(sweep, sweep.left)
             except ValueError as error:
                 sweep.refuse_all(str(error))
             if sweep.refused:

@@ -8,7 +8,8 @@ import pytest
 from multicard.cli import command_line
 from multicard.config import hydra_config
 from multicard.llm import workload as llm
-from multicard.sweep import dry_run, executor, slurm_submit
+from multicard.sweep import cells as sweep_cells
+from multicard.sweep import executor, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
@@ -168,7 +169,7 @@ def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.C
         cells.refused(number, problem, label=f"[{number}/4] ") if problem else cells.cell(number)
         for number, problem in enumerate(problems, 1)
     ]
-    dry_run.show(sweep := cells.sweep(*made), [("-", sweep.cells)], "runs")
+    sweep_cells.dry_run(sweep := cells.sweep(*made), [("-", sweep.cells)], "runs")
     assert sweep.command.close() == 1
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["[1/4] and 1 more refused: a=1: no", "[3/4] refused: b=2: no"]

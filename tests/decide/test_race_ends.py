@@ -24,8 +24,7 @@ from multicard.machine import shares
 from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
 from multicard.records.run_folder import Run
-from multicard.sweep.executor import Executor, Running
-from multicard.sweep.streak import SameFailureError
+from multicard.sweep.executor import Executor, Running, SameFailureError
 from tests.conftest import SMALL
 from tests.helpers import records
 from tests.helpers.cells import sweep

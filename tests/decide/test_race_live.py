@@ -26,8 +26,7 @@ from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import Executor
-from multicard.sweep.streak import SameFailureError
+from multicard.sweep.executor import Executor, SameFailureError
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed
 from tests.helpers import records

@@ -147,6 +147,6 @@ class Nvml:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Nvml:
-    """Have `multicard.nvml` open this one."""
+    """Have `multicard.machine.devices` open this one."""
     monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
     return nvml

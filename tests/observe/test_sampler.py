@@ -127,7 +127,7 @@ def test_the_gpus_of_a_run_are_counted_once(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sampler.nvml, "opened", lambda: pytest.fail("NVML was asked"))
+    monkeypatch.setattr(sampler.devices, "nvml", lambda: pytest.fail("NVML was asked"))
     with Sampler(tmp_path, [], range(2)) as watched:  # as for a cell of a race, in whose pauses others train
         pause(0.05)
     watched.write()

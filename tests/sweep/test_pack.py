@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from multicard.machine.shares import Machine, MachineShare, Pool
 from multicard.ranks.failures import Failure
 from multicard.run import outcome
-from multicard.sweep import executor, streak
+from multicard.sweep import executor
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Executor, Running
 from multicard.sweep.job import STARTS_JOBS, CellJob
@@ -67,7 +67,7 @@ def test_a_packed_sweep_stops_at_a_full_disk(
     on(Pool([], [0]))
     ends(monkeypatch, Failure("disk", "hydra.run.dir: cannot write to /x; free some space"))
     cells = cells_of(tmp_path / "sweep", 6)
-    with pytest.raises(streak.SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir"):
+    with pytest.raises(executor.SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir"):
         executor.run_all(cells)
     assert [cell.result is None for cell in cells.cells] == [False] * 3 + [True] * 3
 

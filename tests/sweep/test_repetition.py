@@ -16,7 +16,7 @@ from multicard.records.run_folder import Run
 from multicard.run import controller as run
 from multicard.run import outcome
 from multicard.run.prepare import typed
-from multicard.sweep import dry_run
+from multicard.sweep import cells
 from multicard.sweep.cells import Cell
 from multicard.sweep.until_sure import Setting, UntilSure
 from tests.helpers import records
@@ -31,7 +31,7 @@ def planned(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     def plan(*words: str) -> list[Cell]:
         seen: list[list[Cell]] = []
-        monkeypatch.setattr(dry_run, "show", lambda sweep, *_, **__: seen.append(sweep.every))
+        monkeypatch.setattr(cells, "dry_run", lambda sweep, *_, **__: seen.append(sweep.every))
         code, printed = called("-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}")
         assert code == 0, printed
         return seen[0]

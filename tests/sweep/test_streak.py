@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from multicard.sweep.cells import Cell
-from multicard.sweep.streak import Streak, cause_of
+from multicard.sweep.executor import Streak, cause_of
 from tests.conftest import SMALL
 from tests.helpers import cells, records
 

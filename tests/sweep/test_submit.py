@@ -14,8 +14,8 @@ from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.run import preemption
 from multicard.sweep import slurm_submit, slurm_wait
+from multicard.sweep.executor import SameFailureError, Streak
 from multicard.sweep.job import SlurmJob
-from multicard.sweep.streak import SameFailureError, Streak
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
 from tests.helpers import cells, records

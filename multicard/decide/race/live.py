@@ -29,8 +29,7 @@ from multicard.records.journal import Journal, JournalError, code_and_machine
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.sweep.cells import Cell, Sweep, settle
-from multicard.sweep.executor import NO_RECORD, Executor, run_all
-from multicard.sweep.streak import SameFailureError, would_fail_too
+from multicard.sweep.executor import NO_RECORD, Executor, SameFailureError, run_all, would_fail_too
 
 FOLDER = ".race"  # of a sweep: the journals of its races
 FINAL_RUNS = 3  # of each finalist

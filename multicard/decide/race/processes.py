@@ -11,7 +11,7 @@ import psutil
 from multicard.config.base import RunConfig
 from multicard.decide.race import readings
 from multicard.decide.race.readings import BlockReader, Energy, Measured
-from multicard.machine import devices, nvml
+from multicard.machine import devices
 from multicard.machine.shares import LEASES_POLL_S, Machine, MachineShare
 from multicard.measure import memory
 from multicard.measure.timing import clock_s, pause
@@ -192,8 +192,8 @@ def joules(uuids: Sequence[str]) -> float | None:
 
 def _ask(function: str, uuids: Sequence[str]) -> list[Any]:
     """NVML's answer for each GPU; None where there is none."""
-    with nvml.opened() as library:
+    with devices.nvml() as library:
         if library is None:
             return [None] * len(uuids)
-        handles = [nvml.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids]
-        return [handle and nvml.ask(library, getattr(library, function), handle) for handle in handles]
+        handles = [devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids]
+        return [handle and devices.ask(library, getattr(library, function), handle) for handle in handles]

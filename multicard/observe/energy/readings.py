@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from multicard.machine import devices, nvml
+from multicard.machine import devices
 from multicard.measure.timing import clock_s
 
 # One row per sample; NaN where a GPU does not report a figure
@@ -44,7 +44,7 @@ def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
     )
     sample = []
     for column, (scale, function, *arguments) in zip(COLUMNS[1:], calls, strict=True):
-        value, reason = nvml.ask_why(library, function, handle, *arguments)
+        value, reason = devices.ask_why(library, function, handle, *arguments)
         if value is None:
             missing[column] = reason or "no value"
             value = float("nan")
@@ -58,16 +58,16 @@ def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[i
     Args:
         missing: gets NVML's reason, as "processes", where it does not list those that compute.
     """
-    compute, reason = nvml.ask_why(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
+    compute, reason = devices.ask_why(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
     if reason is not None:
         missing["processes"] = reason
-    graphics = nvml.ask(library, library.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    graphics = devices.ask(library, library.nvmlDeviceGetGraphicsRunningProcesses, handle)
     return {process.pid: process.usedGpuMemory for process in [*(compute or []), *(graphics or [])]}
 
 
 def process_name(library: Any, pid: int) -> str | None:
     """NVML's name of a process, which may be invisible to this container."""
-    name = nvml.ask(library, library.nvmlSystemGetProcessName, pid)
+    name = devices.ask(library, library.nvmlSystemGetProcessName, pid)
     return None if name is None else Path(name).name
 
 
@@ -148,15 +148,17 @@ class Counters:
         uuids = [uuid for device in used if (uuid := devices.used_gpu(device)) is not None]
         if not uuids:
             return
-        self._library = ExitStack().enter_context(nvml.opened())  # until the process ends
+        self._library = ExitStack().enter_context(devices.nvml())  # until the process ends
         if self._library is not None:
-            handles = {uuid: nvml.ask(self._library, self._library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids}
+            handles = {
+                uuid: devices.ask(self._library, self._library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids
+            }
             self._handles = {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
     def read(self) -> None:
         """Read all counters. Call it right before a span begins and right after it has ended."""
         for uuid, handle in self._handles.items():
             time_s = clock_s()
-            mj = nvml.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, handle)
+            mj = devices.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, handle)
             if mj is not None:
                 self.readings.append((time_s, uuid, 1e-3 * mj))

@@ -15,7 +15,7 @@ import numpy as np
 
 from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
-from multicard.machine import devices, environment, nvml
+from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.observe.energy import gpu_record
 from multicard.observe.energy.readings import COLUMNS, Neighbours, process_name, read_gpu, read_processes
@@ -82,7 +82,7 @@ class Sampler:
 
         psutil.cpu_percent()  # what follows is since the previous call
         try:
-            with nvml.opened() if self._uuids else nullcontext() as self._library:
+            with devices.nvml() if self._uuids else nullcontext() as self._library:
                 handles = self._handles()
                 self._sample_gpus(handles, before_ranks=True)
                 self._first_sample.set()
@@ -104,12 +104,12 @@ class Sampler:
         if self._uuids and library is None:
             raise RuntimeError("NVML is not there")
         for uuid in self._uuids:
-            handle, reason = nvml.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
+            handle, reason = devices.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
             if handle is None:
                 unknown.append(f"{uuid} ({reason})")
                 continue
             handles[uuid] = handle
-            self._indices[uuid] = nvml.ask(library, library.nvmlDeviceGetIndex, handle)
+            self._indices[uuid] = devices.ask(library, library.nvmlDeviceGetIndex, handle)
         if unknown:
             self._problem = f"NVML does not give {', '.join(unknown)}"
         return handles
