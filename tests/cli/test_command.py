@@ -90,12 +90,6 @@ def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
     assert "[1/2] refused: gpus=0: must be 1 or more" in printed
 
 
-def test_a_name_that_is_no_folder_makes_none(called: Called, tmp_path: Path):
-    code, printed = called("name=a/b", f"hydra.run.dir={tmp_path}/runs/a/b")
-    assert code == 1 and printed.startswith("refused: name='a/b'") and printed.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):
     code, printed = called(*in_folder(tmp_path / "run"), "dry_run=true")
     assert code == 0 and printed.startswith("dry_run=true: nothing is started. To be measured in this process: ")

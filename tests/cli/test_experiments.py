@@ -1,7 +1,5 @@
 """Every table and figure of the papers: what it measures at full scale and shrunk, and what a user's words change."""
 
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,42 +145,3 @@ def test_smoke_shrinks_a_command_without_an_experiment_too(plan: Plan):
     (whole,) = plan("-m", "scale=full", entry=VISION)
     assert (axes(whole)["scale"], axes(whole)["image_size"], whole.epochs) == ("full", 64, 10)
     assert single.identity() != whole.identity()
-
-
-def test_photographs_are_the_users(called: Called, tmp_path: Path):
-    code, printed = called("experiment=loaders", f"hydra.sweep.dir={tmp_path}", "gpus=1", "loader=torch")
-    assert code == 1
-    assert printed.count("refused: dataset.root is not set: set it to a folder") == 2  # both sizes
-
-
-@pytest.mark.slow
-def test_on_slurm_an_experiment_is_arrays_by_gpus(called: Called, tmp_path: Path):
-    words = ["experiment=table2", "hydra/launcher=submitit_slurm", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
-    code, printed = called(*words)
-    assert code == 0 and "12 cells, to be measured as arrays of SLURM" in printed
-    assert re.findall(r"^ *3 +1 node, (\d) GPUs?, (\d+) cores, 240 min", printed, re.MULTILINE) == [
-        (str(gpus), str(8 * gpus)) for gpus in (1, 2, 3, 4)
-    ]
-
-
-RUNS = [
-    (VISION, ["experiment=table2", "precision=fp64,fp32"], {("fp64", 1), ("fp64", 2), ("fp32", 1), ("fp32", 2)}),
-    (TUNING, ["experiment=peak_memory", "method=lora", "max_steps=2"], {("fp32", 1), ("fp32", 2)}),
-]
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.slow
-@pytest.mark.parametrize(("entry", "words", "cells"), RUNS, ids=[entry for entry, *_ in RUNS])
-def test_it_runs_at_smoke_scale(entry: str, words: list[str], cells: set[Any], tmp_path: Path, called: Called):
-    shrunk = ["gpus=1,2", "scale=smoke", "tracker.mode=disabled", f"hydra.sweep.dir={tmp_path}"]
-    code, printed = called(*words, *shrunk, entry=entry)
-    assert code == 0, printed
-    assert "scale=smoke: shrunk, to try the code: not figures" in printed
-    records = [(path, json.loads(path.read_text())) for path in tmp_path.glob("*/result.json")]
-    assert {(record["axes"]["precision"], record["axes"]["gpus"]) for _, record in records} == cells
-    for path, record in records:
-        assert record["status"] == "ok"
-        assert record["axes"]["scale"] == record["config"]["scale"] == "smoke"
-        assert "scale=smoke" in path.parent.name and "experiment" not in path.parent.name
-        assert "dataset" not in path.parent.name  # what scale=smoke sets is in the record, not in every folder's name

@@ -1,7 +1,6 @@
 """Points of a command, and what is done to it there."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -188,16 +187,6 @@ def listens_elsewhere(trial: Trial) -> str | None:
 
 
 # ---- records and data
-
-
-def measure_elsewhere(trial: Trial) -> None:
-    """What another machine measured is copied here; its clock was wrong by decades."""
-    type_again(trial)
-    shutil.copytree(trial.sweep, trial.folder / "copy", copy_function=shutil.copyfile)
-    shutil.rmtree(trial.sweep)
-    (trial.folder / "copy").rename(trial.sweep)
-    for number, path in enumerate(sorted(trial.sweep.rglob("*"))):
-        os.utime(path, [(0, 0), (1 << 32, 1 << 32)][number % 2])
 
 
 def photographs(trial: Trial) -> None:

@@ -125,4 +125,5 @@ def test_what_is_recorded_is_complete():
     content: dict[str, Any] = environment.collect()
     assert content["packages"]["torch"].startswith("2.11.0") and content["packages"]["wandb"]
     assert content["cpu"]["cores"] >= 1 and content["cpu"]["memory_bytes"] > 2**30
+    assert content["topology"]["cpu"]["sockets"] >= 1
     assert content["recorded_at"].endswith("Z") and content["host"]

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from multicard.config.placement import place
 from multicard.machine import environment, load
 from multicard.machine.environment import host
 from multicard.records import comparable, ownership, run_folder
-from tests.conftest import awaited, typed
+from tests.conftest import awaited
 from tests.helpers import records
 
 BURN = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass"
@@ -59,12 +58,6 @@ def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
     counted = watched.end()
     assert counted["others_cores"] * counted["seconds"] >= 0.25
     assert counted["machine_others_cores"] >= counted["others_cores"] - 1e-9
-
-
-def test_more_cpu_ranks_than_cores_are_a_crowd_and_gpus_are_not():
-    placement = place(typed("gpus=3", "device=cpu"), cuda_devices=0)
-    assert [placement.crowded(cores) for cores in (2, 3)] == [True, False]
-    assert not place(typed("gpus=3"), cuda_devices=3).crowded(2)
 
 
 def test_a_crowd_is_said_at_the_run_and_in_its_record(

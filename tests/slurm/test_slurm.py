@@ -137,25 +137,6 @@ def test_a_job_of_two_nodes_is_closed_to_other_users(sweep: Sweep):
     running.communicate(timeout=PATIENCE_S)
 
 
-def test_a_job_that_was_replaced_while_it_waited_is_not_run(sweep: Sweep):
-    """By somebody who may write to the sweep's folder: what stands in for another user's folder is open to others."""
-    running = sweep.start("hydra.launcher.additional_parameters={hold: true}")
-    own = sweep.folder / ".submitit"
-
-    def submitted() -> list[str]:
-        return [array["job"] for array in map(run_folder.read_json, own.glob("*.json")) if array and array["job"]]
-
-    (job,) = wait_for(submitted)
-    own.rename(sweep.folder / ".taken")
-    shutil.copytree(sweep.folder / ".taken", own, symlinks=True)
-    own.chmod(0o755)
-    ask("scontrol", "release", job)
-    output, _ = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 1, output
-    (result,) = sweep.results()
-    assert result["status"] == "failed" and "nothing in it is run" in "".join(result["cause"]["log_tail"])
-
-
 def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
     late = Sweep(sweep.folder.with_name("late"))
     limits = ("max_requeues=0", "time_min=2", "hydra.launcher.signal_delay_s=60")
@@ -264,16 +245,6 @@ def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_
     assert sweep.submissions() == jobs
 
 
-def test_what_was_measured_on_this_machine_is_not_submitted(sweep: Sweep):
-    words = ("precision=fp32,bf16", "device=cpu")
-    here = sweep.run(*words, "hydra/launcher=local")
-    assert here.returncode == 0, here.stdout + here.stderr
-    there = sweep.run(*words)
-    assert there.returncode == 0, there.stdout + there.stderr
-    assert there.stdout.endswith(here.stdout[here.stdout.index("precision  ") :])
-    assert not sweep.submissions()
-
-
 def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     copy = tmp_path / "copy"
     files = subprocess.run(
@@ -301,31 +272,3 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     assert re.search(
         r"code=submitted: submitted on commit \w{9}, found commit \w{9} with changes \w{8}; submit", output
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("hydra.launcher.partition=nowhere",), "refused: hydra.launcher.partition=nowhere: SLURM refuses it"),
-        (
-            ("gpus=5",),
-            "refused: gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with 1 node, 5 GPUs, 5 cores, 60 min",
-        ),
-        (("hydra.launcher.account=nobody",), "refused: hydra.launcher.account=nobody: SLURM refuses it"),
-        (("hydra.launcher.qos=gold",), "refused: hydra.launcher.qos=gold: SLURM refuses it"),
-    ],
-)
-def test_what_slurm_refuses_is_said_in_a_line(sweep: Sweep, words: tuple[str, ...], line: str):
-    done = sweep.run(*words)
-    assert done.returncode == 1
-    refused = [text for text in done.stderr.splitlines() if line in text]
-    assert len(refused) == 1, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_without_sbatch_the_launcher_says_so(sweep: Sweep, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    done = sweep.run("gpus=1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("refused: hydra/launcher=submitit_slurm: no sbatch on this machine")
-    assert not sweep.folder.exists()

@@ -221,12 +221,3 @@ def test_an_undecided_mean_has_its_interval_in_percent_of_it():
     rounds = until_sure(np.random.default_rng(4), 0.5, None)
     half = rounds.half_width(rounds.settings["1fp32"], rounds.spreads())
     assert half > 0.2 and rounds.unsure(0.95)["1fp32"] == f"1fp32: mean step ±{math.expm1(half):.1%}"
-
-
-def test_auto_spends_runs_where_they_are_needed():
-    random = np.random.default_rng(2)
-    runs = [
-        np.mean([one.runs for one in until_sure(random, sd, "precision", 1.05).settings.values()])
-        for sd in (0.005, 0.02)
-    ]
-    assert runs[0] < 3.5 < runs[1]

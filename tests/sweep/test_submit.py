@@ -344,3 +344,9 @@ def test_a_refused_submission_is_a_line_and_leaves_no_job(
     left = {path.name for path in sweep.rglob("*") if path.is_file()}
     assert left <= {"multirun.yaml", "result.json", "lock"}
     assert sweep.exists() == (not line.startswith("hydra"))  # what holds for all cells leaves nothing
+
+
+def test_without_sbatch_the_launcher_says_so(called: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: None)
+    code, printed = called("-m", "gpus=1", "device=cpu", "hydra/launcher=submitit_slurm", "name=never")
+    assert code == 1 and printed.startswith("refused: hydra/launcher=submitit_slurm: no sbatch on this machine")
