@@ -150,7 +150,8 @@ class Record(Struct, kw_only=True):
 
     @property
     def is_probe(self) -> bool:
-        return bool((self.config.get("probe") or {}).get("enabled"))
+        probe = self.config.get("probe")  # an early version had none
+        return isinstance(probe, dict) and bool(probe.get("enabled"))
 
     @property
     def steps(self) -> Statistics | None:
