@@ -1,1 +1,1 @@
-"""One run from its configuration to result.json, and whatever may end it early."""
+"""One run from its configuration to result.json, and what may end it early."""

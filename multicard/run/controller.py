@@ -42,11 +42,11 @@ def measure(
     label: str = "",
     family: int | None = None,
 ) -> Run:
-    """Measure one configuration into `folder`, or say why not; whatever ends the run, the record says it.
+    """Measure one configuration into `folder`, or say why not; the record says how the run ended.
 
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
-        allocation: the nodes of the run, of which this process is on the first; None for this machine alone.
+        allocation: the nodes of the run, with this process on the first; None for this machine alone.
         requeue: called when something has stopped the run before it was measured; where it says that the job is in
             the queue again, nothing is recorded yet.
         predict: makes the record's `prediction`; it does not raise.

@@ -54,7 +54,7 @@ class PreparedRun:
 
 
 def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
-    """The composed configuration as dataclasses, of which nothing needs a machine to be refused.
+    """The composed configuration as dataclasses, checked as far as no machine is needed.
 
     Raises:
         ValueError: what can never work, with the key and the remedy.

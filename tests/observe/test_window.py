@@ -188,13 +188,7 @@ def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
     run_profile.add_copies(unread)
     assert unread.transfer_bytes == Transfers(h2d=0, source="counted")
     assert comparable.profiled_off(record) == pytest.approx(50 / 1950)
-
-
-def test_a_trace_of_other_steps_is_an_error_in_the_record(stand_in: Path, tmp_path: Path):
-    (tmp_path / "profile").mkdir()
-    write_nsys(tmp_path / "r00.made", {1: [Event("range", "ProfilerStep#3", 0, 100, 1), Event("kernel", "k", 5, 1, 7)]})
-    (tmp_path / "profile" / "r00.nsys-rep").write_text("report")
-    ranks = [{"first_step": 3, "steps": 2, "window_s": 1.0, "counted_h2d_bytes": 0}]
-    assert "holds [1] steps, by rank, not the window's [2]" in str(
-        run_profile.of_run(tmp_path, ranks, records.as_record({})).error
-    )
+    for rank in ranks:
+        rank["steps"] = 2
+    error = run_profile.of_run(tmp_path, ranks, record).error
+    assert "holds [1, 1] steps, by rank, not the window's [2, 2]" in str(error)

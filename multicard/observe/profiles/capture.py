@@ -52,11 +52,9 @@ class _Profiler:
         self.recording = False
         self._unmark(0)
         timing.synchronize(self.rank.device)  # or what runs behind the host would be lost
-        if self._torch is not None:
-            self.ranges.recording = False
-            self._torch.toggle_collection_dynamic(False, self._activities)
-        else:
+        if self._torch is None:
             torch.cuda.profiler.stop()
+        self.ranges.recording = False
 
     def _write(self) -> None:
         """Write torch's trace."""
@@ -179,6 +177,11 @@ class TrainingWindow(_Profiler):
         self._mark(f"{STEP}{self.steps}")
         self.steps += 1
         self.ranges.open("data")
+
+    def _stop(self) -> None:
+        super()._stop()
+        if self._torch is not None:  # its trace is written later
+            self._torch.toggle_collection_dynamic(False, self._activities)
 
     def pause(self) -> None:
         """End the open step, after which none may follow at once: the epoch is over."""
