@@ -229,11 +229,10 @@ def test_steps_alone_exchange_neither_weights_nor_gradients(
 @pytest.mark.parametrize(("gains_s", "bound"), [((5, 6, 7), "communication"), ((0.1, 6, 12), None)])
 def test_a_bound_is_named_where_rounds_agree_on_it(gains_s: tuple[float, ...], bound: str | None):
     """Steps of a second that communicate for 5 s and more; the machine slows down from round to round."""
-    rounds: dict[str, list[float]] = {name: [] for name in ("whole", "device", "alone", "core", "half", "input")}
-    for slowdown, gain_s in zip((1.0, 1.2, 1.4), gains_s, strict=True):
-        times = {"whole": 1 + gain_s, "device": 1 + gain_s, "alone": 1.0, "core": 1.0, "half": 0.5, "input": 0.0}
-        for name, seconds in times.items():
-            rounds[name].append(seconds * slowdown)
+    slow = list(zip((1.0, 1.2, 1.4), gains_s, strict=True))
+    rounds = {name: [(1 + gain_s) * slowdown for slowdown, gain_s in slow] for name in ("whole", "device")}
+    rest = {"alone": 1.0, "core": 1.0, "half": 0.5, "input": 0.0}
+    rounds |= {name: [seconds * slowdown for slowdown, _ in slow] for name, seconds in rest.items()}
     result = diagnosis.diagnose([rounds], "try {}".format)
     assert result.bound == bound, result
     assert result.sentence.startswith("no bound is clear: " if bound is None else "bound by communication: ")

@@ -58,18 +58,15 @@ def test_an_engine_that_is_not_there_is_oom_where_memory_was_full(message: str):
 
 def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     error = RuntimeError("GET was unable to find an engine to execute this computation")
-    job = Job(tmp_path, "cuda", "nccl", 1, 1, "system")
     (tmp_path / "ranks").mkdir()
     monkeypatch.setattr(process, "held_memory_bytes", lambda _: 79 << 30)
-    reports = []
-    for held in (DeviceMemory(250_000_000, 80_000_000_000, 0), DeviceMemory(40 << 30, 80 << 30, 0), None):
+    full = Failure("oom", f"RuntimeError: {error} (250 MB of 80 GB free)", memory_bytes=79 << 30)
+    other = Failure("exception", f"RuntimeError: {error}")
+    memories = DeviceMemory(250_000_000, 80_000_000_000, 0), DeviceMemory(40 << 30, 80 << 30, 0), None
+    for held, report in zip(memories, (full, other, other), strict=True):
         monkeypatch.setattr(process, "device_memory", lambda _, held=held: held)
-        process._report(job, 0, error)
-        reports.append(msgspec.json.decode(process.error_file(tmp_path, 0).read_bytes(), type=Failure))
-    full, roomy, unknown = reports
-    assert (full.kind, full.memory_bytes) == ("oom", 79 << 30)
-    assert full.message == f"RuntimeError: {error} (250 MB of 80 GB free)"
-    assert roomy == unknown == Failure("exception", f"RuntimeError: {error}")
+        process._report(Job(tmp_path, "cuda", "nccl", 1, 1, "system"), 0, error)
+        assert msgspec.json.decode(process.error_file(tmp_path, 0).read_bytes(), type=Failure) == report
 
 
 @pytest.mark.usefixtures("processes")

@@ -84,7 +84,7 @@ def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sys.modules.pop("interrupted_module").whole
 
 
-def test_a_second_signal_does_not_disturb_what_follows_the_first():
+def test_a_second_signal_does_not_disturb_what_follows_and_a_hang_up_that_nohup_ignores_stays_ignored():
     before = [signal.getsignal(number) for number in interruption.SIGNALS]
     with failures.interruptible():
         with pytest.raises(Interrupted, match="SIGINT"):
@@ -92,15 +92,12 @@ def test_a_second_signal_does_not_disturb_what_follows_the_first():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.raise_signal(number)
     assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
-
-
-def test_a_hang_up_that_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with failures.interruptible():
             signal.raise_signal(signal.SIGHUP)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, hang_up)
 
 
 @pytest.mark.usefixtures("processes")
