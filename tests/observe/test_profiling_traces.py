@@ -4,7 +4,7 @@ import gzip
 import json
 import sqlite3
 import tarfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -79,26 +79,6 @@ def test_rows_of_traces_equal_the_sums_over_their_events(file: str, ranks: int, 
             moved = sum(size for (_, event), (*_, size) in sums.items() if event.startswith(f"Memcpy {way}"))
             on_calls = sum(int(e["args"]["size"]) for e in trace["traceEvents"] if e["name"] == "hipMemcpyWithStream")
             assert (rows["copy", f"memcpy {name}"].bytes or 0) == moved + on_calls * (way == "HtoD")
-
-
-def test_busy_and_exposed_time_of_a_real_trace_equal_those_counted_in_a_sweep():
-    """All starts and ends of device operations in order, with how many of each sort are running in between."""
-    path = shared("traces") / "kineto_ddp_a100.json.gz"
-    events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e.get("ph") == "X"]
-    points = []
-    for event in events:
-        if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
-            sort = "talk" if event["name"].startswith("nccl") else "compute" if event["cat"] == "kernel" else "copy"
-            points += [(event["ts"], 1, sort), (event["ts"] + event["dur"], -1, sort)]
-    running, busy_us, exposed_us, before = Counter[str](), 0.0, 0.0, 0.0
-    for at, change, sort in sorted(points):
-        busy_us += (at - before) * (sum(running.values()) > 0)
-        exposed_us += (at - before) * (running["talk"] > 0 and running["compute"] == 0)
-        running[sort] += change
-        before = at
-    (rank,) = read([path]).ranks  # all device operations of this file are within its steps
-    assert rank.derived.gpu_busy_share == pytest.approx(busy_us / 1e6 / rank.window_s, rel=1e-5)
-    assert rank.derived.exposed_communication_s == pytest.approx(exposed_us / 1e6, rel=1e-5)
 
 
 def test_an_export_of_nsys_with_two_gpus():
