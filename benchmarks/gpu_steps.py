@@ -178,8 +178,8 @@ def of_step(_: Path, log: str) -> list[Finding]:
 
 
 def of_runs(*tell: Callable[[Record], Finding], axes: Sequence[str] = ("precision",), known: str = "ok") -> Read:
-    """What to tell of each run of a step; one that did not end well is a check that failed, but for the status `known`
-    (a sweep does not fail where a run diverged or ran out of memory)."""
+    """Findings of each run of a step. A run that did not end well is a failed check, unless its status is `known`: a
+    sweep does not fail where a run diverged or ran out of memory."""
 
     def read(folder: Path, _: str) -> list[Finding]:
         findings = []

@@ -106,7 +106,7 @@ class Comparisons:
         """True where a run has a prediction with a figure or a verdict."""
         return bool(self.figures or self.verdicts or self.left_out)
 
-    def of(self, column: str) -> list[Comparison]:
+    def of_column(self, column: str) -> list[Comparison]:
         return [each for each in self.figures if each.column == column]
 
 
@@ -186,7 +186,7 @@ def accuracies(compared: Comparisons) -> list[Accuracy]:
     """A row for each figure and basis, and one for all bases of a figure where it has several."""
     rows = []
     for column in PREDICTED:
-        own = compared.of(column)
+        own = compared.of_column(column)
         bases = dict.fromkeys((*BASES, *(each.basis for each in own)))
         groups = {str(basis): group for basis in bases if (group := [each for each in own if each.basis == basis])}
         groups |= {ALL: own} if len(groups) > 1 else {}
@@ -263,7 +263,7 @@ def write_csv(path: Path, compared: Comparisons) -> None:
 
 
 def write_json(path: Path, compared: Comparisons, skipped: Sequence[Skipped]) -> None:
-    """The same, with the tables, what was left out, and the records that were skipped."""
+    """Every predicted figure, the tables, the runs left out by reason, and the records that were skipped."""
     verdicts = compared.verdicts.items()
     content: dict[str, Any] = {
         "accuracies": [row._asdict() for row in accuracies(compared)],

@@ -129,7 +129,7 @@ def build(entity: str, project: str, project_id: str | int | None = None) -> lis
     """The workspace and the report of a project.
 
     Args:
-        entity: empty for the account's own, of which only an upload knows.
+        entity: empty for the account's own, which only an upload knows.
         project_id: of W&B's server, for run sets; without it they are of the project that the report is in.
     """
     runs = ws.RunsetSettings(

@@ -134,7 +134,7 @@ def _on_one_gpu(panel: Panel, rows: Sequence[Row]) -> list[tuple[Row, Row | None
 
 
 def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:
-    """The papers' own figures of a measure, for the cells of which the panel has the same setting.
+    """The papers' own figures of a measure, for the cells that the panel measured in the same setting.
 
     Args:
         printed: the measure as the papers' figures have it, where it is called otherwise.

@@ -1,7 +1,7 @@
 """Figures of an experiment's measures: lines over a swept number, bars in groups, and curves over epochs.
 
-Colour and shape are for what the experiment is about, charts beside each other for the rest. Columns of which an
-experiment excludes most combinations are one series ("dali, nhwc"): by themselves they would say the same twice.
+Colour and shape show the subject of the experiment, charts beside each other the other columns. Columns whose
+combinations are mostly excluded are one series ("dali, nhwc"), as each alone would repeat the other.
 """
 
 from collections.abc import Iterable, Sequence

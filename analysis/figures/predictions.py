@@ -29,7 +29,7 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     bases = sorted({each.basis for each in compared.figures}, key=lambda one: BASES.index(one) if one in BASES else 9)
     rows, notes = list[Row](), list[str]()
     for column in PREDICTED:
-        known = sorted(compared.of(column), key=_start)
+        known = sorted(compared.of_column(column), key=_start)
         rows += _rows(column, known[-MOST_RUNS:])
         if len(known) > MOST_RUNS:
             notes.append(f"{NAMES[column]}: the last {MOST_RUNS} of {len(known):,} runs")

@@ -141,5 +141,5 @@ AMOUNTS: dict[str, Callable[[Profile, str], float | None]] = {
 
 
 def _phases_notes(panel: Panel) -> list[str]:
-    """What the profiles of these ranks cannot have."""
+    """A note on what profiles of CPU ranks lack."""
     return [NO_CALLS] if all(run["cpu_ranks"] for run in panel.runs) else []

@@ -150,7 +150,7 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _has_curve(runs: Sequence[Run]) -> bool:
-    """Whether several epochs were asked for, or a tuning run has several steps."""
+    """True where several epochs were asked for, or a tuning run has several steps."""
     return any((run["steps" if run["kind"] == "llm" else "epochs"] or 0) > 1 for run in runs)
 
 

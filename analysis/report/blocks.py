@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the runs answer about one workload, or about all. headline: first, in large letters."""
+    """Answers of the runs about one workload, or about all. headline: shown in large letters."""
 
     title: str
     lines: Sequence[Line]

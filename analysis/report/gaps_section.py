@@ -16,7 +16,7 @@ from papers import printed
 def section(
     runs: Sequence[DetailedRun], skipped: Sequence[Skipped], panels: Sequence[tuple[Experiment, list[Panel]]]
 ) -> Section:
-    """What the figures do not show.
+    """Failed runs, unreadable records, and what was not measured.
 
     Args:
         panels: every experiment with the panels that runs fill, an empty list where no run can.

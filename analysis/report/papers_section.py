@@ -96,7 +96,7 @@ def _measured(filled: Sequence[Panel]) -> str:
 
 
 def _is_full(panel: Panel) -> bool:
-    """Whether it is measured on GPUs, with all cells and nothing shrunk."""
+    """True where all cells are measured, on GPUs and at full scale."""
     return not panel.missing and all(run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs)
 
 

@@ -10,7 +10,7 @@ const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; //
 const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
 const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, logLevel: ERRORS };
 
-// A specification whose charts are so many times as wide, and stand below each other in a narrow window
+// The specification with charts `factor` times as wide, below each other in a narrow window
 function adapted(spec, factor, isNarrow) {
   if (Array.isArray(spec)) return spec.map((part) => adapted(part, factor, isNarrow));
   if (spec === null || typeof spec !== "object") return spec;

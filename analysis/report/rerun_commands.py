@@ -48,7 +48,7 @@ def rerun(kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _overrides(kind: str, config: Mapping[str, Any]) -> dict[str, str] | None:
-    """What has to be typed for this configuration, by key; None where this version does not know a key of it."""
+    """Overrides that give this configuration, by key; None where this version does not know one of its keys."""
     recorded, defaults = flat(config), _composed(kind)
     names = {group: group if group == "scale" else f"{group}.name" for group in GROUPS}
     words = {
@@ -124,7 +124,7 @@ def _composed(kind: str, *overrides: str) -> dict[str, Any]:
 
 @cache
 def _smoke_keys(kind: str) -> frozenset[str]:
-    """Keys that scale=smoke sets, which are typed whatever their value."""
+    """Keys that scale=smoke sets, which are always typed."""
     entry: Any = OmegaConf.load(CONF / f"{ENTRIES[kind].removesuffix('.py')}.yaml")
     return frozenset(str(key) for key in entry.hydra.experiment.smoke)
 

@@ -97,7 +97,7 @@ def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):
     assert grids.svg(figure).count("mark-line") >= 6
 
 
-def test_long_runs_are_drawn_by_means_and_more_runs_are_figures_of_their_own(
+def test_long_runs_are_means_more_runs_more_figures_and_files_show_what_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(timelines, "MOST_POINTS", 20)
@@ -108,16 +108,11 @@ def test_long_runs_are_drawn_by_means_and_more_runs_are_figures_of_their_own(
     points = [row for row in figures[1].rows if row["measure"] == "power_w" and row["of"] == "sample"]
     assert 10 < len(points) <= 20
     assert list(timelines._points(np.arange(4.0), np.array([1, math.nan, 3, 5.0]))) == [(0, 1), (2, 3), (3, 5)]
-
-
-def test_files_without_memory_or_epochs_show_what_they_have(tmp_path: Path):
-    sampled(tmp_path / "a")
-    table = pq.read_table(tmp_path / "a" / "gpu.parquet").drop_columns(["memory_bytes"])  # of earlier versions
-    pq.write_table(table, tmp_path / "a" / "gpu.parquet")
-    (figure,) = drawn(tmp_path)
-    assert {row["measure"] for row in figure.rows if row["of"] == "sample"} == {"power_w", "utilisation"}
-    (tmp_path / "a" / "gpu.parquet").write_bytes(b"PAR1 cut off")
-    assert drawn(tmp_path) == []
+    file = tmp_path / "4" / "gpu.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["memory_bytes"]), file)  # of earlier versions
+    assert {row["measure"] for row in drawn(file.parent)[0].rows if row["of"] == "sample"} == {"power_w", "utilisation"}
+    file.write_bytes(b"PAR1 cut off")
+    assert drawn(file.parent) == []
 
 
 def test_the_loaders_have_them_beside_their_figure_or_say_what_is_missing(

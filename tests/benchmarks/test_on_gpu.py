@@ -68,13 +68,15 @@ def test_a_step_that_fails_does_not_stop_the_others_is_named_and_comes_last_next
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_does_not_fit_waits_and_a_step_has_twice_its_estimate_at_first(tmp_path: Path):
+def test_what_does_not_fit_or_is_skipped_waits_and_a_step_has_twice_its_estimate_at_first(tmp_path: Path):
     slow = step("slow", "import time; time.sleep(2); print('done')", estimate_s=0.5)
     steps = [slow, step("long", "", estimate_s=5000), step("short", "print(1)", estimate_s=200)]
+    skipped = step("skipped", "print(1)", skip=lambda _: "not installed")
     run = Pass(tmp_path, cuda=True)
-    on_gpu.take_all(run, steps, minutes=10)
-    assert statuses(run, steps) == ["stopped", "left", "ok"]
-    assert [left.name for left in on_gpu.queue(run, steps)] == ["long", "slow"]
+    on_gpu.take_all(run, [*steps, skipped], minutes=10)
+    assert statuses(run, [*steps, skipped]) == ["stopped", "left", "ok", "skipped"]
+    assert "not installed" in "\n".join(on_gpu.table([on_gpu.record_of(run, skipped)]))
+    assert [left.name for left in on_gpu.queue(run, [*steps, skipped])] == ["long", "skipped", "slow"]
     on_gpu.take_all(run, steps, minutes=10)
     record = on_gpu.record_of(run, slow)
     assert (record["status"], record["attempts"], record["findings"][0]["value"]) == ("ok", 2, "done")
@@ -102,17 +104,6 @@ on_gpu.main()
     record = json.loads((tmp_path / "slow.json").read_text())
     assert record["status"] == ("stopped" if sent == signal.SIGTERM else "running") and record["attempts"] == 1
     assert [s.name for s in on_gpu.queue(Pass(tmp_path, cuda=False), [step("slow", "")])] == ["slow"]
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_step_is_skipped_with_a_reason_until_it_can_be_taken(tmp_path: Path):
-    run, can = Pass(tmp_path, cuda=False), step("can", "print(1)")
-    on_gpu.take_all(run, [replace(can, skip=lambda _: "not installed")], minutes=1)
-    record = on_gpu.record_of(run, can)
-    assert (record["status"], record["why"], record["attempts"]) == ("skipped", "not installed", 0)
-    assert "not installed" in "\n".join(on_gpu.table([record]))
-    on_gpu.take_all(run, [can], minutes=1)
-    assert statuses(run, [can]) == ["ok"]
 
 
 def test_tests_that_passed_are_not_run_again(tmp_path: Path):
