@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multicard.config.base import Malloc
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.memory import SHARED_MEMORY, device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import timestamp
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure

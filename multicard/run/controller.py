@@ -11,7 +11,7 @@ from multicard.config.job import count
 from multicard.config.placement import CROWDED
 from multicard.config.sweeps import pauses
 from multicard.machine import environment
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.messages import say
 from multicard.observe.energy.sampler import Sampler

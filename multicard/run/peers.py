@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import failures
 from multicard.ranks.elastic import MEETING_S

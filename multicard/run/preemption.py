@@ -6,7 +6,7 @@ from threading import Event, Thread
 from typing import Self
 
 from multicard.machine import slurm
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.failures import Failure

@@ -16,8 +16,8 @@ from multicard.config.job import Numa
 from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.machine import devices, environment
-from multicard.machine.allocation import Allocation
 from multicard.machine.load import Load
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.messages import say
 from multicard.observe.profiles import nsys

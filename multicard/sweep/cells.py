@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count
 from multicard.config.placement import place
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.messages import say
 from multicard.records import run_folder, text_table
 from multicard.records.run_folder import Run

@@ -17,7 +17,7 @@ from multicard.config.job import Code
 from multicard.config.sweeps import pauses
 from multicard.estimate import estimates
 from multicard.machine import environment, private, shares, slurm
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import pause, process_started_s
 from multicard.observe.energy.sampler import Sampler
 from multicard.observe.profiles import nsys

@@ -120,33 +120,30 @@ def test_answers_that_need_no_torch_do_not_wait_for_it(entry: str, words: list[s
     assert done.returncode == bool(refusal) and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("entry", "words", "there", "absent"),
-    [
+SHOWN = {  # words, what help has then, and what it has not
+    "train_vision.py": (
+        "optimizer=adam",
         (
-            "train_vision.py",
-            ["optimizer=adam"],
-            (
-                "strategy=ddp_ds",
-                "fp32_ieee",
-                "one of digits, mnist, images",
-                "table2, table3",
-                "optimizer.betas=[0.9,0.999]",
-            ),
-            ("schema", "method", "tokenizer", "template", "llama3", "optimizer.momentum"),
+            "strategy=ddp_ds",
+            "fp32_ieee",
+            "one of digits, mnist, images",
+            "table2, table3",
+            "optimizer.betas=[0.9,0.999]",
         ),
-        (
-            "tune_llm.py",
-            ["method=qat"],
-            ("method=qat", "one of fp32, bf16", "template=null", "peak_memory", "method.groupsize=256"),
-            ("schema", "strategy", "layout", "preset", "mobilenet_v2", "digits", "table2", "method.lora_rank", "fp64"),
-        ),
-    ],
-)
-def test_help_shows_what_the_entry_accepts(
-    entry: str, words: list[str], there: tuple[str, ...], absent: tuple[str, ...], called: Called
-):
-    code, printed = called(*words, "--help", entry=entry)
+        ("schema", "method", "tokenizer", "template", "llama3", "optimizer.momentum"),
+    ),
+    "tune_llm.py": (
+        "method=qat",
+        ("method=qat", "one of fp32, bf16", "template=null", "peak_memory", "method.groupsize=256"),
+        ("schema", "strategy", "layout", "preset", "mobilenet_v2", "digits", "table2", "method.lora_rank", "fp64"),
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", SHOWN)
+def test_help_shows_what_the_entry_accepts(entry: str, called: Called):
+    word, there, absent = SHOWN[entry]
+    code, printed = called(word, "--help", entry=entry)
     assert code == 0 and f"python {entry}" in printed
     assert [word for word in there if word not in printed] == []
     assert [word for word in absent if re.search(rf"\b{re.escape(word)}", printed)] == []

@@ -16,7 +16,7 @@ from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.target import Target, targets
 from multicard.machine import environment
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure import formulas
 from multicard.ranks.failures import Failure
 from multicard.records import comparable

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.placement import Placement
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job

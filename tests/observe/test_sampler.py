@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from multicard.config.placement import Placement
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s, pause
 from multicard.observe.energy import gpu_record, readings, sampler
 from multicard.observe.energy.readings import Neighbours

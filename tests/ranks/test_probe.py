@@ -14,7 +14,7 @@ import torch
 
 from analysis.runs import load
 from multicard.config.base import plain
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.measure.stop_rule import GROWTH, LEAST_STEPS, StopRule
 from multicard.measure.timing import StepEnds
 from multicard.ranks import gates

@@ -11,7 +11,7 @@ from PIL import Image
 from multicard.llm.data import content as text
 from multicard.llm.data import row_sources
 from multicard.machine import network
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.records import content, run_folder
 from multicard.records.content import Blob, text_blob
 from multicard.records.schema_parts import Data

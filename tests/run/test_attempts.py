@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from multicard.machine import slurm
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.records.schema_parts import Segment

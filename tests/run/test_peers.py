@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multicard.machine.allocation import Allocation
+from multicard.machine.slurm import Allocation
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 from multicard.run import peers
