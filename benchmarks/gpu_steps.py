@@ -14,7 +14,7 @@ import numpy as np
 
 from multicard.records.run_folder import replacing
 from multicard.records.text_table import in_bytes
-from multicard.vision.data.mnist import FILES
+from multicard.vision.data.datasets import MNIST_FILES
 
 IMAGES, ROWS, TOKENIZER = "MNIST/raw", "alpaca*.jsonl", "tokenizer.model"  # below the folder of the data
 Words = dict[str, object]  # options of an entry; several values, separated by commas, are a sweep
@@ -96,14 +96,14 @@ def made_images(root: Path) -> Path:
     from sklearn.datasets import load_digits
 
     raw = root / "MNIST" / "raw"
-    if all((raw / name).exists() for name in FILES):
+    if all((raw / name).exists() for name in MNIST_FILES):
         return root
     raw.mkdir(parents=True, exist_ok=True)
     digits, labels = map(np.asarray, load_digits(return_X_y=True))
     large = np.kron(digits.reshape(-1, 8, 8) * (255 / 16), np.ones((3, 3))).astype(np.uint8)  # (1797, 24, 24)
     random, tested = np.random.default_rng(0), np.arange(len(labels)) % 5 == 0
     for part, chosen in (("train", ~tested), ("t10k", tested)):
-        count = FILES[f"{part}-labels-idx1-ubyte"][1]
+        count = MNIST_FILES[f"{part}-labels-idx1-ubyte"][1]
         drawn = random.choice(np.flatnonzero(chosen), count)
         images = np.zeros((count, 28, 28), np.uint8)
         for image, digit, (row, column) in zip(images, drawn, random.integers(0, 5, (count, 2)), strict=True):

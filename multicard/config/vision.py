@@ -23,7 +23,6 @@ class Schedule(StrEnum):
 
 class CacheMode(StrEnum):
     mmap = "mmap"
-    ram = "ram"
     process = "process"
     none = "none"
 
@@ -135,7 +134,7 @@ class ImagesConfig(DatasetConfig):
     root: Optional[str] = key(None, "folder with train/<class>/ and validation/<class>/")
     cache: CacheMode = key(
         CacheMode.mmap,
-        "decode once: mmap into a file that all ranks share, ram into shared memory, process into float32 tensors of "
+        "decode once: mmap into a file that all ranks share, process into float32 tensors of "
         "each process (loader=torch); none decodes each time",
     )
     cache_dir: Optional[str] = key(None, "folder of the cache; null is .multicard/ in dataset.root")
@@ -143,8 +142,8 @@ class ImagesConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        looked_at = self.cache in (CacheMode.mmap, CacheMode.ram) or not self.skip_broken
-        remedy = "broken images are found when the cache is built; use dataset.cache=mmap or ram"
+        looked_at = self.cache is CacheMode.mmap or not self.skip_broken
+        remedy = "broken images are found when the cache is built; use dataset.cache=mmap"
         require(looked_at, f"dataset.skip_broken=true: does not go with dataset.cache={self.cache.value}: {remedy}")
         remedy = "set it to a folder that holds train/<class>/ and validation/<class>/"
         require(self.root is not None, f"dataset.root is not set: {remedy}")

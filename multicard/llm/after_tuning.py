@@ -13,12 +13,12 @@ import torch
 import torchtune.training
 import torchtune.utils
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
-from multicard.llm.collating import half_mask
-from multicard.llm.step_probe import COUNTS, Batch, Batches, Probe, count
+from multicard.llm.batches import COUNTS, Batch, count, half, on_device
+from multicard.llm.collectives import without_exchange
+from multicard.llm.step_probe import Batches, Probe
 from multicard.measure import timing
 from multicard.measure.ranges import Ranges
 from multicard.observe import diagnosis
@@ -185,55 +185,6 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0, warm_up)
 
 
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    if isinstance(batch, tuple):
-        return tuple(tensor.to(device) for tensor in batch)
-    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
-
-
 def shape(batch: Batch) -> torch.Size:
     """The shape of the batch's tokens."""
     return (batch[0] if isinstance(batch, tuple) else batch["tokens"]).shape
-
-
-def half(batch: Batch) -> Batch | None:
-    """Half of the rows (B, S), or of the pairs, B chosen and then B rejected rows (2B, S); None of a single one."""
-    if isinstance(batch, tuple):
-        pairs = len(batch[0]) // 2
-        rows = [*range(pairs // 2), *range(pairs, pairs + pairs // 2)]
-        return tuple(tensor[rows] for tensor in batch) if pairs > 1 else None
-    size = len(batch["tokens"]) // 2
-    parts = {key: half_mask(value, size) if key == "mask" else value[:size] for key, value in batch.items()}
-    return parts if size else None
-
-
-class OwnShards(DefaultAllGather):
-    """In the place of an all-gather: every rank's shard is the own one, copied on the device."""
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
-        for shard in output_tensor.view(group.size(), -1):
-            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP gathers in place
-                shard.copy_(input_tensor.view(-1))
-
-
-class NoGradients(DefaultReduceScatter):
-    """In the place of a reduce-scatter: gradients are zero, so that the optimiser takes its time and changes little."""
-
-    def __call__(self, output_tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
-        output_tensor.zero_()
-
-
-@contextmanager
-def without_exchange(model: torch.nn.Module) -> Iterator[None]:
-    """Have FSDP's ranks exchange neither weights nor gradients meanwhile. What a rank computes is worth nothing then,
-    and takes as long."""
-    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [group for state in states if (group := state._fsdp_param_group) is not None]
-    usual = [(group._all_gather_comm, group._reduce_scatter_comm) for group in groups]
-    for group in groups:
-        group._all_gather_comm, group._reduce_scatter_comm = OwnShards(), NoGradients()
-    try:
-        yield
-    finally:
-        for group, (gather, scatter) in zip(groups, usual, strict=True):
-            group._all_gather_comm, group._reduce_scatter_comm = gather, scatter

@@ -16,7 +16,8 @@ from multicard.config import compilation
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.llm.after_tuning import train_on
-from multicard.llm.step_probe import Batch, Probe
+from multicard.llm.batches import Batch
+from multicard.llm.step_probe import Probe
 from multicard.measure import memory, timing
 from multicard.ranks import compiler
 
@@ -44,13 +45,10 @@ def compiles(probe: Probe) -> bool:
 
 
 def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
-    """Have the recipe compile what its steps call. All ranks call it.
+    """Have the recipe compile what its steps call. All ranks call it. What torch cannot compile here is refused.
 
     Returns:
         `compile_s`, the seconds that it took, the steps included, and `compile_cache`, the look-ups in its cache.
-
-    Raises:
-        ValueError: where torch cannot compile the model here.
     """
     device = probe.rank.device
     started_s, looked_up = timing.clock_s(), compiler.lookups()

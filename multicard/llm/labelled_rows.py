@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute
 from torch.utils.data import Dataset
 from torchtune.config._utils import _get_component_from_path
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
-from torchtune.datasets import PackedDataset
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages
+from torchtune.datasets import PackedDataset, SFTDataset
 
+Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
 pc: Any = pyarrow.compute  # makes its functions as it is imported
 
 SCANNED_ROWS = 100_000  # at a time
@@ -23,12 +24,9 @@ AROUND_ROW, AROUND_TEXT = 1024, 16
 
 
 class LabelledRows(Dataset[dict[str, Any]]):
-    """torchtune's rows without those that have no label left.
+    """torchtune's rows without those that have no label left; refused (ValueError) where no row has one.
 
     read, cut, left_out: the record's `text_rows`.
-
-    Raises:
-        ValueError: no row has a label, with the key and the remedy.
     """
 
     def __init__(self, rows: Any, tokenizer: Any) -> None:
@@ -117,3 +115,28 @@ def unlimited(tokenizer: Any) -> Iterator[None]:
         yield
     finally:
         tokenizer.max_seq_len = limit
+
+
+class ConversationToAlpaca(AlpacaToMessages):
+    """torchtune's messages of a row with `conversations`, in Alpaca's template. The prompt is learnt too, as Alpaca's
+    is by default."""
+
+    def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        return super().__call__(instruction(sample["conversations"]))
+
+
+def instruction(turns: Sequence[Turn]) -> dict[str, str]:
+    """Alpaca's columns of a conversation of one question and one answer: the system's text is the instruction and the
+    question its input; without such a text the question is the instruction. Several questions are refused."""
+    said = {turn["from"]: turn["value"] for turn in turns}
+    if len(said) < len(turns):
+        raise ValueError("template=instruct: a conversation has several questions; use template=null")
+    system, question = said.get("system"), said["human"]
+    asked = {"instruction": system, "input": question} if system else {"instruction": question, "input": ""}
+    return asked | {"output": said["gpt"]}
+
+
+def conversations(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
+    """Rows for torchtune's recipes, as its own builders make them; `arguments` are `datasets.load_dataset`'s."""
+    transform = ConversationToAlpaca(train_on_input=True)
+    return SFTDataset(source=source, message_transform=transform, model_transform=tokenizer, **arguments)

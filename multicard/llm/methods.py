@@ -226,48 +226,45 @@ def check_cuda_graphs(config: LlmConfig, value: str) -> None:
 
 
 def check(config: LlmConfig) -> None:
-    """Refuse options that the method's recipe refuses, or would pass over in silence.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
-    method, name, data = chosen(config), config.method.name, config.dataset.name
+    """Refuse (ValueError) options that the method's recipe refuses, or would pass over in silence."""
+    method, name, data, model = chosen(config), config.method.name, config.dataset.name, config.model
     check_recipes(config.method)
-    single = config.recipe is Recipe.single_device
-    alone = config.world_size == 1 or not single
-    require(alone, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")
-    exists = config.method.single_device is not None or not single
-    require(exists, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
-    compiles = method.compiles_distributed if config.distributed else method.compiles
-    value = f"compile={compilation.word(config.compile)}"
-    require(compiles or not config.compile, f"{value}: method={name}'s recipe does not compile; use compile=false")
-    check_cuda_graphs(config, value)
+    if config.recipe is Recipe.single_device:
+        require(config.world_size == 1, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")
+        exists = config.method.single_device is not None
+        require(exists, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
+    if config.compile:
+        compiles = method.compiles_distributed if config.distributed else method.compiles
+        value = f"compile={compilation.word(config.compile)}"
+        require(compiles, f"{value}: method={name}'s recipe does not compile; use compile=false")
+        check_cuda_graphs(config, value)
     packs = not (method.pairs and config.packed)
     require(packs, f"packed=true: method={name} reads pairs, which cannot be packed; use packed=false")
-    remedy = "use optimizer_in_bwd=false"
-    takes = method.optimizer_in_bwd or not config.optimizer_in_bwd
-    require(takes, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
-    accumulation = config.gradient_accumulation_steps
-    once = accumulation == 1 or not config.optimizer_in_bwd
-    require(once, f"gradient_accumulation_steps={accumulation}: must be 1; or {remedy}")
+    if config.optimizer_in_bwd:
+        remedy, accumulation = "use optimizer_in_bwd=false", config.gradient_accumulation_steps
+        takes = method.optimizer_in_bwd
+        require(takes, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
+        require(accumulation == 1, f"gradient_accumulation_steps={accumulation}: must be 1; or {remedy}")
     # The papers' number may be set for several methods: this one's record says that it took none
     scheduled = method.scheduled or config.warmup_steps in (None, PAPERS_WARMUP)
-    remedy = "leave warmup_steps at null"
-    require(scheduled, f"warmup_steps={config.warmup_steps}: method={name}'s recipe keeps its learning rate; {remedy}")
-
-    apart = not (config.model.tied and config.custom_sharded_layers)
-    problem = f"custom_sharded_layers={config.custom_sharded_layers}: the output of model={config.model.name}"
-    require(apart, f"{problem} is its embeddings, which cannot be gathered apart; use custom_sharded_layers=[]")
-    tied_output = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output and config.model.tied
-    remedy = "use method.apply_lora_to_output=false"
-    problem = f"method.apply_lora_to_output=true: the output of model={config.model.name} is its embeddings"
-    require(not tied_output, f"{problem}; {remedy}")
+    problem = f"warmup_steps={config.warmup_steps}: method={name}'s recipe keeps its learning rate"
+    require(scheduled, f"{problem}; leave warmup_steps at null")
+    if model.tied:
+        apart = (
+            f"custom_sharded_layers={config.custom_sharded_layers}: the output of model={model.name} is its embeddings"
+        )
+        remedy = "which cannot be gathered apart; use custom_sharded_layers=[]"
+        require(not config.custom_sharded_layers, f"{apart}, {remedy}")
+        adapted_output = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output
+        problem = f"method.apply_lora_to_output=true: the output of model={model.name} is its embeddings"
+        require(not adapted_output, f"{problem}; use method.apply_lora_to_output=false")
     facts = DATASETS[data]
-    options = " or ".join(f"dataset={other}" for other in sorted(DATASETS) if DATASETS[other].has_pairs)
-    has_pairs = facts.has_pairs or not method.pairs
-    require(has_pairs, f"dataset={data}: method={name} needs chosen and rejected answers; use {options}")
-    options = " or ".join(f"method={other}" for other in METHODS if METHODS[other].pairs)
-    has_answers = facts.has_answers or method.pairs
-    remedy = f"use {options}, or another dataset"
-    require(has_answers, f"dataset={data}: holds pairs, which method={name} cannot read; {remedy}")
+    if method.pairs:
+        options = " or ".join(f"dataset={other}" for other in sorted(DATASETS) if DATASETS[other].has_pairs)
+        problem = f"dataset={data}: method={name} needs chosen and rejected answers"
+        require(facts.has_pairs, f"{problem}; use {options}")
+    else:
+        options = " or ".join(f"method={other}" for other in METHODS if METHODS[other].pairs)
+        problem = f"dataset={data}: holds pairs, which method={name} cannot read"
+        require(facts.has_answers, f"{problem}; use {options}, or another dataset")
     method.check(config)

@@ -1,13 +1,20 @@
-"""The families of decoders: torchtune's builders, and arithmetic on a model's tensors. No torch."""
+"""Families of decoders: torchtune's builders, arithmetic on a model's tensors, and pretrained weights. No torch.
 
+Weights are checked by their files' headers alone.
+"""
+
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from multicard.config.keys import require
 from multicard.config.llm import DecoderConfig, LlamaConfig, Qwen25Config
 
 Shape = tuple[int, ...]
 
+RANDOM = "random"  # model.weights
 LINEARS = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w2", "mlp.w3")
 SIZES = ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len")
 
@@ -19,25 +26,23 @@ class Family:
     Fields:
         package: holds the builder, `name`, and the one with adapters, `lora_` and `name`.
         checkpoint: torchtune's name of the checkpoints' form.
-        meta_format: checkpoints in Meta's form are read too, not only Hugging Face's.
         quantizes_all: with NF4, linears without an adapter are quantised too.
         qkv_bias: the query, key and value projections have a bias.
         arguments: what the builders take beside the sizes.
-        config_json: values that the config.json of a checkpoint must have, beside the numbers of heads.
+        config_json: values that the config.json of a checkpoint must have, beside the sizes.
     """
 
     package: str
     name: str
     checkpoint: str
-    meta_format: bool = False
     quantizes_all: bool = False
     qkv_bias: bool = False
     arguments: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
     config_json: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
 
 
-LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3", meta_format=True, quantizes_all=True)
-LLAMA3_2 = Family("torchtune.models.llama3_2", "llama3_2", "LLAMA3_2", meta_format=True, quantizes_all=True)
+LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3", quantizes_all=True)
+LLAMA3_2 = Family("torchtune.models.llama3_2", "llama3_2", "LLAMA3_2", quantizes_all=True)
 QWEN2_5 = Family(
     "torchtune.models.qwen2",
     "qwen2",
@@ -97,3 +102,39 @@ def flops_per_token(
     attention = 4 * model.num_layers * model.embed_dim * length
     trained = 6 * weights if adapters is None else 4 * weights + 6 * adapters
     return trained + 3 * attention + reference_passes * (2 * weights + attention)
+
+
+def check_weights(model: DecoderConfig, vocabulary: int) -> None:
+    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights."""
+    if model.weights == RANDOM:
+        return
+    from safetensors import SafetensorError, safe_open
+
+    folder, key = Path(model.weights).expanduser(), f"model.weights={model.weights}"
+    remedy = "give a folder with *.safetensors and config.json, or random"
+    require(folder.is_dir(), f"{key}: no such folder; {remedy}")
+    files, names = sorted(folder.glob("*.safetensors")), set[str]()
+    require(bool(files), f"{key}: holds no weights; {remedy}")
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as file:
+                names |= set(file.keys())
+        except SafetensorError:
+            raise ValueError(f"{key}: {path.name} is cut off or no safetensors file; fetch it again") from None
+    try:
+        values = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        raise ValueError(f"{key}: has no whole config.json; fetch the whole folder") from None
+    sizes = {
+        "hidden_size": model.embed_dim,
+        "intermediate_size": model.intermediate_dim,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "vocab_size": vocabulary,
+    }
+    for name, value in (sizes | family(model).config_json(model)).items():
+        problem = f"{key}: config.json says {name} {values.get(name)}, not {value} as model={model.name}"
+        require(values.get(name) == value, f"{problem}; choose the model that fits, or another folder")
+    needed = len(tensors(model, vocabulary))
+    require(len(names) >= needed, f"{key}: holds {len(names)} of its {needed} tensors; fetch the whole folder")

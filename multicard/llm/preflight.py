@@ -1,14 +1,25 @@
-"""Refusals before any model is built, and the inputs of a run: rows and tokenizer. No torch."""
+"""Refusals before any model is built, and the inputs of a run: rows, tokenizer and what identifies them. No torch."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from multicard.config.keys import require
-from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, StoredTextConfig
+from multicard.config.llm import (
+    EmbeddedTokenizerConfig,
+    Llama3TokenizerConfig,
+    LlmConfig,
+    Qwen25TokenizerConfig,
+    StoredTextConfig,
+    SyntheticConfig,
+)
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import methods, pretrained
+from multicard.llm import methods, models
 from multicard.llm.data import row_sources, templates, tokenizer
+from multicard.records.content import Blob, text_blob
 
-SAMPLE_ROWS = 2000  # that the embedded tokenizer is trained on, at most
+TOKENIZER_ROWS = 2000  # that the embedded tokenizer is trained on, at most
+IDENTIFYING_ROWS = 20  # of each template, which tell one version of the generator from another
 
 
 @dataclass(frozen=True)
@@ -44,11 +55,7 @@ def check(config: LlmConfig) -> None:
 
 
 def prepare(config: LlmConfig) -> Inputs:
-    """Read or generate the rows, train the tokenizer, and see that all of it fits the model.
-
-    Raises:
-        ValueError: what does not, with the key and the remedy.
-    """
+    """Read or generate the rows, train the tokenizer, and refuse (ValueError) what does not fit the model."""
     identity = config.identity()
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
@@ -57,7 +64,7 @@ def prepare(config: LlmConfig) -> Inputs:
             check_steps(config, len(rows))
         token_ranks = train_tokenizer(config, rows)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
-        pretrained.check_weights(config.model, vocabulary)
+        models.check_weights(config.model, vocabulary)
         _LATEST.clear()
         _LATEST[identity] = Inputs(rows, token_ranks, vocabulary)
     return _LATEST[identity]
@@ -74,19 +81,45 @@ def train_tokenizer(config: LlmConfig, rows: list[row_sources.Row] | None) -> li
     options = config.tokenizer
     if not isinstance(options, EmbeddedTokenizerConfig):
         return None
-    sample = row_sources.sample(config, SAMPLE_ROWS) if rows is None else rows[:SAMPLE_ROWS]
+    sample = row_sources.sample(config, TOKENIZER_ROWS) if rows is None else rows[:TOKENIZER_ROWS]
     headers = [role for role in tokenizer.ROLES for _ in sample]
     return tokenizer.train([*row_sources.texts(config, sample), *headers], options.vocab_size)
 
 
 def model_vocabulary(config: LlmConfig, ranks: int) -> int:
-    """The model's vocabulary: the tokenizer's, unless the model fixes its own.
-
-    Raises:
-        ValueError: where the model's is too small for the tokenizer.
-    """
+    """The model's vocabulary: the tokenizer's, unless the model fixes its own. Refuses one that is too small."""
     needed, fixed = tokenizer.vocabulary(config.tokenizer, ranks), config.model.vocab_size
     remedy = f"use {needed} or more, or another tokenizer"
     problem = f"model.vocab_size={fixed}: tokenizer={config.tokenizer.name} has {needed} tokens"
     require(fixed is None or fixed >= needed, f"{problem}; {remedy}")
     return fixed or needed
+
+
+def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
+    """What identifies the data, before any sampling by rows or seed: rows, the tokenizer's files and the weights.
+
+    A part that the run makes itself has no blobs, nor has a data set of the hub that is not in the library's cache.
+    """
+    weights: list[Blob] = []
+    if config.model.weights != models.RANDOM:
+        folder = Path(config.model.weights).expanduser()
+        weights = [(path.name, path) for path in sorted(folder.glob("*.safetensors"))]
+    files: dict[str, str | None] = {}
+    if isinstance(config.tokenizer, Llama3TokenizerConfig):
+        files = {"tokenizer.model": config.tokenizer.path}
+    elif isinstance(config.tokenizer, Qwen25TokenizerConfig):
+        files = {"vocab.json": config.tokenizer.path, "merges.txt": config.tokenizer.merges_file}
+    named: list[Blob] = [(name, Path(str(path)).expanduser()) for name, path in files.items()]
+    return {"dataset": _identified_rows(config), "tokenizer": named, "weights": weights}
+
+
+def _identified_rows(config: LlmConfig) -> list[Blob]:
+    data = config.dataset
+    if isinstance(data, SyntheticConfig):
+        rows = {name: templates.examples(name, IDENTIFYING_ROWS, seed=0) for name in sorted(templates.TEMPLATES)}
+        return [text_blob("synthetic", json.dumps(rows))]
+    assert isinstance(data, StoredTextConfig)
+    if data.data_files is not None:
+        return [("rows", Path(data.data_files).expanduser())]
+    revision = row_sources.hub_revision(str(data.source))
+    return [] if revision is None else [text_blob("hub", f"{data.source}@{revision}")]

@@ -17,7 +17,7 @@ from torchtune.modules import attention_utils
 
 from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
-from multicard.llm import collating, labelled_rows, methods
+from multicard.llm import batches, labelled_rows, methods
 from multicard.llm.step_probe import Batches, Probe
 from multicard.records.schema_parts import TextRows
 
@@ -41,14 +41,14 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
             *sampler, loader = result if isinstance(result, tuple) else (result,)
             loader.pin_memory = probe.config.pin_memory  # read when the loader is iterated
             if probe.config.packed:
-                loader.collate_fn = collating.counted(loader.collate_fn)
+                loader.collate_fn = batches.counted(loader.collate_fn)
             elif "output" in probe.config.custom_sharded_layers and (chunks := self._model.num_output_chunks):
-                loader.collate_fn = collating.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
+                loader.collate_fn = batches.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
             probe.pad_id = self._tokenizer.pad_id
             probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
             check_steps(loader, probe.config)
-            batches = Batches(loader, probe)
-            return (*sampler, batches) if sampler else batches
+            measured = Batches(loader, probe)
+            return (*sampler, measured) if sampler else measured
 
         def _setup_lr_scheduler(self, cfg_lr_scheduler: Any, num_training_steps: int, last_epoch: int) -> Any:
             if cfg_lr_scheduler is not None:
@@ -109,15 +109,8 @@ def join_alone(backend: str) -> None:
 
 
 def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
-    """See that the model is quantised as the method says, and count.
-
-    Returns:
-        `parameters`, `trainable_parameters`, `parameter_bytes`, and the numbers of NF4 tensors and of linears that
-        simulate quantisation.
-
-    Raises:
-        RuntimeError: where torchtune left weights as they were that the method quantises.
-    """
+    """`parameters`, `trainable_parameters`, `parameter_bytes`, and the numbers of NF4 tensors and of linears that
+    simulate quantisation. RuntimeError: torchtune left weights as they were that the method quantises."""
     from torchao.dtypes.nf4tensor import NF4Tensor
     from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 

@@ -6,6 +6,7 @@ the end of each step, so the device has done its work by then, and the probe nev
 
 from collections.abc import Iterator, Mapping
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,18 @@ from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.llm import methods
-from multicard.llm.collating import PackedBatch
-from multicard.llm.rank_report import TuningReport
-from multicard.measure import timing
+from multicard.llm.batches import COUNTS, Batch, count, on_device
+from multicard.measure import memory, timing
 from multicard.measure.ranges import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate
 from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import Board
+from multicard.records.rank_files import LlmRankEpoch, LlmReport
+from multicard.run.rank_report import Report
 
-IGNORED = -100  # torchtune's label of tokens that bear no loss
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
-# `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the attention's work:
-# of padded rows, or of each row of a packed sequence
-COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "h2d_bytes")
-
 JUDGED = ("loss", "rewards/chosen", "rewards/rejected")  # a run has diverged where one of them is not finite
-
-Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
 
 
 class DivergenceError(Exception):
@@ -41,6 +36,44 @@ class DivergenceError(Exception):
 
 class ProbeEndedError(Exception):
     """Ends it where the mean step of a run with `probe=true` is known, on all ranks."""
+
+
+class TuningReport(Report[LlmReport]):
+    """The report of a rank that tunes."""
+
+    def __init__(self, rank: Rank, folder: Path, config: LlmConfig) -> None:
+        flags = {  # in force: torchtune does not enable TF32
+            "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+            "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+            "model_dtype": config.precision.name,
+        }
+        super().__init__(LlmReport, rank, folder, flags, [rank.device])
+
+    def built(self, figures: dict[str, Any]) -> None:
+        """Add the sizes of the model and the peak of memory so far, which is reset for the training."""
+        setup = memory.peak_memory_bytes(self.rank.device)
+        self.add({**figures, "setup_peak_memory_bytes": setup, "peak_memory_bytes": setup})
+        memory.reset_peak_memory(self.rank.device)
+
+    def started(self, started_s: float) -> None:
+        """Training starts now: `started_s` on the machine's clock."""
+        self.content.started_s = started_s
+        self.write()
+
+    def epoch(self, per_step: dict[str, np.ndarray], epoch_s: float, ended_s: float) -> None:
+        """Add an epoch that took `epoch_s` and ended `ended_s` after the start of training."""
+        content, epoch, count = self.content, len(self.content.epochs), len(per_step["step_s"])
+        self.write_steps(epoch, per_step)
+        began_s, before_s = content.started_s or 0.0, content.epochs[-1].ended_s if epoch else 0.0
+        content.spans_s.append((began_s + before_s, began_s + ended_s))
+        content.epochs.append(LlmRankEpoch(epoch, epoch_s, ended_s, steps=count))
+        self.peak()
+        self.write()
+
+    def peak(self) -> None:
+        """Update the peak of memory since the model was built."""
+        self.content.train_peak_memory_bytes = now = memory.peak_memory_bytes(self.rank.device)
+        self.content.peak_memory_bytes = max(now, self.content.setup_peak_memory_bytes or 0)
 
 
 class Probe:
@@ -120,12 +153,7 @@ class Probe:
             return batch
         if self.ranges is not None:
             self.ranges.open("h2d")
-        if isinstance(batch, tuple):
-            return tuple(tensor.to(self.rank.device, non_blocking=True) for tensor in batch)
-        for key, value in batch.items():
-            if isinstance(value, torch.Tensor):
-                batch[key] = value.to(self.rank.device, non_blocking=True)
-        return batch
+        return on_device(batch, self.rank.device, non_blocking=True)
 
     def log(self, payload: Mapping[str, Any]) -> None:
         """A step's figures, as the recipe logs them on rank 0."""
@@ -183,25 +211,6 @@ class Probe:
             raise DivergenceError
         if self.probing is not None and (self.probing.end_epoch() or self.stopped):
             raise ProbeEndedError
-
-
-def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:
-    """A batch's `COUNTS`, the same way for every method. A pair is one sample with both its rows' tokens.
-
-    Args:
-        batch: tokens and labels (B, S), or (2B, S) of B pairs; labels are not yet shifted, the first bears no loss.
-        copies: how often the recipe copies the batch to the device.
-    """
-    tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
-    (rows, length), packed = tokens.shape, batch if isinstance(batch, PackedBatch) else None
-    return (
-        rows // 2 if isinstance(batch, tuple) else rows,
-        tokens.numel(),
-        tokens.numel() - packed.padding if packed else int((tokens != pad_id).sum()),
-        int((labels[:, 1:] != IGNORED).sum()),
-        packed.attended if packed else rows * length * length,
-        packed.h2d_bytes(device_type) if packed else copies * (tokens.nbytes + labels.nbytes),
-    )
 
 
 def marked(batches: Iterator[Batch], config: LlmConfig) -> Iterator[Batch]:

@@ -15,7 +15,13 @@ from multicard.records.rank_files import LlmReport, peak_memory
 from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
 from multicard.records.steps import COLUMNS
+from multicard.run.workload import settings
 
+AXES = (
+    *("method", "recipe", "template", "dataset", "dataset.rows", "model", "model.weights", "tokenizer", "precision"),
+    *("gpus", "nodes", "pin_memory", "batch_size", "gradient_accumulation_steps", "max_seq_len", "max_steps", "packed"),
+    *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
+)
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
 OF_RANK_0 = (
     "text_rows",
@@ -32,35 +38,10 @@ TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_b
 
 def axes(config: Any, device: str) -> dict[str, Any]:
     """The settings that runs are compared by. Takes the composed configuration of a refused run, too."""
-    accepted = isinstance(config, LlmConfig)
-    template = config.template_name if accepted else getattr(config.template, "name", None)
-    return {
-        "method": str(config.method.name),
-        "recipe": config.recipe_name if accepted else str(config.recipe),
-        "template": None if template is None else str(template),
-        "dataset": str(config.dataset.name),
-        "rows": getattr(config.dataset, "rows", None),
-        "model": str(config.model.name),
-        "weights": getattr(config.model, "weights", None),
-        "tokenizer": str(config.tokenizer.name),
-        "precision": str(config.precision.name),
-        "gpus": config.gpus,
-        "nodes": config.nodes,
-        "pin_memory": config.pin_memory,
-        "batch_size": config.batch_size,
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "max_seq_len": config.max_seq_len,
-        "max_steps": config.max_steps,
-        "packed": config.packed,
-        "activation_checkpointing": config.activation_checkpointing,
-        "optimizer_in_bwd": config.optimizer_in_bwd,
-        "compile": config.compile,
-        "lr": config.lr,
-        "epochs": config.epochs,
-        "seed": config.seed,
-        "scale": str(config.scale),
-        "device": device,
-    }
+    values = settings(config, AXES)
+    if isinstance(config, LlmConfig):
+        values |= {"recipe": config.recipe_name, "template": config.template_name}
+    return values | {"device": device}
 
 
 def summarise(

@@ -6,7 +6,7 @@ from typing import Any
 
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, LlmConfig, StoredTextConfig
 from multicard.config.placement import Placement
-from multicard.llm import methods, models, preflight, pretrained
+from multicard.llm import methods, models, preflight
 from multicard.llm.data import templates, tokenizer
 from multicard.records import run_folder
 
@@ -122,7 +122,7 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
     if methods.chosen(config).pairs:
         builder = "torchtune.datasets.preference_dataset"
     elif template and DATASETS[config.dataset.name].conversations:
-        builder = "multicard.llm.instructions.dataset"
+        builder = "multicard.llm.labelled_rows.conversations"
     component: dict[str, Any] = {
         "_component_": "multicard.llm.labelled_rows.dataset",
         "builder": builder,
@@ -138,7 +138,7 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
 
 def _checkpointer(config: LlmConfig, model: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
     model_type = models.family(config.model).checkpoint
-    if config.model.weights == pretrained.RANDOM:
+    if config.model.weights == models.RANDOM:
         return {
             "_component_": "multicard.llm.torchtune_components.RandomCheckpointer",
             "model": {key: value for key, value in model.items() if key != "quantize_base"},
@@ -148,12 +148,10 @@ def _checkpointer(config: LlmConfig, model: dict[str, Any], device: str, folder:
             "model_type": model_type,
         }
     source = Path(config.model.weights).expanduser()
-    hugging_face = sorted(path.name for path in source.glob("*.safetensors"))
-    kind = "FullModelHFCheckpointer" if hugging_face else "FullModelMetaCheckpointer"
     return {
-        "_component_": f"torchtune.training.{kind}",
+        "_component_": "torchtune.training.FullModelHFCheckpointer",
         "checkpoint_dir": str(source),
-        "checkpoint_files": hugging_face or ["consolidated.00.pth"],
+        "checkpoint_files": sorted(path.name for path in source.glob("*.safetensors")),
         "model_type": model_type,
         "output_dir": str(folder / "tune_run"),
     }

@@ -28,9 +28,8 @@ from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.config.sweeps import pauses
 from multicard.llm import after_tuning, compiling, recipes, torchtune_config
-from multicard.llm.collective_bytes import ReceivedBytes
-from multicard.llm.rank_report import TuningReport
-from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError
+from multicard.llm.collectives import ReceivedBytes
+from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TuningReport
 from multicard.measure import memory
 from multicard.ranks import compiler
 from multicard.ranks.gates import Gate, Pausing, Probing
@@ -50,7 +49,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo")
 
-    report = TuningReport(rank, folder, flags(config))
+    report = TuningReport(rank, folder, config)
     probe, traffic = Probe(rank, config, report), ReceivedBytes()
     cache = folder / ".datasets"
 
@@ -130,12 +129,3 @@ def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:
     if run_cfg.dataset.source == "json":
         run_cfg.dataset.cache_dir = str(cache)
     return run_cfg
-
-
-def flags(config: LlmConfig) -> dict[str, Any]:
-    """The flags in force, for the record. torchtune does not enable TF32."""
-    return {
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "model_dtype": config.precision.name,
-    }

@@ -8,20 +8,9 @@ from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig, TemplateConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, preflight, summary, torchtune_config
-from multicard.llm.data import content
 from multicard.llm.data.templates import TEMPLATES
 from multicard.records.schema import LlmRecord
-from multicard.run.workload import Workload
-
-SCHEMAS: dict[str, dict[str, type]] = {
-    "method": {name: method.schema for name, method in methods.METHODS.items()},
-    "template": dict.fromkeys(TEMPLATES, TemplateConfig),
-    "dataset": {name: facts.schema for name, facts in llm.DATASETS.items()},
-    "model": dict(llm.MODELS),
-    "tokenizer": dict(llm.TOKENIZERS),
-    "precision": dict.fromkeys(llm.PRECISIONS, PrecisionConfig),
-    "profile": PROFILES,
-}
+from multicard.run.workload import Workload, untried
 
 
 def arguments(config: LlmConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:
@@ -59,22 +48,30 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
             ("method=lora", not method.adapters),
             ("more GPUs" if on_cuda else "more cores", True),
         ],
-    }[bound]
-    return next((option for option, applies in options if applies), "a larger batch_size")
+    }
+    return untried(options[bound], otherwise="a larger batch_size")
 
 
 WORKLOAD = Workload(
     name="llm",
     entry="tune_llm.py",
     schema=LlmConfig,
-    options=SCHEMAS,
+    options={
+        "method": {name: method.schema for name, method in methods.METHODS.items()},
+        "template": dict.fromkeys(TEMPLATES, TemplateConfig),
+        "dataset": {name: facts.schema for name, facts in llm.DATASETS.items()},
+        "model": dict(llm.MODELS),
+        "tokenizer": dict(llm.TOKENIZERS),
+        "precision": dict.fromkeys(llm.PRECISIONS, PrecisionConfig),
+        "profile": PROFILES,
+    },
     work="multicard.llm.tune:tune",
     preload=("multicard.llm.tune", "pyarrow.parquet", "hydra.main"),
     cuda_preload=("multicard.llm.before_torchtune", "pyarrow.parquet", "hydra.main"),
     refuse=preflight.refuse,
     fits=lambda config, placement: None,  # torchtune takes any
     check=preflight.check,
-    data=content.parts,
+    data=preflight.data_parts,
     arguments=arguments,
     axes=summary.axes,
     describe=describe,

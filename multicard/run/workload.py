@@ -1,6 +1,6 @@
 """The part of a run that belongs to its entry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,3 +61,23 @@ class Workload:
 
     def preloaded(self, device: str) -> list[str]:
         return list(self.cuda_preload if device == "cuda" else self.preload)
+
+
+def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of the chosen option.
+
+    Takes the composed configuration of a refused run too, which may lack some: they are None.
+    """
+    values = {}
+    for path in names:
+        value = config
+        for part in path.split("."):
+            value = getattr(value, part, None)
+        value = value if isinstance(value, str) else getattr(value, "name", value)
+        values[path.rpartition(".")[2]] = str(value) if isinstance(value, str) else value
+    return values
+
+
+def untried(options: Sequence[tuple[str, bool]], otherwise: str) -> str:
+    """The first option that applies to a run, of pairs of an option and whether it does."""
+    return next((option for option, applies in options if applies), otherwise)

@@ -12,10 +12,9 @@ from multicard.config.compilation import GRAPH_PASSES
 from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
 from multicard.ranks.process import max_over_ranks
-from multicard.vision.data.batch import Batch, Input
+from multicard.vision.data.batch import Batch, Input, Making, sent_ahead
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.samplers import Remaining
-from multicard.vision.data.side_stream import Making, sent_ahead
+from multicard.vision.data.splits import Remaining
 from multicard.vision.loop import COUNTS, Loop
 from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import Share

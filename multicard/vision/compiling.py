@@ -9,7 +9,6 @@ from multicard.config import compilation
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.ranks import compiler
-from multicard.vision import resume
 from multicard.vision.loop import Loop
 from multicard.vision.strategy import Share
 
@@ -35,32 +34,28 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
     """Have all of a run's code compiled and warm, by steps and evaluations of zeros that leave no trace.
 
     These have the shapes of the run, those of its odd last batches too: they run uncompiled, and cuDNN tries its
-    convolutions for each shape. All ranks call it.
+    convolutions for each shape. All ranks call it. A model that torch cannot compile here is refused.
 
     Args:
         evaluated: samples that this rank evaluates.
 
     Returns:
-        `compile_s`, the seconds it took; `compile_cache`, the look-ups in Inductor's cache; `cuda_graphs`, whether
+        `compile_s`, the seconds it took; `compile_cache`, the look-ups in Inductor's cache; `cuda_graphs`, True if
         all of it runs as CUDA graphs, None where the mode has none.
-
-    Raises:
-        ValueError: where torch cannot compile the model here.
     """
     share, has_graphs = loop.share, compilation.has_cuda_graphs(loop.config.compile)
     started_s, looked_up = timing.clock_s(), compiler.lookups()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
-    random = resume.get_random(share.devices)
-    with compiler.errors_explained(loop.config.compile):
-        for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
-            train_on_zeros(loop, share.model, share.batch_size)
-            evaluate_zeros(loop, share.batch_size)
-    train_on_zeros(loop, share.plain, odd_batch(share))  # not under DDP: other ranks may have no odd batch
-    evaluate_zeros(loop, evaluated % share.batch_size)
+    with torch.random.fork_rng([device for device in share.devices if device.type == "cuda"]):
+        with compiler.errors_explained(loop.config.compile):
+            for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
+                train_on_zeros(loop, share.model, share.batch_size)
+                evaluate_zeros(loop, share.batch_size)
+        train_on_zeros(loop, share.plain, odd_batch(share))  # not under DDP: other ranks may have no odd batch
+        evaluate_zeros(loop, evaluated % share.batch_size)
     with torch.no_grad():
         for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
             buffer.copy_(before)
-    resume.set_random(random, share.devices)
     timing.synchronize(loop.rank.device)
     return {
         "compile_s": timing.clock_s() - started_s,

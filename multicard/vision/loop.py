@@ -1,4 +1,4 @@
-"""The loops over training and test batches."""
+"""The loops over training and test batches, and what ranks exchange in them outside DDP."""
 
 import gc
 import math
@@ -27,7 +27,6 @@ from multicard.records.progress import Board, LossPeek
 from multicard.vision.data.batch import Batch
 from multicard.vision.optim import Optimisation
 from multicard.vision.precision import choose
-from multicard.vision.replicas import average_gradients, broadcast_statistics
 from multicard.vision.strategy import Share, compiles
 
 # What a step counts: samples trained, samples loaded, and bytes handed to the device
@@ -238,3 +237,36 @@ class Loop:
 
 def memory_format(config: VisionConfig) -> torch.memory_format:
     return torch.channels_last if config.layout.name is LayoutName.nhwc else torch.contiguous_format
+
+
+def average_gradients(model: nn.Module, ranks_with_batch: int) -> None:
+    """Average the gradients of a round that has no batch for every rank, over the ranks that have one.
+
+    torch's Join would let the others shadow DDP's collectives, but they would not step: their momentum, and the
+    loss scale, would lag behind from then on. So all ranks take part here, with zeros where there was no batch, and
+    all step.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    flat /= ranks_with_batch
+    _copy_back(flat, gradients)
+
+
+def broadcast_statistics(model: nn.Module, rank: Rank) -> None:
+    """Give every rank the BatchNorm statistics of rank 0, so that all evaluate the same model."""
+    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    if rank.world_size == 1 or not buffers:
+        return
+    flat = torch.cat([b.reshape(-1) for b in buffers])
+    dist.broadcast(flat, src=0)
+    _copy_back(flat, buffers)
+
+
+def _copy_back(flat: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    for part, values in zip(parts, flat.split([p.numel() for p in parts]), strict=True):
+        part.copy_(values.view_as(part))

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(config: ModelConfig) -> None:
-    """See that there is a model of that name.
-
-    Raises:
-        ValueError: where there is none, with the nearest names of torchvision's.
-    """
+    """Refuse (ValueError) a name that no model has, with the nearest names of torchvision's."""
     if config.name in BUILDERS:
         return
     from torchvision import models  # takes seconds

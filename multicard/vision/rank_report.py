@@ -53,31 +53,22 @@ class TrainingReport(Report[VisionReport]):
         self.content.segments.append(Segment(first_step=steps, steps=0, trained_s=0.0))
         self.write()
 
-    def epoch(
-        self,
-        epoch: int,
-        trained: dict[str, Any],
-        evaluated: dict[str, Any],
-        steps: int,
-        ended_s: float,
-        span_s: tuple[float, float],
-    ) -> None:
-        """Add an epoch.
+    def epoch(self, figures: dict[str, Any], steps: int, span_s: tuple[float, float]) -> None:
+        """Add an epoch: `figures` of its training, its evaluation and its end.
 
         Args:
-            steps: of the run, at the end of the epoch; ended_s: seconds of their training and evaluation.
+            steps: of the run, at the end of the epoch.
             span_s: start and end of the epoch in this process, on the machine's clock.
         """
-        phases_s = trained["phases_s"]
+        phases_s = figures["phases_s"]
         columns = {
             "step_s": phases_s.sum(axis=1),
             **{f"{phase}_s": phases_s[:, i] for i, phase in enumerate(PHASES)},
-            **{name: np.asarray(trained[name]) for name in ("loss", *PER_STEP)},
+            **{name: np.asarray(figures[name]) for name in ("loss", *PER_STEP)},
         }
-        self.write_steps(epoch, columns)
-        figures = {**trained, **evaluated, "epoch": epoch, "ended_s": ended_s}
+        self.write_steps(figures["epoch"], columns)
         self.content.epochs.append(VisionRankEpoch(**{name: figures[name] for name in EPOCH}))
-        self.reached(steps, ended_s, span_s)
+        self.reached(steps, figures["ended_s"], span_s)
 
     def reached(self, steps: int, elapsed_s: float, span_s: tuple[float, float]) -> None:
         """Training has reached the end of an epoch or a stop."""

@@ -14,13 +14,13 @@ from multicard.config.placement import Placement
 from multicard.config.vision import DdpConfig, StrategyConfig, VisionConfig
 from multicard.measure import formulas
 from multicard.ranks.process import Rank
+from multicard.vision.data.splits import Shuffled
+from multicard.vision.precision import choose
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.utils.data import DistributedSampler
-
-    from multicard.vision.data.samplers import Shuffled
 
 
 @dataclass
@@ -121,8 +121,6 @@ def ddp_rr(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -
 
     Gradients travel as in ddp_ds; the input is moved world times.
     """
-    from multicard.vision.data.samplers import Shuffled
-
     sampler = Shuffled(samples, config.seed)
     return replicated(model, sampler, samples, config, rank, batches_per_step=rank.world_size, turn=rank.rank)
 
@@ -132,8 +130,6 @@ def ddp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> S
 
     An epoch is as long as on one GPU, and trains world times as many samples.
     """
-    from multicard.vision.data.samplers import Shuffled
-
     return replicated(model, Shuffled(samples, config.seed, stream=rank.rank), samples, config, rank)
 
 
@@ -145,23 +141,24 @@ def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Sh
     """
     import torch
 
-    from multicard.vision.data.samplers import Shuffled
-    from multicard.vision.precision import choose
-    from multicard.vision.replicas import InPrecision
+    precision = choose(config.precision.name, rank.device)
 
-    plain = InPrecision(model, choose(config.precision.name, rank.device), rank.device)
+    class InPrecision(torch.nn.Module):
+        """The model with autocast in its forward pass: DataParallel's threads would take autocast's default type."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            with precision.arithmetic(rank.device):
+                return self.model(images)
+
+    plain = InPrecision()
     parallel = torch.nn.DataParallel(plain, device_ids=list(range(config.gpus)))
     devices = [torch.device("cuda", index) for index in range(config.gpus)]
-    sampler = Shuffled(samples, config.seed)
-    return Share(
-        model=parallel,
-        plain=plain,
-        evaluated=parallel,
-        sampler=sampler,
-        batch_size=config.batch_size * config.gpus,
-        distinct=samples,
-        devices=devices,
-    )
+    sampler, batch_size = Shuffled(samples, config.seed), config.batch_size * config.gpus
+    return Share(parallel, plain, parallel, sampler, batch_size, distinct=samples, devices=devices)
 
 
 def replicated(
@@ -171,21 +168,28 @@ def replicated(
 
     The plain model evaluates: DDP's forward pass would wait for ranks that have fewer batches.
     """
-    from multicard.vision.replicas import replicate
+    parallel, plain = replicate(model, config, rank)
+    return Share(parallel, plain, plain, sampler, config.batch_size, samples, [rank.device], **rounds)
+
+
+def replicate(model: "nn.Module", config: VisionConfig, rank: Rank) -> "tuple[nn.Module, nn.Module]":
+    """The model under DistributedDataParallel, and the model in it; the same twice on a single rank."""
+    from torch.nn import SyncBatchNorm
+    from torch.nn.parallel import DistributedDataParallel
 
     options = config.strategy
     assert isinstance(options, DdpConfig)
-    parallel, plain = replicate(model, options, rank)
-    return Share(
-        model=parallel,
-        plain=plain,
-        evaluated=plain,
-        sampler=sampler,
-        batch_size=config.batch_size,
-        distinct=samples,
-        devices=[rank.device],
-        **rounds,
+    if rank.world_size == 1:
+        return model, model
+    if options.sync_batchnorm:
+        model = SyncBatchNorm.convert_sync_batchnorm(model)
+    parallel = DistributedDataParallel(
+        model,
+        device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
+        bucket_cap_mb=options.bucket_cap_mb,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
+    return parallel, model
 
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
@@ -204,21 +208,16 @@ def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | Non
 
 
 def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
-    synced = isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm
-    problem = "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; leave it false"
-    require(placement.device == "cuda" or not synced, problem)
     options = config.strategy
-    small = isinstance(options, DdpConfig) and config.gpus * config.nodes > 1 and options.bucket_cap_mb < 1
-    remedy = "use 1 or more, or compile=false"
-    problem = f"strategy.bucket_cap_mb: is below 1, and torch compiles by bucket, the first of 1 MiB; {remedy}"
-    require(not small or not compiles(config, placement.device), problem)
-
-
-def refuse_for_ddp_rr(config: VisionConfig, placement: Placement) -> None:
-    synced = isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm
-    reason = "its last round may have no batch for some ranks, and the others would wait for their statistics"
-    require(not synced, f"strategy.sync_batchnorm=true: does not go with ddp_rr: {reason}; use ddp_ds")
-    refuse_for_ddp(config, placement)
+    assert isinstance(options, DdpConfig)
+    if options.sync_batchnorm:
+        key, rounds = "strategy.sync_batchnorm=true", STRATEGIES[options.name].takes_turns
+        reason = "its last round may have no batch for some ranks, and the others would wait for their statistics"
+        require(not rounds, f"{key}: does not go with {options.name}: {reason}; use ddp_ds")
+        require(placement.device == "cuda", f"{key}: torch's SyncBatchNorm needs CUDA; leave it false")
+    if config.gpus * config.nodes > 1 and compiles(config, placement.device):
+        problem = "strategy.bucket_cap_mb: is below 1, and torch compiles by bucket, the first of 1 MiB"
+        require(options.bucket_cap_mb >= 1, f"{problem}; use 1 or more, or compile=false")
 
 
 def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
@@ -232,7 +231,7 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
 
 STRATEGIES = {
     "ddp_ds": Strategy(ddp_ds, ddp_received, refuse_for_ddp, shards=True),
-    "ddp_rr": Strategy(ddp_rr, ddp_received, refuse_for_ddp_rr, takes_turns=True),
+    "ddp_rr": Strategy(ddp_rr, ddp_received, refuse_for_ddp, takes_turns=True),
     "ddp": Strategy(ddp, ddp_received, refuse_for_ddp),
     "dp": Strategy(
         dp,

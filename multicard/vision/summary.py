@@ -14,30 +14,19 @@ from multicard.records.rank_files import VisionReport, peak_memory
 from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Communication, Divergence, Parts, Statistics, Transfers
 from multicard.records.steps import COLUMNS, is_warmup
+from multicard.run.workload import settings
 from multicard.vision.strategy import STRATEGIES, Traffic
 
+AXES = (
+    *("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset", "dataset.image_size"),
+    *("model", "batch_size", "epochs", "seed", "scale"),
+)
 TIMES = ("train_s", "first_batch_s", "evaluate_s", "ended_s")  # of an epoch, of the slowest rank
 
 
-def axes(config: VisionConfig, device: str) -> dict[str, Any]:
+def axes(config: Any, device: str) -> dict[str, Any]:
     """The settings that tell runs of a sweep apart. Takes the composed configuration too, which may be refused."""
-    return {
-        "precision": str(config.precision.name),
-        "gpus": config.gpus,
-        "nodes": config.nodes,
-        "strategy": str(config.strategy.name),
-        "loader": str(config.loader.name),
-        "layout": str(config.layout.name),
-        "pin_memory": config.pin_memory,
-        "dataset": str(config.dataset.name),
-        "image_size": getattr(config.dataset, "image_size", None),  # a refused configuration may lack it
-        "model": config.model.name,
-        "batch_size": config.batch_size,
-        "epochs": config.epochs,
-        "seed": config.seed,
-        "scale": str(config.scale),
-        "device": device,
-    }
+    return settings(config, AXES) | {"device": device}
 
 
 def summarise(
@@ -143,20 +132,18 @@ def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, 
 
 def _transfers(ranks: Sequence[VisionReport], table: dict[str, np.ndarray], placement: Placement) -> Transfers:
     """Bytes handed to the devices, over all ranks and finished epochs."""
-    counted = {}
-    for part in ("images", "labels"):
-        key = f"h2d_{part}_bytes"
-        trained = int(table[key].sum()) if table else 0
-        counted[part] = Parts(
-            trained, sum(getattr(epoch, f"evaluate_{key}") for rank in ranks for epoch in rank.epochs)
-        )
+
+    def counted(key: str) -> Parts:
+        evaluated = sum(getattr(epoch, f"evaluate_{key}") for rank in ranks for epoch in rank.epochs)
+        return Parts(int(table[key].sum()) if table else 0, evaluated)
+
     setups = [rank.setup_h2d_bytes for rank in ranks]  # before the first batch
     setup = Parts(sum(part.train or 0 for part in setups), sum(part.evaluate or 0 for part in setups))
-    moved = (*counted.values(), setup)
+    images, labels = counted("h2d_images_bytes"), counted("h2d_labels_bytes")
     return Transfers(
-        h2d=sum((part.train or 0) + (part.evaluate or 0) for part in moved),
-        h2d_images=counted["images"],
-        h2d_labels=counted["labels"],
+        h2d=sum((part.train or 0) + (part.evaluate or 0) for part in (images, labels, setup)),
+        h2d_images=images,
+        h2d_labels=labels,
         h2d_setup=setup,
         source="counted" if placement.device == "cuda" else "counted: what would cross to a device",
     )

@@ -1,30 +1,42 @@
 """One rank's part of a training run: data, model, strategy, optimiser, loop."""
 
 import gc
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Sampler
 
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
 from multicard.measure import losses, memory, timing
+from multicard.ranks import checkpoint
 from multicard.ranks.process import Rank, meet
 from multicard.records.schema_parts import Parts
-from multicard.vision import after_training, compiling, models, optim, resume
-from multicard.vision.data import datasets, decoded_cache
+from multicard.vision import after_training, compiling, models, optim
+from multicard.vision.data import datasets
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.samplers import Remaining, Strided
-from multicard.vision.data.splits import Split
+from multicard.vision.data.splits import Remaining, Sampler, Split, Strided
 from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import STRATEGIES, compiles
 
 ENDLESS = 10**6  # epochs
+
+
+@dataclass
+class Start:
+    """The point from which training starts: before the first step, or after the one at which it was stopped."""
+
+    epoch: int = 0
+    step: int = 0  # of the epoch
+    elapsed_s: float = 0.0
+    trained: dict[str, Any] | None = None  # of `Loop.train_epoch`, for the epoch's steps before the stop
+    random: list[torch.Tensor] | None = None
 
 
 def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
@@ -41,10 +53,6 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     # ---- data: every rank reads the set; its share of it follows from the strategy
     data = datasets.load(config.dataset, config.seed)
-    if data.shared:
-        meet(rank)
-        if rank.local_rank == 0:
-            decoded_cache.forget(data)
 
     # ---- model
     model = models.build(config.model, data.classes, config.dataset.image_size)
@@ -56,7 +64,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     strategy = STRATEGIES[config.strategy.name]
     share = strategy.share(model, len(data.train), config, rank)
 
-    def load(split: Split, order: Sampler[int], **options: bool) -> Input:
+    def load(split: Split, order: Sampler, **options: bool) -> Input:
         pin = config.pin_memory and device.type == "cuda"
         source = Source(
             split, order, share.batch_size, workers, config, precision.transfer_dtype, pin, device, **options
@@ -86,7 +94,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if loop.compiled:
         report.add(compiling.compile_now(loop, len(test_sampler)))
-    start = resume.restore(loop, report)
+    start = restore(loop, report)
     for used in share.devices:
         memory.reset_peak_memory(used)
     # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)
@@ -103,7 +111,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
 
 def run_epochs(
-    loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, testing: Input, start: resume.Start
+    loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, testing: Input, start: Start
 ) -> bool:
     """Train and evaluate from `start` to the end, to the step at which a stop is asked for, or until it diverged.
 
@@ -116,7 +124,7 @@ def run_epochs(
     if start.random is not None:
         # start the workers now, as they were ahead of the step at the stop; then restore the random state
         batches = iter(training)
-        resume.set_random(start.random, share.devices)
+        set_random(start.random, share.devices)
     report.started(loop.steps)
     if loop.probing is not None:
         loop.probing.begin()
@@ -127,14 +135,14 @@ def run_epochs(
     for epoch in range(start.epoch, epochs(config)):
         report.counters.read()
         started_s = timing.clock_s()
-        trained = resume.joined(trained_before, loop.train_epoch(epoch, batches, first_step))
+        trained = joined(trained_before, loop.train_epoch(epoch, batches, first_step))
         trained["gap_s"] = None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         if loop.stopped and loop.probing is None:
             stopped_s = timing.clock_s()
             report.counters.read()
             elapsed_s += stopped_s - started_s
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
-            resume.save(loop, report, epoch, trained, elapsed_s)
+            save(loop, report, epoch, trained, elapsed_s)
             return False
         # a race does not wait for more than a batch
         held_out = islice(testing, 1) if pauses(config) else testing
@@ -143,7 +151,8 @@ def run_epochs(
         report.counters.read()
         elapsed_s += evaluated_s - started_s - trained["paused_s"]
         span_s = (started_s, evaluated_s)
-        report.epoch(epoch, trained, evaluated, loop.steps, elapsed_s, span_s)  # not timed: writing the report
+        figures = {**trained, **evaluated, "epoch": epoch, "ended_s": elapsed_s}
+        report.epoch(figures, loop.steps, span_s)  # not timed: writing the report
         meet(rank)  # not timed either: waiting for ranks that write longer
         if evaluated["diverged"] and config.stop_on_divergence:
             return False  # on all ranks alike, as below
@@ -172,3 +181,60 @@ def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:
     last = samples % batch_size or batch_size
     chunk = -(-last // replicas)  # torch.chunk
     return last - chunk * ((last - 1) // chunk)
+
+
+# ---- stopping and resuming
+
+
+def save(loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any], elapsed_s: float) -> None:
+    """Save everything that later steps depend on, and the measurements so far.
+
+    Args:
+        trained: of `Loop.train_epoch`, for all of the epoch's steps so far.
+    """
+    state = {
+        "model": loop.share.plain.state_dict(),
+        **loop.optim.state(),
+        "random": get_random(loop.share.devices),
+        "steps": loop.steps,
+        "samples": loop.samples,
+        "epoch": epoch,
+        "step": len(trained["loss"]),
+        "elapsed_s": elapsed_s,
+        "trained": trained | {"phases_s": torch.from_numpy(trained["phases_s"])},
+        "report": report.state(),
+    }
+    checkpoint.save(report.folder, loop.rank, loop.steps, state)
+
+
+def restore(loop: Loop, report: TrainingReport) -> Start:
+    """Restore the latest checkpoint, if there is one, except for the random numbers: see `set_random`."""
+    state = checkpoint.load(report.folder, loop.rank)
+    if state is None:
+        return Start()
+    loop.share.plain.load_state_dict(state["model"])  # each rank's own: BatchNorm's statistics differ
+    loop.optim.restore(state)
+    loop.steps, loop.samples = state["steps"], state["samples"]
+    report.restore(state["report"])
+    trained = state["trained"] | {"phases_s": state["trained"]["phases_s"].numpy()}
+    return Start(state["epoch"], state["step"], state["elapsed_s"], trained, state["random"])
+
+
+def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
+    """The measurements of an epoch from those before and after a stop: seconds added, steps concatenated."""
+    if before is None:
+        return after
+    phases_s = np.concatenate([before["phases_s"], after["phases_s"]])
+    return {key: before[key] + after[key] for key in after if key != "phases_s"} | {"phases_s": phases_s}
+
+
+def get_random(devices: list[torch.device]) -> list[torch.Tensor]:
+    """The states of the random number generators: the host's, then those of the CUDA devices."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
+
+
+def set_random(states: list[torch.Tensor], devices: list[torch.device]) -> None:
+    """Restore the states that `get_random` returned."""
+    torch.set_rng_state(states[0])
+    for device, state in zip(devices, states[1:], strict=False):
+        torch.cuda.set_rng_state(state, device)

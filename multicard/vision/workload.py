@@ -15,10 +15,9 @@ from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelCo
 from multicard.machine import environment
 from multicard.measure import memory
 from multicard.messages import say
-from multicard.records.content import Parts
 from multicard.records.schema import VisionRecord
 from multicard.records.text_table import in_bytes
-from multicard.run.workload import Workload
+from multicard.run.workload import Workload, untried
 from multicard.vision import models, summary
 from multicard.vision.data import datasets
 from multicard.vision.data.datasets import DATASETS
@@ -96,11 +95,6 @@ def check(config: VisionConfig) -> None:
     models.check(config.model)
 
 
-def data(config: VisionConfig) -> Parts:
-    """The whole data set, also where a part of it is trained on, and how its photographs are decoded."""
-    return {"dataset": datasets.content(config.dataset), "decoding": datasets.decoding_version(config.dataset)}
-
-
 def workers(config: VisionConfig, placement: Placement) -> int:
     """Loader workers per rank; none on CPU ranks, where loading takes a hundredth of a step and the cores are busy."""
     if config.num_workers is not None:
@@ -127,16 +121,15 @@ def describe(config: VisionConfig, placement: Placement) -> str:
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     """The option to try next against `bound`, what bounds a run: the best that the run does not have yet."""
-    on_cuda, loader, options = placement.device == "cuda", config.loader.name, config.dataset
+    on_cuda, loader, dataset = placement.device == "cuda", config.loader.name, config.dataset
     can_compile = on_cuda and STRATEGIES[config.strategy.name].compiles
     not_compiled = can_compile and not compiles(config, placement.device)
-    several = config.gpus * config.nodes > 1
-    undecoded = isinstance(options, ImagesConfig) and options.cache is CacheMode.none
-    untried = {
+    undecoded = isinstance(dataset, ImagesConfig) and dataset.cache is CacheMode.none
+    options = {
         "input": [
             ("dataset.cache=mmap", undecoded),
             ("loader=device", loader != "device"),
-            ("dataset.device_budget_bytes, larger", options.device_budget_bytes is not None),
+            ("dataset.device_budget_bytes, larger", dataset.device_budget_bytes is not None),
             ("a smaller dataset.image_size", True),
         ],
         "copy": [
@@ -147,23 +140,21 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
         "communication": [
             ("strategy=ddp_ds", config.strategy.name != "ddp_ds"),
             ("backend=nccl", on_cuda and placement.backend != "nccl"),
-            ("a larger batch_size", True),
         ],
         "launch": [
             ("compile=true", not_compiled),
             ("compile=reduce-overhead", can_compile and not has_cuda_graphs(config.compile)),
-            ("a larger batch_size", True),
         ],
         "compute": [
             ("precision=half", on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16")),
             ("precision=fp32", config.precision.name == "fp64"),
             ("layout=nhwc", config.layout.name is not LayoutName.nhwc),
             ("compile=true", not_compiled),
-            (f"gpus={2 * config.gpus}", not several),
+            (f"gpus={2 * config.gpus}", config.gpus * config.nodes == 1),
             ("more GPUs" if on_cuda else "more cores", True),
         ],
     }
-    return next(option for option, is_untried in untried[bound] if is_untried)
+    return untried(options[bound], otherwise="a larger batch_size")
 
 
 PRELOAD = ("multicard.vision.train", "multicard.vision.data.host_loader", "pyarrow.parquet", "hydra.main")
@@ -187,7 +178,7 @@ WORKLOAD = Workload(
     fits=fits,
     has_room=has_room,
     check=check,
-    data=data,
+    data=lambda config: datasets.content(config.dataset),
     arguments=arguments,
     axes=summary.axes,
     describe=describe,

@@ -13,7 +13,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.figures import vega
 from analysis.runs import load
-from multicard.llm.data import row_files
+from multicard.llm.data import row_sources
 from multicard.observe.profiles import load as profiles
 from multicard.records import run_folder
 from multicard.records.run_folder import finite
@@ -163,7 +163,7 @@ def test_nested_json_is_one_line_wherever_it_stands(depth: int, tmp_path: Path):
         for name in ("rows.jsonl", "rows.json"):
             (tmp_path / name).write_text(nested)
             with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
-                row_files.read(str(tmp_path / name))
+                row_sources.read_file(str(tmp_path / name))
         event = '{"ph": "X", "name": "k", "ts": 1, "dur": 1, "args": {"size": %s}}'
         for text in (f'{{"a": {nested}, "traceEvents": []}}', f'{{"traceEvents": [{event % nested}]}}'):
             (tmp_path / "trace.json").write_text(text)

@@ -157,11 +157,11 @@ def test_a_run_that_diverged_is_no_pass_and_one_out_of_memory_an_answer_of_tunin
 
 
 def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
-    from multicard.vision.data import mnist
+    from multicard.vision.data import datasets
 
     config = typed("dataset=mnist", f"dataset.root={gpu_steps.made_images(tmp_path)}").dataset
-    mnist.check(config)  # pyright: ignore[reportArgumentType]
-    data = mnist.read(config)  # pyright: ignore[reportArgumentType]
+    datasets.check(config)
+    data = datasets.load(config, 0)
     assert data.train.images.shape == (60_000, 28, 28) and data.train.images.max() > 200
     assert np.bincount(data.test.labels, minlength=10).min() > 500
     assert len(np.unique(data.train.images[:1000], axis=0)) > 950

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import wandb
 
-from multicard.llm.data import content, row_sources
+from multicard.llm.data import row_sources
 from multicard.machine import network
-from multicard.vision.data import datasets, mnist
+from multicard.vision.data import datasets
 from tests.conftest import typed, typed_llm
 from tests.vision.test_data import mnist_folder
 
@@ -72,7 +72,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_reason(refusing: str, s
 
 
 def test_mnist_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str, silent: str):
-    monkeypatch.setattr(mnist, "MIRRORS", (refusing, silent))
+    monkeypatch.setattr(datasets, "MIRRORS", (refusing, silent))
     config = typed("dataset=mnist", f"dataset.root={tmp_path}", "dataset.download=true").dataset
     with pytest.raises(
         ValueError, match=r"^dataset\.download=true: could not fetch MNIST.*Connection refused"
@@ -88,7 +88,7 @@ def test_mnist_comes_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mon
     source, root = mnist_folder(tmp_path / "there", monkeypatch), tmp_path / "here"
     config = typed("dataset=mnist", f"dataset.root={root}", "dataset.download=true").dataset
     with served(source) as url:
-        monkeypatch.setattr(mnist, "MIRRORS", (refusing, url))
+        monkeypatch.setattr(datasets, "MIRRORS", (refusing, url))
         datasets.check(config)
         here = root / "MNIST" / "raw"
         assert sorted(path.name for path in here.iterdir()) == sorted(path.name for path in source.iterdir())
@@ -126,7 +126,7 @@ def test_the_hub_is_not_waited_for(
     with pytest.raises(ValueError, match=r"^dataset\.source=yahma/alpaca-cleaned: .*dataset\.data_files") as error:
         row_sources.load(config)
     assert "\n" not in str(error.value) and not offline
-    assert content.hub_revision("yahma/alpaca-cleaned") is None
+    assert row_sources.hub_revision("yahma/alpaca-cleaned") is None
 
     (revisions / "abc").mkdir()  # it was fetched before
     assert row_sources.load(config) == [{"instruction": "a", "input": "", "output": "b"}] and offline == [True]

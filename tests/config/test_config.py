@@ -34,9 +34,9 @@ GROUPS = {
     "dataset": {*DATASETS, *TEXT_DATASETS},
     "optimizer": OPTIMIZERS,
     "model": {"mobilenet_v2", *MODELS},
-    "method": llm.SCHEMAS["method"],
-    "template": llm.SCHEMAS["template"],
-    "tokenizer": llm.SCHEMAS["tokenizer"],
+    "method": llm.WORKLOAD.options["method"],
+    "template": llm.WORKLOAD.options["template"],
+    "tokenizer": llm.WORKLOAD.options["tokenizer"],
 }
 
 
@@ -105,6 +105,11 @@ REFUSED = [
     (["tracker.entity=a/b"], "tracker.entity=a/b"),
     ([f"tracker.tags=[short,{'x' * 65}]"], "tracker.tags="),
     (["loader.prefetch_factor=0"], "loader.prefetch_factor=0"),
+    (["loader=batched", "loader.ahead=0"], "loader.ahead=0: must be 1 or more"),
+    (
+        ["model.pointwise=linear"],
+        "model.pointwise=linear: reads the channels of NHWC images as a matrix; use",
+    ),
 ]
 
 

@@ -12,13 +12,9 @@ from multicard.config import compilation
 from multicard.vision import compiling
 from multicard.vision.loop import memory_format
 from tests.conftest import typed
-from tests.gpu.test_cuda import CUDA, ok, several
+from tests.gpu.test_cuda import CUDA, ok, pytestmark, several  # noqa: F401 - marks this module too
 from tests.helpers.rank_work import Small
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 Measured = Callable[..., dict[str, Any]]
 
 
@@ -61,8 +57,3 @@ def test_tuning_in_cuda_graphs_has_the_losses_of_the_default_mode(tuned: Measure
     assert graphs["cuda_graphs"] is True
     for key in ("first", "last"):
         assert graphs["loss"][key] == pytest.approx(default["loss"][key], rel=0.02)
-
-
-def test_pointwise_as_matrix_products_trains(measured: Measured):
-    result = ok(measured(CUDA, "preset=fast", "compile=max-autotune-no-cudagraphs", "model.pointwise=linear"))
-    assert result["epochs"][0]["train_loss"] > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import numpy as np
 import psutil
 import torch
@@ -18,18 +19,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Sampler
 
 from multicard.config.vision import VisionConfig
 from multicard.machine.load import own_cpu_s
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
-from multicard.vision import compiling, models, optim, replicas
+from multicard.vision import compiling, models, optim
 from multicard.vision.data import datasets, splits
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.host_loader import Samples
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.samplers import Remaining, Strided
 from multicard.vision.loop import Loop
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, Share
@@ -37,6 +36,8 @@ from multicard.vision.train import train
 
 
 def save(rank: Rank, folder: Path, value: Any) -> None:
+    if isinstance(value, dict) and "compile_cache" in value:  # `torch.load` knows no structs
+        value = value | {"compile_cache": msgspec.structs.asdict(value["compile_cache"])}
     torch.save(value, folder / f"{rank.rank}.pt")
 
 
@@ -57,7 +58,7 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -
             loader = config.loader.name
             strategy = replace(config.strategy, name=name)
             share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
-            sampler = Remaining(share.sampler, samples)
+            sampler = splits.Remaining(share.sampler, samples)
             source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
             batches = LOADERS[loader].load(source)
             epochs = []
@@ -88,7 +89,7 @@ def shares(rank: Rank, config: VisionConfig, folder: Path, sizes: list[int]) -> 
 
 
 def feed(
-    split: splits.Split, sampler: Sampler[int], config: VisionConfig, transfer: torch.dtype = torch.float32
+    split: splits.Split, sampler: splits.Sampler, config: VisionConfig, transfer: torch.dtype = torch.float32
 ) -> Input:
     return LOADERS[config.loader.name].load(Source(split, sampler, config.batch_size, 0, config, transfer))
 
@@ -158,7 +159,7 @@ def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
             assert module.running_mean is not None
             module.running_mean.normal_(0, 0.05, generator=generator)
     loop, share = loop_of(rank, config, folder, model, len(content.train))
-    test = Strided(len(content.test), rank.rank, rank.world_size)
+    test = splits.Strided(len(content.test), rank.rank, rank.world_size)
     batches = feed(content.test, test, config)
     save(rank, folder, {**loop.evaluate(batches), "mode": share.plain.training})
 
@@ -223,7 +224,7 @@ def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: i
     scale = loop.optim.scaler.state_dict()
     random = torch.get_rng_state()
     split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
-    test = Strided(evaluated, rank.rank, rank.world_size)
+    test = splits.Strided(evaluated, rank.rank, rank.world_size)
     compiling.compile_now(loop, len(test))
     after = share.plain.state_dict().values()
     traceless = {
@@ -371,7 +372,7 @@ class SlowDdp(DistributedDataParallel):
 
 def train_over_slow_gloo(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     """As `train`, with a network that is slow to exchange gradients."""
-    with mock.patch.object(replicas, "DistributedDataParallel", SlowDdp):
+    with mock.patch.object(torch.nn.parallel, "DistributedDataParallel", SlowDdp):
         train_slowly(rank, config, folder, workers)
 
 

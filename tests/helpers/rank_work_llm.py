@@ -14,8 +14,7 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import after_tuning, compiling, recipes, tune
-from multicard.llm.rank_report import TuningReport
-from multicard.llm.step_probe import Probe
+from multicard.llm.step_probe import Probe, TuningReport
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
 from tests.helpers.rank_work import leave_listeners
@@ -26,7 +25,7 @@ def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> N
     if config.distributed and rank.world_size == 1:
         recipes.join_alone("gloo")
     module, recipe_class = recipes.load(config.recipe_name)
-    probe = Probe(rank, config, TuningReport(rank, folder, {}))
+    probe = Probe(rank, config, TuningReport(rank, folder, config))
     with recipes.patched(module, rank.device):
         ours = tune.run_configuration(cfg, folder / ".datasets")
         recipe: Any = recipes.measured(recipe_class, probe, lambda scheduler, _: scheduler)(cfg=OmegaConf.create(ours))

@@ -1,6 +1,5 @@
 """Rows, generated or read, and the tokenizers."""
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.llm import collating
+from multicard.llm import batches
 from multicard.llm import torchtune_config as inputs
-from multicard.llm.data import row_files, row_sources
+from multicard.llm.data import row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
 from tests.conftest import shared, typed_llm
@@ -48,21 +47,14 @@ def test_synthetic_rows_have_the_papers_tokens_and_bytes(template: str, seed: in
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_synthetic_rows_are_dealt_evenly(template: str):
-    """Seeds differ in words, not in amount, which is what makes 500 rows of any seed as long as the paper's."""
-    sizes = {seed: [len(row.prompt.split()) for row in examples(template, 500, seed)] for seed in range(4)}
-    totals = [sum(lengths) for lengths in sizes.values()]
-    assert max(totals) < 1.01 * min(totals)
-    assert sizes[0][:20] != sizes[1][:20]
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_synthetic_rows_follow_from_the_seed(template: str):
-    assert examples(template, 20, 1) == examples(template, 20, 1) != examples(template, 20, 2)
-    assert examples(template, 20, 1)[:5] == examples(template, 5, 1)
-    many = examples(template, 300, 0)
-    assert len({row.right for row in many}) > 200  # not a few rows over and over
-    assert sum(row.right == row.wrong for row in many) < 30
+def test_synthetic_rows_follow_from_the_seed_in_words_and_not_in_amount(template: str):
+    """Which makes 500 rows of any seed as long as the paper's."""
+    by_seed = [examples(template, 500, seed) for seed in range(4)]
+    sizes = [[len(row.prompt.split()) for row in rows] for rows in by_seed]
+    assert max(map(sum, sizes)) < 1.01 * min(map(sum, sizes)) and sizes[0][:20] != sizes[1][:20]
+    assert examples(template, 20, 1) == by_seed[1][:20] != by_seed[2][:20]
+    assert len({row.right for row in by_seed[0][:300]}) > 200  # not a few rows over and over
+    assert sum(row.right == row.wrong for row in by_seed[0][:300]) < 30
 
 
 def test_synthetic_answers_follow_from_their_prompts():
@@ -112,46 +104,33 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         (chat, [("user", "Q"), ("assistant", "chosen")]),
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
-        row_files.read.cache_clear()
+        row_sources.read_file.cache_clear()
         config = typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")
         (pair,) = row_sources.load(config) or []
         assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
         assert pair["rejected"][:-1] == pair["chosen"][:-1]
 
 
-def test_a_conversation_must_take_turns(tmp_path: Path):
-    takes_turns = {"system human gpt": True, "human gpt human gpt": True}
-    takes_turns |= dict.fromkeys(("gpt human", "human", "human human"), False)
-    for number, (who, works) in enumerate(takes_turns.items()):
-        row = {"conversations": [{"from": name, "value": "x"} for name in who.split()]}
-        (tmp_path / f"{number}.json").write_text(json.dumps([row]))
-        config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / f'{number}.json'}")
-        if works:
-            assert row_sources.load(config) == [row]
-        else:
-            with pytest.raises(ValueError, match="holds no conversation"):
-                row_sources.load(config)
+@pytest.mark.parametrize("who", ["system human gpt", "human gpt human gpt", "gpt human", "human", "human human"])
+def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
+    row = {"conversations": [{"from": name, "value": "x"} for name in who.split()]}
+    (tmp_path / "c.json").write_text(json.dumps([row]))
+    config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / 'c.json'}")
+    if "human gpt" in who and not who.startswith("gpt"):
+        assert row_sources.load(config) == [row]
+    else:
+        with pytest.raises(ValueError, match="holds no conversation"):
+            row_sources.load(config)
 
 
-def test_the_embedded_tokenizer_is_byte_level_and_repeatable():
-    texts = [f"the cat number {i} sat on the mat, naïve 猫" for i in range(50)]
-    ranks = tokens.train(texts, 300)
-    assert ranks == tokens.train(texts, 300)
-    assert len(ranks) == 300 and len(set(ranks)) == 300
-    assert {bytes([byte]) for byte in range(256)} <= set(ranks)
-    assert b" the" in ranks or b"the" in ranks
-    lines = tokens.tiktoken_lines(ranks).splitlines()
-    assert [int(line.split()[1]) for line in lines] == list(range(300))
-    assert base64.b64decode(lines[7].split()[0]) == ranks[7]
-    special = tokens.special_tokens(300)["added_tokens"]
-    assert [entry["id"] for entry in special] == list(range(300, 310))
-
-
-def test_the_embedded_tokenizer_gives_text_back(tmp_path: Path):
+def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp_path: Path):
     from torchtune.models.llama3 import llama3_tokenizer
     from torchtune.models.llama3._tokenizer import CL100K_PATTERN
 
-    ranks = tokens.train(["some text to train on"] * 9, 280)
+    texts = [f"the cat number {i} sat on the mat, naïve 猫" for i in range(50)]
+    ranks = tokens.train(texts, 300)
+    assert ranks == tokens.train(texts, 300) and len(ranks) == len(set(ranks)) == 300
+    assert {bytes([byte]) for byte in range(256)} <= set(ranks) and {b" the", b"the"} & set(ranks)
     (tmp_path / "t").write_text(tokens.tiktoken_lines(ranks))
     (tmp_path / "s.json").write_text(json.dumps(tokens.special_tokens(len(ranks))))
     tokenizer = llama3_tokenizer(str(tmp_path / "t"), str(tmp_path / "s.json"))
@@ -173,9 +152,9 @@ def test_pairs_of_real_text_keep_their_turns():
 
 def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
     rows = torch.arange(1, 42)
-    batch = collating.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
+    batch = batches.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])
     assert batch["tokens"].tolist() == [[*range(1, 42), 0, 0]] and batch["labels"][0, 41:].tolist() == [-100, -100]
     for length in range(1, 200):
-        padded = collating.least_length(length, 8)
+        padded = batches.least_length(length, 8)
         counts = [len(torch.empty(each).chunk(8)) for each in range(length, padded + 1)]
         assert counts[-1] == 8 and 8 not in counts[:-1] and (length < 57 or padded == length)

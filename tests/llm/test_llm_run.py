@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.config.placement import Placement
-from multicard.llm import torchtune_config
 from multicard.llm.data.templates import TEMPLATES
 from multicard.llm.methods import METHODS
-from multicard.ranks import elastic
-from multicard.ranks.process import Job
-from multicard.records import run_folder, table
-from multicard.records.progress import Board
+from multicard.records import run_folder
 from multicard.records.schema import Record
-from tests.conftest import typed_llm, warm_up
+from tests.conftest import typed_llm
 from tests.helpers import records
 
 Tuned = Callable[..., dict[str, Any]]
@@ -124,63 +119,15 @@ def test_dpo_starts_at_ln_2_and_its_margin_grows(tuned: Tuned, gpus: int):
 
 
 @pytest.mark.parametrize("words", [[], [QWEN], [QWEN, "method=full"]], ids=" ".join)
-def test_two_ranks_learn_as_one_on_the_joined_batch(tuned: Tuned, words: list[str]):
-    one = ok(tuned("batch_size=2", "max_steps=20", "lr=3e-3", FIXED, *words))
-    two = ok(tuned("batch_size=1", "gpus=2", "max_steps=20", "lr=3e-3", FIXED, *words))
-    assert np.abs(steps(one, "loss") - steps(two, "loss")).max() < 1e-4
-    assert steps(one, "loss")[-1] < steps(one, "loss")[0]
-    assert one["tokens"]["loss_bearing"] == two["tokens"]["loss_bearing"]
-
-
-def test_accumulation_takes_the_same_steps_as_a_larger_batch(tuned: Tuned):
-    whole = ok(tuned("batch_size=4", "max_steps=6", "lr=3e-3", FIXED))
-    parts = ok(tuned("batch_size=2", "gradient_accumulation_steps=2", "max_steps=6", "lr=3e-3", FIXED))
-    assert len(steps(parts, "loss")) == 6
-    assert np.abs(steps(whole, "loss") - steps(parts, "loss")).max() < 1e-4
-    assert whole["tokens"]["non_padding"] == parts["tokens"]["non_padding"]
-
-
-def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
-    folder.mkdir(exist_ok=True)
-    warm_up()
-    config = typed_llm(*words, f"gpus={gpus}")
-    placement = Placement("cpu", "gloo", gpus, False)
-    cfg = torchtune_config.write(config, placement, folder)
-    job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
-    Board(folder, placement.processes, create=True)
-    failure = elastic.launch("tests.helpers.rank_work_llm:build", (config, folder, cfg), placement, job)
-    if failure is not None:
-        pytest.fail("\n".join([failure.message, *failure.log_tail]))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(gpus)]
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("gpus", [1, 2])
-@pytest.mark.parametrize("words", [[], [QWEN, ALL_ADAPTED]], ids=["llama", "qwen"])
-def test_qloras_base_is_nf4(words: list[str], gpus: int, tmp_path: Path):
-    for rank in on_ranks(["method=qlora", "dataset.rows=20", *words], gpus, tmp_path):
-        for name, (kind, _, trained) in rank["kinds"].items():
-            base = ".weight" in name and ("attn." in name or "mlp." in name) and "lora_" not in name
-            assert (kind == "NF4Tensor") is base, name
-            assert trained is ("lora_" in name)
-        assert sum(kind == "NF4Tensor" for kind, *_ in rank["kinds"].values()) == 2 * 7
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("gpus", [1, 2])
-@pytest.mark.parametrize(("words", "outputs"), [([], 1), ([QWEN], 0)], ids=["llama", "qwen"])  # Qwen's: its embeddings
-def test_qats_linears_are_all_fake_quantised(words: list[str], outputs: int, gpus: int, tmp_path: Path):
-    for rank in on_ranks(["method=qat", "dataset.rows=20", *words], gpus, tmp_path):
-        assert len(rank["linears"]) == 2 * 7 + outputs  # the tied embeddings of the Qwen are no linear
-        assert all("Int8DynActInt4WeightQATLinear" in kind for kind in rank["linears"].values())
-        assert all(trained for _, _, trained in rank["kinds"].values())
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(("method", "pin"), [("lora", "true"), ("dpo", "true"), ("full", "true"), ("lora", "false")])
-def test_pin_memory_reaches_the_loader(method: str, pin: str, tmp_path: Path):
-    (rank,) = on_ranks([f"method={method}", "dataset.rows=20", f"pin_memory={pin}"], 1, tmp_path)
-    assert rank["pin_memory"] is (pin == "true")
+def test_two_ranks_and_two_accumulated_batches_learn_as_one_joined_batch(tuned: Tuned, words: list[str]):
+    words = ["max_steps=20", "lr=3e-3", FIXED, *words]
+    one = ok(tuned("batch_size=2", *words))
+    others = [["batch_size=1", "gpus=2"], ["batch_size=1", "gradient_accumulation_steps=2"]]
+    for apart in others[: 1 if QWEN in words else 2]:
+        two = ok(tuned(*apart, *words))
+        assert np.abs(steps(one, "loss") - steps(two, "loss")).max() < 1e-4
+        assert steps(one, "loss")[-1] < steps(one, "loss")[0]
+        assert one["tokens"]["loss_bearing"] == two["tokens"]["loss_bearing"]
 
 
 @pytest.mark.parametrize(
@@ -210,14 +157,6 @@ def test_other_options_tune_too(tuned: Tuned, words: list[str]):
     assert math.isfinite(result["loss"]["last"])
     validate_yaml(result)
     assert len(result["epochs"]) == result["axes"]["epochs"]
-
-
-def test_packed_rows_fill_their_sequences(tuned: Tuned):
-    result = ok(tuned("dataset.rows=60", "packed=true", "max_seq_len=256", "batch_size=1"))
-    assert set(steps(result, "tokens")) == {256}
-    assert 0.6 < result["tokens"]["non_padding"] / result["tokens"]["all"] < 1  # rows are not split over sequences
-    yaml = (Path(result["folder"]) / "torchtune.yaml").read_text()
-    assert f"num_warmup_steps: {result['warmup_steps']}" in yaml  # which only torchtune knows beforehand
 
 
 # ---- tokens, counted by hand on ten rows
@@ -261,12 +200,8 @@ def test_tokens_by_hand_for_supervised_rows(tuned: Tuned, gpus: int):
     result = ok(tuned("template=grammar", *words))
     hand = ByHand(Path(result["folder"]))
     before, after = "Correct this to standard English: ", "\n---\nCorrected: "
-    counted = [hand.row((before, row["input"], after), row["output"]) for row in hand.rows]
-    assert result["tokens"]["non_padding"] == sum(length for length, _ in counted)
-    assert result["tokens"]["loss_bearing"] == sum(bearing for _, bearing in counted)
-    shuffled = [counted[index][0] for index in order(10)]
-    padded = [2 * max(pair) for pair in zip(shuffled[::2], shuffled[1::2], strict=True)]
-    assert result["tokens"]["all"] == (sum(padded) if gpus == 1 else sum(shuffled))
+    counted = [[hand.row((before, row["input"], after), row["output"])] for row in hand.rows]
+    check_tokens(result, counted, batch_size=2 // gpus)
     assert sum(len(steps(result, "step_s", rank)) for rank in range(gpus)) == 5 * gpus
 
 
@@ -278,12 +213,17 @@ def test_tokens_by_hand_for_pairs(tuned: Tuned):
         [hand.row((before, row[name][0]["content"], after), row[name][1]["content"]) for name in ("chosen", "rejected")]
         for row in hand.rows
     ]
-    assert result["tokens"]["non_padding"] == sum(length for pair in counted for length, _ in pair)
-    assert result["tokens"]["loss_bearing"] == sum(bearing for pair in counted for _, bearing in pair)
-    shuffled = [max(length for length, _ in counted[index]) for index in order(10)]
-    padded = [4 * max(pair) for pair in zip(shuffled[::2], shuffled[1::2], strict=True)]
-    assert result["tokens"]["all"] == sum(padded)
+    check_tokens(result, counted, batch_size=2)
     assert steps(result, "samples").tolist() == [2] * 5
+
+
+def check_tokens(result: dict[str, Any], counted: list[list[tuple[int, int]]], batch_size: int) -> None:
+    """Compare all tokens and those that bear loss of each row's answers, which are padded to the batch's longest."""
+    assert result["tokens"]["non_padding"] == sum(length for row in counted for length, _ in row)
+    assert result["tokens"]["loss_bearing"] == sum(bearing for row in counted for _, bearing in row)
+    longest = [max(length for length, _ in counted[index]) for index in order(10)]
+    batches = [longest[first : first + batch_size] for first in range(0, 10, batch_size)]
+    assert result["tokens"]["all"] == sum(len(counted[0]) * len(batch) * max(batch) for batch in batches)
 
 
 def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
@@ -324,20 +264,6 @@ def test_the_mirror_takes_the_loss_of_the_rank_that_knows_it(tuned: Tuned):
     ends_s = np.maximum(steps(result, "step_s").cumsum(), steps(result, "step_s", 1).cumsum())
     assert [row["train/step_s"] for row in rows] == pytest.approx(np.diff(ends_s, prepend=0.0))
     assert np.isnan(steps(result, "loss", 1)).all()
-
-
-def test_the_table_shows_what_tuning_measures():
-    rates = {1: 50.0, 2: 80.0, 0: None}
-    results = [records.llm(gpus=gpus, tokens_per_s={"non_padding": rate}) for gpus, rate in rates.items()]
-    recipes = "lora_finetune_single_device", "lora_finetune_distributed", None
-    for result, recipe in zip(results, recipes, strict=True):
-        result["axes"]["recipe"] = recipe
-    results[2] |= {"status": "refused", "axes": results[2]["axes"] | {"template": None}}
-    heads, *lines = [line.split() for line in table.lines([records.as_run(result) for result in results])]
-    assert heads[:4] == ["method", "template", "gpus", "status"] and "recipe" not in heads
-    assert {"s/step", "tokens/s", "collectives"} <= set(heads) and "accuracy" not in heads
-    assert [" ".join(line[1:4]) for line in lines[:3]] == ["instruct 1 ok", "instruct 2 ok", "- 0 refused"]
-    assert "1.60" in lines[1]  # against one GPU, though that ran another recipe
 
 
 def test_what_a_rank_holds_is_its_resident_set():

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
+from multicard.llm import models
 from multicard.records import run_folder
-from tests.conftest import ROOT, command, shared
+from tests.conftest import ROOT, command, shared, typed_llm
 from tests.llm.test_llm_run import ok, steps
 
 Tuned = Callable[..., dict[str, Any]]
@@ -94,7 +96,6 @@ def test_conversations_in_alpacas_text(tmp_path: Path):
 
     from multicard.config.placement import Placement
     from multicard.llm import torchtune_config as inputs
-    from tests.conftest import typed_llm
 
     rows = {
         "slimorca": [says(system="Be brief.", human="Is it?", gpt="Yes"), says(human="Is it?", gpt="No")],
@@ -117,42 +118,34 @@ def test_conversations_in_alpacas_text(tmp_path: Path):
     assert "### Input:\nIs it?" in read["slimorca"][0][0] + read["slimorca"][1][0]
 
 
-CHECKPOINTS: dict[str, list[str]] = {"hugging_face": [], "meta": [], "qwen": ["model=qwen2_5_tiny"]}
+CHECKPOINTS: dict[str, list[str]] = {"llama": [], "qwen": ["model=qwen2_5_tiny"]}
 
 
-def write_checkpoint(folder: Path, form: str) -> None:
-    """The weights that a run of seed 0 generates, in Hugging Face's form or in Meta's."""
-    import torch
-    from safetensors.torch import save_file
+def write_checkpoint(folder: Path, family: str) -> None:
+    """The weights that a run of seed 0 generates, in Hugging Face's form."""
     from torchtune.models import convert_weights
     from torchtune.models.qwen2 import qwen2_tune_to_hf
 
     from multicard.llm.methods import model_component
     from multicard.llm.torchtune_components import random_weights
-    from tests.conftest import typed_llm
 
     folder.mkdir()
-    component = model_component(typed_llm("method=full", *CHECKPOINTS[form]), VOCABULARY)
+    component = model_component(typed_llm("method=full", *CHECKPOINTS[family]), VOCABULARY)
     state = {name: weight.to("cpu") for name, weight in random_weights(component, 0).items()}
-    if form != "meta":
-        to_hugging_face = convert_weights.tune_to_hf if form == "hugging_face" else qwen2_tune_to_hf
-        renamed = to_hugging_face(state, num_heads=4, num_kv_heads=2, dim=256)
-        save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, folder / "model.safetensors")
-        sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
-        sizes |= {"tie_word_embeddings": form == "qwen"}
-        (folder / "config.json").write_text(json.dumps(sizes))
-    else:
-        torch.save(convert_weights.tune_to_meta(state), folder / "consolidated.00.pth")
-        sizes = {"dim": 256, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": VOCABULARY}
-        (folder / "params.json").write_text(json.dumps(sizes))
+    to_hugging_face = convert_weights.tune_to_hf if family == "llama" else qwen2_tune_to_hf
+    renamed = to_hugging_face(state, num_heads=4, num_kv_heads=2, dim=256)
+    save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, folder / "model.safetensors")
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256, "intermediate_size": 768}
+    sizes |= {"num_hidden_layers": 2, "vocab_size": VOCABULARY, "tie_word_embeddings": family == "qwen"}
+    (folder / "config.json").write_text(json.dumps(sizes))
 
 
 @pytest.mark.parametrize("words", [["method=full"], ["method=lora", "gpus=2"]], ids=" ".join)
-@pytest.mark.parametrize("form", CHECKPOINTS)
-def test_a_checkpoint_is_what_is_tuned(tuned: Tuned, form: str, words: list[str], tmp_path: Path):
-    write_checkpoint(tmp_path / "weights", form)
+@pytest.mark.parametrize("family", CHECKPOINTS)
+def test_a_checkpoint_is_what_is_tuned(tuned: Tuned, family: str, words: list[str], tmp_path: Path):
+    write_checkpoint(tmp_path / "weights", family)
     before = sorted(path.name for path in (tmp_path / "weights").iterdir())
-    words = [*CHECKPOINTS[form], *words, f"model.vocab_size={VOCABULARY}", "dataset.rows=20", "max_steps=2"]
+    words = [*CHECKPOINTS[family], *words, f"model.vocab_size={VOCABULARY}", "dataset.rows=20", "max_steps=2"]
     own = ok(tuned(*words))
     read = ok(tuned(*words, f"model.weights={tmp_path / 'weights'}"))
     assert read["loss"]["first"] == pytest.approx(own["loss"]["first"], abs=1e-5)
@@ -180,18 +173,21 @@ def test_qwens_own_tokenizer(tuned: Tuned, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["model.intermediate_dim=512"], "mlp.gate_proj.weight has shape [768, 256], not [512, 256]"),
-        (["model.num_layers=3"], "lacks 9 tensors"),
+        (["model.intermediate_dim=512"], "config.json says intermediate_size 768, not 512"),
+        (["model.num_layers=3"], "config.json says num_hidden_layers 2, not 3"),
         (["model.num_heads=8", "model.num_kv_heads=4"], "config.json says num_attention_heads 4, not 8"),
-        (["model.vocab_size=1700"], "model.embed_tokens.weight has shape [1600, 256], not [1700, 256]"),
+        (["model.vocab_size=1700"], "config.json says vocab_size 1600, not 1700"),
+        ([], "holds 0 of its 21 tensors; fetch the whole folder"),
     ],
 )
-def test_a_checkpoint_of_other_sizes_is_refused(tuned: Tuned, words: list[str], says: str, tmp_path: Path):
-    write_checkpoint(tmp_path / "weights", "hugging_face")
-    result = tuned(f"model.vocab_size={VOCABULARY}", f"model.weights={tmp_path / 'weights'}", *words)
-    assert result["status"] == "refused"
-    assert result["cause"]["message"].startswith(f"model.weights={tmp_path / 'weights'}: ")
-    assert says in result["cause"]["message"]
+def test_a_checkpoint_of_other_sizes_is_refused(words: list[str], says: str, tmp_path: Path):
+    folder = tmp_path / "weights"
+    write_checkpoint(folder, "llama")
+    if not words:
+        save_file({}, folder / "model.safetensors")
+    config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}", *words).model
+    with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
+        models.check_weights(config, config.vocab_size or 0)
 
 
 @pytest.mark.usefixtures("processes")

@@ -1,14 +1,14 @@
 """Packed rows: their work, their bytes and their padding, in closed form."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from multicard.llm import models, summary
-from multicard.llm.collating import PackedBatch, counted, half_mask
-from multicard.llm.step_probe import COUNTS, count
+from multicard.llm.batches import COUNTS, PackedBatch, count, counted, half_mask
 from multicard.records.rank_files import LlmReport
 from tests.conftest import typed_llm
 from tests.helpers import records
@@ -86,3 +86,7 @@ def test_packing_changes_neither_the_tokens_nor_their_attention(tuned: Callable[
     padding = steps(sequences, "tokens") - steps(sequences, "non_padding")
     assert steps(sequences, "attended").sum() == steps(rows, "attended").sum() + (padding**2).sum()
     assert sequences["transfer_bytes"]["h2d"] == 4 * 8 * sequences["tokens"]["all"]
+    assert set(steps(sequences, "tokens")) == {256}
+    assert sequences["tokens"]["non_padding"] / sequences["tokens"]["all"] > 0.6  # rows are not split over sequences
+    yaml = (Path(sequences["folder"]) / "torchtune.yaml").read_text()
+    assert f"num_warmup_steps: {sequences['warmup_steps']}" in yaml  # which only torchtune knows beforehand

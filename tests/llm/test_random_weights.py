@@ -1,23 +1,25 @@
-"""Random weights: the same on every rank and for any number of them, and never held twice."""
+"""What recipes build: random weights, the same on every rank and never held twice, of the kinds of the method."""
 
 import multiprocessing
-import os
-import pickle
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torchtune import config, training
-from torchtune.training.checkpointing._utils import safe_torch_load
 
-from multicard.llm import methods, pretrained
+from multicard.config.placement import Placement
+from multicard.llm import methods, torchtune_config
 from multicard.llm.torchtune_components import CALL, STD, RandomCheckpointer, RandomWeight, random_weights
+from multicard.ranks import elastic
+from multicard.ranks.process import Job
+from multicard.records.progress import Board
 from tests.conftest import typed_llm, warm_up
-from tests.llm.test_llm_run import on_ranks
+from tests.llm.test_llm_run import ALL_ADAPTED, QWEN
 
 CPU = torch.device("cpu")
 VOCABULARY = 96_000
@@ -90,37 +92,48 @@ def load_in_little_memory(method: str, precision: str) -> None:
         _ = [weight.to("cpu") for weight in state.values()]  # all at once do not fit
 
 
+def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
+    folder.mkdir(exist_ok=True)
+    warm_up()
+    config = typed_llm(*words, f"gpus={gpus}")
+    placement = Placement("cpu", "gloo", gpus, False)
+    cfg = torchtune_config.write(config, placement, folder)
+    job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
+    Board(folder, placement.processes, create=True)
+    failure = elastic.launch("tests.helpers.rank_work_llm:build", (config, folder, cfg), placement, job)
+    if failure is not None:
+        pytest.fail("\n".join([failure.message, *failure.log_tail]))
+    return [torch.load(folder / f"{rank}.pt") for rank in range(gpus)]
+
+
+BUILT = {
+    "lora": ["precision=fp32"],
+    "lora in bf16": ["precision=bf16", "pin_memory=false"],
+    "qlora": ["precision=bf16"],
+    "qlora of qwen": ["precision=bf16", QWEN, ALL_ADAPTED],
+    "dpo": ["precision=bf16", "pin_memory=true"],
+    "full": ["precision=bf16", "pin_memory=true"],
+    "qat": ["precision=bf16"],
+    "qat of qwen": ["precision=bf16", QWEN],
+}
+
+
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(
-    ("method", "precision"),
-    [("lora", "fp32"), ("lora", "bf16"), ("qlora", "bf16"), ("dpo", "bf16"), ("full", "bf16"), ("qat", "bf16")],
-)
-def test_two_ranks_begin_with_the_weights_of_one(method: str, precision: str, tmp_path: Path):
-    words = [f"method={method}", f"precision={precision}", "dataset.rows=20", "model.vocab_size=1600"]
-    (alone,) = on_ranks(words, 1, tmp_path / "1")
-    ranks = on_ranks(words, 2, tmp_path / "2")
+@pytest.mark.parametrize("name", BUILT)
+def test_ranks_build_what_the_method_says_with_the_weights_of_one(name: str, tmp_path: Path):
+    method, words = name.split(maxsplit=1)[0], BUILT[name]
+    words = [f"method={method}", "dataset.rows=20", "model.vocab_size=1600", *words]
+    (alone,), ranks = on_ranks(words, 1, tmp_path / "1"), on_ranks(words, 2, tmp_path / "2")
     assert len(alone["weights"]) > 20
-    for name, whole in alone["weights"].items():
-        assert torch.equal(torch.cat([rank["weights"][name] for rank in ranks]), whole), name
-
-
-class _Hostile:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, (f"touch '{self.path}'",)
-
-
-def test_weights_that_would_run_a_command_are_not_unpickled(tmp_path: Path):
-    file, ran = tmp_path / "consolidated.00.pth", tmp_path / "ran"
-    config = typed_llm("model=llama3_tiny", f"model.weights={tmp_path}").model
-    file.write_bytes(pickle.dumps({"tok_embeddings.weight": _Hostile(ran)}, protocol=2))
-    with pytest.raises(ValueError, match=r"consolidated\.00\.pth is cut off"):
-        pretrained.check_weights(config, 512)
-    torch.save({"tok_embeddings.weight": _Hostile(ran)}, file)  # whole: torchtune's own loading meets it
-    with pytest.raises(ValueError, match="Unable to load checkpoint"):
-        safe_torch_load(file)
-    assert not ran.exists()
+    for weight_name, whole in alone["weights"].items():
+        assert torch.equal(torch.cat([rank["weights"][weight_name] for rank in ranks]), whole), weight_name
+    for rank in (alone, *ranks):
+        assert rank["pin_memory"] is typed_llm(*words).pin_memory
+        for weight_name, (kind, _, trained) in rank["kinds"].items():
+            base = ".weight" in weight_name and ("attn." in weight_name or "mlp." in weight_name)
+            in_nf4 = method == "qlora" and base and "lora_" not in weight_name
+            assert (kind == "NF4Tensor") is in_nf4, weight_name
+            assert trained is ("lora_" in weight_name or method in ("full", "qat"))
+        if method == "qat":  # the tied embeddings of the Qwen are no linear
+            assert len(rank["linears"]) == 2 * 7 + (QWEN not in words)
+            assert all("Int8DynActInt4WeightQATLinear" in kind for kind in rank["linears"].values())

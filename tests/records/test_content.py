@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from multicard.llm.data import content as text
+from multicard.llm import preflight
 from multicard.llm.data import row_sources
 from multicard.machine import network
 from multicard.machine.slurm import Allocation
 from multicard.records import content, run_folder
-from multicard.records.content import Blob, text_blob
+from multicard.records.content import Blob
 from multicard.records.schema_parts import Data
 from multicard.run import attempts, prepare
 from multicard.run.peers import Peers
@@ -104,7 +104,7 @@ def test_a_difference_names_the_parts():
 
 def test_rows_are_known_by_their_file_and_synthetic_ones_by_their_generator(tmp_path: Path):
     def of(*words: str) -> dict[str, str]:
-        return content.fingerprint(text.parts(typed_llm(*words))).parts
+        return content.fingerprint(preflight.data_parts(typed_llm(*words))).parts
 
     for name, answer in (("a", "b"), ("same", "b"), ("other", "c")):
         row = {"instruction": "a", "output": answer}
@@ -123,10 +123,10 @@ def test_rows_are_known_by_their_file_and_synthetic_ones_by_their_generator(tmp_
 
 def test_a_data_set_of_the_hub_is_known_by_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    assert text.hub_revision("yahma/Alpaca-Cleaned") is None
+    assert row_sources.hub_revision("yahma/Alpaca-Cleaned") is None
     (tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0" / "abc123").mkdir(parents=True)
     (tmp_path / "yahma___other" / "default" / "0.0.0" / "def").mkdir(parents=True)
-    assert text.hub_revision("yahma/Alpaca-Cleaned") == "abc123"
+    assert row_sources.hub_revision("yahma/Alpaca-Cleaned") == "abc123"
 
 
 def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -142,12 +142,12 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
     monkeypatch.setattr(network, "problem", lambda url: None)
-    config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", "tokenizer.path=unread")
-    monkeypatch.setattr(text, "_tokenizer", lambda config: [text_blob("tokenizer.model", "t")])
-    unknown = content.fingerprint(text.parts(config))
+    (tmp_path / "tokenizer.model").write_text("t")
+    config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", f"tokenizer.path={tmp_path}/tokenizer.model")
+    unknown = content.fingerprint(preflight.data_parts(config))
     assert set(unknown.parts) == {"tokenizer"}
     assert row_sources.load(config) is None and row_sources.load(config) is None and len(fetched) == 1
-    known = content.fingerprint(text.parts(config))
+    known = content.fingerprint(preflight.data_parts(config))
     assert set(known.parts) == {"dataset", "tokenizer"}
     assert content.difference(unknown, known) is None and content.difference(known, unknown) is None
 

@@ -227,7 +227,7 @@ def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_pa
     "words",
     [
         ("loader=torch", "num_workers=2", "dataset.cache=none", "layout=nhwc"),
-        ("loader=batched", "num_workers=2", "dataset.cache=ram", "gpus=2", "dataset.augment=true"),
+        ("loader=batched", "num_workers=2", "dataset.cache=mmap", "gpus=2", "dataset.augment=true"),
         ("loader=device", "dataset.cache=mmap", "gpus=2", "layout=nhwc", "strategy=ddp_rr"),
     ],
 )

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,16 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
-from multicard.vision.data import batched_loader, preprocess, side_stream
-from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data import batch, batched_loader, preprocess
+from multicard.vision.data.batch import Batch, Making, Source, sent_ahead
 from multicard.vision.data.batched_loader import Batched, Buffers
-from multicard.vision.data.samplers import Remaining, Shuffled, Strided
-from multicard.vision.data.side_stream import Making, sent_ahead
-from multicard.vision.data.splits import Split
-from tests.conftest import PATIENCE_S, typed
+from multicard.vision.data.splits import Remaining, Shuffled, Split, Strided
+from tests.conftest import PATIENCE_S
 from tests.vision.test_loaders import noise, read, source
-
-CPU = torch.device("cpu")
 
 
 def batched(content: Split, *words: str, workers: int = 2, **options: Any) -> Source:
@@ -63,30 +60,22 @@ def test_pieces_are_the_whole_to_the_last_bit(
 
 
 def test_memory_is_used_again_only_when_nothing_refers_to_it():
+    buffers = Buffers(64, pin=False)
+    part = buffers.take()[8:16].view(torch.float32)
+    assert buffers.free.empty() and buffers.take().data_ptr() != part.data_ptr() - 8
     batches, layer, addresses = iter(Batched(batched(noise(80, 8, 8), "loader.ahead=2"))), torch.nn.Conv2d(1, 2, 3), []
     for number in range(20):
-        batch = next(batches)
-        addresses.append(batch.images.data_ptr())
+        made = next(batches)
+        addresses.append(made.images.data_ptr())
         if number == 3:
-            (expected,) = torch.autograd.grad(layer(batch.images.clone()).sum(), layer.weight)
-            loss = layer(batch.images).sum()  # holds its input until its backward pass
-        del batch
+            (expected,) = torch.autograd.grad(layer(made.images.clone()).sum(), layer.weight)
+            loss = layer(made.images).sum()  # holds its input until its backward pass
+        del made
     (gradient,) = torch.autograd.grad(loss, layer.weight)
     assert torch.equal(gradient, expected)
     assert addresses.count(addresses[3]) == 1
     # Two ahead, one being made, the step's, the graph's, and what each of two threads has yet to let go
     assert len(set(addresses)) <= 2 + 1 + 1 + 1 + 2
-
-
-def test_a_buffer_outlives_its_views_alone():
-    buffers = Buffers(64, pin=False)
-    first = buffers.take()
-    part = first[8:16].view(torch.float32)
-    del first
-    assert buffers.free.empty() and buffers.take().data_ptr() != part.data_ptr()
-    address = part.data_ptr() - 8
-    del part
-    assert address in [buffers.take().data_ptr(), buffers.take().data_ptr()] and buffers.count == 2
 
 
 def test_each_thread_computes_on_one_core_and_the_rank_on_as_many_as_before(monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +110,6 @@ def test_threads_end_with_the_epoch_and_there_is_no_process():
     assert not loader_threads()
     abandoned = iter(loader)  # as at a stop
     next(abandoned)
-    assert len(loader_threads()) == 3
     del abandoned
     assert not loader_threads()
 
@@ -153,62 +141,47 @@ def test_batches_are_made_while_the_step_runs_and_no_more_than_asked(monkeypatch
     assert not made.acquire(timeout=0.2)
 
 
-def test_a_batch_ahead_at_least():
-    with pytest.raises(ValueError, match=r"loader\.ahead=0: must be 1 or more"):
-        typed("loader=batched", "loader.ahead=0")
+class Cuda:
+    """A training stream and a side stream that stand in for CUDA's, and write down what is queued on them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, over: bool) -> None:
+        self.log: list[str] = []
+        self.over = over  # copies are, as soon as they are asked
+        cuda = SimpleNamespace(current_stream=lambda _: self.stream("training"), stream=lambda _: nullcontext())
+        monkeypatch.setattr(batch.torch, "cuda", cuda)
+        monkeypatch.setattr(batch, "side_stream", lambda _: self.stream("side"))
+
+    def stream(self, name: str) -> Any:
+        numbers, log = count(1), self.log
+
+        def record_event() -> Any:
+            event = f"{name} {next(numbers)}"
+            log.append(f"{name} records {event.split()[1]}")
+            waits = f"training waits for {event}"
+            return SimpleNamespace(name=event, query=lambda: self.over, wait=lambda: log.append(waits))
+
+        return SimpleNamespace(
+            record_event=record_event,
+            wait_event=lambda event: log.append(f"{name} waits for {event.name}"),
+            synchronize=lambda: log.append(f"host waits for {name}"),
+        )
 
 
-class Stream:
-    """A stand-in for a CUDA stream, which writes down what is queued on it."""
+def sent(number: int, done: bool, buffers: Buffers) -> Iterator[Batch]:
+    """Batches of four equal images on their way to the device."""
 
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log, self.events = name, log, 0
+    def makings() -> Iterator[Making]:
+        for value in range(number):
+            images = buffers.take().view(torch.float32)
+            made = Batch(images, torch.full((1,), value), images.nbytes, 8)
+            yield Making(made, [lambda images=images, value=value: images.fill_(value)], lambda: done)
 
-    def record_event(self) -> "Event":
-        self.events += 1
-        self.log.append(f"{self.name} records {self.events}")
-        return Event(f"{self.name} {self.events}", self.log)
-
-    def wait_event(self, event: "Event") -> None:
-        self.log.append(f"{self.name} waits for {event.name}")
-
-    def synchronize(self) -> None:
-        self.log.append(f"host waits for {self.name}")
+    return sent_ahead(makings(), torch.device("cpu"))
 
 
-class Event:
-    over = False
-
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
-
-    def query(self) -> bool:
-        return Event.over
-
-    def wait(self) -> None:
-        self.log.append(f"training waits for {self.name}")
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    entries: list[str] = []
-    training, side = Stream("training", entries), Stream("side", entries)
-    cuda = SimpleNamespace(current_stream=lambda _: training, stream=lambda _: nullcontext())
-    monkeypatch.setattr(side_stream.torch, "cuda", cuda)
-    monkeypatch.setattr(side_stream, "side_stream", lambda _: side)
-    monkeypatch.setattr(Event, "over", False)
-    return entries
-
-
-def makings(count: int, done: bool, buffers: Buffers) -> Iterator[Making]:
-    for number in range(count):
-        images = buffers.take().view(torch.float32)
-        batch = Batch(images, torch.full((1,), number), images.nbytes, 8)
-        yield Making(batch, [lambda images=images, number=number: images.fill_(number)], lambda: done)
-
-
-def test_a_batch_is_copied_while_the_step_before_it_runs(log: list[str]):
-    batches = sent_ahead(makings(3, True, Buffers(16, pin=False)), CPU)
+def test_a_batch_is_copied_while_the_step_before_it_runs(monkeypatch: pytest.MonkeyPatch):
+    log = Cuda(monkeypatch, over=False).log
+    batches = sent(3, True, Buffers(16, pin=False))
     first = next(batches)
     # the second batch is on its way too, into memory that is free before the first step
     for number in (1, 2):
@@ -218,35 +191,18 @@ def test_a_batch_is_copied_while_the_step_before_it_runs(log: list[str]):
     assert log[-1] == "training waits for side 1"
     second = next(batches)
     assert first.images.tolist() == [0.0] * 4 and second.images.tolist() == [1.0] * 4
-    assert second.ready is not None and [batch.labels.item() for batch in batches] == [2]
-    assert log[-1] == "host waits for side"
-
-
-def test_a_step_does_not_wait_until_the_next_batch_is_made(log: list[str]):
-    batches = sent_ahead(makings(2, False, Buffers(16, pin=False)), CPU)
+    assert [rest.labels.item() for rest in batches] == [2] and log[-1] == "host waits for side"
+    batches = sent(2, False, Buffers(16, pin=False))
     next(batches)
-    assert log[-1] == "training records 2"  # the second has a place, and is not waited for
-    next(batches)
-    assert log[-2:] == ["side waits for training 2", "side records 2"]
+    assert log[-1] == "training records 2"  # the second has a place, and no step waits until it is made
 
 
-def test_memory_of_a_copy_under_way_is_not_used_again(log: list[str], monkeypatch: pytest.MonkeyPatch):
-    buffers = Buffers(16, pin=False)
-    for batch in sent_ahead(makings(8, True, buffers), CPU):
-        del batch
-    assert buffers.count == 8  # no copy was over
-    buffers = Buffers(16, pin=False)
-    monkeypatch.setattr(Event, "over", True)
-    for batch in sent_ahead(makings(8, True, buffers), CPU):
-        del batch
-    assert buffers.count <= 3
-    assert "training waits for side 8" in log  # also for batches that nobody used
-
-
-def test_there_is_one_side_stream_a_device(monkeypatch: pytest.MonkeyPatch):
-    opened: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: opened.append(device) or object())
-    side_stream.side_stream.cache_clear()
-    devices = [torch.device("cuda", index) for index in (0, 0, 1, 0)]
-    assert len({id(side_stream.side_stream(device)) for device in devices}) == 2 and len(opened) == 2
-    side_stream.side_stream.cache_clear()
+@pytest.mark.parametrize(("over", "fewest", "most"), [(False, 8, 8), (True, 1, 3)])
+def test_memory_of_a_copy_under_way_is_not_used_again(
+    over: bool, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    cuda, buffers = Cuda(monkeypatch, over), Buffers(16, pin=False)
+    for one in sent(8, True, buffers):
+        del one
+    assert fewest <= buffers.count <= most
+    assert "training waits for side 8" in cuda.log  # also for batches that nobody used

@@ -14,28 +14,24 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from multicard.vision.data import datasets, mnist
+from multicard.vision.data import datasets
+from multicard.vision.data.splits import Data
 from tests.conftest import shared, typed
 
 
 def test_digits_are_split_by_class_and_alike_for_every_seed():
-    content = datasets.load(typed().dataset, seed=0)
+    config = typed().dataset
+    content, again = datasets.load(config, seed=0), datasets.load(config, seed=1)
     assert len(content.train) + len(content.test) == 1797
     assert content.train.images.shape[1:] == (8, 8) and content.train.images.dtype == np.uint8
     for digit in range(10):
         train, test = ((part.labels == digit).sum() for part in (content.train, content.test))
         assert test == round((train + test) / 5)
-    again = datasets.load(typed().dataset, seed=1)
     np.testing.assert_array_equal(again.test.images, content.test.images)
     seen = {image.tobytes() for image in content.train.images}
     assert sum(image.tobytes() in seen for image in content.test.images) < 5  # a few people wrote the same pixels
-
-
-def test_digits_are_normalised_by_their_own_moments():
-    config = typed().dataset
-    pixels = datasets.load(config, 0).train.images / 255
-    assert pixels.mean() == pytest.approx(config.mean[0], abs=2e-3)
-    assert pixels.std() == pytest.approx(config.std[0], abs=2e-3)
+    assert (content.train.images / 255).mean() == pytest.approx(config.mean[0], abs=2e-3)
+    assert (content.train.images / 255).std() == pytest.approx(config.std[0], abs=2e-3)
 
 
 def test_limits_take_the_first_after_a_seeded_shuffle():
@@ -54,14 +50,14 @@ def mnist_folder(root: Path, monkeypatch: pytest.MonkeyPatch, count: int = 20, p
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
     known = {}
-    for name in mnist.FILES:
+    for name in datasets.MNIST_FILES:
         images = "idx3" in name
         header = struct.pack(">4i", 2051, count, 28, 28) if images else struct.pack(">2i", 2049, count)
         content = header + random.integers(0, 10, count * (784 if images else 1), dtype=np.uint8).tobytes()
         path = raw / (f"{name}.gz" if packed else name)
         path.write_bytes(gzip.compress(content) if packed else content)
-        known[name] = (mnist.hashlib.md5(path.read_bytes()).hexdigest(), count)
-    monkeypatch.setattr(mnist, "FILES", known)
+        known[name] = (datasets.hashlib.md5(path.read_bytes()).hexdigest(), count)
+    monkeypatch.setattr(datasets, "MNIST_FILES", known)
     return raw
 
 
@@ -84,23 +80,23 @@ def refusal(config: datasets.DatasetConfig) -> str:
     return str(error.value)
 
 
-def test_mnist_that_is_absent_says_where_to_get_it(tmp_path: Path):
-    message = refusal(typed("dataset=mnist", f"dataset.root={tmp_path}").dataset)
-    assert "train-images-idx3-ubyte" in message and "dataset.download=true" in message
-
-
-def test_mnist_that_is_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_mnist_that_is_absent_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
+    assert "no train-images-idx3-ubyte[.gz]" in refusal(config) and "dataset.download=true" in refusal(config)
     raw = mnist_folder(tmp_path, monkeypatch)
-    path = raw / "t10k-labels-idx1-ubyte.gz"
+    path, plain = raw / "t10k-labels-idx1-ubyte.gz", raw / "t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-3])
     assert "t10k-labels-idx1-ubyte.gz is cut off or altered" in refusal(config)
     path.unlink()
     assert "no t10k-labels-idx1-ubyte[.gz]" in refusal(config)
-    (raw / "t10k-labels-idx1-ubyte").write_bytes(b"\0" * 27)
-    assert "has 27 bytes, not 28" in refusal(config)
-    (raw / "t10k-labels-idx1-ubyte").write_bytes(b"\0" * 28)
-    assert "is not an IDX file" in refusal(config)
+    for content in (
+        b"",
+        b"\0" * 28,
+        struct.pack(">2i", 2049, 20) + bytes(19),
+        struct.pack(">2i", 2049, 19) + bytes(19),
+    ):
+        plain.write_bytes(content)
+        assert "t10k-labels-idx1-ubyte is cut off or altered" in refusal(config)
 
 
 def test_real_mnist():
@@ -130,24 +126,27 @@ def photographs(tmp_path: Path) -> Path:
     return make_photographs(tmp_path, 6, 3)
 
 
-def test_photographs(photographs: Path):
-    config = typed("dataset=images", f"dataset.root={photographs}").dataset
+def listed(root: Path, *words: str) -> Data:
+    """What is read from a folder that passes the checks."""
+    config = typed("dataset=images", f"dataset.root={root}", *words).dataset
     datasets.check(config)
-    content = datasets.load(config, 0)
+    return datasets.load(config, 0)
+
+
+def test_photographs(photographs: Path):
+    content = listed(photographs)
     assert (len(content.train), len(content.test), content.classes) == (12, 6, 2)
     assert content.train.labels.tolist() == [0] * 6 + [1] * 6
     assert len(content.train.take(4, seed=0).images) == 4
 
 
 def test_hidden_files_and_folders_are_no_photographs(photographs: Path):
-    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
-    expected = datasets.load(config, 0).train.images
+    expected = listed(photographs, "dataset.cache=none").train.images
     hidden = "train/.ipynb_checkpoints train/cat/.ipynb_checkpoints train/cat/.thumbnails/small validation/.x"
     for folder in hidden.split():
         shutil.copytree(photographs / "train" / "dog", photographs / folder)
     shutil.copy(photographs / "train" / "dog" / "0.png", photographs / "train" / "cat" / "._0.png")
-    datasets.check(config)
-    data = datasets.load(config, 0)
+    data = listed(photographs, "dataset.cache=none")
     assert (data.train.images, data.classes) == (expected, 2)
 
 
@@ -170,24 +169,17 @@ def test_what_cannot_be_read_to_its_end_is_refused_by_its_path(photographs: Path
     assert "\n" not in str(error.value)
 
 
-def test_a_linked_folder_and_one_that_is_called_an_image_are_read(photographs: Path):
-    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
-    more = photographs / "train" / "cat" / "x.jpg"
+def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(photographs: Path):
+    cat = photographs / "train" / "cat"
+    (cat / "10").mkdir()
+    for name in ("10/a.png", "10.png", "B.PNG"):
+        shutil.copy(photographs / "train" / "dog" / "0.png", cat / name)
     (photographs / "elsewhere").mkdir()
     Image.new("RGB", (40, 40)).save(photographs / "elsewhere" / "y.png")
-    more.symlink_to("../../elsewhere")
-    datasets.check(config)
-    assert more / "y.png" in (datasets.load(config, 0).train.images)
-
-
-def test_photographs_come_in_the_order_of_torchvision(photographs: Path):
-    (photographs / "train" / "cat" / "10").mkdir()
-    for name in ("10/a.png", "10.png", "B.PNG"):
-        shutil.copy(photographs / "train" / "dog" / "0.png", photographs / "train" / "cat" / name)
-    config = typed("dataset=images", f"dataset.root={photographs}", "dataset.cache=none").dataset
-    data, expected = datasets.load(config, 0), ImageFolder(photographs / "train").samples
+    (cat / "x.jpg").symlink_to("../../elsewhere")  # a folder that is called an image
+    data, expected = listed(photographs, "dataset.cache=none"), ImageFolder(photographs / "train").samples
     assert list(zip(map(str, data.train.images), data.train.labels.tolist(), strict=True)) == expected
-    assert not (photographs / ".multicard").exists()
+    assert cat / "x.jpg" / "y.png" in data.train.images and not (photographs / ".multicard").exists()
 
 
 def test_broken_folders_of_photographs_are_refused(photographs: Path):
@@ -205,7 +197,5 @@ def test_broken_folders_of_photographs_are_refused(photographs: Path):
 
 
 def test_real_photographs():
-    config = typed("dataset=images", f"dataset.root={shared('clothing')}", "dataset.cache=none").dataset
-    datasets.check(config)
-    content = datasets.load(config, 0)
+    content = listed(shared("clothing"), "dataset.cache=none")
     assert (len(content.train), len(content.test), content.classes) == (320, 80, 10)

@@ -14,6 +14,7 @@ from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job
 from multicard.records.progress import Board
+from multicard.vision import models
 from multicard.vision.data import datasets
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.train import smallest_batch
@@ -91,42 +92,40 @@ def largest_difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
 
 
+def quietly(world: int, folder: Path, *words: str) -> list[dict[str, Any]]:
+    folder = folder / "-".join(map(str, [world, len(list(folder.iterdir()))]))
+    return on_ranks(world, "train_quietly", folder, small(*words), folder)
+
+
 def test_two_ranks_step_as_one_on_the_joined_batch(tmp_path: Path):
     words = ("precision=fp64", "dataset.train_limit=32", "schedule=constant")
-    one = on_ranks(1, "train_quietly", tmp_path / "1", small(*words, "batch_size=32"), tmp_path / "1")
-    two = on_ranks(2, "train_quietly", tmp_path / "2", small(*words, "batch_size=16"), tmp_path / "2")
+    one, two = quietly(1, tmp_path, *words, "batch_size=32"), quietly(2, tmp_path, *words, "batch_size=16")
     assert largest_difference(one[0]["parameters"], two[0]["parameters"]) < 1e-6
     assert largest_difference(two[0]["parameters"], two[1]["parameters"]) == 0
 
 
-@pytest.mark.parametrize(("precision", "samples"), [("fp16", 72), ("fp64", 8)])
-def test_round_robin_keeps_ranks_alike_through_an_uneven_round(precision: str, samples: int, tmp_path: Path):
-    # 72 samples: 9 batches of 8 on 2 ranks, so the last round has one; 8: the only round is uneven
-    words = ("strategy=ddp_rr", f"precision={precision}", f"dataset.train_limit={samples}", "batch_size=8", "epochs=2")
-    words = (*words, "model.width=0.35")  # fp16 is slow on CPU
-    ranks = on_ranks(2, "train_quietly", tmp_path, small(*words), tmp_path)
+def test_round_robin_steps_alike_through_an_uneven_round(tmp_path: Path):
+    # 72 samples: 9 batches of 8 on 2 ranks, so the last round has one
+    words = ("strategy=ddp_rr", "batch_size=8", "model.width=0.35")  # fp16 is slow on CPU
+    ranks = quietly(2, tmp_path, *words, "precision=fp16", "dataset.train_limit=72", "epochs=2")
     assert largest_difference(ranks[0]["parameters"], ranks[1]["parameters"]) == 0
     assert largest_difference(ranks[0]["momentum"], ranks[1]["momentum"]) == 0
     assert ranks[0]["scale"] == ranks[1]["scale"]
-
-
-def test_an_uneven_round_averages_over_the_ranks_that_have_a_batch(tmp_path: Path):
-    # one batch in all: the two ranks must step exactly as one rank on that batch
-    words = ("precision=fp64", "dataset.train_limit=8", "batch_size=8", "schedule=constant")
-    one = on_ranks(1, "train_quietly", tmp_path / "1", small(*words, "strategy=ddp_rr"), tmp_path / "1")
-    two = on_ranks(2, "train_quietly", tmp_path / "2", small(*words, "strategy=ddp_rr"), tmp_path / "2")
-    assert largest_difference(one[0]["parameters"], two[1]["parameters"]) < 1e-12
+    # one batch in all: the two ranks step exactly as one rank on that batch
+    words = (*words, "precision=fp64", "dataset.train_limit=8", "schedule=constant")
+    one, two = quietly(1, tmp_path, *words), quietly(2, tmp_path, *words)
+    assert max(largest_difference(one[0]["parameters"], rank["parameters"]) for rank in two) < 1e-12
 
 
 def test_accuracy_is_exact_at_any_number_of_ranks(tmp_path: Path):
     # 301 samples in batches of 16: no number of ranks divides them, the last batches are not full
     config = small("dataset.test_limit=301")
-    folders = {world: tmp_path / str(world) for world in (1, 2, 3)}
     ranks = [
-        rank for world, folder in folders.items() for rank in on_ranks(world, "evaluate_only", folder, config, folder)
+        rank
+        for folder in (tmp_path / str(world) for world in (1, 2, 3))
+        for rank in on_ranks(int(folder.name), "evaluate_only", folder, config, folder)
     ]
-    right = {rank["test_right"] for rank in ranks}
-    assert len(right) == 1 and 0 < right.pop() < 301
+    assert len({rank["test_right"] for rank in ranks}) == 1 and 0 < ranks[0]["test_right"] < 301
     assert {rank["test_samples"] for rank in ranks} == {301}
     losses = [rank["test_loss"] for rank in ranks]
     assert max(losses) - min(losses) < 1e-6
@@ -134,11 +133,8 @@ def test_accuracy_is_exact_at_any_number_of_ranks(tmp_path: Path):
 
 def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: Path):
     config = small()
-    ranks = on_ranks(2, "buckets", tmp_path, config, tmp_path)
-    from multicard.vision import models
-
-    model = models.build(config.model, 10, 32)
-    assert ranks[0] == sum(p.nbytes for p in model.parameters())
+    bucketed_bytes, _ = on_ranks(2, "buckets", tmp_path, config, tmp_path)
+    assert bucketed_bytes == sum(p.nbytes for p in models.build(config.model, 10, 32).parameters())
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,12 @@ def steps(*ranks: list[float]) -> pa.Table:
     return pa.table({**columns, **phases, **counts, "loss": np.ones(count)})
 
 
-def summary(ranks: list[VisionReport], table: pa.Table | None, warmup_steps: int) -> dict[str, Any]:
-    return summarised(ranks, table, typed(f"warmup_steps={warmup_steps}", "strategy=ddp_ds"), "cpu")
-
-
-def summarised(
-    ranks: list[VisionReport], table: pa.Table | None, config: Any, device: str, joules: float | None = None
+def summary(
+    ranks: list[VisionReport], table: pa.Table | None, warmup_steps: int = 0, joules: float | None = None
 ) -> dict[str, Any]:
     record = records.as_record({"gpu": {"energy_joules": joules, "covers": "training"}})
-    summarise(record, config, Placement(device, "gloo", len(ranks), False), ranks, table)
+    config, placement = typed(f"warmup_steps={warmup_steps}"), Placement("cpu", "gloo", len(ranks), False)
+    summarise(record, config, placement, ranks, table)
     return msgspec.to_builtins(record, enc_hook=float)
 
 
@@ -96,13 +93,10 @@ def test_the_first_steps_of_every_segment_are_warm_up(
 ):
     figures = summary([rank_file(0, 2, segments)], steps([1, 2, 3, 4, 5, 6, 7, 8]), warmup_steps)
     assert (figures["step_s"]["count"], figures["step_s"]["warmup_count"]) == (len(measured_s), 8 - len(measured_s))
-    assert figures["step_s"]["mean"] == (pytest.approx(sum(measured_s) / len(measured_s)) if measured_s else None)
-    assert figures["phases_s"] == (
-        pytest.approx(dict.fromkeys(PHASES, 0) | {"forward": np.mean(measured_s)}) if measured_s else None
-    )
-    assert figures["images_per_s"] == (
-        pytest.approx(SAMPLES * len(measured_s) / sum(measured_s)) if measured_s else None
-    )
+    mean_s = np.mean(measured_s) if measured_s else None
+    assert figures["step_s"]["mean"] == (mean_s and pytest.approx(mean_s))
+    assert figures["images_per_s"] == (mean_s and pytest.approx(SAMPLES / mean_s))
+    assert figures["phases_s"] == (mean_s and pytest.approx(dict.fromkeys(PHASES, 0) | {"forward": mean_s}))
     assert [(s["first_step"], s["steps"]) for s in figures["segments"]] == segments
 
 
@@ -135,11 +129,9 @@ def test_rounds_without_a_batch_for_every_rank_broadcast_no_buffers():
 
 
 def test_joules_per_image_count_every_training_of_an_image():
-    ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
-    config, table = typed("strategy=ddp_ds"), steps([1] * 8, [1] * 8)
-    assert summarised(ranks, table, config, "cuda", 3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
-    assert summarised(ranks, table, config, "cuda")["joules_per_image"] is None
-    assert summarised([], None, config, "cuda", 3200.0)["joules_per_image"] is None
+    ranks, table = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)], steps([1] * 8, [1] * 8)
+    assert summary(ranks, table, joules=3200.0)["joules_per_image"] == 3200 / (2 * 8 * SAMPLES)
+    assert summary(ranks, table)["joules_per_image"] is summary([], None, joules=9.0)["joules_per_image"] is None
 
 
 def test_a_run_without_a_whole_epoch_has_no_figures():

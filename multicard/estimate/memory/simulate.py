@@ -149,7 +149,7 @@ def train(
         model = models.build(config.model, facts.classes, config.dataset.image_size)
     convert(model, precision.model_dtype, memory_format(config))
     wrappers: dict[str, Any] = {
-        "multicard.vision.replicas.DistributedDataParallel": partial(Replicated, tracker),
+        "torch.nn.parallel.DistributedDataParallel": partial(Replicated, tracker),
         "torch.nn.DataParallel": FirstOfParallel,
     }
     with tracker, patched(wrappers):

@@ -25,7 +25,7 @@ from multicard.config.llm import LlmConfig
 from multicard.estimate.memory import torch_internals
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker
-from multicard.llm import collating, methods, preflight, recipes, torchtune_config
+from multicard.llm import batches, methods, preflight, recipes, torchtune_config
 
 HERE = "multicard.estimate.memory.tuning_step"
 
@@ -168,7 +168,7 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
     """
     pairs = methods.chosen(config).pairs
     evened = "output" in config.custom_sharded_layers and chunks and not config.packed
-    length = collating.least_length(facts.length, chunks) if evened else facts.length
+    length = batches.least_length(facts.length, chunks) if evened else facts.length
     shape = (2 * config.batch_size if pairs else config.batch_size, length)
 
     def whole_numbers() -> torch.Tensor:

@@ -1,31 +1,50 @@
 """The rows that a run is tuned on: generated, read or fetched, checked, sampled and brought into torchtune's columns.
 
-All of it happens in the controller, before any model is built, without torch.
+All of it happens in the controller, before any model is built, without torch. What cannot be used is refused with
+ValueError, which names the key, or the row, and the remedy.
 """
 
+import json
+import os
 import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from multicard.config.keys import require
 from multicard.config.llm import DATASETS, LlmConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
-from multicard.llm.data import row_files, templates
-from multicard.llm.data.content import hub_revision
+from multicard.llm.data import templates
 from multicard.machine import network
 
 Row = dict[str, Any]
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
+UNFINISHED = ".incomplete"  # ends the name of a revision's folder while the library fetches it
+CHOICES = ("chosen", "rejected")
+
+
+class SharedTurn(msgspec.Struct, rename={"speaker": "from", "text": "value"}):
+    """A turn of a conversation in ShareGPT's form."""
+
+    speaker: Literal["system", "human", "gpt"]
+    text: str
+
+
+class ChatTurn(msgspec.Struct, rename={"speaker": "role", "text": "content"}):
+    """A turn of a conversation in torchtune's form."""
+
+    speaker: Literal["system", "user", "assistant"]
+    text: str
 
 
 def load(config: LlmConfig) -> list[Row] | None:
     """The run's rows in torchtune's columns and in the seed's order; None for a whole data set of the hub, which
-    torchtune reads by its name.
-
-    Raises:
-        ValueError: what is absent, empty or cannot be read, with the key and the remedy.
-    """
+    torchtune reads by its name."""
     data, pairs = config.dataset, methods.chosen(config).pairs
     if isinstance(data, SyntheticConfig):
         assert config.template_name is not None
@@ -37,7 +56,7 @@ def load(config: LlmConfig) -> list[Row] | None:
         if hub_revision(str(data.source)) is None:
             _fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
         return None
-    rows = row_files.read(data.data_files) if data.data_files else _fetch(data)
+    rows = read_file(data.data_files) if data.data_files else _fetch(data)
     require(bool(rows), f"{_key(data)}: holds no rows; give a file with one row or more")
     available, wanted = len(rows), data.rows or len(rows)
     remedy = f"use {available} or fewer, or null for all"
@@ -74,10 +93,83 @@ def _key(data: StoredTextConfig) -> str:
     return f"dataset={data.name}" if data.data_files is None else f"dataset.data_files={data.data_files}"
 
 
+# ---- local files and data sets of the hub
+
+
+@lru_cache(maxsize=1)  # the cells of a sweep mostly read the same file
+def read_file(data_files: str) -> list[Any]:
+    """The rows of a file of JSON, JSON lines or Parquet."""
+    file, key = Path(data_files).expanduser(), f"dataset.data_files={data_files}"
+    require(file.exists(), f"{key}: no such file; give a .json, .jsonl or .parquet file")
+    require(file.is_file(), f"{key}: is a folder; give a .json, .jsonl or .parquet file")
+    require(file.suffix in READERS, f"{key}: must end in one of {', '.join(READERS)}")
+    return READERS[file.suffix](file, key)
+
+
+def _read_jsonl(file: Path, key: str) -> list[Any]:
+    rows = []
+    for number, line in enumerate(_read_text(file, key).split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError):
+                raise ValueError(f"{key}: line {number} is not JSON, or nested too deep; mend or remove it") from None
+    return rows
+
+
+def _read_json(file: Path, key: str) -> list[Any]:
+    try:
+        rows = json.loads(_read_text(file, key) or "[]")
+    except (ValueError, RecursionError):
+        raise ValueError(f"{key}: is not JSON, or nested too deep; for one object a line, name it .jsonl") from None
+    require(isinstance(rows, list), f"{key}: must hold a list of rows, as [{{...}}, ...]")
+    return rows
+
+
+def _read_text(file: Path, key: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{key}: cannot be read as UTF-8 text ({error}); give another file") from None
+
+
+def _read_parquet(file: Path, key: str) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(file).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        cause = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{key}: is not a whole Parquet file ({cause}); write it again") from None
+
+
+READERS: dict[str, Callable[[Path, str], list[Any]]] = {
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+
+
 def check_source(data: StoredTextConfig) -> None:
     """Refuse a data set that is neither a file nor on the hub."""
     remedy = "set dataset.data_files to a .json, .jsonl or .parquet file"
     require(data.source is not None, f"dataset={data.name}: is not on the hub in a form that can be read; {remedy}")
+
+
+def hub_revision(source: str) -> str | None:
+    """The latest revision of a data set of the hub in the cache of the `datasets` library; None if it has none."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
+    wanted = _bare(source)  # the library writes a name in its own way: "org/My-Set" as "org___my-set"
+    folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
+    revisions = [path for folder in folders for path in folder.glob("*/*/*") if path.is_dir()]
+    whole = [path for path in revisions if path.suffix != UNFINISHED]
+    return max(whole, key=lambda path: path.stat().st_mtime).name if whole else None
+
+
+def _bare(name: str) -> str:
+    return name.replace("/", "").replace("_", "").lower()
 
 
 def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
@@ -106,12 +198,11 @@ def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
-def _convert(config: LlmConfig, number: int, row: Any) -> Row:
-    """A row in torchtune's columns.
+# ---- rows in torchtune's columns
 
-    Raises:
-        ValueError: where it cannot be read, with the row's number and the remedy.
-    """
+
+def _convert(config: LlmConfig, number: int, row: Any) -> Row:
+    """A row in torchtune's columns."""
     where = f"{_key(_stored(config))}: row {number + 1}"
     template = templates.chosen(config)
     reader = f"template={config.template_name}" if template else f"dataset={config.dataset.name}"
@@ -139,52 +230,49 @@ def _check_text(where: str, row: Row, columns: tuple[str, ...]) -> None:
         require(isinstance(row[name], str), f"{where} holds no text in {name}; give text in every row")
 
 
+def _turns(turns: Any, form: type[SharedTurn] | type[ChatTurn]) -> list[dict[str, str]]:
+    """The turns of a conversation, their other columns left out; none where they have not this form."""
+    try:
+        return msgspec.to_builtins(msgspec.convert(turns, list[form]))
+    except msgspec.ValidationError:
+        return []
+
+
 def _conversation(where: str, reader: str, row: Any, single: bool) -> Row:
     """A conversation in ShareGPT's form, in which human and gpt take turns; `single`: once each."""
     _check_columns(where, reader, row, ("conversations",))
-    turns = row["conversations"]
-    valid = _are_turns(turns, "from", "value", {"system", "human", "gpt"})
-    speakers = [turn["from"] for turn in turns if turn["from"] != "system"] if valid else []
-    valid = len(speakers) > 1 and speakers == (["human", "gpt"] * len(speakers))[: len(speakers)]
+    turns = _turns(row["conversations"], SharedTurn)
+    speakers = [turn["from"] for turn in turns if turn["from"] != "system"]
+    takes_turns = len(speakers) > 1 and speakers == (["human", "gpt"] * len(speakers))[: len(speakers)]
     remedy = 'write [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]'
-    require(valid, f"{where} holds no conversation in conversations; {remedy}")
+    require(takes_turns, f"{where} holds no conversation in conversations; {remedy}")
     problem = f"{where} holds {len(speakers)} turns, and {reader} takes a question and its answer"
     require(len(speakers) == 2 or not single, f"{problem}; leave the row out, or use template=null")
-    return {"conversations": [{"from": turn["from"], "value": turn["value"]} for turn in turns]}
+    return {"conversations": turns}
 
 
 def _preference(where: str, reader: str, row: Any) -> Row:
     """A pair in torchtune's chat form; flat prompt, chosen, rejected are brought into it."""
-    _check_columns(where, reader, row, ("chosen", "rejected"))
-    if isinstance(row["chosen"], str) and isinstance(row["rejected"], str):
+    _check_columns(where, reader, row, CHOICES)
+    if all(isinstance(row[name], str) for name in CHOICES):
         _check_columns(where, reader, row, ("prompt",))
         _check_text(where, row, ("prompt",))
         return _pair(row["prompt"], row["chosen"], row["rejected"])
     remedy = 'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text'
-    pair = {}
-    for name in ("chosen", "rejected"):
-        turns = row[name]
-        valid = _are_turns(turns, "role", "content", {"system", "user", "assistant"})
-        valid = valid and turns[-1]["role"] == "assistant"
-        require(valid, f"{where} holds no conversation in {name}; {remedy}")
-        pair[name] = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    pair = {name: _turns(row[name], ChatTurn) for name in CHOICES}
+    for name, turns in pair.items():
+        is_answered = bool(turns) and turns[-1]["role"] == "assistant"
+        require(is_answered, f"{where} holds no conversation in {name}; {remedy}")
     return pair
 
 
-def _are_turns(turns: Any, speaker: str, text: str, speakers: set[str]) -> bool:
-    """True for turns of a conversation, with the columns `speaker` and `text`."""
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
-        return False
-    return all(turn.get(speaker) in speakers and isinstance(turn.get(text), str) for turn in turns)
-
-
 def _pair(prompt: str, chosen: str, rejected: str) -> Row:
-    turns = _turns(prompt)
-    answers = {"chosen": chosen, "rejected": rejected}
-    return {name: [*turns, {"role": "assistant", "content": answer.strip()}] for name, answer in answers.items()}
+    turns = _turns_of_prompt(prompt)
+    answers = zip(CHOICES, (chosen, rejected), strict=True)
+    return {name: [*turns, {"role": "assistant", "content": answer.strip()}] for name, answer in answers}
 
 
-def _turns(prompt: str) -> list[dict[str, str]]:
+def _turns_of_prompt(prompt: str) -> list[dict[str, str]]:
     """A prompt as messages; one in HH-RLHF's form ("\\n\\nHuman: ... \\n\\nAssistant:") is split into its turns."""
     parts = TURN.split(prompt if prompt.startswith("\n") else f"\n\n{prompt}")
     if len(parts) == 1:

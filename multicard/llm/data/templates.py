@@ -79,11 +79,7 @@ def chosen(config: LlmConfig) -> Template | None:
 
 
 def check(config: LlmConfig) -> None:
-    """Refuse a template that does not fit the data set.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+    """Refuse (ValueError) a template that does not fit the data set."""
     data, name = config.dataset.name, config.template_name
     facts = DATASETS[data]
     fitting = [facts.template, *(TEMPLATES if facts.any_template else ["instruct"] if facts.conversations else ())]

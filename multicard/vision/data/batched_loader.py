@@ -20,8 +20,7 @@ import torch
 
 from multicard.config.vision import BatchedConfig
 from multicard.vision.data import preprocess, splits
-from multicard.vision.data.batch import Batch, Source
-from multicard.vision.data.side_stream import Making, sent_ahead
+from multicard.vision.data.batch import Batch, Making, Source, sent_ahead
 
 # A batch is made in pieces, whose intermediate results stay in the caches; each is made by one thread
 PIECE_BYTES = 8 << 20

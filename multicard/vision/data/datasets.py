@@ -1,18 +1,28 @@
-"""Data sets by name, and how each is read and checked. Imports neither torch nor torchvision."""
+"""Data sets by name, and how each is read and checked; digits and MNIST. Imports neither torch nor torchvision.
+
+What is absent, cut off or altered is refused with ValueError, which names the key and the remedy.
+"""
 
 import gzip
+import hashlib
 import importlib.util
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 
+from multicard.config.keys import require
 from multicard.config.vision import DatasetConfig, ImagesConfig, MnistConfig
+from multicard.machine import network
+from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
-from multicard.vision.data import decoding, mnist, photographs
+from multicard.vision.data import decoding, photographs
 from multicard.vision.data.splits import Data, Split
 
 
@@ -22,10 +32,10 @@ class DataSet:
 
     read: the whole of it, as configured.
     options: the schema of `dataset.*`.
-    check: raises ValueError, with the key and the remedy, where it is absent, cut off or altered.
+    check: refuses one that is absent, cut off or altered.
     downloads: True if `check` downloads it first, which a dry run must not.
     finish: what is done to the part that `train_limit` and `test_limit` leave.
-    require_room: raises ValueError where the copies of a number of processes do not fit into memory.
+    require_room: refuses copies of a number of processes that do not fit into memory.
     """
 
     read: Callable[[Any], Data]
@@ -34,6 +44,9 @@ class DataSet:
     downloads: Callable[[Any], bool] = lambda config: False
     finish: Callable[[Data, Any], Data] = lambda data, config: data
     require_room: Callable[[Any, int], None] = lambda config, processes: None
+
+
+# ---- digits
 
 
 def read_digits(_: DatasetConfig) -> Data:
@@ -56,9 +69,105 @@ def read_digits(_: DatasetConfig) -> Data:
     return Data(Split(images[~is_test], labels[~is_test]), Split(images[is_test], labels[is_test]), classes=10)
 
 
+# ---- MNIST
+
+
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")  # torchvision's
+# File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it. They come four in a set.
+MNIST_FILES = {
+    "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 60_000),
+    "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", 60_000),
+    "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", 10_000),
+    "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", 10_000),
+}
+
+
+def read_mnist(config: MnistConfig) -> Data:
+    """MNIST's four IDX files (LeCun, Cortes, Burges), plain or .gz."""
+    raw = _mnist_folder(config)
+    train, test = (
+        Split(_idx(raw, f"{part}-images-idx3-ubyte"), _idx(raw, f"{part}-labels-idx1-ubyte").astype(np.int64))
+        for part in ("train", "t10k")
+    )
+    return Data(train, test, classes=10)
+
+
+def _mnist_folder(config: MnistConfig) -> Path:
+    return Path(config.root).expanduser() / "MNIST" / "raw"
+
+
+def _mnist_file(raw: Path, name: str) -> Path:
+    """The plain file, or else the .gz, which need not be there."""
+    return raw / name if (raw / name).is_file() else raw / f"{name}.gz"
+
+
+def _idx(raw: Path, name: str) -> np.ndarray:
+    """An IDX file of unsigned bytes: a header of big-endian int32 (magic, then one a dimension), then the values."""
+    path = _mnist_file(raw, name)
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    dimensions = content[3]
+    shape = struct.unpack_from(f">{dimensions}i", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+
+
+def check_mnist(config: MnistConfig) -> None:
+    """Download the files where that is asked for, and see that all are there and whole."""
+    raw, key = _mnist_folder(config), f"dataset.root={config.root}"
+    if config.download:
+        _download(config)
+    for name, (md5, count) in MNIST_FILES.items():
+        path = _mnist_file(raw, name)
+        remedy = "set dataset.root to the folder that holds MNIST/raw, or dataset.download=true to fetch it there"
+        require(path.is_file(), f"{key}: no {name}[.gz] in {raw}; {remedy}")
+        if path.suffix == ".gz":
+            is_whole = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == md5
+        else:
+            is_whole = _has_shape(raw, name, (count, 28, 28) if "idx3" in name else (count,))
+        remedy = "fetch the file again (remove it and use dataset.download=true)"
+        require(is_whole, f"{key}: {path} is cut off or altered; {remedy}")
+
+
+def _has_shape(raw: Path, name: str, shape: tuple[int, ...]) -> bool:
+    try:
+        return _idx(raw, name).shape == shape
+    except (IndexError, struct.error, ValueError):
+        return False
+
+
+def _download(config: MnistConfig) -> None:
+    """Fetch the files that are absent, each whole or not at all."""
+    raw, problems = _mnist_folder(config), []
+    absent = [name for name in MNIST_FILES if not _mnist_file(raw, name).is_file()]
+    for mirror in MIRRORS if absent else ():
+        why = network.problem(mirror)
+        try:
+            for name in absent if why is None else ():
+                _fetch(f"{mirror}{name}.gz", raw / f"{name}.gz", MNIST_FILES[name][0])
+        except (OSError, HTTPException) as error:
+            why = str(error)
+        if why is None:
+            return
+        problems.append(f"{mirror}: {why}")
+    remedy = "see that the machine has network, or put its four files into MNIST/raw of dataset.root yourself"
+    problem = f"dataset.download=true: could not fetch MNIST into {config.root} ({'; '.join(problems)})"
+    require(not problems, f"{problem}; {remedy}")
+
+
+def _fetch(url: str, path: Path, md5: str) -> None:
+    with urlopen(url, timeout=network.ANSWERS_WITHIN_S) as response:
+        content = response.read()
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise OSError(f"{path.name} came cut off or altered")
+    with run_folder.replacing(path) as file:
+        file.write(content)
+
+
+# ---- all data sets
+
+
 DATASETS = {
     "digits": DataSet(read_digits),
-    "mnist": DataSet(mnist.read, MnistConfig, mnist.check, lambda config: config.download),
+    "mnist": DataSet(read_mnist, MnistConfig, check_mnist, lambda config: config.download),
     "images": DataSet(
         photographs.read,
         ImagesConfig,
@@ -70,11 +179,7 @@ DATASETS = {
 
 
 def check(config: DatasetConfig) -> None:
-    """See that the data set is there and whole.
-
-    Raises:
-        ValueError: what is absent, cut off or altered, and what to do.
-    """
+    """See that the data set is there and whole."""
     DATASETS[config.name].check(config)
 
 
@@ -86,8 +191,9 @@ def load(config: DatasetConfig, seed: int) -> Data:
     return dataset.finish(part, config)
 
 
-def content(config: DatasetConfig) -> list[Blob]:
-    """Content that identifies the whole data set: images and labels, or names and files of photographs and labels."""
+def content(config: DatasetConfig) -> dict[str, list[Blob]]:
+    """What identifies the whole data set: its images, or names and files of photographs, and labels; and, where
+    photographs are decoded, the version of their decoding."""
     data = DATASETS[config.name].read(config)
     blobs: list[Blob] = []
     paths = [path for split in (data.train, data.test) if isinstance(split.images, list) for path in split.images]
@@ -98,12 +204,7 @@ def content(config: DatasetConfig) -> list[Blob]:
             blobs += [(str(path)[len(root) :], path) for path in split.images]  # relative_to takes 7 us each
         else:
             blobs.append((f"{name} images {split.images.shape}", _bytes_of(split.images)))
-    return blobs
-
-
-def decoding_version(config: DatasetConfig) -> list[Blob]:
-    """The version of decoding photographs; empty where the pixels are the data."""
-    return [text_blob("decoding", str(decoding.VERSION))] if isinstance(config, ImagesConfig) else []
+    return {"dataset": blobs, "decoding": [text_blob("decoding", str(decoding.VERSION))] if paths else []}
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

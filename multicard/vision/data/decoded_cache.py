@@ -1,7 +1,6 @@
 """Photographs decoded once, into one file of uint8 that all ranks of a node map: they share it in the page cache.
 
-The cache is in `.multicard/` of the data set, or in `dataset.cache_dir`; with `dataset.cache=ram` in shared memory,
-where its name is removed as soon as all ranks have mapped it, so that it ends with them.
+The cache is in `.multicard/` of the data set, or in `dataset.cache_dir`:
 
 | file | content |
 |---|---|
@@ -11,22 +10,18 @@ where its name is removed as soon as all ranks have mapped it, so that it ends w
 
 import hashlib
 import os
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from multicard.config.keys import require
-from multicard.config.vision import CacheMode, ImagesConfig
-from multicard.machine import private
+from multicard.config.vision import ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
-from multicard.measure.memory import SHARED_MEMORY
 from multicard.records import run_folder
 from multicard.vision.data import decoding
 from multicard.vision.data.splits import Data, Split
@@ -36,40 +31,27 @@ CHUNK = 256  # images that are decoded ahead of the one that is written
 
 
 def cached(data: Data, config: ImagesConfig) -> Data:
-    """The same data set with its images decoded; `facts` and `shared` say where they are.
-
-    Raises:
-        ValueError: naming a broken image, or why the cache cannot be written.
-    """
-    if config.cache is CacheMode.ram:  # where anybody may make a folder of that name
-        private.folder(folder(config), "use dataset.cache=mmap or none")
-    splits_of, facts, shared = {}, {}, []
+    """The same data set with its images decoded; `facts` say where they are. ValueError names a broken image, or says
+    why the cache cannot be written."""
+    splits, facts = {}, {}
     for name, split, limit in (("train", data.train, config.train_limit), ("test", data.test, config.test_limit)):
         part = f"_{limit}-{_digits(str(split.images))}" if limit else ""  # which images follows from the run's seed
-        cache = SplitCache(split, f"{name}_{config.image_size}px{part}", config)
-        splits_of[name], facts[name] = cache.open()
-        shared += [cache.forget] if config.cache is CacheMode.ram else []
-    return Data(**splits_of, classes=data.classes, facts={"cache": config.cache.value, "decoded": facts}, shared=shared)
+        splits[name], facts[name] = SplitCache(split, f"{name}_{config.image_size}px{part}", config).open()
+    return Data(**splits, classes=data.classes, facts={"cache": config.cache.value, "decoded": facts})
 
 
 def folder(config: ImagesConfig) -> Path:
     """The folder of the cache."""
-    if config.cache is CacheMode.ram:
-        return SHARED_MEMORY / f"multicard-{os.getuid()}"
     return Path(config.cache_dir or Path(str(config.root)) / ".multicard").expanduser()
 
 
 def check(config: ImagesConfig) -> None:
-    """See that the cache is there or can be written.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+    """Refuse (ValueError) a cache that neither is there nor can be written."""
     path = folder(config)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
     key = f"dataset.cache_dir={config.cache_dir}" if config.cache_dir else f"dataset.root={config.root}"
-    remedy = "set dataset.cache_dir to a folder that can be written, or dataset.cache=ram or none"
+    remedy = "set dataset.cache_dir to a folder that can be written, or dataset.cache=none"
     require(usable, f"{key}: the decoded images cannot be kept in {path}; {remedy}")
 
 
@@ -82,8 +64,7 @@ class SplitCache:
         self.root = Path(str(config.root)).expanduser()
         if self.folder != self.root / ".multicard":  # other data sets may use the folder too
             name = f"{self.root.resolve().name}-{_digits(str(self.root.resolve()))}_{name}"
-        self.name = name
-        self.entry_file, self.lock_file = self.folder / f"{name}.json", self.folder / f".{name}.lock"
+        self.name, self.entry_file = name, self.folder / f"{name}.json"
 
     def open(self) -> tuple[Split, dict[str, Any]]:
         """The decoded split and facts for the record. One process builds an absent cache, the others wait for it."""
@@ -92,7 +73,7 @@ class SplitCache:
         if mapped is None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(self.lock_file):  # the kernel releases it whatever ends this process
+                with FileLock(self.folder / f".{self.name}.lock"):  # the kernel releases it whatever ends this process
                     mapped = self._map(fingerprint)
                     if mapped is None:
                         started_s = timing.clock_s()
@@ -119,13 +100,6 @@ class SplitCache:
         }
         return Split(images, self.labels[decoded]), facts
 
-    def forget(self) -> None:
-        """Remove the files' names, unless another run is building: that one removes them then."""
-        with suppress(Timeout), FileLock(self.lock_file, timeout=0):
-            for path in (self.entry_file, *self.folder.glob(f"{self.name}-*.u8"), self.lock_file):
-                path.unlink(missing_ok=True)
-        run_folder.remove_empty(self.folder)
-
     def _fingerprint(self) -> str:
         """16 hex digits of the images' names, sizes and times, how they are decoded, and to which size resized."""
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
@@ -135,17 +109,14 @@ class SplitCache:
         return digest.hexdigest()[:16]
 
     def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The images and their entry; None where the cache is absent, of other images, or damaged."""
+        """The images and their entry; None where the cache is absent, of other images, or was changed."""
         entry = run_folder.read_json(self.entry_file)
         if entry is None or entry.get("of") != fingerprint:
             return None
         path = self.folder / entry["file"]
         try:
             status = path.stat()
-            if status.st_size != entry["bytes"]:
-                return None
-            # written to, or copied, since it was built: look into it
-            if status.st_mtime_ns != entry["mtime_ns"] and _crc(path) != entry["crc32"]:
+            if (status.st_size, status.st_mtime_ns) != (entry["bytes"], entry["mtime_ns"]):
                 return None
             return np.memmap(path, np.uint8, "c", shape=tuple(entry["shape"])), entry  # c: torch wants it writable
         except FileNotFoundError:  # another process has just built a newer one
@@ -157,30 +128,21 @@ class SplitCache:
         for partial in self.folder.glob(f".{self.name}-*.u8.*"):  # of a process that was killed
             partial.unlink()
         skipped: list[dict[str, Any]] = []
-        crc = written = 0
         with run_folder.replacing(path) as file:
             for index, image in enumerate(self._decoded()):
                 if isinstance(image, ValueError):
                     skipped.append({"index": index, "path": str(self.paths[index]), "why": str(image)})
-                    continue
-                content = image.tobytes()
-                file.write(content)
-                crc, written = zlib.crc32(content, crc), written + 1
+                else:
+                    file.write(image.tobytes())
+        written, size, status = len(self.paths) - len(skipped), self.config.image_size, path.stat()
         require(written > 0, f"dataset.root={self.config.root}: no image of {self.name} can be decoded")
-        size, status = self.config.image_size, path.stat()
         entry = {"of": fingerprint, "file": path.name, "shape": [written, size, size, 3], "bytes": status.st_size}
-        run_folder.write_json(
-            self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "crc32": crc, "skipped": skipped}
-        )
+        run_folder.write_json(self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "skipped": skipped})
         for older in set(self.folder.glob(f"{self.name}-*.u8")) - {path}:
             older.unlink(missing_ok=True)
 
     def _decoded(self) -> Iterator[np.ndarray | ValueError]:
-        """All images in order, decoded by as many threads as there are cores.
-
-        Raises:
-            ValueError: at a broken one, unless they are to be skipped.
-        """
+        """All images in order, decoded by a thread a core; a broken one as its error, where they are to be skipped."""
 
         def decode(path: Path) -> np.ndarray | ValueError:
             try:
@@ -197,17 +159,3 @@ class SplitCache:
 
 def _digits(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
-
-
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            crc = zlib.crc32(piece, crc)
-    return crc
-
-
-def forget(data: Data) -> None:
-    """Remove the names of a cache in shared memory, once all ranks of this node have mapped it: it ends with them."""
-    for remove_names in data.shared:
-        remove_names()

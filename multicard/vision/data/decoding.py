@@ -33,11 +33,7 @@ WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
 def decode(path: Path, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), of any size, mode and proportions.
-
-    Raises:
-        ValueError: naming the file, where it is no image or cut off.
-    """
+    """The photograph as uint8 (S, S, 3), of any size, mode and proportions; ValueError names a broken file."""
     import torch
     from PIL import Image
     from torchvision.transforms.v2 import functional
@@ -51,11 +47,7 @@ def decode(path: Path, image_size: int) -> np.ndarray:
 
 
 def shown(image: "Image") -> "Image":
-    """The first frame of an opened image in RGB, upright.
-
-    Raises:
-        ValueError: 32-bit pixels, whose white is not known.
-    """
+    """The first frame of an opened image in RGB, upright. Pixels of 32 bits, whose white is not known, are refused."""
     from PIL.Image import Transpose
 
     rgb = _rgb(image)
@@ -67,9 +59,6 @@ def require_plain(path: Path) -> None:
     """Refuse, by its header alone, a file that only `decode` shows as a viewer does: of 16 bits, or with transparency.
 
     JPEGs have neither, and are not opened. A file without a header that can be read passes: its decoding fails.
-
-    Raises:
-        ValueError: naming the file, and the remedy.
     """
     from PIL import Image
 
@@ -80,7 +69,7 @@ def require_plain(path: Path) -> None:
             is_plain = image.mode[0] not in "IF" and not image.has_transparency_data
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return
-    remedy = "use dataset.cache=mmap or ram, which decode it as the other loaders do, or another loader"
+    remedy = "use dataset.cache=mmap, which decodes it as the other loaders do, or another loader"
     require(is_plain, f"{path}: has transparency or more than 8 bits, which loader=dali shows otherwise; {remedy}")
 
 

@@ -8,8 +8,7 @@ import torch
 
 from multicard.measure import memory
 from multicard.vision.data import preprocess
-from multicard.vision.data.batch import Batch, Source
-from multicard.vision.data.side_stream import side_stream
+from multicard.vision.data.batch import Batch, Source, side_stream
 
 WINDOW_BYTES = 8 + 8 + 1  # top, left and flip of an image
 BUDGET_SHARE = 0.25  # of the memory that is free on a GPU before training, unless dataset.device_budget_bytes is set

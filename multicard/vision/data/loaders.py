@@ -58,7 +58,7 @@ def refuse_tensors(config: VisionConfig) -> None:
 def refuse_for_device(config: VisionConfig) -> None:
     refuse_tensors(config)
     undecoded = isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none
-    remedy = "it moves decoded images; use dataset.cache=mmap or ram, or loader=batched"
+    remedy = "it moves decoded images; use dataset.cache=mmap, or loader=batched"
     require(not undecoded, f"loader=device: does not go with dataset.cache=none: {remedy}")
 
 

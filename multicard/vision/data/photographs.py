@@ -1,6 +1,10 @@
-"""`dataset=images`: a folder of photographs, train/<class>/* and validation/<class>/*."""
+"""`dataset=images`: a folder of photographs, train/<class>/* and validation/<class>/*.
+
+What cannot be used is refused with ValueError, which names the key, or the file, and the remedy.
+"""
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,11 +42,7 @@ def finish(data: Data, config: ImagesConfig) -> Data:
 
 def in_process(data: Data, config: ImagesConfig) -> Data:
     """`dataset.cache=process`: photographs as float32 tensors in the memory of each process (scenario B of 2505.22905),
-    so that a batch has only to be normalised.
-
-    Raises:
-        ValueError: naming a broken image.
-    """
+    so that a batch has only to be normalised. A broken one is refused."""
     started_s = timing.clock_s()
     train, test = (_as_tensors(split, config.image_size) for split in (data.train, data.test))
     facts = {
@@ -72,11 +72,7 @@ def _as_tensors(split: Split, size: int) -> Split:
 
 
 def require_room(config: ImagesConfig, processes: int) -> None:
-    """Refuse a copy of the decoded photographs in each process where they do not fit into this machine's memory.
-
-    Raises:
-        ValueError: with the bytes that they need and that there are.
-    """
+    """Refuse a copy of the decoded photographs in each process where they do not fit into this machine's memory."""
     if config.cache is not CacheMode.process:
         return
     check(config)  # there are folders to look into
@@ -96,19 +92,17 @@ def class_folders(part: Path) -> list[Path]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder.
+    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
 
     Raises:
         ValueError: an image that is no file, or a link to a folder that it lies in.
         OSError: a folder that cannot be read.
     """
-    names: dict[str, list[str]] = {}
-    _list_images(str(folder), frozenset(), names)
-    return [Path(path, name) for path in sorted(names) for name in sorted(names[path])]
+    return [Path(*image) for image in sorted(_listed(str(folder), frozenset()))]
 
 
-def _list_images(folder: str, above: frozenset[tuple[int, int]], names: dict[str, list[str]]) -> None:
-    """Add the names of the images in `folder` and below it, by folder.
+def _listed(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    """Folder and name of each image in `folder` and below it.
 
     Args:
         above: device and inode of the folders that it lies in, by the path that led here.
@@ -116,45 +110,37 @@ def _list_images(folder: str, above: frozenset[tuple[int, int]], names: dict[str
     status = Path(folder).stat()
     own = status.st_dev, status.st_ino
     require(own not in above, f"{folder}: leads back to a folder that it lies in; remove this link")
-    names[folder] = []
     with os.scandir(folder) as entries:  # they know their type, but for links: no call of the system for each image
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                _list_images(entry.path, above | {own}, names)
+                yield from _listed(entry.path, above | {own})
             elif entry.name.lower().endswith(SUFFIXES):
-                if not entry.is_file():
-                    what = "neither a file nor a folder (a pipe, a socket, a device, or a link to nothing)"
-                    raise ValueError(f"{entry.path}: is {what}; replace or remove it")
-                names[folder].append(entry.name)
+                what = "neither a file nor a folder (a pipe, a socket, a device, or a link to nothing)"
+                require(entry.is_file(), f"{entry.path}: is {what}; replace or remove it")
+                yield folder, entry.name
 
 
 def check(config: ImagesConfig) -> None:
-    """See that both parts hold the same classes, each with an image, and that decoded ones can be stored.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+    """See that both parts hold the same classes, each with an image, and that decoded ones can be stored."""
     root = Path(str(config.root)).expanduser()
     key = f"dataset.root={root}"
     remedy = "it must hold train/<class>/ and validation/<class>/ with the images"
-    classes: dict[str, set[str]] = {}
+    classes: list[set[str]] = []
     try:
         for part in ("train", "validation"):
             require((root / part).is_dir(), f"{key}: no folder {part}/ in it; {remedy}")
             folders = class_folders(root / part)
             require(bool(folders), f"{key}: no class folders in {part}/; {remedy}")
-            for folder in folders:
-                problem = f"{key}: no image in {part}/{folder.name}/; put its images there or remove the folder"
-                require(bool(images_in(folder)), problem)
-            classes[part] = {folder.name for folder in folders}
+            empty = next((folder.name for folder in folders if not images_in(folder)), None)
+            require(empty is None, f"{key}: no image in {part}/{empty}/; put its images there or remove the folder")
+            classes.append({folder.name for folder in folders})
     except OSError as error:
-        raise ValueError(
-            f"{error.filename}: cannot be read ({error.strerror}); see that you may read it, or remove it"
-        ) from None
-    differ = sorted(classes["train"] ^ classes["validation"])
+        problem = f"{error.filename}: cannot be read ({error.strerror})"
+        raise ValueError(f"{problem}; see that you may read it, or remove it") from None
+    differ = sorted(classes[0] ^ classes[1])
     remedy = "both parts need the same class folders"
     require(not differ, f"{key}: only in one of train/ and validation/: {', '.join(differ)}; {remedy}")
-    if config.cache in (CacheMode.mmap, CacheMode.ram):
+    if config.cache is CacheMode.mmap:
         decoded_cache.check(config)

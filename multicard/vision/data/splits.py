@@ -1,13 +1,20 @@
-"""A data set split for training and testing, in memory or in files."""
+"""A data set split for training and testing, and the order in which a rank reads a split. No torch.
 
-from collections.abc import Callable
+Samplers yield what torch's do, and are taken by its DataLoader.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from multicard.vision.data import decoding
+
+if TYPE_CHECKING:
+    from torch.utils.data import DistributedSampler
 
 
 @dataclass
@@ -31,13 +38,12 @@ class Split:
 
 @dataclass
 class Data:
-    """`facts` go into the record; `shared` removes what all ranks of the node must have opened before."""
+    """Both parts of a data set; `facts` go into the record."""
 
     train: Split
     test: Split
     classes: int
     facts: dict[str, Any] = field(default_factory=dict)
-    shared: list[Callable[[], None]] = field(default_factory=list)
 
 
 def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
@@ -45,3 +51,62 @@ def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
     if isinstance(split.images, np.ndarray):
         return split.images[indices]
     return np.stack([decoding.decode(split.images[index], image_size) for index in indices])
+
+
+class Sampler(Protocol):
+    """The samples that a rank reads, in order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+
+class Shuffled:
+    """Every sample once an epoch, in an order that follows from seed, stream and epoch."""
+
+    def __init__(self, samples: int, seed: int, stream: int = 0) -> None:
+        self.samples, self.seed, self.stream, self.epoch = samples, seed, stream, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[int]:
+        shuffle = np.random.default_rng([self.seed, self.stream, self.epoch])
+        return iter(shuffle.permutation(self.samples).tolist())
+
+
+class Strided:
+    """Samples rank, rank + world, ...: each on exactly one rank, none twice, for evaluation."""
+
+    def __init__(self, samples: int, rank: int, world_size: int) -> None:
+        self.indices = range(rank, samples, world_size)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+class Remaining:
+    """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
+
+    It yields draws, the epoch times `samples` plus the index of a sample: augmentation follows from the draw, in any
+    process.
+    """
+
+    def __init__(self, sampler: "Shuffled | DistributedSampler[int]", samples: int) -> None:
+        self.sampler, self.samples, self.epoch, self.skip = sampler, samples, 0, 0
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        self.sampler.set_epoch(epoch)
+        self.epoch, self.skip = epoch, skip
+
+    def __len__(self) -> int:
+        return max(0, len(self.sampler) - self.skip)  # the last step may have fewer samples than were counted for it
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.epoch * self.samples + index for index in islice(self.sampler, self.skip, None))

@@ -1,4 +1,4 @@
-"""Batches that torchtune does not collate as they are needed here: packed ones, and those cut into equal chunks.
+"""Batches of torchtune: what is counted in them, and those that are collated here: packed, or cut into equal chunks.
 
 Packed batches (`packed=true`) have rows put one after the other into sequences, where a token sees its own row alone.
 torchtune keeps the rows' lengths out of the batch; they are counted where it collates its sequences.
@@ -15,6 +15,11 @@ import torch
 from torch.nn.functional import pad
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
+# `tokens` are all in the batch, padding too; `attended` is the sum of their rows' lengths, for the attention's work:
+# of padded rows, or of each row of a packed sequence
+COUNTS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "h2d_bytes")
+
+Batch = Any  # dict of tensors for SFT, (tokens, labels) for pairs
 Collate = Callable[[Sequence[Any]], dict[str, torch.Tensor]]
 Sequences = Sequence[dict[str, torch.Tensor]]  # of `torchtune.datasets.PackedDataset`
 
@@ -42,6 +47,46 @@ class PackedBatch(dict[str, Any]):
         mask = self["mask"]
         dense = isinstance(mask, torch.Tensor) and device_type == "cuda"
         return moved + (mask.nbytes if dense else self["tokens"].nbytes)
+
+
+def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple[int, ...]:
+    """A batch's `COUNTS`, the same way for every method. A pair is one sample with both its rows' tokens.
+
+    Args:
+        batch: tokens and labels (B, S), or (2B, S) of B pairs; labels are not yet shifted, the first bears no loss.
+        copies: how often the recipe copies the batch to the device.
+    """
+    tokens, labels = batch if isinstance(batch, tuple) else (batch["tokens"], batch["labels"])
+    (rows, length), packed = tokens.shape, batch if isinstance(batch, PackedBatch) else None
+    return (
+        rows // 2 if isinstance(batch, tuple) else rows,
+        tokens.numel(),
+        tokens.numel() - packed.padding if packed else int((tokens != pad_id).sum()),
+        int((labels[:, 1:] != CROSS_ENTROPY_IGNORE_IDX).sum()),
+        packed.attended if packed else rows * length * length,
+        packed.h2d_bytes(device_type) if packed else copies * (tokens.nbytes + labels.nbytes),
+    )
+
+
+def on_device(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
+    """The batch with its tensors on `device`."""
+    if isinstance(batch, tuple):
+        return tuple(tensor.to(device, non_blocking=non_blocking) for tensor in batch)
+    return {
+        key: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
+        for key, value in batch.items()
+    }
+
+
+def half(batch: Batch) -> Batch | None:
+    """Half of the rows (B, S), or of the pairs, B chosen and then B rejected rows (2B, S); None of a single one."""
+    if isinstance(batch, tuple):
+        pairs = len(batch[0]) // 2
+        rows = [*range(pairs // 2), *range(pairs, pairs + pairs // 2)]
+        return tuple(tensor[rows] for tensor in batch) if pairs > 1 else None
+    size = len(batch["tokens"]) // 2
+    parts = {key: half_mask(value, size) if key == "mask" else value[:size] for key, value in batch.items()}
+    return parts if size else None
 
 
 def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequences], PackedBatch]:

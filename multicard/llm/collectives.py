@@ -1,4 +1,4 @@
-"""Counts the bytes that a rank receives in collectives while a recipe trains, where FSDP and the recipe call them."""
+"""Collectives of a tuning rank: the bytes that it receives while a recipe trains, and FSDP without its exchange."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class ReceivedBytes:
         return {kind: round(count) for kind, count in self.bytes.items()}
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Count what FSDP gathers and scatters for `model`, by its own hooks for custom collectives."""
+        """Count what FSDP gathers and scatters for `model`."""
         counts = self.bytes
 
         class Gather(DefaultAllGather):
@@ -42,14 +42,11 @@ class ReceivedBytes:
                 counts["reduce_scatter"] += input_tensor.nbytes - output_tensor.nbytes
                 return super().__call__(output_tensor, input_tensor, *rest, **more)
 
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(Gather())
-                module.set_custom_reduce_scatter(Scatter())
+        _exchange_by(model, Gather(), Scatter())
 
     @contextmanager
     def all_reduces(self) -> Iterator[None]:
-        """Count the all-reduces that the recipe calls in between (token counts, losses, rewards)."""
+        """Count the all-reduces that the recipe calls (token counts, losses, rewards)."""
         real = dist.all_reduce
 
         def counting(tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
@@ -58,3 +55,39 @@ class ReceivedBytes:
 
         with mock.patch.object(dist, "all_reduce", counting):
             yield
+
+
+class OwnShards(DefaultAllGather):
+    """Copies a rank's own shard, on its device, into the place of every other rank's."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
+        for shard in output_tensor.view(group.size(), -1):
+            if shard.data_ptr() != input_tensor.data_ptr():  # FSDP gathers in place
+                shard.copy_(input_tensor.view(-1))
+
+
+class NoGradients(DefaultReduceScatter):
+    """Gives gradients of zero, so that the optimiser takes its time and changes little."""
+
+    def __call__(self, output_tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+        output_tensor.zero_()
+
+
+@contextmanager
+def without_exchange(model: torch.nn.Module) -> Iterator[None]:
+    """Have FSDP's ranks exchange neither weights nor gradients: their results are worthless and take as long.
+
+    Call it after the measured training, whose bytes are counted no more then.
+    """
+    _exchange_by(model, OwnShards(), NoGradients())
+    try:
+        yield
+    finally:
+        _exchange_by(model, DefaultAllGather(), DefaultReduceScatter())
+
+
+def _exchange_by(model: torch.nn.Module, gather: DefaultAllGather, scatter: DefaultReduceScatter) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(gather)
+            module.set_custom_reduce_scatter(scatter)
