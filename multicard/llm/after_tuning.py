@@ -4,7 +4,7 @@ The recipe's own loop takes these steps too, over batches that are handed to it 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 from unittest import mock
@@ -84,18 +84,6 @@ def profiled(
         train_on(recipe, probe, steps_of(probe, counted(), window.boundary))
     ranges.close()
     return window.result()
-
-
-def phases_from_start(recipe: Any, probe: Probe) -> AbstractContextManager[None]:
-    """Mark the phases of a tuning that is profiled from its start."""
-    return named_phases(recipe, probe, probe.window.ranges) if probe.window.recording else nullcontext()
-
-
-def write_window(probe: Probe) -> None:
-    """Put the profile of the tuning from its start, where there is one, into the rank's report."""
-    window = probe.window.close()
-    if window is not None:
-        probe.report.content.profile = window
 
 
 @contextmanager

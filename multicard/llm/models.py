@@ -29,7 +29,6 @@ class Family:
         quantizes_all: with NF4, linears without an adapter are quantised too.
         qkv_bias: the query, key and value projections have a bias.
         arguments: what the builders take beside the sizes.
-        config_json: values that the config.json of a checkpoint must have, beside the sizes.
     """
 
     package: str
@@ -38,7 +37,6 @@ class Family:
     quantizes_all: bool = False
     qkv_bias: bool = False
     arguments: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
-    config_json: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
 
 
 LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3", quantizes_all=True)
@@ -49,7 +47,6 @@ QWEN2_5 = Family(
     "QWEN2",
     qkv_bias=True,
     arguments=lambda model: {"norm_eps": 1e-6, "rope_base": 1e6, "tie_word_embeddings": model.tied},
-    config_json=lambda model: {"tie_word_embeddings": model.tied},
 )
 
 
@@ -122,7 +119,7 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         except SafetensorError:
             raise ValueError(f"{key}: {path.name} is cut off or no safetensors file; fetch it again") from None
     try:
-        values = json.loads((folder / "config.json").read_text())
+        values = {"tie_word_embeddings": False} | json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         raise ValueError(f"{key}: has no whole config.json; fetch the whole folder") from None
     sizes = {
@@ -132,8 +129,9 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
         "vocab_size": vocabulary,
+        "tie_word_embeddings": model.tied,
     }
-    for name, value in (sizes | family(model).config_json(model)).items():
+    for name, value in sizes.items():
         problem = f"{key}: config.json says {name} {values.get(name)}, not {value} as model={model.name}"
         require(values.get(name) == value, f"{problem}; choose the model that fits, or another folder")
     needed = len(tensors(model, vocabulary))

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.peak()
         if probe.probing is not None:
             report.content.probe = probe.probing.result()
-        after_tuning.write_window(probe)
+        report.content.profile = probe.window.close() or report.content.profile
         report.write()
         if to_its_end:
             after_tuning.after_tuning(recipe, probe)
@@ -103,7 +104,8 @@ def train(recipe: Any, probe: Probe) -> bool:
     probe.start()
     if probe.probing is not None:
         probe.paused_s += probe.probing.begin()
-    with after_tuning.phases_from_start(recipe, probe):
+    from_start = probe.window.recording
+    with after_tuning.named_phases(recipe, probe, probe.window.ranges) if from_start else nullcontext():
         try:
             recipe.train()
         except (DivergenceError, ProbeEndedError):

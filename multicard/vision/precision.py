@@ -37,11 +37,15 @@ class Precision:
 
     @property
     def model_dtype(self) -> "torch.dtype":
-        return _dtype(self.model)
+        import torch
+
+        return getattr(torch, self.model)
 
     @property
     def transfer_dtype(self) -> "torch.dtype":
-        return _dtype(self.transfer)
+        import torch
+
+        return getattr(torch, self.transfer)
 
     def set_flags(self) -> dict[str, Any]:
         """Set the TF32 flags of this process and return the flags in force, for the record."""
@@ -64,8 +68,8 @@ class Precision:
         """The context in which forward passes run."""
         import torch
 
-        dtype = None if self.autocast is None else _dtype(self.autocast)
-        return torch.autocast(device.type, dtype=dtype, enabled=self.autocast is not None)
+        dtype = None if self.autocast is None else getattr(torch, self.autocast)
+        return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
     def refuse(self, name: str, placement: Placement) -> None:
         """Raise ValueError, with the key and the remedy, where the device cannot compute in it."""
@@ -93,9 +97,3 @@ def choose(name: str, device: "torch.device") -> Precision:
 
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return precision if has_bf16 else PRECISIONS[precision.without_bf16]
-
-
-def _dtype(name: str) -> "torch.dtype":
-    import torch
-
-    return getattr(torch, name)

@@ -146,7 +146,8 @@ def run_epochs(
             return False
         # a race does not wait for more than a batch
         held_out = islice(testing, 1) if pauses(config) else testing
-        evaluated = loop.evaluate(held_out, diverged=not losses.end_finite(with_batch(trained)))
+        with_batch = [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
+        evaluated = loop.evaluate(held_out, diverged=not losses.end_finite(with_batch))
         evaluated_s = timing.clock_s()
         report.counters.read()
         elapsed_s += evaluated_s - started_s - trained["paused_s"]
@@ -169,11 +170,6 @@ def run_epochs(
 def epochs(config: VisionConfig) -> int:
     """Most epochs to train; a cell of a race trains until the race stops it."""
     return ENDLESS if pauses(config) else config.epochs
-
-
-def with_batch(trained: dict[str, Any]) -> list[float]:
-    """The losses of an epoch's steps in which this rank had a batch."""
-    return [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
 
 
 def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:

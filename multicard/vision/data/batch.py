@@ -64,6 +64,16 @@ class Source:
     training: bool = True
     sharded: bool = False
 
+    def batches(self) -> list[np.ndarray]:
+        """The draws of the batches of an epoch, (B,) each; the last may be short."""
+        draws, size = np.fromiter(self.sampler, np.int64), self.batch_size
+        return [draws[first : first + size] for first in range(0, len(draws), size)]
+
+    def augmented(self, raw: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
+        """The images of these draws, (B, H, W, ...), cut out where augmentation is configured."""
+        windows = self.windows(draws)
+        return raw if windows is None else preprocess.cut_out(windows, raw)
+
     def windows(self, draws: np.ndarray) -> preprocess.Windows | None:
         """The windows that augmentation cuts out of these draws; None without augmentation."""
         config = self.config.dataset

@@ -77,13 +77,11 @@ class Batched:
 
     def __iter__(self) -> Iterator[Batch]:
         source = self.source
-        draws, size = np.fromiter(source.sampler, np.int64), source.batch_size
-        parts = (draws[first : first + size] for first in range(0, len(draws), size))
         with _threads(source.workers) as pool:
-            makings = self._ahead(parts, pool)
+            makings = self._ahead(source.batches(), pool)
             yield from sent_ahead(makings, source.device) if source.pin else (one.finished() for one in makings)
 
-    def _ahead(self, parts: Iterator[np.ndarray], pool: ThreadPoolExecutor | None) -> Iterator[Making]:
+    def _ahead(self, parts: list[np.ndarray], pool: ThreadPoolExecutor | None) -> Iterator[Making]:
         """The batches; `ahead` more are being made when one is handed out."""
         buffers = Buffers(self.source.batch_size * self.image_bytes, self.source.pin)
         ahead: deque[Making] = deque()
@@ -113,8 +111,7 @@ class Batched:
 
     def _prepared(self, draws: np.ndarray, stored: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
         """Images as the model takes them, of those in the data set."""
-        raw, windows = torch.from_numpy(stored), self.source.windows(draws)
-        return self.preparation(raw if windows is None else preprocess.cut_out(windows, raw), out)
+        return self.preparation(self.source.augmented(torch.from_numpy(stored), draws), out)
 
 
 @contextmanager

@@ -34,8 +34,7 @@ class Feeder:
 
     def __next__(self) -> tuple[Any, ...]:
         if self._batches is None:
-            draws, size = np.fromiter(self.source.sampler, np.int64), self.source.batch_size
-            self._batches = iter([draws[first : first + size] for first in range(0, len(draws), size)])
+            self._batches = iter(self.source.batches())
             self.bytes.clear()
         draws = next(self._batches)
         split = self.source.split

@@ -82,8 +82,7 @@ class Resident:
             raw, labels = (self._send(values[order[part]], self.source.pin) for values in (self.images, self.labels))
         else:
             raw, labels = (values.index_select(0, self.order[part]) for values in (self.raw, self.targets))
-        windows = self.source.windows(draws[part])
-        return self.prepare(raw if windows is None else preprocess.cut_out(windows, raw)), labels
+        return self.prepare(self.source.augmented(raw, draws[part])), labels
 
     def _send(self, values: np.ndarray, pin: bool = False) -> torch.Tensor:
         tensor = torch.from_numpy(values)
