@@ -93,24 +93,16 @@ def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray])
     )
 
 
-def _numbers(table: dict[str, np.ndarray]) -> np.ndarray:
-    """The number of each row's step in the run, counted over the epochs."""
-    per_epoch = int(table["step"].max()) + 1
-    return table["epoch"] * per_epoch + table["step"]
-
-
 def _rate(record: LlmRecord, ranks: Sequence[LlmReport], table: dict[str, np.ndarray], skip: int) -> None:
     """Fill in iteration times, tokens, and tokens/s after the warm-up."""
     record.tokens, record.tokens_per_s = Tokens(), TokenRates()
-    if not table or not len(table["step"]):
-        record.iteration_s = msgspec.convert(formulas.statistics([], skip), Statistics)
+    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS)) if table else []
+    record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip), Statistics)
+    if not len(steps_s):
         return
-    number = _numbers(table)
-    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
-    measured = number >= skip
+    measured = table["epoch"] * (table["step"].max() + 1) + table["step"] >= skip  # steps are counted over the epochs
     by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
-    record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip), Statistics)
     if measured.any():
         record.data_s = float(table["data_s"][measured].mean())  # mean over the ranks
     for name, column in TOKENS.items():
@@ -156,10 +148,8 @@ def _rewards(table: dict[str, np.ndarray]) -> Rewards:
 
     torchtune's single-device recipe logs those of the last batch of each step, the distributed one the ranks' mean.
     """
-    rewards = Rewards()
-    for name, column in REWARDS.items():
-        values = _first_rank(table, column)
-        setattr(rewards, name, float(last_tenth(values).mean()) if len(values) else None)
+    columns = {name: _first_rank(table, column) for name, column in REWARDS.items()}
+    rewards = Rewards(**{name: float(last_tenth(values).mean()) for name, values in columns.items() if len(values)})
     if rewards.chosen is not None and rewards.rejected is not None:
         rewards.margin = rewards.chosen - rewards.rejected
     return rewards

@@ -89,28 +89,30 @@ def component(config: TokenizerConfig, inputs: Path) -> dict[str, Any]:
 def check_files(config: TokenizerConfig) -> None:
     """Refuse (ValueError) files of a model's own tokenizer that are not whole."""
     if isinstance(config, Llama3TokenizerConfig):
-        _check_llama3(Path(_expand(config.path)), f"tokenizer.path={config.path}")
+        _check_llama3(config.path)
     elif isinstance(config, Qwen25TokenizerConfig):
-        _check_qwen25(Path(_expand(config.path)), f"tokenizer.path={config.path}")
-        remedy = "give the path of Qwen 2.5's merges.txt"
-        is_file = Path(_expand(config.merges_file)).is_file()
-        require(is_file, f"tokenizer.merges_file={config.merges_file}: no such file; {remedy}")
+        _check_qwen25(config.path)
+        _file("merges_file", config.merges_file, "give the path of Qwen 2.5's merges.txt")
 
 
-def _check_llama3(path: Path, key: str) -> None:
-    remedy = "give the path of Llama 3's tokenizer.model"
-    require(path.is_file(), f"{key}: no such file; {remedy}")
-    lines = path.read_bytes().splitlines()
+def _file(name: str, path: str | None, remedy: str) -> Path:
+    file = Path(_expand(path))
+    require(file.is_file(), f"tokenizer.{name}={path}: no such file; {remedy}")
+    return file
+
+
+def _check_llama3(path: str | None) -> None:
+    key, remedy = f"tokenizer.path={path}", "give the path of Llama 3's tokenizer.model"
+    lines = _file("path", path, remedy).read_bytes().splitlines()
     require(len(lines) == LLAMA3_RANKS, f"{key}: holds {len(lines)} tokens, not {LLAMA3_RANKS}; {remedy}")
     last = lines[-1].split()
     require(len(last) == 2 and last[1] == b"%d" % (LLAMA3_RANKS - 1), f"{key}: is not a tiktoken file; {remedy}")
 
 
-def _check_qwen25(path: Path, key: str) -> None:
-    remedy = "give the path of Qwen 2.5's vocab.json"
-    require(path.is_file(), f"{key}: no such file; {remedy}")
+def _check_qwen25(path: str | None) -> None:
+    key, remedy = f"tokenizer.path={path}", "give the path of Qwen 2.5's vocab.json"
     try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))
+        tokens = json.loads(_file("path", path, remedy).read_text(encoding="utf-8"))
     except ValueError:
         raise ValueError(f"{key}: is not JSON; {remedy}") from None
     size = len(tokens) if isinstance(tokens, dict) else 0
