@@ -61,8 +61,8 @@ def train_on(recipe: Any, probe: Probe, batches: Iterator[Batch]) -> None:
         recipe.train()
 
 
-def steps_of(probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]) -> Iterator[Batch]:
-    """`feed`'s batches, as many a step as the recipe takes, while `proceed()`, which is called before each step."""
+def step_batches(probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool]) -> Iterator[Batch]:
+    """Batches of whole steps from `feed`, while `proceed()`, called before each step, returns True."""
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
             batch = next(feed)
@@ -81,7 +81,7 @@ def profiled(
             yield batch
 
     with named_phases(recipe, probe, ranges):
-        train_on(recipe, probe, steps_of(probe, counted(), window.boundary))
+        train_on(recipe, probe, step_batches(probe, counted(), window.boundary))
     ranges.close()
     return window.result()
 
@@ -135,7 +135,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
             marks_s.append(timing.clock_s())
             return len(marks_s) <= count
 
-        train_on(recipe, probe, steps_of(probe, batches, proceed))
+        train_on(recipe, probe, step_batches(probe, batches, proceed))
         return marks_s[-1] - marks_s[0]
 
     def fetch(count: int) -> None:

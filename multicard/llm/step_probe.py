@@ -35,7 +35,7 @@ class DivergenceError(Exception):
 
 
 class ProbeEndedError(Exception):
-    """Ends it where the mean step of a run with `probe=true` is known, on all ranks."""
+    """Ends a recipe's training once the mean step of a probe is known, on all ranks."""
 
 
 class TuningReport(Report[LlmReport]):
@@ -148,7 +148,7 @@ class Probe:
         self.board.post(self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss)
 
     def moved(self, batch: Batch) -> Batch:
-        """The batch as the recipe gets it."""
+        """The batch, on the device where its copy need not wait for the recipe."""
         if not self.moves:
             return batch
         if self.ranges is not None:

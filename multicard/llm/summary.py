@@ -23,7 +23,7 @@ AXES = (
     *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
 )
 REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
-OF_RANK_0 = (
+FROM_RANK_0 = (
     "text_rows",
     "parameters",
     "trainable_parameters",
@@ -74,7 +74,7 @@ def summarise(
     source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"
     record.transfer_bytes = Transfers(h2d=int(table["h2d_bytes"].sum()) if table else 0, source=source)
     record.communication_bytes = _communication(ranks)
-    for name in OF_RANK_0 if ranks else ():
+    for name in FROM_RANK_0 if ranks else ():
         setattr(record, name, getattr(ranks[0], name))
     record.flops_per_token, record.mfu = _work(record, config, ranks, table)
 

@@ -27,7 +27,7 @@ def check(config: ModelConfig) -> None:
 
 def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
-    model = BUILDERS.get(config.name, of_torchvision)(config, classes, image_size)
+    model = BUILDERS.get(config.name, torchvision_model)(config, classes, image_size)
     if config.pointwise is Pointwise.convolution:
         return model
     from multicard.vision.pointwise import with_matrix_products
@@ -41,7 +41,7 @@ def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":
     return models.mobilenet_v2(num_classes=classes, width_mult=config.width)
 
 
-def of_torchvision(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
+def torchvision_model(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     from torchvision import models
 
     options: dict[str, Any] = {}

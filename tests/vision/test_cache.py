@@ -218,7 +218,7 @@ def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(
     words = ("dataset=images", f"dataset.root={photographs}", "dataset.image_size=32", "dataset.cache=process")
     two, three = (Placement("cpu", "gloo", ranks, False) for ranks in (2, 3))
     workload.has_room(typed(*words), two)
-    says = "dataset.cache=process: 3 ranks, each with 12 images of 32 px as float32, need 442 kB of memory, of which "
+    says = "dataset.cache=process: 3 ranks, each with 12 images of 32 px as float32, need 442 kB of memory, and "
     with pytest.raises(ValueError, match=f"^{says}295 kB are available; .*dataset.cache=mmap$"):
         workload.has_room(typed(*words), three)
     workload.has_room(typed(*words, "dataset.train_limit=2"), three)

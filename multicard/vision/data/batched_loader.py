@@ -120,7 +120,7 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
     if not count:
         yield None
         return
-    of_rank, pool, all_started = torch.get_num_threads(), ThreadPoolExecutor(count, "loader"), Barrier(count)
+    rank_threads, pool, all_started = torch.get_num_threads(), ThreadPoolExecutor(count, "loader"), Barrier(count)
 
     def compute_alone() -> None:
         torch.get_num_threads()  # the first call in a thread gives it the process's number
@@ -130,7 +130,9 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
     try:
         for started in [pool.submit(compute_alone) for _ in range(count)]:
             started.result()
-        torch.set_num_threads(of_rank)  # the threads changed what threads that start later, as autograd's, are given
+        torch.set_num_threads(
+            rank_threads
+        )  # the threads changed what later ones, as autograd's, are given
         yield pool
     finally:
         all_started.abort()  # where not all could be started

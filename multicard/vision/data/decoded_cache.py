@@ -73,7 +73,7 @@ class SplitCache:
         if mapped is None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with FileLock(self.folder / f".{self.name}.lock"):  # the kernel releases it whatever ends this process
+                with FileLock(self.folder / f".{self.name}.lock"):  # released by the kernel when this process ends
                     mapped = self._map(fingerprint)
                     if mapped is None:
                         started_s = timing.clock_s()

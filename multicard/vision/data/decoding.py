@@ -77,7 +77,7 @@ def _rgb(image: "Image") -> "Image":
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        return _of_16_bits(image).convert("RGB")
+        return _scaled_to_8_bits(image).convert("RGB")
     if image.mode in ("I", "F"):
         raise ValueError("32 bits a pixel, whose white is not known; save it with 8 or 16")
     if not image.has_transparency_data:
@@ -86,7 +86,7 @@ def _rgb(image: "Image") -> "Image":
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def _of_16_bits(image: "Image") -> "Image":
+def _scaled_to_8_bits(image: "Image") -> "Image":
     """Grey of more than 8 bits in 8, rounded; a transparent level is white."""
     from PIL import Image
 

@@ -82,7 +82,7 @@ def require_room(config: ImagesConfig, processes: int) -> None:
     needed_bytes = processes * images * 3 * config.image_size**2 * 4
     available_bytes = memory.available_memory_bytes()
     copies = f"{count(processes, 'rank')}, each with {images:,} images of {config.image_size} px as float32"
-    problem = f"{copies}, need {in_bytes(needed_bytes)} of memory, of which {in_bytes(available_bytes)} are available"
+    problem = f"{copies}, need {in_bytes(needed_bytes)} of memory, and {in_bytes(available_bytes)} are available"
     remedy = "use fewer gpus, a smaller dataset.image_size or dataset.train_limit, or dataset.cache=mmap"
     require(needed_bytes <= available_bytes, f"dataset.cache=process: {problem}; {remedy}")
 
