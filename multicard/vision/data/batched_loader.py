@@ -130,9 +130,7 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
     try:
         for started in [pool.submit(compute_alone) for _ in range(count)]:
             started.result()
-        torch.set_num_threads(
-            rank_threads
-        )  # the threads changed what later ones, as autograd's, are given
+        torch.set_num_threads(rank_threads)  # the threads changed what later ones, as autograd's, get
         yield pool
     finally:
         all_started.abort()  # where not all could be started
