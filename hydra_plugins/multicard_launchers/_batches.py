@@ -18,7 +18,6 @@ from multicard.sweep import (
     axes,
     cells,
     executor,
-    fit,
     objective,
     predicted,
     slurm_submit,
@@ -143,7 +142,7 @@ class Batches:
             return sweep
         if not config.dry_run:
             sweep.record_refused()
-        fit.check(sweep, self.on_slurm)
+        predicted.check_fit(sweep, self.on_slurm)
         if config.race.figure is not None:
             self._race(sweep)
         elif config.dry_run:

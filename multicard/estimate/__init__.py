@@ -1,1 +1,1 @@
-"""What a run will take, before it is started."""
+"""Estimates of runs before they start: time, energy and memory."""

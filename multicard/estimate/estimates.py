@@ -1,4 +1,4 @@
-"""Estimates of what runs will take: everybody asks `estimate`."""
+"""Estimates of runs: time, energy and memory. Everything that needs one calls `estimate`."""
 
 import os
 from collections import Counter
@@ -14,7 +14,6 @@ from multicard.config.job import count
 from multicard.config.llm import LlmConfig
 from multicard.estimate import history, observations, peaks, published, steps, totals
 from multicard.estimate.history import PastRun
-from multicard.estimate.memory import facts
 from multicard.estimate.observations import Basis
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
@@ -26,16 +25,16 @@ START_SD = 0.3  # of the logarithm of the time from the command to training, bet
 
 
 class Effort(IntEnum):
-    """Work that an estimate may do beside reading records."""
+    """Work that an estimate may do beside reading records and the sizes of data."""
 
-    records = 0  # none: memory is known where it was computed before, lengths where a run on the data tells them
-    gpus = 1  # reads the sizes of data, and computes the memory of runs on GPUs in a process of its own
+    records = 0  # none: memory is known where it was computed before
+    gpus = 1  # computes the memory of runs on GPUs in a process of its own
     all = 2  # also the memory of CPU ranks
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take on its target.
+    """Estimate of a run on its target.
 
     Fields:
         prediction: as the run's record has it; what nothing tells is None.
@@ -73,7 +72,7 @@ def estimate(
     Args:
         folder: of one of the runs, <root>/<sweep>/<run>: the sweeps beside it are the history
             (`history.history_folders`). It need not exist.
-        where: the target of each (`target.targets`); None: this machine, whatever `predict.gpu` says.
+        where: the target of each (`target.targets`); None: this machine; `predict.gpu` is ignored.
         effort: work beside reading records.
         git: the code that will run, as `environment.git` describes it; None: this checkout.
     """
@@ -92,7 +91,7 @@ def estimate(
 def prediction(config: RunConfig, folder: Path, git: Mapping[str, Any] | None) -> Prediction | None:
     """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes; None where nothing
     is known of it."""
-    with no_reason_to_stop():
+    with printing_errors():
         if history.read(history.history_folders(folder)) or devices.visible_gpus():
             found = estimate([config], folder, git=git)[0].prediction
             return None if found.basis == Basis.unknown and found.memory_bytes is None else found
@@ -100,7 +99,7 @@ def prediction(config: RunConfig, folder: Path, git: Mapping[str, Any] | None) -
 
 
 @contextmanager
-def no_reason_to_stop() -> Iterator[None]:
+def printing_errors() -> Iterator[None]:
     """Print an error of an estimate instead of losing a run; with MULTICARD_STRICT raise it."""
     try:
         yield
@@ -124,8 +123,7 @@ class Predictor:
 
     def predict_all(self, configs: Sequence[RunConfig], effort: Effort = Effort.all) -> list[Prediction]:
         """Predictions of runs, in the order of the configurations."""
-        reads = None if effort is Effort.records else facts.sizes
-        predictions = [self._times(config, reads) for config in configs]
+        predictions = [self._times(config) for config in configs]
         on_gpu = self.target.device_type == "cuda"
         compute = effort is Effort.all or (effort is Effort.gpus and on_gpu)
         if compute or on_gpu:
@@ -138,7 +136,7 @@ class Predictor:
         runs = [run for run in self._timed(_kind(config)) if not run.is_raced]
         return Alike(history.setting(plain(config)), runs).interval(lambda run: run.record.startup_s, START_SD)
 
-    def _times(self, config: RunConfig, sizes: totals.Sizes | None) -> Prediction:
+    def _times(self, config: RunConfig) -> Prediction:
         target, kind, own = self.target, _kind(config), history.setting(plain(config))
         printed = published.observations(str(target.hardware)) if target.device_type == "cuda" else ()
         seen = [*(run.observation for run in self._timed(kind, marked=True)), *printed]
@@ -151,7 +149,7 @@ class Predictor:
         prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s, marks=estimated.marks)
         if estimated.basis.may_exclude and not alike.of_this_cell():
             prediction.basis, prediction.about = Basis.scaled, f"{estimated.about}, of another length"
-        length = totals.length(config, alike, here, sizes)
+        length = totals.length(config, alike, here)
         if length is None:
             prediction.about += "; the size of its data is not known, so no total"
             return prediction

@@ -131,15 +131,6 @@ class PastRun:
         in_job = self.record.job is not None or self.record.config.get("exclusive") is False
         return cores_in_words(self.record.cores, _count(self.record.axes.get("gpus")), in_job)
 
-    @cached_property
-    def torch(self) -> tuple[int, int] | None:
-        """The version of torch, (major, minor), by the `environment.json` beside the record; None: not known."""
-        packages = {} if self.folder is None else run_folder.read_environment(self.folder).packages
-        with suppress(ValueError):
-            major, minor = (packages.get("torch") or "").split(".")[:2]
-            return int(major), int(minor)
-        return None
-
     def is_of(self, hardware: str | None, cores: str | None) -> bool:
         """True for a run on this hardware, with as many cores where these count."""
         return self.hardware == hardware is not None and (cores is None or self.cores == cores)

@@ -5,10 +5,8 @@
 The steps are taken with tensors that have no values, in seconds, in a process of its own: this one imports no torch.
 """
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,25 +21,18 @@ from multicard.estimate.memory.facts import Facts, TextFacts
 from multicard.estimate.observations import axes
 from multicard.estimate.target import Target, capability
 from multicard.estimate.totals import LENGTH, summed
-from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision.strategy import compiles
 
 ERROR = 0.02  # half-width of the 90 % interval of active bytes where the sizes of the data are known, as a share
 MEASURED = 0.02  # half-width of the interval of a peak that was measured before, as a share
 FLEX_ATTENTION = (7, 5)  # the compute capability from which torchtune masks packed rows by flex attention
-# Keys, beside the model's, of runs with the same extras
-ALIKE = ("compile", "precision.name", "method.name", "strategy.name", "recipe", "loader.name", "cudnn_benchmark")
 ROWS = tuple(key for key in LENGTH if key != "epochs")  # keys that decide which of the data a run meets
 DRAWN = ("dataset.rows", "max_steps")  # of them, those with which the seed decides it
 RAN_OUT = "a run of this cell ran out of memory before"  # the `memory_basis` where that is why it does not fit
 NULL = "null"
 MIB = 1 << 20
-ALLOCATED = ("cublas", "cudnn", "compile", "learned")  # from torch's allocator: in `peak_memory_bytes` of a record
-# Half of the least interval of learned extras, as a share of active bytes, by whether runs are compiled: which tensors
-# Inductor makes at all changes with their shapes, and nobody published by how much. An assumption, a third of what
-# compiled runs have below where half of the active bytes are made in the step.
-LEAST_SPREAD = {False: 0.01, True: 0.05}
+ALLOCATED = ("cublas", "cudnn", "compile")  # from torch's allocator: in `peak_memory_bytes` of a record
 
 
 class PeakMemory(msgspec.Struct, frozen=True):
@@ -60,15 +51,6 @@ class PeakMemory(msgspec.Struct, frozen=True):
     basis: str
 
 
-class Measured(NamedTuple):
-    """Bytes of a run: `active_bytes` of its tensors as predicted, `measured_bytes` of torch's allocator.
-    ran_out: the run needed more."""
-
-    active_bytes: int
-    measured_bytes: int
-    ran_out: bool = False
-
-
 def add(
     predictions: Sequence[Prediction],
     configs: Sequence[RunConfig],
@@ -82,8 +64,7 @@ def add(
         here: runs on GPUs of this name, those out of memory too.
         compute: False: by answers of earlier calls alone.
     """
-    measured = [_measured(config, here) for config in configs]
-    peaks = predict_all(configs, target, [facts.sizes(config) for config in configs], measured, compute)
+    peaks = predict_all(configs, target, [facts.sizes(config) for config in configs], compute)
     for prediction, config, peak in zip(predictions, configs, peaks, strict=True):
         _write(prediction, peak, target)
         if config.predict.memory is None:
@@ -94,26 +75,22 @@ def predict_all(
     configs: Sequence[RunConfig],
     target: Target,
     sizes: Sequence[Facts | str],
-    measured: Sequence[Sequence[Measured]] = (),
     compute: bool = True,
 ) -> list[PeakMemory | str]:
     """The peaks of one rank's memory in runs, all by one process; for one without prediction, the reason.
 
     Args:
         sizes: of each run's data set (`facts.facts_of`), or the reason for which they cannot be read.
-        measured: for each run, those of this machine like it (`extras.learn`); three or more replace the stated extras
-            that torch's allocator knows.
         compute: False: only from answers in the cache, so that no process is started.
     """
     asked = [_requests(config, size, target) for config, size in zip(configs, sizes, strict=True)]
     found = iter(answers.answer_all([request for requests in asked for request in requests], compute))
     peaks: list[PeakMemory | str] = []
-    for place, (config, size) in enumerate(zip(configs, sizes, strict=True)):
-        at_lengths = [next(found) for _ in asked[place]]
+    for config, size, requests in zip(configs, sizes, asked, strict=True):
+        at_lengths = [next(found) for _ in requests]
         problems = [answer for answer in (size, *at_lengths, _refused(config, target)) if isinstance(answer, str)]
         known = [answer for answer in at_lengths if isinstance(answer, Active)]
-        like = measured[place] if measured else ()
-        peaks.append(problems[0] if problems or isinstance(size, str) else _peak(config, target, size, known, like))
+        peaks.append(problems[0] if problems or isinstance(size, str) else _peak(config, target, size, known))
     return peaks
 
 
@@ -122,7 +99,7 @@ def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Requ
     if isinstance(size, str):
         return []
     each = [TextFacts(size.vocabulary, length) for length in size.lengths] if isinstance(size, TextFacts) else [size]
-    return [answers.request(config, own, target) for own in each]
+    return [Request(config, own, target.device_type, target.memory_bytes) for own in each]
 
 
 def _refused(config: RunConfig, target: Target) -> str | None:
@@ -134,18 +111,12 @@ def _refused(config: RunConfig, target: Target) -> str | None:
     return None
 
 
-def _peak(
-    config: RunConfig, target: Target, size: Facts, lengths: Sequence[Active], measured: Sequence[Measured]
-) -> PeakMemory:
+def _peak(config: RunConfig, target: Target, size: Facts, lengths: Sequence[Active]) -> PeakMemory:
     active, basis = lengths[0], "steps without values"
     if isinstance(size, TextFacts):
         ends = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
         basis += f", rows of {size.length} tokens{ends}"
     added = extras_of(config, target, active) if target.device_type == "cuda" else {}
-    beyond = learned(measured, active.active_bytes, is_compiled(config, target.device_type))
-    if beyond is not None and added:
-        added = {"learned": beyond} | {name: term for name, term in added.items() if name not in ALLOCATED}
-        basis += ", extras of runs on this GPU"
     ends = [answer.active_bytes for answer in lengths]
     tensors = Interval(active.active_bytes, round((1 - ERROR) * min(ends)), round((1 + ERROR) * max(ends)))
     allocated = [term for name, term in added.items() if name in ALLOCATED]
@@ -229,21 +200,7 @@ def _rows_matter(config: RunConfig) -> bool:
     return isinstance(config, LlmConfig) and not config.packed
 
 
-def _measured(config: RunConfig, here: Sequence[PastRun]) -> list[Measured]:
-    """The predicted bytes of tensors and the measured ones of runs with like extras."""
-    own, torch = _causes(setting(plain(config))), torch_version()
-    like = [run for run in here if run.torch == torch and _causes(run.setting) == own]
-    if _rows_matter(config):  # the longest was predicted
-        like = [run for run in like if not run.is_probe and run.setting.get("max_steps", NULL) == NULL]
-    return learn([run.record for run in like])
-
-
-def _causes(setting: Mapping[str, str]) -> dict[str, str]:
-    """The keys on which extras depend."""
-    return {key: value for key, value in setting.items() if key in ALIKE or key.startswith("model.")}
-
-
-# ---- memory of a GPU beside a run's tensors: stated by public documents and issues, or learned from records
+# ---- memory of a GPU beside a run's tensors: stated by public documents and issues
 
 
 def torch_version() -> tuple[int, int]:
@@ -289,40 +246,3 @@ def extras_of(config: RunConfig, target: Target, active: Active) -> dict[str, In
         queue = 3 * active.by_kind["batch"]
         terms["dali"] = queue, 2 * queue, 5 * queue
     return {name: Interval(round(value), round(low), round(high)) for name, (low, value, high) in terms.items()}
-
-
-def learn(records: Sequence[AnyRecord]) -> list[Measured]:
-    """The bytes of records of one GPU and one version of torch, with like extras: whole runs that ended, and those that
-    ran out of memory. A record without a prediction of its active bytes does not count."""
-    runs: list[Measured] = []
-    for record in records:
-        active_bytes = record.prediction.active_bytes if record.prediction is not None else None
-        peak, cause = record.peak_memory_bytes, record.cause
-        if not active_bytes or record.oversubscribed:
-            continue
-        if record.status == "ok" and peak is not None and peak.kind == "cuda_allocated" and peak.max:
-            runs.append(Measured(active_bytes, peak.max))
-        elif record.status == "oom" and cause is not None and cause.memory_bytes:
-            runs.append(Measured(active_bytes, cause.memory_bytes, ran_out=True))
-    return runs
-
-
-def learned(runs: Sequence[Measured], active_bytes: int, compiled: bool = False) -> Interval | None:
-    """Memory of runs of this machine beyond their tensors, for a run like theirs: one extra in the place of the terms
-    that torch's allocator knows. None for fewer than three that ended, whose spread is not known.
-
-    Its interval is from the median to the median grown with the active bytes, each with twice the quartiles' distance,
-    at least LEAST_SPREAD of the active bytes: a few runs do not show the worst. A run with no more tensors that ran out
-    of memory raises the upper end: this one may take at least what that one had.
-    """
-    ended = [run for run in runs if not run.ran_out]
-    if len(ended) < 3:
-        return None
-    beyond = sorted(run.measured_bytes - run.active_bytes for run in ended)
-    lower, middle, upper = statistics.quantiles(beyond, n=4, method="inclusive")
-    grown = middle * active_bytes / statistics.median(run.active_bytes for run in ended)
-    reach = max(2 * (upper - lower), LEAST_SPREAD[compiled] * active_bytes)
-    ran_out = [run for run in runs if run.ran_out and run.active_bytes <= active_bytes]
-    exceeded = [run.measured_bytes - run.active_bytes for run in ran_out]
-    low, high = min(middle, grown) - reach, max(middle, grown) + reach
-    return Interval(round(middle), round(low), round(max([high, *exceeded])))

@@ -1,11 +1,11 @@
-"""What others printed: throughputs of several GPUs (`published.csv`), and the times of the papers' tables.
+"""Published figures: throughputs of several GPUs (`published.csv`), and the times of the papers' tables.
 
 `published.csv` has a row a node, workload and precision: samples (or tokens) a second on 1, 2, 4 and 8 GPUs, and the
 batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `target.py`.
 GPUs with TF32 compute what the sources call fp32 in it. `defect` says why a row cannot be what it says, so that it is
 left out: its batch changes by over 10 % with the GPUs, a GPU is over 1.15 times as fast among more, several GPUs are
 slower than one, rates below 50 are rounded by over 1 %, over a quarter of a workload's nodes are beyond linear, or
-nodes with the same GPUs differ by over 1.3 times. Its sources, of which it has the figures and nothing else:
+nodes with the same GPUs differ by over 1.3 times. Its sources (figures alone are taken from them):
 
 - lambda, lambda-2021: github.com/lambdal/deeplearning-benchmark, pytorch/pytorch-train-{throughput,bs}-{fp16,fp32}.csv,
   and those of 2021 in its root. H100 SXM5 is taken to have the batches of the other GPUs with 80 GB, as in fp16.
@@ -113,7 +113,7 @@ def sound() -> tuple[Series, ...]:
 
 @cache
 def observations(gpu: str) -> tuple[StepObservation, ...]:
-    """What is printed of a GPU of the table, as `estimate.step` takes it."""
+    """Published steps on a GPU of the table, as `steps.step` takes them."""
     rows = [row for row in sound() if row.gpu == gpu]
     seen = [seen for row in rows for seen in row_observations(row, row.sample_s)]
     return (*seen, *papers()) if gpu == PAPERS_GPU else tuple(seen)

@@ -83,8 +83,8 @@ def doubt(clipped: float) -> str:
 
 
 def _grown(counts: Mapping[int, StepEstimate], gpus: int, growth: Growth) -> StepEstimate:
-    """By T(1) and T(2). The interval of `growth` is of tables in which each time is of one run, so that it holds the
-    difference between two runs."""
+    """Step on `gpus` from T(1) and T(2). The interval of `growth` comes from tables with one run a time, so it
+    includes the difference between runs."""
     one, two = counts[1], counts[2]
     growth_2 = math.expm1(two.log_s - one.log_s)
     nearest = min(counts.keys() - {1}, key=lambda count: abs(ring(count) - ring(gpus)))
@@ -109,7 +109,7 @@ def _beyond_runs(cell: StepEstimate) -> float:
 
 
 def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> StepEstimate:
-    """By the line through the two nearest counts: T over a ring's bytes, on CPU ranks log T over log n."""
+    """Step on `gpus` from the line through the two nearest counts: T over ring(n); on CPU ranks log T over log n."""
 
     def place(count: int) -> float:
         return ring(count) if on_gpu else math.log(count)

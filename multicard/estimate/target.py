@@ -1,4 +1,4 @@
-"""What runs are estimated for: this machine, or a GPU that `predict.gpu` names. No torch."""
+"""Targets of estimates: this machine, or a GPU that `predict.gpu` names. No torch."""
 
 import os
 import re

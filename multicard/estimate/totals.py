@@ -9,22 +9,21 @@ not average out over them.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.llm import LlmConfig, SyntheticConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate import history
 from multicard.estimate.history import MOST_BYTES, PastRun
+from multicard.estimate.memory import facts
 from multicard.estimate.observations import axes, differences
 from multicard.estimate.scaling import CONFIDENCE
 from multicard.measure import repeated_runs
-from multicard.records.schema import LlmRecord, VisionEpoch, VisionRecord
+from multicard.records.schema import LlmRecord, VisionEpoch
 from multicard.records.schema_parts import Interval
 from multicard.vision.strategy import STRATEGIES
 
 LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps")  # keys of the step count
-IMAGES = ("dataset.name", "dataset.root", "dataset.skip_broken")  # keys of a data set's number of images
 TEXT = ("dataset", "tokenizer", "template", "max_seq_len", "packed")  # groups and keys of the number of rows
 MOST_STEPS = 10**12
 # Standard deviations of logarithms, between runs alike, before there are several (`spread`)
@@ -34,7 +33,6 @@ EVALUATION = Interval(0.35, 0.15, 0.8)  # an evaluated image over a trained one,
 ENOUGH_PAIRS = 10  # predictions with their outcome, to calibrate intervals by
 LEAST_FACTOR, MOST_FACTOR = 0.25, 10.0
 Figure = Callable[[PastRun], float | None]
-Sizes = Callable[[RunConfig], Any]
 
 
 # ---- intervals
@@ -162,12 +160,11 @@ def length_of_rows(config: LlmConfig, rows: int) -> Length:
     return Length(min(steps, config.max_steps or steps))
 
 
-def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Sizes | None = None) -> Length | None:
-    """The length of an epoch of the run; None where the size of its data is not known.
+def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun]) -> Length | None:
+    """The length of an epoch of the run, by runs of the cell, else by its data; None where neither tells.
 
     Args:
-        runs: of any settings, for the sizes of their data.
-        sizes: reads that of a configuration, where runs do not tell it; returns a reason where it cannot.
+        runs: of any settings, for the rows of their texts.
     """
     known = (count for run in reversed(alike.of_this_cell()) if (count := _steps_per_epoch(run)))
     steps = next((count for count in known if 0 < count < MOST_STEPS), None)
@@ -178,13 +175,10 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun], sizes: Size
         steps = steps or config.max_steps
         return None if steps is None else Length(steps)
     assert isinstance(config, VisionConfig)
-    train, test = (_images(config, runs, part) for part in ("train", "test"))
-    if sizes is not None and None in (train, test):
-        read = sizes(config)
-        train, test = (None, None) if isinstance(read, str) else (read.train, read.test)
-    if test is None or (train is None and steps is None):
+    sizes = facts.sizes(config)
+    if not isinstance(sizes, facts.ImageFacts):
         return None
-    computed = length_of_images(config, train, test) if train is not None else Length(steps or 0, test=test)
+    computed = length_of_images(config, sizes.train, sizes.test)
     return computed if steps is None else replace(computed, steps=steps)
 
 
@@ -197,27 +191,6 @@ def _steps_per_epoch(run: PastRun) -> int | None:
         return record.epochs[0].steps if record.epochs else None
     steps, epochs = _step_count(run), len(record.epochs)
     return steps // epochs if epochs and steps is not None and steps % epochs == 0 else None
-
-
-def _images(config: VisionConfig, runs: Sequence[PastRun], part: str) -> int | None:
-    """The images of a part of the data set, by a run on the same; None where none tells."""
-    own = history.setting(plain(config))
-    limit = getattr(config.dataset, f"{part}_limit")
-    for run in reversed(runs):
-        if all(run.setting.get(key) == own.get(key) for key in IMAGES):
-            count = _images_of(run, part)
-            theirs = run.record.config["dataset"].get(f"{part}_limit")
-            is_whole = count is not None and (theirs is None or count < theirs)
-            if count is not None and (is_whole or (limit is not None and count >= limit)):
-                return min(count, limit or count)
-    return None
-
-
-def _images_of(run: PastRun, part: str) -> int | None:
-    epochs = run.record.epochs if isinstance(run.record, VisionRecord) else []
-    if part == "test":
-        return next((epoch.test_samples for epoch in epochs if epoch.test_samples and not run.is_raced), None)
-    return next((epoch.samples for epoch in epochs if epoch.samples and not run.is_probe), None)
 
 
 def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:

@@ -1,21 +1,24 @@
-"""`predict=true`: estimates of a sweep's cells, or of a single run. Nothing is started, nothing is written."""
+"""Estimates before a start: `predict=true` shows those of a sweep's cells, or of a single run, and starts nothing;
+`fit=warn|refuse|off` is about cells that the GPU's memory will not hold."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from multicard.config.base import Scale, plain
-from multicard.config.job import count, resources
-from multicard.config.sweeps import is_elsewhere
-from multicard.estimate import history, steps
-from multicard.estimate.estimates import Effort, Estimate, estimate
+from multicard.config.job import Device, count, resources
+from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere
+from multicard.estimate import history, peaks, steps
+from multicard.estimate.estimates import Effort, Estimate, estimate, printing_errors
 from multicard.estimate.observations import WITHOUT_EFFECT
-from multicard.estimate.target import UNKNOWN_NODE, Target, targets
-from multicard.machine import environment
+from multicard.estimate.target import UNKNOWN_NODE, Target, named, targets
+from multicard.machine import devices, environment
+from multicard.measure.timing import clock_s
 from multicard.messages import say
 from multicard.records import comparable, table, text_table
-from multicard.sweep import cells, prediction_table
-from multicard.sweep.cells import Cell, Sweep
+from multicard.records.text_table import in_bytes
+from multicard.sweep import cells, prediction_table, slurm_submit
+from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.prediction_table import WIDTH, Row
 
@@ -24,6 +27,10 @@ LEFT_OUT = ("-m", "--multirun", "experiment=", "predict.", "probe.enabled=", "dr
 SLURM_NODES = {  # by device
     "cuda": "SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb",
     "cpu": "SLURM's nodes are taken to have this machine's processor",
+}
+REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
+    "vision": "use a smaller batch_size or dataset.image_size",
+    "llm": "use a smaller batch_size, method=lora or qlora, or more GPUs",
 }
 Predicted = tuple[Cell, Estimate]
 
@@ -65,7 +72,7 @@ def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
     if target.device_type != "cpu" or ranks <= cores:
         return ""
     crowd = f"gpus={config.gpus}: {ranks} CPU ranks would take turns on {count(cores, 'core')}"
-    return f"{crowd}, of which no run tells the time; use gpus={cores} or fewer"
+    return f"{crowd}, whose time no run tells; use gpus={cores} or fewer"
 
 
 def _show(command: Command, predicted: Sequence[Predicted]) -> None:
@@ -168,3 +175,81 @@ def _pair(blocks: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[int, int, st
             if len(differing) == 1 and block.keys() == earlier.keys():
                 return first, second, differing[0]
     return None
+
+
+# ---- fit=
+
+
+def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
+    """Name the cells to be measured that will not fit, and those that may not, each in a line; with fit=refuse those
+    that will not are refused instead, and a race leaves them out.
+
+    Args:
+        on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory` alone; those in the
+            queue already stay there.
+
+    Raises:
+        ValueError: predict.gpu names no known GPU, or SLURM does not answer.
+    """
+    left = sweep.left
+    for name in {cell.cfg.predict.gpu for cell in left} - {None}:
+        named(name)  # a wrong name is refused even where nothing needs the GPU
+    asked = [cell for cell in left if _needs_check(cell) and (not on_slurm or is_elsewhere(cell.cfg))]
+    if not asked or not (on_slurm or devices.visible_gpus()):
+        return
+    began_s = clock_s()
+    estimated = _fitted(asked, on_slurm)
+    sweep.command.foreseen_s += clock_s() - began_s
+    remedy = REMEDIES[sweep.command.workload.name]
+    unfit: dict[str, dict[str, str]] = {"no": {}, "tight": {}}  # by verdict and cell, once for all repetitions
+    for cell, found in estimated:
+        fits = found.prediction.fits
+        if fits == "no" and cell.cfg.race.figure is not None:
+            sweep.refuse(cell, f"{_needs(found)}; fit=off tries it", is_mistake=False)
+        elif fits == "no" and cell.cfg.fit == Fit.refuse:
+            sweep.refuse(cell, f"fit=refuse: {_needs(found)}; {remedy}, or fit=warn to try")
+        elif fits in unfit:
+            unfit[fits].setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {_needs(found)}")
+    _name("will not fit", [*unfit["no"].values()], f"; {remedy}, or fit=off")
+    _name("may not fit", [*unfit["tight"].values()], "")
+
+
+def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
+    """The estimates for GPUs; none where they fail."""
+    queued = slurm_submit.queued_jobs(asked) if on_slurm else {}
+    asked = [cell for cell in asked if cell.number not in queued]
+    configs = [cell.config for cell in asked]
+    with printing_errors():
+        where = targets(configs, here=not on_slurm)
+        found = estimate(configs, asked[0].folder, where, Effort.gpus) if asked else []
+        return [pair for pair in zip(asked, found, strict=True) if pair[1].target.device_type == "cuda"]
+    return []
+
+
+def _needs_check(cell: Cell) -> bool:
+    """False for cells that only try the code, and for rounds of repeat=auto after the first."""
+    cfg = cell.cfg
+    again = cfg.repeat == AUTO and cfg.repetition > LEAST_AUTO
+    no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
+    return not (cfg.fit == Fit.off or no_figure or again)
+
+
+def _name(verdict: str, cells: Sequence[str], remedy: str) -> None:
+    """Print cells and their needs in a line."""
+    if cells:
+        more = [f"and {len(cells) - NAMED_CELLS} more"] * (len(cells) > NAMED_CELLS)
+        say(f"{count(len(cells), 'cell')} {verdict}: {'; '.join([*cells[:NAMED_CELLS], *more])}{remedy}", error=True)
+
+
+def _needs(found: Estimate) -> str:
+    """The memory that a cell needs, and that of the GPU."""
+    gpu, prediction = found.target.gpu or "the GPU", found.prediction
+    memory = prediction.memory_bytes
+    if prediction.memory_basis == peaks.RAN_OUT:
+        return f"ran out of memory on {gpu} before"
+    if memory is None:
+        return f"{prediction.memory_basis} ({gpu})"
+    interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
+    return (
+        f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}"
+    )

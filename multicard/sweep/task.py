@@ -12,7 +12,7 @@ from multicard.estimate import estimates
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
-from multicard.sweep import auto_gpus, cells, fit, objective, predicted
+from multicard.sweep import auto_gpus, cells, objective, predicted
 from multicard.sweep.cells import Cell, Refused, Sweep
 from multicard.sweep.command import Command
 
@@ -38,7 +38,7 @@ class Task:
                 if cfg.predict.enabled and sweep.cells:
                     predicted.show(sweep)
                     return objective.value(None, cfg.objective)
-                fit.check(sweep)
+                predicted.check_fit(sweep)
                 if cfg.dry_run:
                     cells.check(sweep, sweep.left)
             except ValueError as error:

@@ -1,19 +1,17 @@
 """What earlier runs of a cell say of its memory."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multicard.config.base import RunConfig, plain
-from multicard.estimate import history, peaks
+from multicard.estimate import peaks
 from multicard.estimate.history import DECODER, PastRun
-from multicard.estimate.peaks import Measured, torch_version
 from multicard.estimate.target import Target
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import typed_llm
-from tests.helpers import records
+from tests.helpers import past_runs, records
 from tests.helpers.past_runs import config, probe
 
 TAKEN = {"max": 5 * 10**9, "per_rank": [5 * 10**9], "kind": "cuda_allocated"}
@@ -53,7 +51,7 @@ PACKED = ("packed=true", "max_seq_len=64")
 @pytest.mark.parametrize(
     ("wanted", "other", "fits", "fails"),
     [
-        (records.vision(), probe(device="cuda"), "yes", True),
+        (past_runs.vision(device="cuda"), probe(device="cuda"), "yes", True),
         (tuning(), tuning(**PROBE), None, True),
         (tuning(*PACKED), tuning(*PACKED, **PROBE), "yes", True),
         # a shorter run, and a longer one
@@ -86,21 +84,3 @@ def test_shorter_runs_raise_the_lower_end(took: int, allocated: Interval, whole:
     peaks._raise(prediction, took)
     assert (prediction.allocated_bytes, prediction.memory_bytes, prediction.fits) == (allocated, whole, fits)
     assert ("shorter" in prediction.memory_basis) == (took > 80)
-
-
-def test_extras_are_learned_of_whole_runs_with_the_same_model_and_torch(tmp_path: Path):
-    predicted = {"prediction": {"basis": "unknown", "active_bytes": 10**9}, "peak_memory_bytes": TAKEN}
-    runs = {"same": tuning(), "batch": tuning("batch_size=4")}  # that teach
-    runs |= {"probe": tuning(**PROBE), "short": tuning("max_steps=4"), "model": tuning("model.num_layers=3")}
-    runs |= {"precision": tuning("precision=bf16"), "torch": tuning(), "unknown": tuning()}
-    here = "{}.{}".format(*torch_version())
-    for name, record in runs.items():
-        records.write(tmp_path / name, record | predicted)
-        version = "1.13.0" if name == "torch" else f"{here}.0+cu130"
-        text = "[]" if name == "unknown" else json.dumps({"packages": {"torch": version}})
-        (tmp_path / name / "environment.json").write_text(text)
-    past = history.read([tmp_path])
-    assert len(past) == len(runs)
-    assert peaks._measured(typed_llm(), past) == [Measured(10**9, 5 * 10**9)] * 2
-    (tmp_path / "same" / "environment.json").unlink()
-    assert len(peaks._measured(typed_llm(), [PastRun(run.record, run.folder) for run in past])) == 1

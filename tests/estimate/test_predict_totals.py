@@ -8,9 +8,7 @@ import pytest
 
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import history, totals
-from multicard.estimate.history import PastRun
-from multicard.estimate.memory.facts import ImageFacts
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import typed, typed_llm
 from tests.helpers import records
 from tests.helpers.past_runs import (
@@ -78,62 +76,44 @@ def test_the_length_of_a_run_by_hand():
     assert totals.length_of_rows(tuning, 41) == totals.Length(2)
 
 
-def test_lengths_come_from_runs_on_the_same_data_else_from_the_data():
-    known = past(vision(dataset__train_limit=None))  # 320 images
-    read = []
-
-    def sizes(wanted: RunConfig) -> ImageFacts:
-        read.append(wanted)
-        return ImageFacts(640, 500, 10, 8, 1)
-
-    def of(**changes: Any) -> totals.Length | None:
-        wanted = config(vision(), **changes)
-        near = totals.Alike(history.setting(records.vision()["config"]), [])
-        return totals.length(wanted, near, known, sizes)
-
-    assert of() == totals.Length(20, 1.0, 1000)
-    assert of(batch_size=32) == totals.Length(10, 1.0, 1000)
-    assert of(dataset__train_limit=100) == totals.Length(7, 0.25, 1000)
-    assert of(dataset__train_limit=1000, epochs=5) == totals.Length(20, 1.0, 1000)
-    assert not read
-    assert of(dataset__name="mnist") == totals.Length(40, 1.0, 500)
-    assert len(read) == 1
-
-
-def test_a_limit_is_no_size_of_the_data():
-    wanted = typed("dataset.train_limit=5000", "dataset.test_limit=1000")  # of 1,438 digits
-    assert totals.length(wanted, totals.Alike({}, []), []) is None
-    known = past(vision(dataset__train_limit=500, dataset__test_limit=5000))  # 320 images, and 1,000
-    assert totals.length(config(vision(), dataset__train_limit=5000), totals.Alike({}, []), known) == totals.Length(
-        20, 1.0, 1000
-    )
+def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
+    wanted = typed("batch_size=16", "dataset.test_limit=1000")  # 1,438 digits, and 359
+    assert totals.length(wanted, totals.Alike({}, []), []) == totals.Length(90, 14 / 16, 359)
+    wanted = typed("batch_size=16", "dataset.train_limit=100")
+    assert totals.length(wanted, totals.Alike({}, []), []) == totals.Length(7, 0.25, 359)
+    absent = typed("dataset=images", "dataset.root=/nowhere")
+    assert totals.length(absent, totals.Alike({}, []), []) is None
+    ran = vision(dataset__train_limit=1000)  # of which it left some out
+    alike = totals.Alike(history.setting(ran["config"]), past(ran))
+    assert totals.length(config(ran), alike, []) == totals.Length(20, 0.5, 300)
 
 
 def test_rows_of_text_are_those_that_have_a_label():
-    def record(wanted: RunConfig, **own: Any) -> dict[str, Any]:
-        return records.llm(**own) | {"config": plain(wanted)}
+    def told(wanted: RunConfig, counts: dict[str, int] | None = None, by: RunConfig | None = None) -> int | None:
+        """Steps of an epoch, by a run with these counts."""
+        record = records.llm(text_rows=counts) | {"config": plain(by or wanted)}
+        found = totals.length(wanted, totals.Alike({}, []), past(record) if counts else [])
+        return found and found.steps
 
-    def of(wanted: RunConfig, known: list[PastRun]) -> totals.Length | None:
-        return totals.length(wanted, totals.Alike({}, []), known)
-
-    rows, longer = typed_llm("batch_size=2"), typed_llm("batch_size=4")
-    known = past(record(rows, text_rows={"read": 500, "cut": 9, "left_out": 20}))
-    assert of(longer, known) == totals.Length(120)
-    assert of(longer, []) == totals.Length(125)  # of dataset.rows
+    counts = {"read": 500, "cut": 9, "left_out": 20}
+    assert told(typed_llm("batch_size=4"), counts, by=typed_llm("batch_size=2")) == 120
+    assert told(typed_llm("batch_size=4")) == 125  # by dataset.rows
     stored = "template=grammar", "dataset=grammar", "dataset.rows=5000"  # of a file that may have fewer
-    assert of(typed_llm("batch_size=4", *stored), []) is None
-    words = "packed=true", "max_seq_len=64"
-    accumulated = typed_llm("batch_size=2", "gpus=4", "gradient_accumulation_steps=8", *words)
-    counts = {"read": 500, "cut": 0, "left_out": 0}
-    packed = past(record(accumulated, text_rows=counts | {"sequences": 120}))
-    assert of(accumulated, packed) == totals.Length(1)
-    assert of(typed_llm("batch_size=2", *words), packed) == totals.Length(60)
-    older = past(record(accumulated, text_rows=counts))
-    assert of(typed_llm("batch_size=4", *words), older) is None  # how many sequences, nobody knows
-    assert of(typed_llm("batch_size=4", "max_steps=9", *words), known) == totals.Length(9)
+    assert told(typed_llm("batch_size=4", *stored)) is None
+    words = "batch_size=2", "packed=true", "max_seq_len=64"
+    accumulated = typed_llm("gpus=4", "gradient_accumulation_steps=8", *words)
+    assert told(accumulated, counts | {"sequences": 120}) == 1
+    assert told(typed_llm(*words), counts | {"sequences": 120}, by=accumulated) == 60
+    assert told(typed_llm(*words), counts, by=accumulated) is None  # how many sequences, older records do not tell
+    assert told(typed_llm("max_steps=9", *words), counts, by=accumulated) == 9
 
 
 # ---- totals and energy
+
+
+def total_s(prediction: Prediction) -> Interval:
+    assert prediction.total_s is not None
+    return prediction.total_s
 
 
 def test_the_total_of_a_cell_that_ran_is_what_it_took():
@@ -141,20 +121,17 @@ def test_the_total_of_a_cell_that_ran_is_what_it_took():
     prediction = predicted(config(record), past(record))
     assert prediction.basis == "measured"
     assert prediction.step_s is not None and prediction.step_s.value == pytest.approx(0.1)
-    assert prediction.total_s is not None and prediction.total_s.value == pytest.approx(record["total_s"])
-    assert prediction.total_s.low < record["total_s"] < prediction.total_s.high
+    assert total_s(prediction).value == pytest.approx(record["total_s"])
+    assert total_s(prediction).low < record["total_s"] < total_s(prediction).high
 
 
 def test_the_total_of_a_longer_run_grows_with_its_epochs_and_images():
     known = past(vision(epochs=2))
     longer = predicted(config(vision(epochs=6)), known)
-    assert (longer.basis, longer.runs) == ("scaled", 1)
-    assert longer.about.endswith("of another length")
-    assert longer.total_s is not None
-    assert longer.total_s.value == pytest.approx(vision(epochs=6)["total_s"])
+    assert (longer.basis, longer.runs) == ("scaled", 1) and longer.about.endswith("of another length")
+    assert total_s(longer).value == pytest.approx(vision(epochs=6)["total_s"])
     shorter = predicted(config(vision(), dataset__train_limit=160), known)  # half of the images
-    assert shorter.total_s is not None
-    assert shorter.total_s.value == pytest.approx(2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S)
+    assert total_s(shorter).value == pytest.approx(2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S)
 
 
 def test_the_error_of_the_step_does_not_average_out():
@@ -167,36 +144,31 @@ def test_the_error_of_the_step_does_not_average_out():
     assert 0.099 < long.high / long.value - 1 < short.high / short.value - 1 < 0.2
 
 
-def test_the_total_from_a_probe_is_that_of_the_whole_run():
-    prediction = predicted(config(vision(epochs=3)), past(probe(epochs=3)))
-    assert (prediction.basis, prediction.runs) == ("probed", 1)
-    assert prediction.total_s is not None
-    assert prediction.total_s.value == pytest.approx(vision(epochs=3)["total_s"] - 3 * REST_S)  # which no probe tells
-    assert prediction.total_s.low < vision(epochs=3)["total_s"] < prediction.total_s.high
-
-
-def test_of_a_race_predictions_take_the_step_alone():
-    wanted = config(vision(epochs=3))
+def test_the_total_from_a_probe_is_that_of_the_whole_run_and_a_race_tells_the_step_alone():
+    wanted, took_s = config(vision(epochs=3)), vision(epochs=3)["total_s"]
+    probed = predicted(wanted, past(probe(epochs=3)))
+    assert (probed.basis, probed.runs) == ("probed", 1)
+    assert total_s(probed).value == pytest.approx(took_s - 3 * REST_S)  # which no probe tells
+    assert total_s(probed).low < took_s < total_s(probed).high
     alone = predicted(wanted, past(raced(epochs=3)))
     assert alone.step_s is not None and alone.step_s.value == pytest.approx(0.1)
-    assert alone.total_s is None and "size of its data" in alone.about  # 16 test images are none
-    both = predicted(wanted, past(vision(epochs=3), raced(epochs=3)))
-    assert both.total_s is not None and both.total_s.value == pytest.approx(vision(epochs=3)["total_s"])
+    evaluated_s = totals.EVALUATION.value * 300 / 16 * 0.1  # as of a cell without runs: a race evaluates one batch
+    assert total_s(alone).value == pytest.approx(3 * (STEPS * 0.1 + evaluated_s))
+    assert total_s(predicted(wanted, past(vision(epochs=3), raced(epochs=3)))).value == pytest.approx(took_s)
 
 
 def test_energy_is_the_power_of_gpus_alike_by_the_total():
     record = vision(device="cuda", gpus=2)
     record["gpu"]["energy_joules"] = 1200.0 * record["total_s"]  # 600 W each
     known = past(record)
-    same = predicted(config(record), known, H200)
-    assert same.energy_joules is not None and same.energy_joules.value == pytest.approx(1200.0 * record["total_s"])
-    near = totals.Alike(history.setting(vision(device="cuda", gpus=4)["config"]), known)
-    more = totals.energy_joules(totals.exact(10.0), config(record, gpus=4), near)
-    assert more is not None and more.value == pytest.approx(4 * 600.0 * 10.0)
-    own = totals.energy_joules(
-        totals.exact(10.0), config(record), totals.Alike(history.setting(record["config"]), known)
+    same = predicted(config(record), known, H200).energy_joules
+    assert same is not None and same.value == pytest.approx(1200.0 * record["total_s"])
+    own, more = (
+        totals.energy_joules(totals.exact(10.0), config(record, gpus=gpus), totals.Alike(setting, known))
+        for gpus, setting in ((gpus, history.setting(vision(device="cuda", gpus=gpus)["config"])) for gpus in (2, 4))
     )
-    assert own is not None and more.high / more.value > own.high / own.value
+    assert own is not None and more is not None and more.value == pytest.approx(4 * 600.0 * 10.0)
+    assert more.high / more.value > own.high / own.value
     sampled = past(record | {"gpu": record["gpu"] | {"covers": "sampled"}})
     assert predicted(config(record), sampled, H200).energy_joules is None
     assert predicted(config(vision()), past(vision())).energy_joules is None  # CPU ranks
@@ -218,6 +190,5 @@ def test_intervals_are_widened_or_narrowed_by_how_predictions_came_out():
     assert factor(*[missed(1.0, calibration=0.5)] * 10) == pytest.approx(0.5)
     probes = [probe(prediction=missed(3.0)["prediction"]) for _ in range(12)]  # 1.9 s, of whole runs of 100 s
     assert factor(*misses[:9], *probes) == 1.0
-    plain, widened = (predicted(config(vision()), past(vision(), *more)) for more in ([], [missed(3.0)] * 12))
-    assert plain.total_s is not None and widened.total_s is not None
-    assert (plain.calibration, widened.calibration) == pytest.approx((1.0, 3.0))
+    known = [vision(), *[missed(3.0)] * 12]
+    assert [predicted(config(vision()), past(*every)).calibration for every in (known[:1], known)] == [1.0, 3.0]

@@ -17,7 +17,6 @@ from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
 from multicard.sweep import predicted, prediction_table, slurm_submit
-from multicard.sweep.cells import Cell
 from multicard.sweep.prediction_table import Row
 from tests.conftest import typed
 from tests.helpers import records
@@ -41,62 +40,55 @@ def test_intervals_read_as_figures_of_one_unit():
 
 def rows() -> list[Row]:
     """Cells of precisions and GPUs: measured, scaled, published, and unknown."""
-    made = {
-        ("fp64", "1"): Prediction("measured", 3, "3 runs of this cell", within(1.0, 0.01), within(7200, 0.02)),
-        ("fp64", "2"): Prediction("scaled", 4, "T(1) and ring", within(0.5, 0.08), within(3600, 0.1)),
-        ("fp32", "1"): Prediction("published", 0, "Table 2", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800)),
-        ("fp32", "2"): Prediction("unknown", about="no run of this machine"),
-    }
-    for (precision, gpus), prediction in made.items():
-        size = 90e9 / int(gpus) * (2 if precision == "fp64" else 1)
-        prediction.memory_bytes, prediction.allocated_bytes = within(size, 0.05), within(size - 1e10, 0.02)
-        prediction.fits = {90e9: "tight", 180e9: "no", 45e9: "yes"}[size]
-        prediction.memory_basis = "steps without values"
-    return [
-        Row({"precision": precision, "gpus": gpus}, of(prediction, int(gpus)), left=0 if index == 0 else 1)
-        for index, ((precision, gpus), prediction) in enumerate(made.items())
+    made = [
+        ("fp64", 1, "no", 180e9, Prediction("measured", 3, "3 runs", within(1.0, 0.01), within(7200, 0.02))),
+        ("fp64", 2, "tight", 90e9, Prediction("scaled", 4, "T(1)", within(0.5, 0.08), within(3600, 0.1), marks="&")),
+        ("fp32", 1, "tight", 90e9, Prediction("published", 0, "", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800))),
+        ("fp32", 2, "yes", 45e9, Prediction("unknown", about="no run of this machine")),
     ]
-
-
-def of(prediction: Prediction, gpus: int) -> Estimate:
-    return Estimate(typed(f"gpus={gpus}"), Target("h100-nvl", None, "cuda"), prediction)
+    target, shown = Target("h100-nvl", None, "cuda"), list[Row]()
+    for precision, gpus, fits, size, told in made:
+        told.fits, told.memory_bytes, told.allocated_bytes = fits, within(size, 0.05), within(size - 1e10, 0.02)
+        axes = {"precision": precision, "gpus": str(gpus)}
+        shown.append(Row(axes, Estimate(typed(f"gpus={gpus}"), target, told), left=int(told.basis != "measured")))
+    return shown
 
 
 def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
-    table = rows()
-    table[1].estimate.prediction.marks = "&"
-    assert prediction_table.table(table, 120) == [
+    assert prediction_table.table(rows(), 120) == [
         "precision  gpus  fits   peak memory  needed memory          step       total  basis",
         "fp64       1     no      170 GB ±2%     180 GB ±5%  1,000 ms ±1%     2 h ±2%  measured (3)",
         "fp64       2     tight    80 GB ±2%      90 GB ±5%    500 ms ±8%    1 h ±10%  scaled& (4)",
         "fp32       1     tight    80 GB ±2%      90 GB ±5%   100..500 ms  0.1..0.5 h  published",
         "fp32       2     yes      35 GB ±2%      45 GB ±5%             -           -  unknown",
     ]
-    notes = "\n".join(prediction_table.notes(table))
-    assert "&: others kept its cores busy" in notes
-    assert "unknown: no run of this machine" in notes
-    assert "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n" in notes
-    assert "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1" in notes
-    assert max(map(len, prediction_table.table(table, 60))) <= 90  # figures are never cut
+    notes = "\n".join(prediction_table.notes(rows()))
+    for line in (
+        "&: others kept its cores busy",
+        "published: published figures alone\n",
+        "unknown: no run of this machine\n",
+        "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n",
+        "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1",
+    ):
+        assert line in notes
+    assert max(map(len, prediction_table.table(rows(), 60))) <= 90  # figures are never cut
 
 
 def test_the_sum_is_of_what_is_left():
-    assert prediction_table.sums(rows()[:3], on_gpus=True) == (
-        "2 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs"
+    measured, scaled, published, unknown = every = rows()
+    sums = prediction_table.sums
+    both = "2 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs"
+    assert sums([measured, scaled, published], on_gpus=True) == both
+    assert sums([scaled, published, unknown], on_gpus=True) == (  # no interval, as part of it is unknown
+        "3 runs to measure: at least 1 h one after the other, 1.9 h of GPUs, and 1 run whose time is unknown"
     )
-    assert prediction_table.sums(rows(), on_gpus=True) == (  # no interval, as part of it is unknown
-        "3 runs to measure, 1 measured before: at least 1 h one after the other, 1.9 h of GPUs, "
-        "and 1 run whose time is unknown"
-    )
-    unfit = rows()
-    unfit[1].estimate.prediction.fits = unfit[3].estimate.prediction.fits = "no"
-    assert prediction_table.sums(unfit, on_gpus=True) == (
+    scaled.estimate.prediction.fits = unknown.estimate.prediction.fits = "no"
+    assert sums(every, on_gpus=True) == (
         "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 12 min (6 to 30) of GPUs; "
         "without 2 runs that will not fit"
     )
-    assert prediction_table.sums([unfit[3]], True) == "nothing to measure; without 1 run that will not fit"
-    (unknown,) = (row for row in rows() if row.estimate.basis == "unknown")
-    assert prediction_table.sums([unknown], on_gpus=True) == "1 run to measure; their times are unknown"
+    assert sums([unknown], True) == "nothing to measure; without 1 run that will not fit"
+    assert sums(rows()[3:], on_gpus=True) == "1 run to measure; their times are unknown"
 
 
 PRECISIONS, COUNTS = ("fp64", "fp32", "fp16"), ("1", "2", "4", "8")
@@ -172,7 +164,7 @@ def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, t
 
 
 def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node, called: Called, tmp_path: Path):
-    """On this GPU, whatever another would hold."""
+    """This GPU counts, not the one that predict.gpu names."""
     words = ["fit=refuse", "predict.gpu=t4", "predict.memory=1GB"]
     code, printed = called(*swept(tmp_path / "s"), *words)
     assert code == 1 and node.started == [16, 32]
@@ -195,9 +187,6 @@ def test_a_race_leaves_out_what_will_not_fit(
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
     assert f"[3/3] out: {NEEDS}; fit=off" in printed
-    code, printed = called(*swept(tmp_path / "dry"), "race=images_per_s", "dry_run=true")
-    assert code == 0 and "2 cells, to be measured as cells of race=images_per_s" in printed
-    assert "refused: 0" in printed and not (tmp_path / "dry").exists()
 
 
 @pytest.mark.parametrize(
@@ -227,16 +216,15 @@ SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
 def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
     node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    words = (*swept(tmp_path), *SLURM, "predict.gpu=h100-94gb", "fit=refuse")
+    words, queued = (*swept(tmp_path), *SLURM, "predict.gpu=h100-94gb", "fit=refuse"), list[int]()
+    monkeypatch.setattr(
+        slurm_submit, "queued_jobs", lambda left: {each.number: "7" for each in left if each.cfg.batch_size in queued}
+    )
     code, printed = called(*words)
     assert code == 1 and "in the queue: 0; refused: 1\n" in printed
-
-    def queued(left: Sequence[Cell]) -> dict[int, str]:
-        return {cell.number: "7_0" for cell in left if cell.cfg.batch_size == 64}
-
-    monkeypatch.setattr(slurm_submit, "queued_jobs", queued)
+    queued.append(64)
     code, printed = called(*words)
-    assert code == 0 and "in the queue: 1; refused: 0\n" in printed and 64 not in node.asked[3:]
+    assert code == 0 and "in the queue: 1; refused: 0\n" in printed and node.asked == [16, 32, 64, 16, 32]
 
 
 def test_nodes_of_slurm_are_not_taken_for_this_machine(
@@ -323,20 +311,19 @@ def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
 ):
     monkeypatch.setattr(environment, "cores", lambda: 2)
     monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs])
-    line = "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, of which no run tells the time"
+    line = "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, whose time no run tells"
     words = ["predict=true", "device=cpu", f"hydra.sweep.dir={tmp_path / 's'}", "gpus=2,8"]
     code, printed = called("-m", *words)
     assert code == 1 and f"[2/2] {line}; use gpus=2 or fewer\n" in printed and "1 run to measure" in printed
 
 
 def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):
-    for words in (["-m", "gpus=1,2", "predict=true"], ["gpus=2", "predict=true"], ["-m", "gpus=1,2"]):
+    for words in (["-m", "predict=true"], ["predict=true"], ["-m"]):
         more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
-        code, printed = called(*words, *more, "predict.gpu=nonsense")
+        code, printed = called(*words, "gpus=2", *more, "predict.gpu=nonsense")
         assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
         assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
-    for key, words in (("device", ["device=cpu"]), ("scale", ["scale=smoke"])):
+    for word in ("device=cpu", "scale=smoke"):
         for asked in ("predict.gpu=h100-80gb", "predict.memory=80GB"):
-            message = f"{asked}: {key}={words[0].partition('=')[2]} has no GPU; leave one of them out"
-            with pytest.raises(ValueError, match=message):
-                typed(asked, *words)
+            with pytest.raises(ValueError, match=f"{asked}: {word} has no GPU; leave one of them out"):
+                typed(asked, word)

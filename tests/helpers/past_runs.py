@@ -17,14 +17,16 @@ from tests.helpers import records
 CPU = Target("AMD EPYC", "16 cores", "cpu")
 H200 = Target("h200", None, "cuda", "NVIDIA H200", 150_000_000_000, 4)
 STEPS = 20  # of an epoch of the records here
+TESTED = 300  # images
 EVALUATE_S, WARMUP_S, REST_S = 0.5, 0.3, 0.01
 
 
 def vision(mean_s: float = 0.1, device: str = "cpu", gpus: int = 1, epochs: int = 2, **changes: Any) -> dict[str, Any]:
     """A record of which the figures add up: epochs of STEPS steps, and a longer first step of the run."""
-    record = records.vision(device=device, gpus=gpus, epochs=epochs, **changes)
+    limits = {"dataset__train_limit": STEPS * 16 * gpus, "dataset__test_limit": TESTED}
+    record = records.vision(device=device, gpus=gpus, epochs=epochs, **limits | changes)
     trained_s = [STEPS * mean_s + WARMUP_S * (epoch == 0) for epoch in range(epochs)]
-    counts = {"samples": STEPS * 16 * gpus, "test_samples": 1000, "first_batch_s": 0.0}
+    counts = {"samples": STEPS * 16 * gpus, "test_samples": TESTED, "first_batch_s": 0.0}
     parts = [{"epoch": k, "train_s": s, "evaluate_s": EVALUATE_S, **counts} for k, s in enumerate(trained_s)]
     statistics = formulas.statistics([mean_s] * (STEPS * epochs), 1)
     total_s = sum(trained_s) + epochs * (EVALUATE_S + REST_S)
@@ -35,7 +37,7 @@ def vision(mean_s: float = 0.1, device: str = "cpu", gpus: int = 1, epochs: int 
 def probe(step_s: float = 0.1, **changes: Any) -> dict[str, Any]:
     """The record of a probe of the same: 11 steps, of which the first took longer."""
     epoch = {"epoch": 0, "steps": 11, "train_s": 11 * step_s + WARMUP_S, "evaluate_s": EVALUATE_S}
-    epoch |= {"test_samples": 1000, "samples": STEPS * 16, "first_batch_s": 0.0}
+    epoch |= {"test_samples": TESTED, "samples": STEPS * 16, "first_batch_s": 0.0}
     end = {"ended_by": "error", "steps": 10, "warmup_steps": 0, "step_s": step_s, "half_width": 0.01}
     return vision(step_s, **changes) | {"probe": end | {"steps_per_epoch": STEPS}, "epochs": [epoch], "total_s": 1.9}
 

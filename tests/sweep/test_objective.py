@@ -41,23 +41,19 @@ def test_a_figure_is_a_number_of_the_record():
 def test_a_name_that_is_none_is_refused_with_the_nearest():
     for workload, name in ((WORKLOAD, "images_per_s"), (WORKLOAD, "step_s.mean"), (llm.WORKLOAD, "tokens_per_s.all")):
         objective.refuse(workload, name)
-    cases = [
+    for workload, name, message in (
         (WORKLOAD, "image_per_s", "no figure of a record of train_vision.py; nearest: images_per_s"),
         (WORKLOAD, "step_s", "nearest: step_s.mean"),
         (llm.WORKLOAD, "images_per_s", "no figure of a record of tune_llm.py"),
         (WORKLOAD, "status", "no figure"),
-    ]
-    for workload, name, message in cases:
+    ):
         with pytest.raises(ValueError, match=re.escape(message)):
             objective.refuse(workload, name)
 
 
 def test_cells_that_measure_the_same_return_the_same():
     result = records.as_run({"status": "ok", "total_s": 2.0})
-    cells = [
-        cell(2, overrides={2: ["a=2"]}),
-        cell(1, result=result, overrides={1: ["a=1"], 3: ["b=1"]}),
-    ]
+    cells = [cell(2, overrides={2: ["a=2"]}), cell(1, result=result, overrides={1: ["a=1"], 3: ["b=1"]})]
     jobs = objective.returns(cells, "total_s")
     assert [job.overrides for job in jobs] == [["a=1"], ["a=2"], ["b=1"]]
     assert jobs[0].return_value == jobs[2].return_value == 2.0
@@ -113,25 +109,20 @@ class Search(Sweeper):
     """As Optuna's sweeper (facebookresearch/hydra, plugins/hydra_optuna_sweeper) works with a launcher: it proposes
     cells in batches, the next by what the last have returned. The best of the first is proposed again."""
 
-    def __init__(self, batches: int) -> None:
-        self.batches = batches
-
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        plugins = Plugins.instance()
-        self.launcher = plugins.instantiate_launcher(
+        self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        fixed, first, best = [word for word in arguments if "interval(" not in word], 0, ""
-        for batch in range(self.batches):
-            own = ["precision=tf32", "precision=fp32"] if batch == 0 else [best]
-            returns = self.launcher.launch([(*fixed, word) for word in own], initial_job_idx=first)
-            first += len(returns)
-            for word, job in zip(own, returns, strict=True):
+        fixed, best = [word for word in arguments if "interval(" not in word], ["precision=tf32", "precision=fp32"]
+        for first in (0, len(best)):
+            proposed, best = best, []
+            returns = self.launcher.launch([(*fixed, word) for word in proposed], initial_job_idx=first)
+            for word, job in zip(proposed, returns, strict=True):
                 try:
                     TOLD.append((word, float(job.return_value)))
-                    best = word
+                    best = [word]
                 except Exception as error:
                     TOLD.append((word, str(error)))
 
@@ -147,7 +138,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(Search, "__module__", module.__name__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     Plugins.instance().register(Search)
-    node = {"_target_": "hydra_plugins.search.Search", "batches": 2}
+    node = {"_target_": "hydra_plugins.search.Search"}
     ConfigStore.instance().store(group="hydra/sweeper", name="search", node=node)
     yield ["-m", "hydra/sweeper=search"]
     del ConfigStore.instance().repo["hydra"]["sweeper"]["search.yaml"]

@@ -60,7 +60,7 @@ def priors(cells: Sequence[Cell]) -> list[Prior | None]:
     found: list[Prior | None] = [None] * len(cells)
     if cells[0].config.race.figure != "images_per_s":
         return found
-    with estimates.no_reason_to_stop():
+    with estimates.printing_errors():
         for place, each in enumerate(estimates.estimate([cell.config for cell in cells], cells[0].folder)):
             config, step_s = each.config, each.prediction.step_s
             if isinstance(config, VisionConfig) and step_s is not None and each.basis.is_own and step_s.low > 0:

@@ -20,7 +20,6 @@ from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import Facts
-from multicard.estimate.target import Target
 from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
@@ -46,16 +45,12 @@ class Active(msgspec.Struct, frozen=True):
     Fields:
         active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without workspaces of libraries.
         by_kind: the same by kind (`tracker.KINDS`).
-        phase: of the peak: setup, data, forward, backward or optimizer; operator: the one that reached it.
-        by_phase: the peak of each phase. seconds: duration of the computation.
+        by_phase: the peak of each phase: setup, data, forward, backward, optimizer.
     """
 
     active_bytes: int
     by_kind: dict[str, int]
-    phase: str
-    operator: str
     by_phase: dict[str, int]
-    seconds: float
 
 
 Answer = Active | str  # or the reason that there is none
@@ -73,12 +68,8 @@ class Request(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-def request(config: RunConfig, facts: Facts, target: Target) -> Request:
-    return Request(config, facts, target.device_type, target.memory_bytes)
-
-
 def identity(request: Request) -> str:
-    """The same digits for two requests exactly if their relevant keys, the libraries and the code are the same."""
+    """Digest of a request's relevant keys, the libraries and the code; equal for requests that share an answer."""
     config, memory_bytes = plain(request.config), None
     workload = "vision" if isinstance(request.config, VisionConfig) else "llm"
     ranks, facts = config["gpus"] * config["nodes"], msgspec.to_builtins(request.facts)

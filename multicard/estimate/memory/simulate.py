@@ -4,7 +4,6 @@ standard input, answers as JSON to the standard output."""
 import os
 import pickle
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -52,7 +51,6 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     Raises:
         FellBackError: the step was not that of a real run.
     """
-    started_s = time.monotonic()
     device = GPU if device_type == "cuda" else CPU
     tracker = Tracker(device_type, CUDA_BLOCK_BYTES if device_type == "cuda" else 1)
     if isinstance(config, VisionConfig):
@@ -71,8 +69,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
             tuning_step.run(config, facts, device, tracker, mesh)
         _check_tuning(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
-    seconds = time.monotonic() - started_s
-    return Active(tracker.peak_bytes, kinds, tracker.peak_phase, tracker.peak_operator, tracker.peaks, seconds)
+    return Active(tracker.peak_bytes, kinds, tracker.peaks)
 
 
 def _require(true: bool, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""What predictions imitate of torch, torchao and torchtune, by names that these libraries do not promise to keep.
+"""Imitated internals of torch, torchao and torchtune, by names that these libraries do not promise to keep.
 
 With it, tensors without values behave as on a GPU that is not there, in several ranks that exchange nothing. A name is
 written in full, as an import, an attribute or a target to patch: `tests/estimate/test_torch_internals.py` looks each of
@@ -206,7 +206,7 @@ class PackedMask(BlockMask):
 
 
 class _Flex(torch.autograd.Function):
-    """What compiled flex attention keeps: its inputs, its output and the log-sums of each query, in float32."""
+    """Tensors that compiled flex attention keeps: its inputs, its output and the log-sums of each query, in float32."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ def torchtune_attention(
 
 
 def torchtune_on_gpu() -> dict[str, Any]:
-    """What torchtune is to find on a GPU, for `patched`."""
+    """Patches (`patched`) by which torchtune finds a GPU."""
     return {
         "torchtune.utils.get_device": lambda device: GPU,
         "torchtune.utils._device._SUPPORTS_FLEX_ATTENTION": True,

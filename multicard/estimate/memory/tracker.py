@@ -67,7 +67,7 @@ class Tracker(TorchDispatchMode):
 
     Attributes:
         phase: what the run is doing, as set from outside.
-        now: bytes by kind; peak_bytes, peak_now, peak_phase, peak_operator: when they were most together.
+        now: bytes by kind; peak_bytes, peak_now: when they were most together.
         peaks: the most in each phase.
         kinds: that were there at any time.
         operators: the result types seen for each operator, by its name without the overload; for assertions.
@@ -76,10 +76,10 @@ class Tracker(TorchDispatchMode):
     def __init__(self, device_type: str, block_bytes: int = CUDA_BLOCK_BYTES) -> None:
         super().__init__()
         self.device_type, self.block_bytes = device_type, block_bytes
-        self.phase, self._operator = "setup", ""
+        self.phase = "setup"
         self.now: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.total = self.peak_bytes = 0
-        self.peak_now, self.peak_phase, self.peak_operator = dict(self.now), "", ""
+        self.peak_now = dict(self.now)
         self.peaks: dict[str, int] = {}
         self.operators: dict[str, set[torch.dtype]] = {}
         self.kinds: set[str] = set()
@@ -152,11 +152,9 @@ class Tracker(TorchDispatchMode):
         self.total -= live.bytes
 
     def _compare(self) -> None:
-        if self.total > self.peaks.get(self.phase, 0):
-            self.peaks[self.phase] = self.total
+        self.peaks[self.phase] = max(self.total, self.peaks.get(self.phase, 0))
         if self.total > self.peak_bytes:
             self.peak_bytes, self.peak_now = self.total, dict(self.now)
-            self.peak_phase, self.peak_operator = self.phase, self._operator
 
     def __enter__(self) -> "Tracker":
         resize = torch.UntypedStorage.resize_
@@ -189,7 +187,7 @@ class Tracker(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self._paused:
             return out
-        name = self._operator = func._schema.name
+        name = func._schema.name
         seen = self.operators.setdefault(name, set())
         for result in tree_leaves(out):
             if isinstance(result, torch.Tensor):

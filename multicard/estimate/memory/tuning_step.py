@@ -137,7 +137,7 @@ def save_nothing(recipe: Any) -> None:
 
 
 def has_sampler(config: LlmConfig) -> bool:
-    """Whether the recipe's `_setup_data` returns its sampler beside the loader."""
+    """True where the recipe's `_setup_data` returns its sampler beside the loader."""
     return config.recipe_name.startswith(("lora_dpo", "qat"))
 
 
