@@ -5,7 +5,7 @@
     python -m analysis compare SWEEP --by KEY
     python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
     python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
-    python -m analysis claims [FOLDER...] [--only NAME,...] [--markdown FILE] [--json FILE]
+    python -m analysis claims [FOLDER...] [--only NAME,...] [--json FILE]
     python -m analysis predictions [FOLDER...] [--json FILE] [--csv FILE]
     python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
     python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
@@ -32,6 +32,7 @@ from analysis import cli, dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table
 from analysis.runs import load, sql
 from analysis.runs.columns import legend
+from analysis.runs.load import Found
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
@@ -67,13 +68,22 @@ def _say(lines: Iterable[str]) -> None:
     print("\n".join(lines))
 
 
-def _list(options: argparse.Namespace) -> int:
-    loaded = load.read(options.folders)
-    runs = sql.select(loaded.runs, options.where, options.sort)
-    lines = list_runs.lines(loaded, runs, options.columns, text_table.terminal_width())
-    list_runs.write(loaded, runs, options.columns, options.csv, options.json)
-    _say(lines)
-    return 0
+def _of_runs(lines: Callable[[Found, argparse.Namespace], Iterable[str]]) -> Callable[[argparse.Namespace], int]:
+    """A command that prints lines about the runs of its folders, then the records that could not be used."""
+
+    def run(options: argparse.Namespace) -> int:
+        found = load.read(options.folders)
+        _say([*lines(found, options), *list_runs.skipped(found.skipped)])
+        return 0
+
+    return run
+
+
+def _list(found: Found, options: argparse.Namespace) -> list[str]:
+    runs = sql.select(found.runs, options.where, options.sort)
+    lines = list_runs.lines(found, runs, options.columns, text_table.terminal_width())
+    list_runs.write(found, runs, options.columns, options.csv, options.json)
+    return lines
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -97,23 +107,18 @@ def _compare(options: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-def _best(options: argparse.Namespace) -> int:
-    loaded = load.read(options.folders)
+def _best(found: Found, options: argparse.Namespace) -> list[str]:
     limits = best.Limits(options.accuracy, options.memory, options.gpus)
-    lines = best.lines(loaded.runs, options.goal, limits, options.mix, text_table.terminal_width())
-    _say([*lines, *list_runs.skipped(loaded.skipped)])
-    return 0
+    return best.lines(found.runs, options.goal, limits, options.mix, text_table.terminal_width())
 
 
 def _table(options: argparse.Namespace) -> int:
-    rest = []
+    found, rest = load.read(options.folders), []
     if options.experiment == DATASETS:
-        loaded = load.read(options.folders)
-        tables = [table.of_datasets(loaded.runs)]
+        tables = [table.of_datasets(found.runs)]
     else:
         experiment = experiments.load(options.experiment)
-        loaded = load.read(options.folders)
-        panels = experiments.panels(experiment, loaded.runs, options.mix)
+        panels = experiments.panels(experiment, found.runs, options.mix)
         if not panels:
             raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
         chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
@@ -123,55 +128,43 @@ def _table(options: argparse.Namespace) -> int:
         write_text(options.out, content + "\n")
         return 0
     notes = [f"--all shows {count(len(rest), 'more setting')} with fewer of the cells"] if rest else []
-    _say([content, *([*notes, *list_runs.skipped(loaded.skipped)] if options.format == "text" else [])])
+    _say([content, *([*notes, *list_runs.skipped(found.skipped)] if options.format == "text" else [])])
     return 0
 
 
-def _claims(options: argparse.Namespace) -> int:
+def _claims(found: Found, options: argparse.Namespace) -> list[str]:
     from analysis import claims
     from analysis.claims import render
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
-    loaded = load.read(options.folders)
-    verdicts = claims.judge(loaded.runs, options.mix, chosen)
-    if options.markdown is not None:
-        render.write_markdown(options.markdown, verdicts)
+    verdicts = claims.judge(found.runs, options.mix, chosen)
     if options.json is not None:
-        render.write_verdicts(options.json, verdicts, loaded.skipped)
-    lines = render.table if options.only is None else render.at_length
-    _say([*lines(verdicts, text_table.terminal_width()), *list_runs.skipped(loaded.skipped)])
-    return 0
+        render.write_verdicts(options.json, verdicts, found.skipped)
+    return (render.table if options.only is None else render.at_length)(verdicts, text_table.terminal_width())
 
 
-def _predictions(options: argparse.Namespace) -> int:
-    folders = options.folders
-    loaded = load.read(folders)
-    compared = predictions.compare(loaded.runs)
-    predictions.require_some(compared, ", ".join(map(str, folders)))
+def _predictions(found: Found, options: argparse.Namespace) -> list[str]:
+    compared = predictions.compare(found.runs)
+    predictions.require_some(compared, ", ".join(map(str, options.folders)))
     if options.csv is not None:
         predictions.write_csv(options.csv, compared)
     if options.json is not None:
-        predictions.write_json(options.json, compared, loaded.skipped)
-    _say([*predictions.lines(compared, text_table.terminal_width()), *list_runs.skipped(loaded.skipped)])
-    return 0
+        predictions.write_json(options.json, compared, found.skipped)
+    return predictions.lines(compared, text_table.terminal_width())
 
 
-def _figure(options: argparse.Namespace) -> int:
+def _figure(found: Found, options: argparse.Namespace) -> list[str]:
     from analysis.figures import draw  # altair, which takes a second
 
-    loaded = load.read(options.folders)
     formats = list(dict.fromkeys(options.format))
-    lines = draw.write(options.name, loaded.runs, options.out, formats, options.mix, options.all)
-    _say([*lines, *list_runs.skipped(loaded.skipped)])
-    return 0
+    return draw.write(options.name, found.runs, options.out, formats, options.mix, options.all)
 
 
 def _report(options: argparse.Namespace) -> int:
     from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
 
-    folders = options.folders
-    found = load.read(folders)
-    lines = report.write_runs(found, folders, options.out, options.title, options.mix).splitlines()
+    found = load.read(options.folders)
+    lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
     command = dashboard.command(found.runs)
     _say([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)])
     return 0
@@ -186,25 +179,21 @@ def _dashboard(options: argparse.Namespace) -> int:
 def _sync(options: argparse.Namespace) -> int:
     from analysis import report
 
-    loaded = load.read(options.folders, probes=True)
+    found = load.read(options.folders, probes=True)
     outcome = sync.sync(
-        loaded.runs,
+        found.runs,
         (options.project, options.entity),
         lambda folder, out: report.write([folder], out, None, mix=True),
     )
-    _say([*outcome.lines(), *list_runs.skipped(loaded.skipped)])
+    _say([*outcome.lines(), *list_runs.skipped(found.skipped)])
     return 1 if outcome.failed else 0
 
 
-class Option(NamedTuple):
-    """An argument of a command: its name, and the keywords of `add_argument`."""
-
-    name: str
-    keywords: dict[str, Any]
-
-
-def option(name: str, metavar: str | None = None, about: str | None = None, **keywords: Any) -> Option:
-    return Option(name, keywords | {"help": about} | ({"metavar": metavar} if metavar else {}))
+Add = Callable[..., Any]  # of a parser: `add_argument`
+FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]}
+MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
+ALL = {"help": "include settings with few of the cells", "action": "store_true"}
+COMMON = {"help": "leave out cells that only one of them has", "action": "store_true"}
 
 
 class Command(NamedTuple):
@@ -213,144 +202,105 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
     help: str
     about: str | None
-    options: Sequence[Option]
+    add_options: Callable[[Add], None]
 
 
-FOLDERS = option("folders", "FOLDER", nargs="*", type=Path, default=[Path("multirun")])
-MIX = option("--mix", about="average runs of several commits or machines in a cell", action="store_true")
-ALL = option("--all", about="include settings with few of the cells", action="store_true")
+def _list_options(add: Add) -> None:
+    add("folders", **FOLDERS)
+    add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
+    add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
+    add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
+    add("--json", metavar="FILE", help="write all columns, or those of --columns, to FILE", type=cli.file)
+    add("--csv", metavar="FILE", help="the same as CSV", type=cli.file)
+
+
+def _table_options(add: Add) -> None:
+    add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
+    add("folders", **FOLDERS)
+    add("--format", choices=table.FORMATS, default="text")
+    add("--out", metavar="FILE", help="write to FILE instead", type=cli.file)
+    add("--all", **ALL)
+    add("--mix", **MIX)
+
+
+def _compare_options(add: Add) -> None:
+    add("a", metavar="A", help="the folder of a sweep", type=Path)
+    add("b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?")
+    keys = "keys, separated by commas, that differ on purpose; without B, A's"
+    add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
+    margin = "the difference up to which two are equal (5%%)"
+    add("--margin", metavar="5%", help=margin, type=cli.share, default=MARGIN)
+    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share)
+    add("--common", **COMMON)
+    add("--mix", **MIX)
+
+
+def _best_options(add: Add) -> None:
+    add("folders", **FOLDERS)
+    add("--goal", choices=GOALS, required=True)
+    add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.accuracy)
+    add("--memory", metavar="80GB", help="the most memory of a GPU: GB, GiB, MB ...", type=cli.size_bytes)
+    add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
+    add("--mix", **MIX)
+
+
+def _claims_options(add: Add) -> None:
+    add("folders", **FOLDERS)
+    add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
+    add("--json", metavar="FILE", help="write all figures to FILE", type=cli.file)
+    add("--mix", **MIX)
+
+
+def _predictions_options(add: Add) -> None:
+    add("folders", **FOLDERS)
+    add("--json", metavar="FILE", help="write the tables and all figures to FILE", type=cli.file)
+    add("--csv", metavar="FILE", help="write a line for each predicted figure to FILE", type=cli.file)
+
+
+def _figure_options(add: Add) -> None:
+    add("name", metavar="NAME", help=FIGURES)
+    add("folders", **FOLDERS)
+    add("--out", metavar="FOLDER", help="the folder to write to (outputs/figures)", type=Path, default=figures.OUT)
+    add("--format", metavar="svg,pdf,png", help="the formats of the files (svg)", type=cli.names, default=["svg"])
+    add("--all", **ALL)
+    add("--mix", **MIX)
+
+
+def _report_options(add: Add) -> None:
+    add("folders", **FOLDERS)
+    add("--out", metavar="FILE", help="report.html in FOLDER, or in what several share", type=cli.file)
+    add("--title", metavar="TEXT", help="the heading of the page")
+    add("--mix", **MIX)
+
+
+def _dashboard_options(add: Add) -> None:
+    project = TrackerConfig().project
+    add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
+    add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
+    add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=cli.file)
+
+
+def _sync_options(add: Add) -> None:
+    add("folders", **FOLDERS)
+    add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
+    add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)
+
+
 COMMANDS = {
-    "list": Command(
-        _list,
-        "your runs",
-        list_runs.__doc__,
-        [
-            FOLDERS,
-            option("--where", "SQL", "a condition on the columns that --csv writes"),
-            option("--sort", "COLUMNS", 'for example "gpus, total_s desc"'),
-            option("--columns", "A,B", "the columns to show and to write", type=cli.names),
-            option("--json", "FILE", "write all columns, or those of --columns, to FILE", type=cli.file),
-            option("--csv", "FILE", "the same as CSV", type=cli.file),
-        ],
-    ),
-    "table": Command(
-        _table,
-        "a table or figure of the papers",
-        table.__doc__,
-        [
-            option("experiment", "NAME", ", ".join([*experiments.names(), DATASETS])),
-            FOLDERS,
-            option("--format", choices=table.FORMATS, default="text"),
-            ALL,
-            option("--out", "FILE", "write to FILE instead", type=cli.file),
-            MIX,
-        ],
-    ),
-    "compare": Command(
-        _compare,
-        "two sweeps cell by cell",
-        compare.__doc__,
-        [
-            option("a", "A", "the folder of a sweep", type=Path),
-            option("b", "B", "the folder of another sweep of the same cells", type=Path, nargs="?"),
-            option(
-                "--by",
-                "KEY",
-                "keys, separated by commas, that differ on purpose; without B, A's",
-                type=cli.names,
-                default=[],
-            ),
-            option("--common", about="leave out cells that only one of them has", action="store_true"),
-            MIX,
-            option("--margin", "5%", "the difference up to which two are equal (5%%)", type=cli.share, default=MARGIN),
-            option("--gate", "5%", "exit with code 1 if B is slower by more", type=cli.share),
-        ],
-    ),
-    "best": Command(
-        _best,
-        "the settings, ranked",
-        best.__doc__,
-        [
-            FOLDERS,
-            option("--goal", choices=GOALS, required=True),
-            option("--accuracy", "0.99", "the least; leaves out tuning runs", type=cli.accuracy),
-            option("--memory", "80GB", "the most memory of a GPU: GB, GiB, MB ...", type=cli.size_bytes),
-            option("--gpus", "N", "the most GPUs, on all nodes together", type=cli.count),
-            MIX,
-        ],
-    ),
-    "claims": Command(
-        _claims,
-        "the papers' claims, tested",
-        CLAIMS,
-        [
-            FOLDERS,
-            option("--only", "NAME,...", "show these claims in full", type=cli.names),
-            option("--markdown", "FILE", "write the verdicts to FILE", type=cli.file),
-            option("--json", "FILE", "write all figures to FILE", type=cli.file),
-            MIX,
-        ],
-    ),
+    "list": Command(_of_runs(_list), "your runs", list_runs.__doc__, _list_options),
+    "table": Command(_table, "a table or figure of the papers", table.__doc__, _table_options),
+    "compare": Command(_compare, "two sweeps cell by cell", compare.__doc__, _compare_options),
+    "best": Command(_of_runs(_best), "the settings, ranked", best.__doc__, _best_options),
+    "claims": Command(_of_runs(_claims), "the papers' claims, tested", CLAIMS, _claims_options),
     "predictions": Command(
-        _predictions,
-        "how well runs were predicted",
-        predictions.__doc__,
-        [
-            FOLDERS,
-            option("--json", "FILE", "write the tables and all figures to FILE", type=cli.file),
-            option("--csv", "FILE", "write a line for each predicted figure to FILE", type=cli.file),
-        ],
+        _of_runs(_predictions), "how well runs were predicted", predictions.__doc__, _predictions_options
     ),
-    "figure": Command(
-        _figure,
-        "the papers' figures, of your runs",
-        figures.__doc__,
-        [
-            option("name", "NAME", FIGURES),
-            FOLDERS,
-            option("--out", "FOLDER", "the folder to write to (outputs/figures)", type=Path, default=figures.OUT),
-            option("--format", "svg,pdf,png", "the formats of the files (svg)", type=cli.names, default=["svg"]),
-            ALL,
-            MIX,
-        ],
-    ),
-    "report": Command(
-        _report,
-        "an HTML page about all runs",
-        None,
-        [
-            FOLDERS,
-            option("--out", "FILE", "report.html in FOLDER, or in what several share", type=cli.file),
-            option("--title", "TEXT", "the heading of the page"),
-            MIX,
-        ],
-    ),
+    "figure": Command(_of_runs(_figure), "the papers' figures, of your runs", figures.__doc__, _figure_options),
+    "report": Command(_report, "an HTML page about all runs", None, _report_options),
     "dashboard": Command(
-        _dashboard,
-        "a workspace and a report in Weights & Biases",
-        dashboard.__doc__,
-        [
-            option(
-                "--project",
-                "P",
-                "the runs' tracker.project",
-                type=cli.wandb_name,
-                default=TrackerConfig().project,
-            ),
-            option("--entity", "E", "a user or team; the account's own by default", type=cli.wandb_name),
-            option("--dry-run", "FILE", "write its specification as JSON instead, without a login", type=cli.file),
-        ],
+        _dashboard, "a workspace and a report in Weights & Biases", dashboard.__doc__, _dashboard_options
     ),
-    "sync": Command(
-        _sync,
-        "bring records to W&B",
-        sync.__doc__,
-        [
-            FOLDERS,
-            option("--project", "NAME", "the W&B project (each run's tracker.project)", type=cli.wandb_name),
-            option("--entity", "NAME", "the W&B user or team (each run's tracker.entity)", type=cli.wandb_name),
-        ],
-    ),
+    "sync": Command(_sync, "bring records to W&B", sync.__doc__, _sync_options),
 }
 
 
@@ -363,8 +313,7 @@ def _parser() -> cli.Parser:
     for name, command in COMMANDS.items():
         own = commands.add_parser(name, help=command.help, description=command.about)
         own.set_defaults(run=command.run)
-        for argument, keywords in command.options:
-            own.add_argument(argument, **keywords)
+        command.add_options(own.add_argument)
     return parser
 
 

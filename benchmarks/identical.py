@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.claims.comparison import UNDECIDED, UNITS, Comparison, Readings, Sides
 from analysis.claims.measures import MEASURES
-from analysis.claims.rules import UNDECIDED, UNITS, Comparison
-from analysis.claims.sides import Readings, Sides
 from analysis.commands import compare
 from analysis.runs import load
 from analysis.runs.load import Run

@@ -5,7 +5,6 @@ experiment to compare, by which of the `measures`, within which bounds. `verdict
 writes the verdicts.
 """
 
-from analysis.claims.claim import CLAIMS, Claim, named
-from analysis.claims.verdicts import ClaimFigure, Verdict, judge
+from analysis.claims.verdicts import CLAIMS, Claim, ClaimFigure, Verdict, judge, named
 
 __all__ = ["CLAIMS", "Claim", "ClaimFigure", "Verdict", "judge", "named"]

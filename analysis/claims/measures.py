@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from analysis.claims.sides import Figure, Readings, Sides
+from msgspec import UNSET
+
+from analysis.claims.comparison import Figure, Readings, Sides
 from analysis.runs.grouping import MEMORY, is_exact
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
@@ -27,6 +28,17 @@ MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
 RankFigure = Callable[[Profile, ProfileRank], float]  # raises ValueError where a profile has none
 
 
+# Figures of a run; each raises ValueError where a run has none
+
+
+def _known(values: Sequence[float | None], missing: str) -> list[float]:
+    """The values; `missing` says what a run lacks where there are none, or one is None."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        raise ValueError(missing)
+    return known
+
+
 def _column(name: str) -> Figure:
     def figure(_: Readings, run: Run) -> float:
         return _known([run[name]], MISSING.get(name, f"a record has no {name}"))[0]
@@ -38,28 +50,12 @@ TIME, PEAK = _column("total_s"), _column("peak_memory_bytes")
 ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 
 
-# ---- figures of a run; each raises ValueError where a run has none
-
-
-def _known(values: Sequence[float | None], missing: str) -> list[float]:
-    """The values; `missing` says what a run lacks where there are none, or one is None."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        raise ValueError(missing)
-    return known
-
-
-def _epochs(readings: Readings, run: Run) -> list[dict[str, Any]]:
-    return list(readings.record(run)["epochs"])
-
-
 def _pauses_s(readings: Readings, run: Run) -> tuple[list[float], float]:
     """The time until the first batch of each epoch after the first one, and the time of these epochs."""
-    epochs = _epochs(readings, run)
-    ended_s = [ended for epoch in epochs if (ended := epoch.get("ended_s")) is not None]
-    pauses_s = [pause for epoch in epochs[1:] if (pause := epoch.get("first_batch_s")) is not None]
-    if not len(ended_s) - 1 == len(pauses_s) == len(epochs) - 1 >= 1:
-        raise ValueError("pauses between epochs need two epochs, and the times of all of them")
+    epochs = readings.training(run).epochs
+    missing = "pauses between epochs need two epochs, and the times of all of them"
+    pauses_s = _known([epoch.first_batch_s for epoch in epochs[1:]], missing)
+    ended_s = _known([epoch.ended_s for epoch in epochs], missing)
     return pauses_s, ended_s[-1] - ended_s[0]
 
 
@@ -77,7 +73,7 @@ def share_of_pauses(readings: Readings, run: Run) -> float:
 
 def share_of_reading(readings: Readings, run: Run) -> float:
     """The share of reading the data set into each process (`input.read_s`) in the run, its start included."""
-    read_s, start_s, total_s = readings.record(run)["input"].get("read_s"), run["startup_s"], run["total_s"]
+    read_s, start_s, total_s = (readings.training(run).input or {}).get("read_s"), run["startup_s"], run["total_s"]
     if read_s is None or not start_s or not total_s:
         raise ValueError("a record without the time of reading: dataset.cache=process has it")
     return read_s / (start_s + total_s)
@@ -87,25 +83,27 @@ def cost_of_nsys(readings: Readings, run: Run) -> float:
     """The time of a step that Nsight Systems records / of one that it does not."""
     if readings.profile(run).source != "nsys":
         raise ValueError("not of Nsight Systems: profile=nsys, where it is installed")
-    ratio: float | None = readings.record(run)["profile_step_s"].get("ratio")
+    recorded = readings.record(run).profile
+    ratio = recorded.step_s.ratio if recorded and recorded.step_s is not UNSET else None
     return _known([ratio], "a profile without the times of steps inside and outside of it")[0]
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:
     """Bytes to the devices for training; evaluation is divided among the ranks by every strategy."""
-    moved = readings.record(run)["transfer_bytes"]
-    parts = [part.get("train") for key, part in moved.items() if key.startswith("h2d_") and part is not None]
+    moved = readings.record(run).transfer_bytes
+    kinds = () if moved is None else (moved.h2d_images, moved.h2d_labels, moved.h2d_setup)
+    parts = [part.train for part in kinds if part is not UNSET]
     return sum(_known(parts, "a record that does not tell bytes of training from those of evaluation"))
 
 
 def share_of_tensors(readings: Readings, run: Run) -> float:
     """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels."""
-    images = (readings.record(run)["transfer_bytes"].get("h2d_images") or {}).get("train")
-    samples, size_px, precision = run["samples_trained"], run["dataset.image_size"], PRECISIONS.get(run["precision"])
-    if images is None or not samples or not size_px or precision is None:
+    moved, samples, size_px = readings.record(run).transfer_bytes, run["samples_trained"], run["dataset.image_size"]
+    images, precision = moved.h2d_images if moved else UNSET, PRECISIONS.get(run["precision"])
+    if images is UNSET or images.train is None or not samples or not size_px or precision is None:
         raise ValueError("a record without bytes of images, their number, size or precision")
     value_bits = int(precision.transfer[-2:])  # float32, bfloat16
-    return images / (samples * 3 * size_px**2 * value_bits / 8)
+    return images.train / (samples * 3 * size_px**2 * value_bits / 8)
 
 
 def copied_bytes(_: Readings, run: Run) -> float:
@@ -117,20 +115,20 @@ def copied_bytes(_: Readings, run: Run) -> float:
 
 def accuracy_after_3(readings: Readings, run: Run) -> float:
     """The accuracy after the third epoch."""
-    reached = [epoch.get("test_accuracy") for epoch in _epochs(readings, run)[2:3]]
+    reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[2:3]]
     return _known(reached, "the accuracy after three epochs needs three epochs, each evaluated")[0]
 
 
 def mean_loss(readings: Readings, run: Run) -> float:
     """The geometric mean of the losses of all epochs; infinite where one became no number (null in a record)."""
-    recorded = [epoch.get("train_loss", 0.0) for epoch in _epochs(readings, run)]
-    losses = [math.inf if loss is None else loss for loss in recorded]
+    epochs = readings.training(run).epochs
+    losses = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
     if not losses or min(losses) <= 0:
         raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
     return math.exp(sum(map(math.log, losses)) / len(losses))
 
 
-# ---- figures of a rank's profile
+# Figures of a rank's profile
 
 
 def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
@@ -202,7 +200,7 @@ MEMCPY_AND_REST = _combined(sum, MEMCPY, LAUNCHING, STREAM, communicating)
 FIVE = _combined(sum, LAUNCHING, STREAM, COPYING, EVENT, ALL_GATHER)  # of 2505.22905, Fig. 15
 
 
-# ---- measures in forms of their own
+# Measures in forms of their own
 
 
 def peak_memory(sides: Sides) -> Interval:
@@ -258,7 +256,7 @@ def loss(sides: Sides) -> Interval:
         ValueError: a record without losses; losses that became no numbers on both sides.
     """
     lost = [math.inf in losses for losses in sides.values(mean_loss)]
-    if len({len(_epochs(sides.readings, run)) for run in (*sides.top, *sides.bottom)}) > 1:
+    if len({len(sides.readings.record(run).epochs) for run in (*sides.top, *sides.bottom)}) > 1:
         raise ValueError("runs of different numbers of epochs")
     if all(lost):
         raise ValueError("the losses became no numbers on both sides")
@@ -276,69 +274,86 @@ def time_in(sides: Sides, figure: Figure) -> Interval:
     return sides.ratio(figure)
 
 
-# ---- by name
+# By name
 
 
 @dataclass(frozen=True)
 class Measure:
-    """column: by which `best_of` picks the best and the worst."""
+    """words: the figure as a sentence names it. column: by which `best_of` picks the best and the worst."""
 
+    words: str
     interval: Callable[[Sides], Interval]
     column: str = ""
 
 
-def _ratio(figure: Figure, column: str = "") -> Measure:
-    return Measure(partial(Sides.ratio, figure=figure), column)
+def _form(words: str, form: Callable[..., Interval], figure: Figure, column: str = "") -> Measure:
+    return Measure(words, partial(form, figure=figure), column)
 
 
-def _exact(column: str) -> Measure:
-    return Measure(partial(Sides.exact_ratio, figure=_column(column)), column)
+def _ratio(words: str, figure: Figure, column: str = "") -> Measure:
+    return _form(words, Sides.ratio, figure, column)
 
 
-def _form(form: Callable[..., Interval], figure: Figure) -> Measure:
-    return Measure(partial(form, figure=figure))
+def _exact(words: str, column: str) -> Measure:
+    return _form(words, Sides.exact_ratio, _column(column), column)
 
 
-def _time_in(metric: RankFigure) -> Measure:
-    """Seconds of a step and rank."""
-    return _form(time_in, _mean_of_ranks(metric, per_step=True))
+def _time_in(words: str, metric: RankFigure) -> Measure:
+    return _form(f"{words}, a profiled step and rank,", time_in, _mean_of_ranks(metric, per_step=True))
 
 
+_FIVE_CALLS = (
+    "part of cudaLaunchKernel, cudaStreamSynchronize, cudaEventSynchronize, AllGather and host-to-device copies in the "
+    "profiled time"
+)
+_OF_FOUR = "in the sum with copies to the device, cudaStreamSynchronize and"
+_OF_REST = "in the sum with cudaLaunchKernel, cudaStreamSynchronize and collectives"
 MEASURES = {
-    "time": _ratio(TIME, "total_s"),  # of the whole training, with its evaluations
-    "iteration": _ratio(_column("step_s"), "step_s"),
-    "time_in_pauses": _ratio(pause_s),
-    "share_of_pauses": _form(Sides.share, share_of_pauses),
-    "share_of_reading": _form(Sides.share, share_of_reading),
-    "cost_of_nsys": _form(Sides.factor, cost_of_nsys),
-    "peak_memory": Measure(peak_memory, "peak_memory_bytes"),
-    "images_trained": _exact("samples_trained"),  # over all ranks and epochs, each time that one was
-    "bytes_to_device": _exact("h2d_bytes"),  # over all ranks
-    "bytes_between_ranks": _exact("received_bytes"),  # that a rank received in collectives
-    "bytes_for_training": _form(Sides.exact_ratio, trained_h2d_bytes),
-    "bytes_copied": _form(Sides.exact_ratio, copied_bytes),
-    "share_of_tensors": Measure(mean_share_of_tensors),
-    "accuracy": Measure(accuracy),
-    "accuracy_reached": Measure(accuracy),
-    "accuracy_after_3_epochs": _form(accuracy, accuracy_after_3),
-    "loss": Measure(loss),
-    "time_copying": _time_in(COPYING),
-    "time_communicating": _time_in(communicating),
-    "time_synchronising": _time_in(STREAM),
-    "time_in_memcpy": _time_in(MEMCPY),
-    "time_in_event_destroy": _time_in(DESTROY),
-    "time_broadcasting": _time_in(BROADCAST),
-    # shares of the profiled window, or of some calls, compared between two groups
-    "share_of_launches": _ratio(_over(LAUNCHING, FOUR)),
-    "share_of_collectives": _ratio(_over(communicating, FOUR)),
-    "share_of_copies": _ratio(_over(COPYING, FOUR)),
-    "share_of_memcpy": _ratio(_over(MEMCPY, MEMCPY_AND_REST)),
-    "share_launching": _ratio(_over(LAUNCHING, window)),
-    "share_synchronising": _ratio(_over(STREAM, window)),
-    "share_of_five": _ratio(_over(FIVE, window)),
-    # of each cell by itself
-    "share_of_calls": _form(Sides.share, _mean_of_ranks(waiting_share)),
-    "share_copying": _form(Sides.share, _over(COPYING, window)),
-    "first_calls_over_all_gather": _form(Sides.factor, _over(_combined(min, EVENT, LAUNCHING), ALL_GATHER)),
-    "all_gather_over_copies": _form(Sides.factor, _over(ALL_GATHER, COPYING)),
+    "time": _ratio("time", TIME, "total_s"),  # of the whole training, with its evaluations
+    "iteration": _ratio("time of an iteration", _column("step_s"), "step_s"),
+    "time_in_pauses": _ratio("time of an epoch in which the ranks wait for its first batches", pause_s),
+    "share_of_pauses": _form(
+        "share of an epoch in which the ranks wait for its first batches", Sides.share, share_of_pauses
+    ),
+    "share_of_reading": _form("time of reading / of the whole run with its start", Sides.share, share_of_reading),
+    "cost_of_nsys": _form(
+        "time of a step after the run that Nsight Systems (profile=nsys) records / of one that it does not",
+        *(Sides.factor, cost_of_nsys),
+    ),
+    "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
+    "images_trained": _exact("number of images trained, each time that one was,", "samples_trained"),
+    "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
+    "bytes_between_ranks": _exact("bytes that a rank receives in collectives", "received_bytes"),
+    "bytes_for_training": _form("bytes copied for training to all devices", Sides.exact_ratio, trained_h2d_bytes),
+    "bytes_copied": _form("bytes copied to, within and from the devices", Sides.exact_ratio, copied_bytes),
+    "share_of_tensors": Measure(
+        "bytes of the images copied for training / those of three channels of their size and precision",
+        mean_share_of_tensors,
+    ),
+    "accuracy": Measure("accuracy", accuracy),
+    "accuracy_reached": Measure("accuracy after the last epoch", accuracy),
+    "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, accuracy_after_3),
+    "loss": Measure("training loss, in the geometric mean over the epochs,", loss),
+    "time_copying": _time_in("time of host-to-device copies", COPYING),
+    "time_communicating": _time_in("time in collectives", communicating),
+    "time_synchronising": _time_in("time in cudaStreamSynchronize", STREAM),
+    "time_in_memcpy": _time_in("time in cudaMemcpyAsync", MEMCPY),
+    "time_in_event_destroy": _time_in("time in cudaEventDestroy", DESTROY),
+    "time_broadcasting": _time_in("time of ncclDevKernel_Broadcast", BROADCAST),
+    "share_of_launches": _ratio(f"share of cudaLaunchKernel {_OF_FOUR} collectives", _over(LAUNCHING, FOUR)),
+    "share_of_collectives": _ratio(f"share of collectives {_OF_FOUR} cudaLaunchKernel", _over(communicating, FOUR)),
+    "share_of_copies": _ratio(f"share of host-to-device copies {_OF_REST}", _over(COPYING, FOUR)),
+    "share_of_memcpy": _ratio(f"share of cudaMemcpyAsync {_OF_REST}", _over(MEMCPY, MEMCPY_AND_REST)),
+    "share_launching": _ratio("part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)),
+    "share_synchronising": _ratio("part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)),
+    "share_of_five": _ratio(_FIVE_CALLS, _over(FIVE, window)),
+    "share_of_calls": _form(
+        "part of launches and synchronisation in a rank's CUDA calls", Sides.share, _mean_of_ranks(waiting_share)
+    ),
+    "share_copying": _form("part of host-to-device copies in the profiled time", Sides.share, _over(COPYING, window)),
+    "first_calls_over_all_gather": _form(
+        "the lesser of cudaEventSynchronize and cudaLaunchKernel / AllGather",
+        *(Sides.factor, _over(_combined(min, EVENT, LAUNCHING), ALL_GATHER)),
+    ),
+    "all_gather_over_copies": _form("AllGather / host-to-device copies", Sides.factor, _over(ALL_GATHER, COPYING)),
 }

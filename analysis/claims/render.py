@@ -1,4 +1,4 @@
-"""Verdicts as a table for the terminal, as one claim at length, as Markdown, and as JSON for programs."""
+"""Verdicts as a table for the terminal, as one claim at length, and as JSON for programs."""
 
 import textwrap
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED
+from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import ClaimFigure, Verdict, labels
 from analysis.runs.columns import legend
 from analysis.runs.load import Skipped
@@ -15,8 +15,8 @@ from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
-from multicard.records.run_folder import write_json, write_text
-from multicard.records.text_table import clean, escape_markdown
+from multicard.records.run_folder import write_json
+from multicard.records.text_table import clean
 
 WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
@@ -77,22 +77,6 @@ def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
     notes = [line for note in _explained(verdicts) for line in _wrapped(note, width)]
     commands = _commands(verdicts)
     return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
-
-
-def write_markdown(path: Path, verdicts: Sequence[Verdict]) -> None:
-    """The tables and their notes as a document."""
-    lines = ["# Claims of the papers", ""]
-    for title, of_section in sections(verdicts):
-        rows = [[*_row(verdict), verdict.claim.test] for verdict in of_section]
-        lines += [f"## {title}", "", text_table.markdown([*HEADINGS, "tested by"], rows), ""]
-        for verdict in (one for one in of_section if one.figures):
-            lines.append(f"- `{verdict.claim.name}`: {escape_markdown(measured(verdict))}")
-            lines += [f"  - {escape_markdown(line)}" for line in _other_settings(verdict)]
-        lines.append("")
-    lines += ["", *(f"- {escape_markdown(note)}" for note in _explained(verdicts)), ""]
-    commands = _commands(verdicts)
-    lines += ["What is not measured:", "", "```", *commands, "```", ""] if commands else []
-    write_text(path, "\n".join(lines))
 
 
 def write_verdicts(path: Path, verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> None:

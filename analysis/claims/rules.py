@@ -8,15 +8,24 @@ runs, so that a verdict can say how much of the claim it rests on.
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, permutations, product
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from analysis.claims.comparison import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNITS,
+    AtConfidence,
+    Comparison,
+    Readings,
+    Sides,
+    UnitName,
+)
 from analysis.claims.measures import MEASURES
-from analysis.claims.sides import Readings, Sides
 from analysis.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell, of_setting
@@ -25,159 +34,115 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 
-HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
 _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-@dataclass(frozen=True)
-class ClaimUnit:
-    """A unit in which a figure of a claim is printed.
-
-    convert: brings the measured ratio or share into the unit; it increases.
-    text: the words around the number. opposite: those around a number below 0, which `mirrored` makes positive; empty
-        where a sign says it.
-    of_bottom: True if the figure says what the bottom has over the top, as "faster by" does.
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="rule"):
+    """over, under: the bounds, in `unit`. only: the cells that count, by swept column: a value, a list of values, or a
+    condition (">= 300").
     """
 
-    name: str
-    text: str
-    convert: Callable[[float], float]
-    digits: int = 1
-    of_bottom: bool = False
-    opposite: str = ""
-    mirrored: Callable[[float], float] = abs
-
-    def phrase(self, estimate: float, low: float | None = None, high: float | None = None) -> str:
-        """A figure in words, with its interval: "faster by 25.0 % (20.0 to 30.0)", "slower by 10.0 % (5.0 to 15.0)"."""
-        bounds = [] if low is None or high is None or low == high else [low, high]
-        is_opposite = bool(self.opposite) and estimate < 0
-        if self.opposite and any((bound < 0) != is_opposite for bound in bounds):  # each bound needs words of its own
-            ends = [self.phrase(bound) for bound in bounds]
-        elif is_opposite:
-            ends = [self._number(self.mirrored(bound)) for bound in reversed(bounds)]
-        else:
-            ends = [self._number(bound) for bound in bounds]
-        words, shown = (self.opposite, self.mirrored(estimate)) if is_opposite else (self.text, estimate)
-        return words.format(self._number(shown)) + (f" ({' to '.join(ends)})" if ends else "")
-
-    def _number(self, value: float) -> str:
-        return f"{value:,.{self.digits}f}"
-
-
-def _slower(percent: float) -> float:
-    """How much faster the other side is, in percent: B is 25 % slower than A where A is 25 % faster than B."""
-    share = 1 + percent / 100
-    return 100 * (1 / share - 1) if share > 0 else math.inf
-
-
-UnitName = Literal["faster", "less", "times", "points", "percent"]
-UNITS: dict[UnitName, ClaimUnit] = {
-    "faster": ClaimUnit("% faster", "faster by {} %", lambda x: 100 * (x - 1), 1, True, "slower by {} %", _slower),
-    "less": ClaimUnit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), 1, True, "more by {} %"),
-    "times": ClaimUnit("x", "{} x", float, 2),
-    "points": ClaimUnit("points", "{} points", lambda share: 100 * share, 2),
-    "percent": ClaimUnit("%", "{} %", lambda share: 100 * share),
-}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One comparison of a rule, before its interval is worked out.
-
-    what: what is compared ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
-    over, under: the bounds between which the claim has the figure, in `unit`.
-    runs: of both sides; empty where a cell was not measured.
-    interval: the interval of the measured ratio at a confidence; None where `settled`.
-    stands_for: the number of comparisons from which this one was picked, for the correction of the confidence.
-    settled: verdict and text of a comparison that has no number.
-    most: the largest ratio that is physically possible; a larger one is marked as doubtful.
-    """
-
-    what: str
-    where: str
-    unit: ClaimUnit
-    over: float
-    under: float
-    runs: tuple[Run, ...] = ()
-    interval: Callable[[Readings, float], Interval] | None = None
-    stands_for: int = 1
-    settled: tuple[str, str] | None = None
-    most: float = math.inf
-
-    def verdict(self, low: float | None, high: float | None) -> str:
-        """By where the whole interval lies; undecided where there is none, or it contains a bound."""
-        if low is None or high is None:
-            return UNDECIDED
-        if low > self.over and high < self.under:
-            return HOLDS
-        return FAILS if high <= self.over or low >= self.under else UNDECIDED
-
-
-class Contrast(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="contrast"):
-    """Compare values of an axis in each cell of the others: the measure of the first, the top, with the second's.
-
-    axis: a swept column, or several of them.
-    pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
-        the value before the other one.
-    over, under: the bounds, in `unit`.
-    only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
-    """
-
-    axis: str | list[str]
-    pairs: list[tuple[Any, Any]]
-    measure: str
+    measure: str = ""
     unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
     only: dict[str, Any] = {}
 
+    def comparison(
+        self, what: str, cell: Cell, runs: Sequence[Run] = (), interval: AtConfidence | None = None, **more: Any
+    ) -> Comparison:
+        return Comparison(what, _typed(cell), UNITS[self.unit], self.over, self.under, tuple(runs), interval, **more)
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words: "above 94 % faster", "0.95 to 1.05", and the cells that count."""
+        low, high = (f"{bound:g}" for bound in (self.over, self.under))
+        limits = f"above {low}" if self.under == math.inf else f"below {high}"
+        limits = f"{low} to {high}" if math.inf not in (-self.over, self.under) else limits
+        unit = "" if self.unit == "times" else f" {UNITS[self.unit].name}"
+        return f"{limits}{unit}{self.where}"
+
+    @property
+    def where(self) -> str:
+        conditions = [
+            f"{key.rpartition('.')[2]} {value}" if _condition(value) else f"{key.rpartition('.')[2]}={_either(value)}"
+            for key, value in self.only.items()
+        ]
+        return f", where {' '.join(conditions)}" if conditions else ""
+
+
+class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
+    """Compare values of an axis in each cell of the others: the measure of the first, the top, with the second's.
+
+    axis: a swept column, or several of them.
+    pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
+        the value before the other one.
+    """
+
+    axis: str | list[str]
+    pairs: list[tuple[Any, Any]]
+
+    @property
+    def axes(self) -> list[str]:
+        return [self.axis] if isinstance(self.axis, str) else self.axis
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What is measured, and the rule about it."""
+        between = " less " if self.unit == "points" else " / "
+        pairs = ", ".join(between.join(map(_side, pair)) for pair in self.pairs)
+        axes = " and ".join(axis.rpartition(".")[2] for axis in self.axes)
+        return MEASURES[self.measure].words, f" by {axes}, {pairs}: {self.bounds}"
+
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        axes = [self.axis] if isinstance(self.axis, str) else self.axis
         pairs: Sequence[tuple[Any, Any]] = self.pairs
-        if len(axes) == 1:
-            values = _values(panel, axes[0])
+        if len(self.axes) == 1:
+            values = _values(panel, self.axes[0])
             pairs = [([top], [bottom]) for pair in self.pairs for top, bottom in _expanded(pair, values)]
-        sides = [tuple(dict(zip(axes, side, strict=True)) for side in pair) for pair in pairs]
+        sides = [tuple(dict(zip(self.axes, side, strict=True)) for side in pair) for pair in pairs]
         return [
-            self._comparison(panel, cell, top, bottom)
+            self._compared(panel, cell, top, bottom)
             for top, bottom in sides
-            for cell in _cells(panel, axes, self.only)
+            for cell in _cells(panel, self.axes, self.only)
             if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
         ]
 
-    def _comparison(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
-        unit = UNITS[self.unit]
-        first, second = (bottom, top) if unit.of_bottom else (top, bottom)
+    def _compared(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
+        first, second = (bottom, top) if UNITS[self.unit].of_bottom else (top, bottom)
         what = f"{_typed(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
         tops, bottoms = (_ok_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
-        bounds = unit, self.over, self.under
         if not (tops and bottoms):
-            return Comparison(what, _typed(cell), *bounds)
-        interval, most = _measured(self.measure, tops, bottoms), _most(self.measure, tops, bottoms)
-        return Comparison(what, _typed(cell), *bounds, (*tops, *bottoms), interval, most=most)
+            return self.comparison(what, cell)
+        most = _most(self.measure, tops, bottoms)
+        return self.comparison(what, cell, (*tops, *bottoms), _measured(self.measure, tops, bottoms), most=most)
 
 
-class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="gain_falls"):
+class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     """The share that `bottom` saves of the top's measure is larger on the fewest GPUs than on the most."""
 
     axis: str
     top: Any
     bottom: Any
-    measure: str
+    unit: UnitName = "points"
+    over: float = 0.0
+
+    @property
+    def words(self) -> tuple[str, str]:
+        saved = f"share of the {MEASURES[self.measure].words} that {_typed(((self.axis, self.bottom),))} saves"
+        return saved, f", on the fewest GPUs less on the most: {self.bounds}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        return [self._comparison(panel, cell) for cell in _cells(panel, [self.axis, "gpus"], {})]
+        return [self._compared(panel, cell) for cell in _cells(panel, [self.axis, "gpus"], self.only)]
 
-    def _comparison(self, panel: Panel, cell: Cell) -> Comparison:
-        bounds = UNITS["points"], 0.0, math.inf
+    def _compared(self, panel: Panel, cell: Cell) -> Comparison:
         sides_by_gpus = {
             gpus: [_ok_runs(panel, {**dict(cell), self.axis: value, "gpus": gpus}) for value in (self.top, self.bottom)]
             for gpus in _values(panel, "gpus")
         }
         measured = [(gpus, sides) for gpus, sides in sides_by_gpus.items() if all(sides)]
         if len(measured) < 2:
-            return Comparison("gain on fewest against most GPUs", _typed(cell), *bounds)
+            return self.comparison("gain on fewest against most GPUs", cell)
         (few, at_fewest), (many, at_most) = measured[0], measured[-1]
 
         def interval(readings: Readings, confidence: float) -> Interval:
@@ -187,59 +152,58 @@ class GainFalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
             ]
             return intervals.difference(*gains)
 
-        runs = tuple(run for side in (*at_fewest, *at_most) for run in side)
-        return Comparison(f"gain with gpus={few} against gpus={many}", _typed(cell), *bounds, runs, interval)
+        runs = [run for side in (*at_fewest, *at_most) for run in side]
+        return self.comparison(f"gain with gpus={few} against gpus={many}", cell, runs, interval)
 
 
-class EachCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="each_cell"):
-    """A figure of every cell by itself, or of those that `only` lets through."""
+class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
+    """A figure of every cell by itself."""
 
     what: str
-    measure: str
-    unit: UnitName = "times"
-    over: float = -math.inf
-    under: float = math.inf
-    only: dict[str, Any] = {}
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return MEASURES[self.measure].words, f": {self.bounds}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        bounds = UNITS[self.unit], self.over, self.under
         return [
-            Comparison(self.what, _typed(cell), *bounds, runs, _measured(self.measure, runs, ()))
+            self.comparison(self.what, cell, runs, _measured(self.measure, runs, ()))
             for cell in _cells(panel, [], self.only)
             if panel.experiment.has(cell)
             for runs in [_ok_runs(panel, dict(cell))]
         ]
 
 
-class BestOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="best_of"):
+class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
     """The value of an axis with the least of a measure has less of it than the one with the most by over `over` %.
 
     The two are picked by their figures, so that a comparison counts for all pairs among which they were.
     """
 
     axis: str
-    measure: str
-    over: float
-    only: dict[str, Any] = {}
+    unit: UnitName = "less"
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return MEASURES[self.measure].words, f", the best {self.axis} against the worst measured: {self.bounds}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        return [self._comparison(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
+        return [self._compared(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
 
-    def _comparison(self, panel: Panel, cell: Cell) -> Comparison:
-        bounds = UNITS["less"], self.over, math.inf
+    def _compared(self, panel: Panel, cell: Cell) -> Comparison:
         column = MEASURES[self.measure].column
         groups = [(value, _ok_runs(panel, {**dict(cell), self.axis: value})) for value in _values(panel, self.axis)]
         measured = [(figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))]
         if len(measured) < 2:
-            return Comparison(f"{self.axis}: best against worst", _typed(cell), *bounds)
+            return self.comparison(f"{self.axis}: best against worst", cell)
         measured.sort(key=operator.itemgetter(0))
         (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
-        interval = _measured(self.measure, most, least)
-        return Comparison(what, _typed(cell), *bounds, (*most, *least), interval, math.comb(len(measured), 2))
+        interval, pairs = _measured(self.measure, most, least), math.comb(len(measured), 2)
+        return self.comparison(what, cell, (*most, *least), interval, stands_for=pairs)
 
 
-class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="spreads_more"):
+class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     """A measure spreads more along one axis than along another, or than another measure does.
 
     The spread is the most of a measure over its least along an axis, for each value of the other axis. The smallest
@@ -249,54 +213,67 @@ class SpreadsMore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     """
 
     axis: str
-    measure: str
     than: str = ""
     than_measure: str = ""
-    only: dict[str, Any] = {}
+    over: float = 1.0
+
+    @property
+    def sides(self) -> list[tuple[str, str]]:
+        """The measure and the axis of both sides."""
+        return [(self.measure, self.axis), (self.than_measure or self.measure, self.than or self.axis)]
+
+    @property
+    def words(self) -> tuple[str, str]:
+        (wide, axis), (narrow, than) = ((MEASURES[measure].words, axis) for measure, axis in self.sides)
+        other = f"that by {than}" if wide == narrow else f"that of the {narrow} by {than}"
+        return f"spread (the greatest / the least) of the {wide}", f" by {axis} / {other}: {self.bounds}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        axes = [self.axis] if self.than in ("", self.axis) else [self.axis, self.than]
-        return [self._comparison(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
+        axes = list(dict.fromkeys(axis for _, axis in self.sides))
+        return [self._compared(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
 
-    def _comparison(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
+    def _compared(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
         wide, narrow = _groups_along(panel, cell, axes), _groups_along(panel, cell, axes[::-1])
-        other = self.than_measure or self.measure
-        named = [f"{name} by {axis.rpartition('.')[2]}" for name, axis in ((self.measure, axes[0]), (other, axes[-1]))]
+        named = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
         what = f"spread of {' against '.join(named)}".replace("_", " ")
-        bounds = UNITS["times"], 1.0, math.inf
         if not (wide and narrow):
-            return Comparison(what, _typed(cell), *bounds)
+            return self.comparison(what, cell)
+        (measure, _), (other, _) = self.sides
 
         def interval(readings: Readings, confidence: float) -> Interval:
-            least = min((_spread(self.measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE)
+            least = min((_spread(measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE)
             greatest = max((_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE)
             return intervals.difference(least.mapped(math.log), greatest.mapped(math.log)).mapped(math.exp)
 
         runs = {id(run): run for groups in (*wide, *narrow) for group in groups for run in group}
         pairs = sum(math.comb(len(groups), 2) for groups in (*wide, *narrow))
-        return Comparison(what, _typed(cell), *bounds, tuple(runs.values()), interval, pairs)
+        return self.comparison(what, cell, tuple(runs.values()), interval, stands_for=pairs)
 
 
-class Ends(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag="ends"):
+class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
     """Runs of cells end with a status: `ok`, or `oom` where memory runs out. cells: each by some swept columns."""
 
     cells: list[dict[str, Any]]
     status: str
 
-    def comparisons(self, panel: Panel) -> list[Comparison]:
-        return [self._comparison(panel, cell) for cell in self.cells]
+    @property
+    def words(self) -> tuple[str, str]:
+        how = {"ok": "end well", "oom": "run out of memory"}[self.status]
+        return "runs", f" {how} with {', '.join(_typed(tuple(cell.items())) for cell in self.cells)}"
 
-    def _comparison(self, panel: Panel, cell: dict[str, Any]) -> Comparison:
-        runs = tuple(run for group in _groups(panel, cell) for run in group)
+    def comparisons(self, panel: Panel) -> list[Comparison]:
+        return [self._compared(panel, cell) for cell in self.cells]
+
+    def _compared(self, panel: Panel, cell: dict[str, Any]) -> Comparison:
+        runs = [run for group in _groups(panel, cell) for run in group]
         statuses = {run["status"] for run in runs}
         refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
         verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
         settled = verdict, " and ".join(sorted(statuses))
-        bounds = UNITS["times"], -math.inf, math.inf
-        return Comparison("it ends", _typed(tuple(cell.items())), *bounds, runs, settled=settled)
+        return self.comparison("it ends", tuple(cell.items()), runs, settled=settled)
 
 
-Rule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
+AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 
 def _groups_along(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run, ...]]]:
@@ -314,7 +291,7 @@ def _spread(measure: str, groups: Sequence[Sequence[Run]], readings: Readings, c
     return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)), key=_ESTIMATE)
 
 
-def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> Callable[[Readings, float], Interval]:
+def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> AtConfidence:
     return lambda readings, confidence: MEASURES[measure].interval(Sides(top, bottom, confidence, readings))
 
 
@@ -364,10 +341,14 @@ def _meets(value: Any, condition: Any) -> bool:
     """True if a value is the one, is among the list, or meets a condition such as ">= 300"."""
     if isinstance(condition, list):
         return value in condition
-    match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
+    match = _condition(condition)
     if match is None:
         return value == condition
     return isinstance(value, int | float) and OPERATORS[match[1]](value, int(match[2]))
+
+
+def _condition(wanted: Any) -> re.Match[str] | None:
+    return re.fullmatch(r"([<>]=?) ?(\d+)", wanted) if isinstance(wanted, str) else None
 
 
 def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
@@ -381,3 +362,14 @@ def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
 def _typed(cell: Cell) -> str:
     """A cell as it would be typed, without the groups of the keys."""
     return " ".join(f"{key.rpartition('.')[2]}={grouping.typed(value)}" for key, value in cell)
+
+
+def _side(side: Any) -> str:
+    """A side of a pair in words."""
+    known = {"*": "each other", "first": "the first", "next_fewer": "the next fewer"}
+    values = side if isinstance(side, list) else [side]
+    return " ".join(known.get(value, grouping.typed(value)) for value in values)
+
+
+def _either(wanted: Any) -> str:
+    return " or ".join(map(grouping.typed, wanted if isinstance(wanted, list) else [wanted]))

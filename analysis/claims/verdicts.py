@@ -1,4 +1,4 @@
-"""Verdicts on claims, from the runs at hand.
+"""The papers' claims, and verdicts on them from the runs at hand.
 
 Each comparison of a claim is judged by its whole interval, and the intervals of a claim together cover at 95 %. The
 claim holds if all of its comparisons do, and does not if one is refuted (an "up to": the other way round).
@@ -8,13 +8,16 @@ The verdict is that of the most telling: GPUs before CPU ranks, full scale befor
 like the paper's, the one with the most comparisons, and the newest.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from analysis.claims.claim import CLAIMS, Claim
-from analysis.claims.rules import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison
-from analysis.claims.sides import Readings
+import msgspec
+
+from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison, Readings
+from analysis.claims.rules import AnyRule
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
@@ -32,6 +35,88 @@ SETTING = {
     "vision": {"dataset": "{}", "dataset.image_size": "{} px", "model": "{}", "epochs": "epochs={}"},
     "llm": {"model": "{}", "dataset": "{}", "template": "{}", "method": "{}", "precision": "{}"},
 }
+
+
+FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
+PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence of a paper that runs can test.
+
+    name: as `--only` takes it. section: the heading in the file.
+    says: the sentence.
+    places: its table, figure or section by key of PAPERS; empty where neither paper has it.
+    printed: the papers' own figures; empty where the sentence has them all.
+    experiment: of conf/experiment, whose cells test the claim.
+    needs: which comparisons must hold: `all` that were measured, `one` of them (an "up to"), or all of `every_cell`.
+    counted: True if it follows from what a program does and not from a machine, so that CPU ranks and shrunk runs
+        decide it as GPUs do.
+    note: a caveat that is printed with the claim.
+    """
+
+    name: str
+    section: str
+    says: str
+    experiment: str
+    rules: list[AnyRule]
+    places: dict[Literal[2503, 2505], str] = {}
+    printed: str = ""
+    needs: Literal["all", "one", "every_cell"] = "all"
+    note: str = ""
+    counted: bool = False
+
+    @property
+    def test(self) -> str:
+        """The rules in words."""
+        by_subject: dict[str, list[str]] = {}
+        for subject, text in (rule.words for rule in self.rules):
+            by_subject.setdefault(subject, []).append(text)
+        least = {"all": "", "one": " (in one cell)", "every_cell": " (all of them)"}[self.needs]
+        return "; ".join(f"{subject}{';'.join(texts)}" for subject, texts in by_subject.items()) + least
+
+    @property
+    def cited(self) -> dict[str, str]:
+        """Its table, figure or section by the paper's number on arXiv."""
+        return {PAPERS[paper]: place for paper, place in self.places.items()}
+
+    @property
+    def source(self) -> str:
+        return "; ".join(f"arXiv {paper}, {place}" for paper, place in self.cited.items()) or "in neither paper"
+
+
+def load_claims(content: bytes) -> tuple[Claim, ...]:
+    """Claims of a YAML file, with the keys that stand under `all` of their section, and rules that are contrasts.
+
+    Raises:
+        msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
+    """
+    claims = []
+    for section, written in msgspec.yaml.decode(content).items():
+        common = written.pop("all", {})
+        for name, claim in written.items():
+            rules = claim["rules"] if isinstance(claim["rules"], list) else [claim["rules"]]
+            own = {"name": name, "section": section, "rules": [{"rule": "contrast"} | rule for rule in rules]}
+            claims.append(common | claim | own)
+    return msgspec.convert(claims, tuple[Claim, ...])
+
+
+CLAIMS = tuple(claim for file in FILES for claim in load_claims(file.read_bytes()))
+
+
+def named(names: Sequence[str]) -> list[Claim]:
+    """The claims of these names, in this order.
+
+    Raises:
+        ValueError: an unknown name, with the nearest and all known ones.
+    """
+    claims = {claim.name: claim for claim in CLAIMS}
+    for name in names:
+        if name not in claims:
+            near = difflib.get_close_matches(name, claims, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"--only: no claim {name}{hint}; there are {', '.join(claims)}")
+    return [claims[name] for name in dict.fromkeys(names)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
         names = _names(found, chosen)
         tables = text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
     notes = [shown + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
-    return [*tables, *notes, *skipped(found.skipped)]
+    return [*tables, *notes]
 
 
 def skipped(records: Sequence[Skipped]) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import experiments, report
 from analysis.claims import judge, measures, named
-from analysis.claims.sides import Readings, log
+from analysis.claims.comparison import Readings, log
 from analysis.commands import best, compare, table
 from analysis.experiments import Panel
 from analysis.figures import chart_data, draw

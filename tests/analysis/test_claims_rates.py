@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.claims import judge, measures, named
-from analysis.claims.sides import Readings
+from analysis.claims.comparison import Readings
 from analysis.runs import load
 from analysis.stats.between_runs import RepeatedRuns
 from tests.helpers import records

@@ -311,7 +311,7 @@ def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        *((["claims", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--markdown")),
+        *((["claims", ".", option, "no/o"], "there is no folder no") for option in ("--json",)),
         *((["list", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--csv")),
         (["report", ".", "--out", "no/o"], "there is no folder no"),
         (["table", "table2", ".", "--out", "no/o"], "there is no folder no"),

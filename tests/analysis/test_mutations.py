@@ -125,7 +125,7 @@ def test_every_command_survives_mutations(root: Path, undrawn: None, capsys: pyt
         ["compare", *both, "--common", "--mix", "--gate", "5%"],
         ["table", "table2", *both, "--all"],
         ["predictions", *both, "--json", f"{out}.json", "--csv", f"{out}.csv"],
-        ["claims", *both, "--json", f"{out}.json", "--markdown", f"{out}.md"],
+        ["claims", *both, "--json", f"{out}.json"],
         ["figure", "all", *both, "--all", "--out", out],
         ["figure", "losses", *both, "--out", out],
         ["figure", "predicted", *both, "--out", out],

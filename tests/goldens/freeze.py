@@ -191,7 +191,7 @@ def analysis_lines() -> list[str]:
         'list papers --where "gpus>=2" --sort "total_s desc" --columns gpus,precision,total_s --csv out.csv',
         *(f"best {folder} --goal {goal}" for folder in every for goal in ("time", "energy")),
         "best before --goal time --accuracy 0.99 --memory 80GB --gpus 4",
-        *(f"claims {folder} --json out.json --markdown out.md" for folder in every),
+        *(f"claims {folder} --json out.json" for folder in every),
         "compare before after",
         "compare before after --gate 5%",
         "compare before after --margin 1%",

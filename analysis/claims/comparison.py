@@ -1,4 +1,4 @@
-"""Two groups of runs, `top` and `bottom`, and the interval of a figure that compares them.
+"""Comparisons of two groups of runs, `top` and `bottom`: the interval of a figure that compares them, and its verdict.
 
 Each run gives one figure: its time, its mean step, the mean over its ranks. The interval holds how runs of one setting
 differ on that machine, from all settings that were measured more than once (`analysis.stats.between_runs`). Without
@@ -11,25 +11,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Literal
 
-import msgspec
-
+from analysis.runs import profile_metrics
 from analysis.runs.grouping import by_seed
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.between_runs import Machines, Spread
 from analysis.stats.intervals import Interval
 from multicard.observe.profiles.metrics import Profile
+from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.text_table import clean
 
+HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
 PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated
-READ = ("epochs", "transfer_bytes", "input")  # keys of a record, beside its profile
 Scale = Callable[[float], float | None]
 
 
 class Readings:
-    """Records and profiles of runs, each read once, and how runs of one setting differ.
+    """Records of runs, each read once, and how runs of one setting differ.
 
     Args:
         runs: all that are judged; settings that were measured more than once show how runs differ.
@@ -38,7 +38,7 @@ class Readings:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._repeated = between_runs.RepeatedRuns(runs)
         self._machines: dict[Figure, Machines] = {}
-        self._parts: dict[Path, dict[str, Any]] = {}
+        self._records: dict[Path, AnyRecord] = {}
 
     def machines(self, figure: "Figure", scale: Scale, prior_sd: float, of_seeds: bool = False) -> Machines:
         """How runs differ in a figure on a scale (see `between_runs.by_machine`); a figure always has one scale."""
@@ -48,15 +48,21 @@ class Readings:
             )
         return self._machines[figure]
 
-    def record(self, run: Run) -> dict[str, Any]:
-        """Keys READ of the record, empty where it lacks one, and "profile" with "profile_step_s"."""
-        if run.folder not in self._parts:
-            record = msgspec.to_builtins(run.record())
-            profile = record.get("profile")
-            parts = {key: record.get(key) or {} for key in READ}
-            parts |= {"profile": _profile(profile), "profile_step_s": (profile or {}).get("step_s") or {}}
-            self._parts[run.folder] = parts
-        return self._parts[run.folder]
+    def record(self, run: Run) -> AnyRecord:
+        if run.folder not in self._records:
+            self._records[run.folder] = run.record()
+        return self._records[run.folder]
+
+    def training(self, run: Run) -> VisionRecord:
+        """The record of a training run.
+
+        Raises:
+            ValueError: the run is another.
+        """
+        record = self.record(run)
+        if not isinstance(record, VisionRecord):
+            raise ValueError(f"{clean(str(run.folder))}: no training of images")
+        return record
 
     def profile(self, run: Run) -> Profile:
         """The summary of the run's profile.
@@ -64,25 +70,13 @@ class Readings:
         Raises:
             ValueError: there is none, or it is broken.
         """
-        profile = self.record(run)["profile"]
-        if isinstance(profile, str):
-            raise ValueError(f"{clean(str(run.folder))}: {clean(profile)}")
-        return profile
+        try:
+            return profile_metrics.of_record(self.record(run))
+        except ValueError as error:
+            raise ValueError(f"{clean(str(run.folder))}: {clean(str(error))}") from None
 
 
 Figure = Callable[[Readings, Run], float]  # raises ValueError where a run has none
-
-
-def _profile(content: dict[str, Any] | None) -> Profile | str:
-    """A profile, or why there is none."""
-    if content is None:
-        return "its record has no profile"
-    if "error" in content:
-        return f"its profile could not be read ({content['error']})"
-    try:
-        return Profile.from_dict(content)
-    except ValueError:
-        return "its profile is broken"
 
 
 @dataclass(frozen=True)
@@ -161,3 +155,90 @@ class Sides:
 def log(value: float) -> float | None:
     """The logarithm; None where it is not finite."""
     return math.log(value) if 0 < value < math.inf else None
+
+
+AtConfidence = Callable[[Readings, float], Interval]  # the interval of a measured ratio at a confidence
+
+
+@dataclass(frozen=True)
+class ClaimUnit:
+    """A unit in which a figure of a claim is printed.
+
+    convert: brings the measured ratio or share into the unit; it increases.
+    text: the words around the number. opposite: those around a number below 0, which `mirrored` makes positive; empty
+        where a sign says it.
+    of_bottom: True if the figure says what the bottom has over the top, as "faster by" does.
+    """
+
+    name: str
+    text: str
+    convert: Callable[[float], float]
+    digits: int = 1
+    of_bottom: bool = False
+    opposite: str = ""
+    mirrored: Callable[[float], float] = abs
+
+    def phrase(self, estimate: float, low: float | None = None, high: float | None = None) -> str:
+        """A figure in words, with its interval: "faster by 25.0 % (20.0 to 30.0)", "slower by 10.0 % (5.0 to 15.0)"."""
+        bounds = [] if low is None or high is None or low == high else [low, high]
+        is_opposite = bool(self.opposite) and estimate < 0
+        if self.opposite and any((bound < 0) != is_opposite for bound in bounds):  # each bound needs words of its own
+            ends = [self.phrase(bound) for bound in bounds]
+        elif is_opposite:
+            ends = [self._number(self.mirrored(bound)) for bound in reversed(bounds)]
+        else:
+            ends = [self._number(bound) for bound in bounds]
+        words, shown = (self.opposite, self.mirrored(estimate)) if is_opposite else (self.text, estimate)
+        return words.format(self._number(shown)) + (f" ({' to '.join(ends)})" if ends else "")
+
+    def _number(self, value: float) -> str:
+        return f"{value:,.{self.digits}f}"
+
+
+def _slower(percent: float) -> float:
+    """How much faster the other side is, in percent: B is 25 % slower than A where A is 25 % faster than B."""
+    share = 1 + percent / 100
+    return 100 * (1 / share - 1) if share > 0 else math.inf
+
+
+UnitName = Literal["faster", "less", "times", "points", "percent"]
+UNITS: dict[UnitName, ClaimUnit] = {
+    "faster": ClaimUnit("% faster", "faster by {} %", lambda x: 100 * (x - 1), 1, True, "slower by {} %", _slower),
+    "less": ClaimUnit("% less", "less by {} %", lambda ratio: 100 * (1 - 1 / ratio), 1, True, "more by {} %"),
+    "times": ClaimUnit("x", "{} x", float, 2),
+    "points": ClaimUnit("points", "{} points", lambda share: 100 * share, 2),
+    "percent": ClaimUnit("%", "{} %", lambda share: 100 * share),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparison of a rule, before its interval is worked out.
+
+    what: what is compared ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
+    over, under: the bounds between which the claim has the figure, in `unit`.
+    runs: of both sides; empty where a cell was not measured.
+    interval: the interval of the measured ratio at a confidence; None where `settled`.
+    stands_for: the number of comparisons from which this one was picked, for the correction of the confidence.
+    settled: verdict and text of a comparison that has no number.
+    most: the largest ratio that is physically possible; a larger one is marked as doubtful.
+    """
+
+    what: str
+    where: str
+    unit: ClaimUnit
+    over: float
+    under: float
+    runs: tuple[Run, ...] = ()
+    interval: AtConfidence | None = None
+    stands_for: int = 1
+    settled: tuple[str, str] | None = None
+    most: float = math.inf
+
+    def verdict(self, low: float | None, high: float | None) -> str:
+        """By where the whole interval lies; undecided where there is none, or it contains a bound."""
+        if low is None or high is None:
+            return UNDECIDED
+        if low > self.over and high < self.under:
+            return HOLDS
+        return FAILS if high <= self.over or low >= self.under else UNDECIDED
