@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import experiments
 from analysis.experiments import Experiment, Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
@@ -61,24 +60,11 @@ def _as_good(experiment: Experiment, column: str, values: set[Any]) -> bool:
 
 
 def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
-    """The printed figure of each cell, measured or not, that has the same setting.
-
-    It may be of another table: Table 5 has some iteration times of Fig. 10. Where that table's own setting is not
-    printed in what the panel's experiment sweeps (the image size), its figures are not taken.
-    """
+    """The printed figure of each cell, measured or not, that has the same setting."""
     if measure.startswith(printed.METRIC):
         return _metrics_beside(panel, measure)
-    own = panel.experiment.name
-    others = [name for name in printed.papers().experiments if name != own]
-    figures = [] if differences(panel) else printed.figures(own, measure)
-    cells = [*panel.cells, *panel.missing]
-    matched = {cell: figure for cell in cells if (figure := printed.at(figures, dict(cell)))}
-    for name in others if measure not in (printed.SPEEDUP, printed.SAVED) else ():  # whose base is its experiment's
-        candidates = [figure for figure in printed.figures(name, measure) if figure.exact]
-        for cell in cells if candidates else ():
-            if cell not in matched and (figure := _borrowed(panel, cell, experiments.load(name), candidates)):
-                matched[cell] = figure
-    return matched
+    figures = [] if differences(panel) else printed.figures(panel.experiment.name, measure)
+    return {cell: at for cell in (*panel.cells, *panel.missing) if (at := printed.at(figures, dict(cell)))}
 
 
 def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
@@ -95,31 +81,6 @@ def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
         if figure.cell.items() <= dict(cell).items()
         and dict(cell).keys() - figure.cell.keys() <= ALIKE.get(figure.note, frozenset())
     }
-
-
-def _borrowed(panel: Panel, cell: Cell, other: Experiment, candidates: Sequence[PrintedFigure]) -> PrintedFigure | None:
-    """The figure of another experiment for a cell of this panel."""
-    known, swept = other.papers, dict(cell)
-    if other.kind != panel.experiment.kind or known.chosen.keys() & swept.keys():
-        return None
-    runs = panel.cells.get(cell) or panel.runs
-
-    def agrees(column: str, wanted: Any) -> bool:
-        values = {swept[column]} if column in swept else {run[column] for run in runs}
-        brought = cell not in panel.cells and len(values) > 1  # by a swept group, and not known of an unmeasured cell
-        return values == {wanted} or brought or _as_good(panel.experiment, column, values)
-
-    axes = {column for column, wanted in known.all.items() if isinstance(wanted, list)}
-    if not all(agrees(column, wanted) for column, wanted in known.all.items() if column not in axes):
-        return None
-    return next(
-        (
-            figure
-            for figure in candidates
-            if axes <= figure.cell.keys() and all(agrees(column, value) for column, value in figure.cell.items())
-        ),
-        None,
-    )
 
 
 def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:

@@ -2,38 +2,41 @@
 
 A cell holds the runs of one configuration. Its repetitions (seeds) are averaged with the same weight. The time is the
 mean of the measured steps, which, unlike a median, adds up to the time of the work. Its interval holds how runs of the
-machine differ from one another, and the scatter of the steps (`analysis.stats.between_runs`). Where there are enough
-epochs, the ratio of their mean `train_s` is shown beside it with its own interval: it includes what lies between the
-steps, and each epoch (but the first, with the warm-up) is a sample.
+machine differ from one another, and the scatter of the steps (`analysis.stats.between_runs`). Differences of the
+environments of both are named below.
 
 Within one sweep, `--by KEY` compares each value of that key with each other.
 """
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
-from analysis.commands import environment_diff
 from analysis.runs import grouping
+from analysis.runs.columns import MARKS, RESERVED
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines, RepeatedRuns
+from multicard.config.base import NOT_IDENTITY
 from multicard.config.job import count
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, MAX_RUNS, PRIOR_SD, Ratio
 from multicard.records import figures, text_table
 from multicard.records.comparable import DATA
+from multicard.records.schema import Cpu
 from multicard.records.text_table import clean
 
-MIN_EPOCHS = 3  # beside the first, that a run must have for an interval over them
 MAX_NAMED = 6  # missing cells in a refusal
+CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
+CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
 VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
 
@@ -49,7 +52,6 @@ class Compared:
     a: list[Run]
     b: list[Run]
     step: Ratio | None
-    epoch: Ratio | None
     verdict: str
     sides: tuple[str, str] = ("", "")
     machines: Machines = Machines({}, PRIOR_SD)
@@ -166,24 +168,20 @@ def _add_refused(cells: dict[Cell, list[Run]], others: dict[Cell, list[Run]], ru
 def _require_same(
     cells_a: dict[Cell, list[Run]], cells_b: dict[Cell, list[Run]], keys: Sequence[str], sides: tuple[str, str]
 ) -> None:
-    only_a, only_b = (
-        [cell for cell in cells_a if cell not in cells_b],
-        [cell for cell in cells_b if cell not in cells_a],
-    )
-    if not only_a and not only_b:
+    lacks = {sides[1]: [cell for cell in cells_a if cell not in cells_b]}
+    lacks[sides[0]] = [cell for cell in cells_b if cell not in cells_a]
+    if not any(lacks.values()):
         return
     for key in keys:
         a, b = ({dict(cell)[key] for cell in cells} for cells in (cells_a, cells_b))
         if not a & b and "." not in key:
             in_a, in_b = (" or ".join(sorted(map(grouping.typed, values))) for values in (a, b))
             remedy = "" if key == "kind" else f" (--by {key} if that is what you compare)"
-            side_a, side_b = sides
-            raise ValueError(
-                f"{side_a} and {side_b} did different work: {key} is {in_a} in {side_a} and {in_b} in {side_b}{remedy}"
-            )
+            work = f"{key} is {in_a} in {sides[0]} and {in_b} in {sides[1]}"
+            raise ValueError(f"{sides[0]} and {sides[1]} did different work: {work}{remedy}")
     telling = grouping.apart([dict(cell) for cell in (*cells_a, *cells_b)], keys)
     missing = []
-    for side, cells in zip(reversed(sides), (only_a, only_b), strict=True):
+    for side, cells in lacks.items():
         labels = [grouping.label(cell, telling) for cell in cells]
         rest = f" and {len(labels) - MAX_NAMED} more" if len(labels) > MAX_NAMED else ""
         missing += [f"{side} has no {', no '.join(labels[:MAX_NAMED])}{rest}"] if labels else []
@@ -201,14 +199,13 @@ class Judge:
 
     def __init__(self, sweeps: Sequence[Sequence[Run]], mix: bool, margin: float) -> None:
         self.mix, self.margin = mix, margin
-        repeated = RepeatedRuns(*sweeps)
-        self.by_step, self.by_epoch = repeated.of_column("step_s"), repeated.of_column("train_s")
+        self.by_step = RepeatedRuns(*sweeps).of_column("step_s")
 
     def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: tuple[str, str]) -> Compared:
         ok_a, ok_b = ok_runs(a), ok_runs(b)
         if not ok_a or not ok_b:
             ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
-            return Compared(cell, a, b, None, None, f"A {ended_a}, B {ended_b}")
+            return Compared(cell, a, b, None, f"A {ended_a}, B {ended_b}")
         for side, runs in zip(sides, (ok_a, ok_b), strict=True):
             mixture = grouping.mixture(runs) or grouping.unlike(runs)
             if mixture is not None and not self.mix:
@@ -225,15 +222,10 @@ class Judge:
             spreads = self.by_step.of(ok_a[0]), self.by_step.of(ok_b[0])
             step = between_runs.ratio(steps_a, steps_b, spreads, paired)
         except ValueError as error:
-            return Compared(cell, a, b, None, None, f"no steps: {clean(str(error))}")
-        epochs_a, epochs_b = ([run.epochs_s() for run in runs] for runs in (ok_a, ok_b))
-        epoch = None
-        if min(len(samples) for samples in (*epochs_a, *epochs_b)) >= MIN_EPOCHS:
-            spreads = self.by_epoch.of(ok_a[0]), self.by_epoch.of(ok_b[0])
-            epoch = between_runs.ratio(epochs_a, epochs_b, spreads, independent=True)
+            return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
         means_s = [float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b)]
         verdict = _verdict(step, self.margin)
-        return Compared(cell, a, b, step, epoch, verdict, machines=self.by_step, step_s=(means_s[0], means_s[1]))
+        return Compared(cell, a, b, step, verdict, machines=self.by_step, step_s=(means_s[0], means_s[1]))
 
 
 def _verdict(step: Ratio, margin: float) -> str:
@@ -252,7 +244,7 @@ def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
         cells = [cell for cell in compared if cell.sides == sides]
         a, b = [run for cell in cells for run in cell.a], [run for cell in cells for run in cell.b]
         where = f"A {sides[0]}, B {sides[1]}: " if len(pairs) > 1 else ""
-        lines += [f"{where}{line}" for line in environment_diff.lines(a, b)]
+        lines += [f"{where}{line}" for line in differences(a, b)]
     return lines
 
 
@@ -304,7 +296,7 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
 
 
 def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, str]:
-    step, epoch, values = compared.step, compared.epoch, dict(compared.cell)
+    step, values = compared.step, dict(compared.cell)
     counts = len(ok_runs(compared.a)), len(ok_runs(compared.b))
     least = None if step is None else step.least_difference()
     to_decide = "-"
@@ -320,7 +312,6 @@ def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, st
         },
         "B / A": "-" if step is None else f"{step.ratio:.3f}",
         "interval": _interval(step),
-        "by epochs": "-" if epoch is None else f"{epoch.ratio:.3f} ({_interval(epoch)})",
         "runs": "" if counts == (1, 1) else f"{counts[0]} and {counts[1]}",
         "verdict": compared.verdict,
         "could see": "-" if least is None else f"{least:.1%}",
@@ -332,3 +323,92 @@ def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, st
 def _interval(ratio: Ratio | None) -> str:
     bounds = None if ratio is None else ratio.bounds()
     return "-" if bounds is None else "{:.3f} to {:.3f}".format(*bounds)
+
+
+def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line for each version, device, driver, clock, flag, mark or key that A's runs and B's do not share; and
+    one if they were not measured by turns.
+    """
+    facts_a, facts_b = _facts(a), _facts(b)
+    differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
+    facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
+    return [*_turns(a, b), *_other_rows(a, b), *facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
+
+
+def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line where the runs of one side all started before those of the other."""
+    times_a, times_b = ([run["started_at"] for run in runs if run["started_at"]] for runs in (a, b))
+    if not times_a or not times_b or not (max(times_a) < min(times_b) or max(times_b) < min(times_a)):
+        return []
+    first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
+    return [f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"]
+
+
+def _other_rows(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line where tuning runs of the two sides had other rows, which repetitions of one seed do not show."""
+    seeds_a, seeds_b = ({run["seed"] for run in runs if run["kind"] == "llm" and not run["packed"]} for runs in (a, b))
+    if not seeds_a or not seeds_b or seeds_a == seeds_b:
+        return []
+    return ["other seeds in A than in B: their rows, of other lengths, count as a difference"]
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, set[str]]:
+    """Values that the environments of some runs record, by name."""
+    facts: dict[str, set[str]] = {}
+    for run in runs:
+        for name, value in _of_run(run):
+            if value not in (None, UNSET):
+                facts.setdefault(name, set()).add(clean(str(value)))
+    return facts
+
+
+def _listed(values: Iterable[str] | None) -> str:
+    return " and ".join(sorted(values or ())) or "nothing"
+
+
+def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
+    environment = run.environment()
+    cpu = environment.cpu or Cpu()
+    yield "commit", grouping.commit(run)
+    yield from ((name, run[name]) for name in ("hardware", "hosts"))
+    yield from ((name, getattr(environment, name)) for name in ("python", "platform", "numa", "malloc"))
+    yield from environment.packages.items()
+    yield from (environment.flags or {}).items()
+    yield from (("CPU", cpu.model), ("CPU cores", cpu.cores))
+    for gpu in environment.gpus:
+        yield from (("driver", gpu.driver), ("highest SM clock, MHz", gpu.sm_clock_max_mhz))
+    yield from ((name, run[name]) for name in ("threads", *grouping.PLACES, DATA))
+
+
+def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    differing = []
+    for key, name in CLOCKS.items():
+        mean_a, mean_b = _mean_clock_mhz(a, key), _mean_clock_mhz(b, key)
+        if mean_a is not None and mean_b is not None and abs(mean_b / mean_a - 1) > CLOCK_APART:
+            differing.append(f"{name} during the runs: {mean_a:,.0f} MHz in A, {mean_b:,.0f} MHz in B (means)")
+    return differing
+
+
+def _mean_clock_mhz(runs: Sequence[Run], key: str) -> float | None:
+    gpus = [gpu for run in runs if (gpu := run.record().gpu) is not None]
+    clocks_mhz = [mhz for gpu in gpus for device in gpu.devices if (mhz := getattr(device, key)) is not None]
+    return float(np.mean(clocks_mhz)) if clocks_mhz else None
+
+
+def _marks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    differing = []
+    for mark in MARKS:
+        marked_a, marked_b = (sum(bool(run[mark.column]) for run in runs) for runs in (a, b))
+        if marked_a / len(a) != marked_b / len(b):
+            differing.append(f"{mark.meaning}: {marked_a} of A's {count(len(a), 'run')}, {marked_b} of B's {len(b)}")
+    return differing
+
+
+def _keys(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """Keys of the configuration that only one side has, as where one is of an older version."""
+    names_a, names_b = ({name for run in runs for name in run.columns} - RESERVED for runs in (a, b))
+    differing = []
+    for side, names in (("A", names_a - names_b), ("B", names_b - names_a)):
+        keys = sorted(name for name in names if name.partition(".")[0] not in NOT_IDENTITY)
+        differing += [f"only {side} has {', '.join(map(clean, keys))}"] if keys else []
+    return differing

@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 
 from analysis import same_setting
-from analysis.commands import profile_table
 from analysis.experiments import EFFICIENCY, Experiment, Panel
-from analysis.runs import grouping
+from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import legend
 from analysis.runs.grouping import Cell, of_setting, ok_runs
 from analysis.runs.load import Run
@@ -127,18 +126,33 @@ def _of_measures(panel: Panel) -> Table:
 
 
 def _of_profiles(panel: Panel) -> Table:
-    shares = panel.experiment.view.form == "shares"
-    names, rows = profile_table.rows(panel)
-    short = profile_table.short_headings(panel)
-    texts = [[_profile_text(row[name], shares) for name in names] for row in rows]
+    shares, swept = panel.experiment.view.form == "shares", panel.experiment.swept
+    by_cell = profile_metrics.by_cell(panel.cells, panel.experiment.view.shown_metrics if shares else None)
+    several = [column for column in swept if len(panel.values(column)) > 1]
+    headings = {cell: _heading(cell, several) for cell in by_cell}
+    rows = [
+        {"group": group, "metric": name}
+        | {headings[cell]: figures.get((group, name)) for cell, figures in by_cell.items()}
+        for group, name in profile_metrics.largest(list(by_cell.values()))
+    ]
+    texts = [[_profile_text(value, shares) for value in row.values()] for row in rows]
     unit = (
         "share of the profiled time of all ranks" if shares else "milliseconds a step and rank, of the profiled steps"
     )
-    several = profile_table.differing_columns(panel)
     columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
     no_calls = [] if any(row["group"] == "api" for row in rows) else ["no CUDA calls were seen: CPU ranks make none"]
     notes = [unit + columns, *no_calls, *_notes(panel, [], [])]
-    return Table(_title(panel), [short.get(name, name) for name in names], texts, rows, notes)
+    short = [
+        ", ".join(grouping.typed(dict(cell)[column]) for column in several) if len(several) > 1 else heading
+        for cell, heading in headings.items()
+    ]
+    return Table(_title(panel), ["group", "metric", *short], texts, rows, notes)
+
+
+def _heading(cell: Cell, columns: Sequence[str]) -> str:
+    """A cell by some of its columns, without the groups of the keys."""
+    named = [(column.rpartition(".")[2], value) for column, value in cell if column in columns]
+    return grouping.label(tuple(named), [name for name, _ in named])
 
 
 def _title(panel: Panel) -> str:

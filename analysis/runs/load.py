@@ -52,11 +52,6 @@ class Run:
         """
         return steps.measured_s(self.folder, self.record())
 
-    def epochs_s(self) -> np.ndarray:
-        """`train_s` of each epoch (n,) except the first, which holds the warm-up."""
-        known = [epoch.train_s for epoch in self.record().epochs[1:]]
-        return np.array([train_s for train_s in known if train_s is not None], dtype=float)
-
     def environment(self) -> Environment:
         """environment.json; empty where it is absent, cut off or not of the schema."""
         return run_folder.read_environment(self.folder)

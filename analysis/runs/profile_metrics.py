@@ -1,10 +1,16 @@
-"""Metrics of a run's profile as the papers have them: seconds of all ranks, and shares of the profiled time."""
+"""Metrics of a run's profile as the papers have them: seconds of all ranks, and shares of the profiled time.
 
-from collections.abc import Iterator, Sequence
+The papers profiled whole trainings; here a few steps are profiled by default, so that tables give times a step.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from msgspec import UNSET
 
+from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.observe.profiles.metrics import Profile
 from multicard.observe.profiles.names import COPIES
@@ -25,6 +31,9 @@ STACKED = (
 KINDS = tuple(COPIES[way] for way in ("HtoD", "DtoD", "DtoH"))
 ALL_KINDS = "all three kinds"
 COPIED = (*KINDS, ALL_KINDS)
+GROUPS = ("derived", "api", "copy", "collective", "phase")
+TOP = 8  # metrics of a group in a table
+Metric = tuple[str, str]  # group and name
 NAMES = {NCCL: "NCCL, all collectives"}
 
 
@@ -111,3 +120,51 @@ def windows(runs: Sequence[Run]) -> Iterator[str]:
             yield f"the run's first {limit}" if limit else "the run from its start"
         else:
             yield f"{limit or 'some steps'} after the run"
+
+
+# Rows of a table, with the figures of each cell
+
+
+def by_cell(cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None) -> dict[Cell, dict[Metric, float]]:
+    """Figures of the cells with a profile, by group and name of a metric, as means over the runs of a cell.
+
+    Args:
+        metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the phases of a step
+            instead. None: seconds a step and rank of all metrics.
+    """
+    of_run = _per_step_s
+    if metrics is not None:
+        profiles = [found for runs in cells.values() for run in runs if (found := profile(run)) is not None]
+        seen = any(shares(found, metrics) for found in profiles)
+        of_run = partial(_shares, metrics=metrics if seen else ())
+    return {cell: figures for cell, runs in cells.items() if (figures := _means(runs, of_run))}
+
+
+def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
+    """The metrics of each group by the cell in which they take longest; single kernels are left out."""
+    metrics = dict.fromkeys(metric for figures in cells for metric in figures)
+    ordered = sorted(metrics, key=lambda metric: -max(figures.get(metric, 0.0) for figures in cells))
+    return [metric for group in GROUPS for metric in [one for one in ordered if one[0] == group][:TOP]]
+
+
+def _means(runs: Sequence[Run], of_run: Callable[[Run], dict[Metric, float] | None]) -> dict[Metric, float]:
+    by_run = [figures for run in runs if run["status"] == "ok" and (figures := of_run(run)) is not None]
+    metrics = dict.fromkeys(metric for figures in by_run for metric in figures)
+    return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run) for metric in metrics}
+
+
+def _per_step_s(run: Run) -> dict[Metric, float] | None:
+    """Seconds a step and rank of each metric; None where the run has no profile that could be read."""
+    recorded, found = run.record().profile, profile(run)
+    if found is None or recorded is None:
+        return None
+    count = found.steps or (recorded.steps or 0) * len(found.ranks)
+    summed = found.rank_rows(None if len(found.ranks) > 1 else found.ranks[0].rank)
+    return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
+
+
+def _shares(run: Run, metrics: Sequence[str]) -> dict[Metric, float] | None:
+    found = profile(run)
+    if found is None:
+        return None
+    return shares(found, metrics) if metrics else phase_shares(found)

@@ -3,9 +3,7 @@
 import difflib
 import json
 import re
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -14,7 +12,6 @@ import pyarrow as pa
 from analysis.runs.load import Run
 
 NEAREST = 5  # columns that a message names
-LIMIT_S = 10.0  # of a query
 LONGEST = 2_000  # characters of a condition: DuckDB takes a minute to parse 10,000 parentheses, and 100,000 end it
 # Nothing goes to disk
 OPTIONS: dict[str, Any] = {"python_enable_replacements": "false", "memory_limit": "2GB", "temp_directory": ""}
@@ -49,10 +46,7 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
         condition = f"WHERE (\n{where}\n)" if where is not None else ""
         try:
             statement = _statement(database, f'SELECT "{ROW}" FROM runs {condition} ORDER BY {order} "{ROW}"', where)
-            with _interrupted_after(LIMIT_S, database):
-                rows = database.execute(statement).fetchall()
-        except duckdb.InterruptException:
-            raise ValueError(f"--where: not done after {LIMIT_S:g} s; give a simpler condition") from None
+            rows = database.execute(statement).fetchall()
         except duckdb.Error as error:
             raise ValueError(f"--where: {_short(str(error), where or '', names)}") from None
     return [runs[row] for (row,) in rows]
@@ -71,24 +65,6 @@ def _statement(database: duckdb.DuckDBPyConnection, query: str, where: str | Non
     if len(statements) != 1 or not whole:
         raise ValueError("--where: must be one expression, with no other query or statement after it")
     return statements[0]
-
-
-@contextmanager
-def _interrupted_after(limit_s: float, database: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Interrupt what the database does every `limit_s`: once would be lost where nothing had begun yet."""
-    done = threading.Event()
-
-    def interrupt() -> None:
-        while not done.wait(limit_s):
-            database.interrupt()
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def column_names(runs: Sequence[Run]) -> list[str]:

@@ -226,7 +226,6 @@ def ratio(
     b: Sequence[np.ndarray],
     spreads: tuple[Spread, Spread],
     paired: bool = False,
-    independent: bool = False,
 ) -> Ratio:
     """The mean of B's runs / the mean of A's, each run with the same weight.
 
@@ -234,7 +233,6 @@ def ratio(
         a, b: samples (n,) of each run of a side, in the order in which they were measured.
         spreads: how runs of A's machine differ, and those of B's.
         paired: each run of A had the same batches as the run of B with its index.
-        independent: neighbouring samples do not correlate (epochs).
 
     Raises:
         ValueError: a side without samples, or samples that took no time.
@@ -248,13 +246,13 @@ def ratio(
     runs = min(len(a), len(b))
     between = variance_between(spreads, len(a), len(b))
     if between is None:  # nothing was repeated
-        within = _within(a, b, paired, independent)
+        within = _within(a, b, paired)
         run_variance = 2 * PRIOR_SD**2 + (0.0 if within is None else within.variance * runs)
         error, degrees = (None, 0) if within is None else (math.sqrt(within.variance), within.degrees)
         return Ratio(estimate, error, degrees, False, runs, run_variance)
     share = _share_beyond([*a, *b], max(spread.within for spread in spreads))
     if share:
-        within = _within(a, b, paired, independent)
+        within = _within(a, b, paired)
         if within is None:
             return Ratio(estimate, None, 0, True, runs, combined(between).variance * runs)
         between.append(Term(within.variance * share, within.degrees))
@@ -268,7 +266,7 @@ def _share_beyond(runs: Sequence[np.ndarray], within: float) -> float:
     return max(0.0, 1 - within / own) if own > np.finfo(float).eps else 0.0  # else: equal, but for rounding
 
 
-def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool, independent: bool) -> Term | None:
+def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool) -> Term | None:
     """The variance of the logarithm of the ratio from the samples within the runs."""
     relative_a, relative_b = ([samples / samples.mean() for samples in side] for side in (a, b))
     if paired:
@@ -277,7 +275,7 @@ def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool, inde
     else:
         series = [*relative_a, *relative_b]
         weights = [*[1 / len(a)] * len(a), *[1 / len(b)] * len(b)]
-    parts = [mean_variance(samples, independent) for samples in series]
+    parts = [mean_variance(samples) for samples in series]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None

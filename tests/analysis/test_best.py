@@ -14,7 +14,7 @@ from analysis.report import build
 from analysis.report.blocks import Answer
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_ACCURACY_SD, Share, Spread, differ, pooled
-from analysis.stats.trade_off import Quantity, equals, front
+from analysis.commands.best import Quantity, equals, front
 from tests.helpers import records
 
 PRECISIONS = ("fp32", "fp16")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import main
-from analysis.commands import compare, environment_diff
+from analysis.commands import compare
 from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
@@ -102,7 +102,7 @@ def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
         widths.append(bounds[1] - bounds[0])
     a, same, other = (load.read([tmp_path / side]).runs for side in ("a", "same", "other"))
     said = "other seeds in A than in B: their rows, of other lengths, count as a difference"
-    assert said in environment_diff.lines(a, other) and said not in environment_diff.lines(a, same)
+    assert said in compare.differences(a, other) and said not in compare.differences(a, same)
     assert widths[1] > 4 * widths[0]
 
 
@@ -113,8 +113,8 @@ def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
             write(tmp_path / side / str(day), record, np.full(50, 0.1))
     a, b, c = (load.read([tmp_path / side]).runs for side in "abc")
     older, drift = "all runs of A are older than those of B", ": a drift of the machine counts as a difference"
-    assert environment_diff.lines(a, b) == [] and environment_diff.lines(a, c) == [older + drift]
-    assert environment_diff.lines(c, a) == ["all runs of B are older than those of A" + drift]
+    assert compare.differences(a, b) == [] and compare.differences(a, c) == [older + drift]
+    assert compare.differences(c, a) == ["all runs of B are older than those of A" + drift]
 
 
 def test_the_gate_keeps_5_percent_over_all_cells():
@@ -126,7 +126,7 @@ def test_the_gate_keeps_5_percent_over_all_cells():
         deviation = math.sqrt(random.chisquare(degrees) / degrees)
         ratios = np.exp(math.log(1.05) + error * random.normal(size=12))
         steps = [Ratio(float(ratio), error * deviation, degrees, True, 3, 1.0) for ratio in ratios]
-        cells = [compare.Compared((), [run], [run], step, None, "") for step in steps]
+        cells = [compare.Compared((), [run], [run], step, "") for step in steps]
         failed += not compare.gated(cells, 0.05)[0]
         assert compare.gated(cells, 0.25)[0]
     assert 0.01 <= failed / 200 <= 0.06
@@ -267,18 +267,6 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
     assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
 
 
-def test_epochs_have_an_interval_of_their_own(tmp_path: Path):
-    for side, train_s in (("a", 10.0), ("b", 12.0)):
-        record = records.vision(epochs=5)
-        for index, epoch in enumerate(record["epochs"]):
-            epoch["train_s"] = 99.0 if index == 0 else train_s + 0.01 * index
-        records.write(tmp_path / side, record, records.steps(np.full(50, 0.1)))
-    (one,) = compared(tmp_path / "a", tmp_path / "b")
-    assert one.epoch is not None and one.epoch.ratio == pytest.approx(12.025 / 10.025)
-    bounds = one.epoch.bounds()
-    assert bounds is not None and bounds[0] > 1.19
-
-
 def test_few_or_no_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records.write(tmp_path / "a", records.vision(), records.steps(np.full(5, 0.1)))
     records.write(tmp_path / "b", records.vision())
@@ -306,8 +294,8 @@ def test_other_circumstances_are_said(tmp_path: Path):
     )
     records.write(tmp_path / "b", other, machine=machine)
     ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
-    assert environment_diff.lines(ours, ours) == []
-    text = "\n".join(environment_diff.lines(ours, theirs))
+    assert compare.differences(ours, ours) == []
+    text = "\n".join(compare.differences(ours, theirs))
     for line in (
         "commit: 8fdd49003 in A, fffffffff in B",
         "hardware: NVIDIA H200 in A, A100 in B",

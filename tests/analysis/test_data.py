@@ -338,14 +338,6 @@ def test_the_help_names_each_command_once(capsys: pytest.CaptureFixture[str]):
         assert len(re.findall(rf"(?:^|analysis) +{name}(?: |$)", printed, re.MULTILINE)) == 1, name
 
 
-def test_a_query_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    records.write(tmp_path / "a", records.vision())
-    monkeypatch.setattr(sql, "LIMIT_S", 0.1)
-    endless = "(with recursive t as (select 1 as x union all select x from t) select count(*) from t) > 0"
-    with pytest.raises(ValueError, match=r"--where: not done after 0\.1 s; give a simpler condition"):
-        sql.select(load.read([tmp_path]).runs, endless)
-
-
 def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):
     text = json.dumps(records.vision())
 
