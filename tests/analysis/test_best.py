@@ -8,13 +8,12 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.commands import best
-from analysis.commands.best import Limits
+from analysis.commands.best import Limits, Quantity, equals, front
 from analysis.figures.setting_charts import trade_off
 from analysis.report import build
 from analysis.report.blocks import Answer
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_ACCURACY_SD, Share, Spread, differ, pooled
-from analysis.commands.best import Quantity, equals, front
 from tests.helpers import records
 
 PRECISIONS = ("fp32", "fp16")
