@@ -113,7 +113,7 @@ class Sides:
         """The ratio of mean figures that are counted; its interval has no width for single runs."""
         top, bottom = self.values(figure)
         basis = "exact" if len(top) == len(bottom) == 1 else self.basis
-        return intervals.ratio_of_means(top, bottom, self.confidence, basis, exact=True)
+        return intervals.exact_ratio(top, bottom, self.confidence, basis)
 
     def share(self, figure: Figure) -> Interval:
         """A share of the runs of `top`, with how runs differ; bounds within 0 and 1."""

@@ -80,13 +80,10 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "
     return Interval(centre, centre - half, centre + half, basis)
 
 
-def ratio_of_means(
-    top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str, exact: bool = False
-) -> Interval:
-    """mean(top) / mean(bottom) by Student's interval of its logarithm (delta method).
+def exact_ratio(top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str) -> Interval:
+    """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm (delta method).
 
-    Args:
-        exact: a side of one value has no scatter (a count of bytes); otherwise one value means no bounds.
+    A side of one value has no scatter.
 
     Raises:
         ValueError: a mean that is not above 0.
@@ -96,8 +93,6 @@ def ratio_of_means(
         raise ValueError("nothing to compare with: it is 0")
     estimate = float(sides[0].mean() / sides[1].mean())
     scattered = [side for side in sides if len(side) > 1]
-    if len(scattered) < 2 and not exact:
-        return Interval(estimate, None, None, basis)
     if not scattered:
         return Interval(estimate, estimate, estimate, basis)
     error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) / float(side.mean()) ** 2 for side in scattered))

@@ -91,28 +91,6 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
     assert len(verdicts) > 1  # fp32 and fp64 are not told apart
 
 
-def test_a_claim_has_the_interval_of_compare_at_its_own_confidence(found: Found):
-    (verdict,) = judge(found.runs, claims=named(["fp16-over-fp64"]))
-    cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
-    assert len(verdict.figures) == 2
-    for figure in verdict.figures:
-        (cell,) = [
-            cell
-            for cell in cells
-            if figure.where == f"gpus={dict(cell.cell)['gpus']}" and {"fp64", "fp16"} == _precisions(cell)
-        ]
-        assert cell.step is not None
-        bounds = cell.step.bounds(figure.confidence)
-        assert bounds is not None
-        ratios = [ratio if cell.sides[0] == "precision=fp16" else 1 / ratio for ratio in (cell.step.ratio, *bounds)]
-        assert figure.estimate == pytest.approx(100 * (ratios[0] - 1))
-        assert [figure.low, figure.high] == pytest.approx(sorted(100 * (ratio - 1) for ratio in ratios[1:]))
-
-
-def _precisions(cell: compare.Compared) -> set[str]:
-    return {side.removeprefix("precision=") for side in cell.sides}
-
-
 @pytest.mark.parametrize("precision", TIMES_S)
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, precision: str, gpus: int):
@@ -145,18 +123,6 @@ def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, prec
         == len(of_report.runs)
         == (3 - (precision == "fp16") * (gpus == 1))
     )
-
-
-def test_who_is_left_out_is_the_same(found: Found, panel: Panel):
-    cells = compare.compare(found.runs, found.runs, ["precision"], common=True, mix=False)
-    of_fp16 = [cell for cell in cells if dict(cell.cell)["gpus"] == 1 and "fp16" in _precisions(cell)]
-    assert [*map(len, map(compare.ok_runs, (of_fp16[0].a, of_fp16[0].b)))].count(2) == 1
-    (line,) = [line for line in compare.lines(of_fp16[:1], None) if line.startswith("left out of")]
-    assert line.endswith(": 1 failed")
-    assert "not ranked: 1 failed" in best.lines(found.runs, "time", best.Limits(), mix=False, width=None)
-    rows = table.tables(panel.experiment, [panel])[0].rows
-    assert [row["status"] for row in rows if (row["precision"], row["gpus"]) == ("fp16", 1)] == ["2 ok, 1 failed"]
-    assert [row["status"] for row in drawn(panel, "total_s", "fp16", 1)] == ["ok", "failed"]
 
 
 def test_a_setting_has_no_figure_where_one_of_its_runs_has_none(found: Found, panel: Panel):

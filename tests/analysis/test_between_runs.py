@@ -45,34 +45,13 @@ def share(verdicts: Sequence[str], *wanted: str) -> float:
     return sum(verdict in wanted for verdict in verdicts) / len(verdicts)
 
 
-@pytest.mark.parametrize(("sd", "steps"), [(0.005, 500), (0.01, 100), (0.01, 2000), (0.02, 100), (0.03, 60)])
+@pytest.mark.parametrize(("sd", "steps"), [(0.005, 500), (0.01, 100), (0.01, 2000), (0.03, 60)])
 def test_the_same_program_is_called_different_in_5_percent_of_the_cells(sd: float, steps: int):
     random = np.random.default_rng(1)
     verdicts = [
         one.verdict() for _ in range(150 if steps == 2000 else 400) for one in compared(random, sd, steps=steps)
     ]
     assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.06
-
-
-def test_intervals_of_the_steps_alone_would_be_wrong_in_most_cases_so_nothing_is_decided_by_them():
-    random = np.random.default_rng(7)
-    ratios = [
-        between_runs.ratio([run_steps(random, 0.01, 2000)], [run_steps(random, 0.01, 2000)], (Spread(), Spread()))
-        for _ in range(200)
-    ]
-    apart = [one.bounds() for one in ratios]
-    assert np.mean([bounds is not None and not bounds[0] <= 1 <= bounds[1] for bounds in apart]) > 0.7
-    assert {one.verdict() for one in ratios} == {repeated_runs.UNDECIDED}
-    assert all(one.least_difference() is None for one in ratios)
-
-
-@pytest.mark.parametrize("sd", [0.005, 0.01, 0.03])
-def test_few_repetitions_are_drawn_to_the_prior_and_no_oftener_wrong(sd: float):
-    """One cell, of two and of three runs a side: 2 and 4 degrees of freedom."""
-    random = np.random.default_rng(3)
-    for runs in (2, 3):
-        verdicts = [compared(random, sd, runs, cells=1)[0].verdict() for _ in range(800)]
-        assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.065
 
 
 @pytest.mark.parametrize("runs", [2, 3])
@@ -85,15 +64,6 @@ def test_runs_that_refute_the_prior_are_not_drawn_to_it(runs: int):
         one = repeated_runs.of_values(*np.exp(logs).tolist(), (spread, spread))
         wrong += one.verdict() in (repeated_runs.ABOVE, repeated_runs.BELOW)
     assert 0.04 <= wrong / 2000 <= 0.06
-
-
-@pytest.mark.parametrize(("sd", "runs"), [(0.01, 3), (0.02, 5)])
-def test_the_least_difference_is_seen_in_4_of_5_cases(sd: float, runs: int):
-    random = np.random.default_rng(11)
-    pilot = [one.least_difference() for _ in range(50) for one in compared(random, sd, runs, cells=8)]
-    least = float(np.mean([one for one in pilot if one is not None]))
-    verdicts = [one.verdict() for _ in range(100) for one in compared(random, sd, runs, cells=8, factor=1 + least)]
-    assert 0.75 <= share(verdicts, repeated_runs.ABOVE) <= 0.85
 
 
 def test_no_difference_needs_an_interval_within_the_margin():
@@ -124,27 +94,6 @@ def test_steps_of_the_same_batches_are_paired():
     a, b = ([rows * (1 + 0.02 * random.normal(size=60))] for _ in range(2))
     apart, together = (between_runs.ratio(a, b, (Spread(), Spread()), paired=paired).error for paired in (False, True))
     assert apart is not None and together is not None and apart > 4 * together
-    misses = 0
-    for _ in range(300):
-        a, b = ([rows * (1 + 0.02 * random.normal(size=60))] for _ in range(2))
-        bounds = between_runs.ratio(a, b, (Spread(), Spread()), paired=True).bounds()
-        misses += bounds is None or not bounds[0] <= 1 <= bounds[1]
-    assert misses / 300 <= 0.07
-
-
-def test_runs_by_turns_are_not_moved_by_a_drift():
-    """A machine that slows down by 2 % over 24 runs of two settings that are the same; runs differ by 0.3 %."""
-    orders = {"blocks": 12 * "A" + 12 * "B", "turns": 4 * "ABBABA"}
-    wrong = {}
-    for name, order in orders.items():
-        random, verdicts = np.random.default_rng(19), []
-        for _ in range(300):
-            logs = 0.02 * np.linspace(0, 1, len(order)) + 0.003 * random.normal(size=len(order))
-            sides = [[float(log) for log, side in zip(logs, order, strict=True) if side == one] for one in "AB"]
-            spread = repeated_runs.pooled([[(log, 0.0) for log in side] for side in sides])
-            verdicts.append(repeated_runs.of_values(*np.exp(sides).tolist(), (spread, spread)).verdict())
-        wrong[name] = share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW)
-    assert wrong["blocks"] > 0.9 and wrong["turns"] <= 0.06
 
 
 def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
@@ -206,6 +155,7 @@ def test_the_pages_table_of_repetitions_is_right():
 @pytest.mark.parametrize("difference", [0.0, 0.025, 0.05])
 def test_as_many_runs_as_it_says_decide_one_way_or_the_other(difference: float):
     """Of no difference, one between 0 and the margin, and one of the margin; of runs that differ by 2 %."""
+    assert Ratio(1.025, 0.3, 10, True, 3, 0.27).runs_to_decide() is None  # over 50
     sd, degrees = 0.02, 40
     once = Ratio(1 + difference, sd, degrees, True, 2, 2 * sd**2)
     count = once.runs_to_decide()

@@ -76,16 +76,6 @@ def test_without_a_repetition_nothing_is_decided(tmp_path: Path, capsys: pytest.
     assert {one.step.repeated for one in compared(a, b) if one.step is not None} == {True}
 
 
-def test_more_steps_do_not_make_runs_differ(tmp_path: Path):
-    """Runs that differ by 1 %, with steps enough to be sure of their means."""
-    verdicts = []
-    for seed in range(12):
-        a, b = (sweep(tmp_path / f"{side}{seed}", seed=2 * seed + side, runs=3) for side in (0, 1))
-        verdicts += [one.verdict for one in compared(a, b)]
-    assert sum(verdict in ("faster", "slower") for verdict in verdicts) <= 5  # 2.4 of 48 are expected
-    assert verdicts.count("no difference") > 40
-
-
 def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
     """Rows of many lengths, in the order that the seed gives them."""
     random = np.random.default_rng(3)
@@ -198,11 +188,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
         assert one.step.ratio == pytest.approx(b_s / a_s)
     assert [one.sides for one in compared(tmp_path, tmp_path, "gpus")] == [("gpus=1", "gpus=2")] * 3
     assert main(["compare", str(tmp_path), "--by", "precision"]) == 0
-    alone = capsys.readouterr().out
-    assert main(["compare", str(tmp_path), str(tmp_path), "--by", "precision"]) == 0
-    assert capsys.readouterr().out == alone
-    assert alone.startswith(f"A, B: {tmp_path}, by precision\n")
-    assert any(line.split()[1:3] == ["precision=bf16", "precision=fp32"] for line in alone.splitlines())
+    assert capsys.readouterr().out.startswith(f"A, B: {tmp_path}, by precision\n")
 
 
 @pytest.mark.parametrize(
@@ -213,12 +199,13 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
         ([".", "a"], "4 runs in both A and B"),
         (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
         (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
+        (["a", "b"], "B has no gpus=2 precision=fp16 (--common compares the cells that both have)"),
         (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
         (["a", "--by", "dataset.root"], "dataset.root says where data lie, not what they are; --by data compares"),
         (["a", "--by", "total_s"], "total_s is no setting; name an axis or a key of the configuration"),
     ],
 )
-def test_runs_are_not_compared_with_themselves(
+def test_what_cannot_be_compared_is_refused_in_a_line(
     words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -229,16 +216,7 @@ def test_runs_are_not_compared_with_themselves(
     assert main(["compare", *words]) == 1
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
-
-
-def test_missing_cells_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
-    for name in ("result.json", "config.yaml"):
-        (b / "fp16-2" / name).unlink()
-    assert main(["compare", str(a), str(b)]) == 1
-    text = "refused: B has no gpus=2 precision=fp16 (--common compares the cells that both have)\n"
-    assert capsys.readouterr().err == text
-    assert len(compared(a, b, common=True)) == 3 and len(compared(b, a, common=True)) == 3
+    assert len(compared(tmp_path / "a", b, common=True)) == len(compared(b, tmp_path / "a", common=True)) == 3
 
 
 def test_cells_that_failed_are_shown_and_fail_the_gate(tmp_path: Path):
@@ -267,17 +245,16 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
     assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
 
 
-def test_few_or_no_steps_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    records.write(tmp_path / "a", records.vision(), records.steps(np.full(5, 0.1)))
-    records.write(tmp_path / "b", records.vision())
-    records.write(tmp_path / "twin", records.vision(), records.steps(np.full(5, 0.1)))
-    few, none = compared(tmp_path / "a", tmp_path / "twin")[0], compared(tmp_path / "a", tmp_path / "b")[0]
-    assert few.verdict == "undecided: too few steps" and few.step is not None and few.step.ratio == 1.0
+def test_few_or_no_steps_are_said(tmp_path: Path):
+    few = records.steps(np.full(5, 0.1))
+    for name, steps in {"a": few, "twin": few, "b": None}.items():
+        records.write(tmp_path / name, records.vision(), steps)
+    (one,), (none,) = compared(tmp_path / "a", tmp_path / "twin"), compared(tmp_path / "a", tmp_path / "b")
+    assert one.verdict == "undecided: too few steps" and one.step is not None and one.step.ratio == 1.0
+    assert compare.gated([one], 0.05) == (True, "gate 5%: passed; 1 with too few runs or steps to judge")
     assert none.step is None and none.verdict.startswith("no steps: ")
     (tmp_path / "b" / "steps.parquet").write_bytes(b"PAR1 and no more")
     assert compared(tmp_path / "a", tmp_path / "b")[0].verdict.startswith("no steps: ")
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "twin"), "--gate", "5%"]) == 0
-    assert "passed; 1 with too few runs or steps to judge" in capsys.readouterr().out
 
 
 def test_other_circumstances_are_said(tmp_path: Path):

@@ -1,10 +1,7 @@
 """What is read of run folders, and what `list` says of it."""
 
-import csv
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import COMMANDS, main
+from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
@@ -43,17 +40,6 @@ def test_the_builder_makes_records_as_the_entries_leave_them(
     measured_s = run.measured_s()
     assert run["step_s"] == statistics["mean"] == pytest.approx(measured_s.mean(), rel=1e-12)
     assert len(measured_s) == statistics["count"] == run["steps"] > 0
-
-
-def test_a_record_becomes_columns(tmp_path: Path):
-    records.write(tmp_path / "v", records.vision(precision="fp16", gpus=2, dataset__train_limit=96))
-    records.write(tmp_path / "w", records.llm(device="cpu", method="dpo"))
-    vision, llm = load.read([tmp_path]).runs
-    assert vision["precision"] == "fp16" and vision["gpus"] == 2 and vision["dataset.train_limit"] == 96
-    assert vision["test_accuracy"] == 0.98 and vision["peak_memory_bytes"] == 5e9 and vision["energy_joules"] == 50_000
-    assert vision["samples_trained"] == 2000 and vision["loss_last_tenth"] is None
-    assert llm["method"] == "dpo" and llm["tokens_per_s"] == 500.0 and llm["loss_last_tenth"] == 2.5
-    assert llm["energy_joules"] is None and llm["device"] == "cpu" and llm["test_accuracy"] is None
 
 
 def test_energy_of_more_than_the_training_is_none(tmp_path: Path):
@@ -95,40 +81,27 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys:
     assert "1 run" in printed and "skipped 6 more" in printed and f"skipped {tmp_path}/bad/bytes: " in printed
 
 
-def test_only_future_records_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for name in "ab":
-        records.write(tmp_path / name, {"schema_version": 9})
-    assert main(["list", str(tmp_path)]) == 1
+@pytest.mark.parametrize(
+    ("records_there", "says"),
+    [
+        ({}, "no run under"),
+        (None, "is no folder"),
+        ({"a": {"schema_version": 9}, "b": {"schema_version": 9}}, "schema_version 9 is newer than this"),
+    ],
+)
+def test_folders_without_a_run_that_can_be_read_are_refused(
+    records_there: dict[str, Any] | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, record in (records_there or {}).items():
+        records.write(tmp_path / name, record)
+    assert main(["list", str(tmp_path / "none" if records_there is None else tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "schema_version 9 is newer than this" in error and "(and 1 more)" in error
-
-
-def test_no_folder_and_no_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["list", str(tmp_path / "no")]) == 1 and "is no folder" in capsys.readouterr().err
-    assert main(["list", str(tmp_path)]) == 1 and "no run under" in capsys.readouterr().err
+    assert says in error and error.count("\n") == 1 and ("(and 1 more)" in error) == bool(records_there)
 
 
 def test_a_run_found_twice_counts_once(tmp_path: Path):
     records.write(tmp_path / "s" / "a", records.vision())
     assert len(load.read([tmp_path, tmp_path / "s", tmp_path / "s" / "a"]).runs) == 1
-
-
-def test_records_of_other_ages_are_read_together(tmp_path: Path):
-    old = records.vision()
-    for key in ("gpu", "hardware", "segments", "joules_per_image", "identity"):
-        del old[key]
-    del old["axes"]["layout"]
-    refused = {key: old[key] for key in ("schema_version", "kind", "name", "axes")} | {
-        "status": "refused",
-        "cause": {"kind": "refused", "message": "gpus: 8 is too many"},
-    }
-    records.write(tmp_path / "a", old)
-    records.write(tmp_path / "b", refused)
-    records.write(tmp_path / "c", records.llm() | {"added_later": 1})
-    records.write(tmp_path / "d", records.vision())
-    runs = load.read([tmp_path]).runs
-    assert [run["status"] for run in sql.select(runs, "cause is not null")] == ["refused"]
-    assert [run["kind"] for run in sql.select(runs, "layout is null", "kind")] == ["llm", "vision", "vision"]
 
 
 def test_where_and_sort_are_sql(tmp_path: Path):
@@ -195,15 +168,6 @@ def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path)
     assert len(sql.select(runs, "gpus = 1", 'a"b desc')) == 7
 
 
-def test_text_of_a_run_is_shown_as_it_is_and_drives_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    name = "[red]x[/red]\x1b[2J\nnext\u202e"
-    records.write(tmp_path / "a", records.vision(hardware="[link=file:///]y") | {"name": name})
-    assert main(["list", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "[red]x[/red]�[2J next�" in printed and "[link=file:///]y" in printed
-    assert "\x1b" not in printed and "\u202e" not in printed
-
-
 def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_path: Path):
     records.write(tmp_path / "a", records.vision(precision="fp16"))
     records.write(tmp_path / "b", records.vision(gpus=2, dataset__train_limit=96))
@@ -256,15 +220,6 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
     assert f"failed (2 runs): {message}" in whole and not any("no room" in line for line in whole)
 
 
-def test_causes_beyond_the_first_few_are_counted(tmp_path: Path):
-    for index in range(7):
-        record = records.vision(seed=index, status="failed", cause={"kind": "exit", "message": f"reason {index}"})
-        records.write(tmp_path / str(index), record)
-    found = load.read([tmp_path])
-    lines = list_runs.lines(found, found.runs, None, 120)
-    assert lines[-6:] == [*(f"failed: reason {index}" for index in range(5)), "2 more causes (--columns folder,cause)"]
-
-
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     marked = {
         "*": records.vision(oversubscribed=True),
@@ -290,22 +245,15 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 
-def test_csv_and_json_have_all_columns_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records.write(tmp_path / "r" / "a", records.vision(total_s=1.23456789))
-    records.write(tmp_path / "r" / "b", {})
-    written = [tmp_path / "o.csv", tmp_path / "o.json"]
-    assert main(["list", str(tmp_path / "r"), "--csv", str(written[0]), "--json", str(written[1])]) == 0
-    (row,) = csv.DictReader(io.StringIO(written[0].read_text()))
-    content = json.loads(written[1].read_text())
-    assert row["total_s"] == "1.23456789" and row["commit"] == records.COMMIT
-    assert content["runs"][0]["total_s"] == 1.23456789 and content["skipped"][0]["folder"] == str(tmp_path / "r" / "b")
-    assert main(["list", str(tmp_path / "r"), "--columns", "gpus,Total_s", "--csv", str(written[0])]) == 0
-    assert written[0].read_text().splitlines() == ["gpus,total_s", "1,1.23456789"]
+    words = ["list", str(tmp_path / "r"), "--csv", str(tmp_path / "o.csv"), "--columns"]
+    assert main([*words, "gpus,Total_s"]) == 0
+    assert (tmp_path / "o.csv").read_text().splitlines() == ["gpus,total_s", "1,1.23456789"]
     assert "gpus  total_s\n   1    1.235" in capsys.readouterr().out
-    assert main(["list", str(tmp_path / "r"), "--columns", "gpus,nothing"]) == 1
-    nothing = ["list", str(tmp_path / "r"), "--where", "gpus=9", "--columns", "gpus,Total_s", "--csv", str(written[0])]
-    assert main(nothing) == 0
-    assert written[0].read_text() == "gpus,total_s\n" and "0 of 1 run\n" in capsys.readouterr().out
+    assert main([*words, "gpus,nothing"]) == 1
+    assert main([*words, "gpus,Total_s", "--where", "gpus=9"]) == 0
+    assert (tmp_path / "o.csv").read_text() == "gpus,total_s\n" and "0 of 1 run\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -330,17 +278,7 @@ def test_bad_arguments_are_one_line_and_make_no_folder(
     assert text in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
 
 
-def test_the_help_names_each_command_once(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    printed = capsys.readouterr().out
-    for name in COMMANDS:
-        assert len(re.findall(rf"(?:^|analysis) +{name}(?: |$)", printed, re.MULTILINE)) == 1, name
-
-
 def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):
-    text = json.dumps(records.vision())
-
     def list_half(number: int) -> None:
         found = load.read([tmp_path / str(number)])
         runs = sql.select(found.runs, "gpus >= 3", "folder")
@@ -349,9 +287,7 @@ def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):
 
     for number in (80, 320):
         for index in range(number):
-            folder = tmp_path / str(number) / str(index)
-            folder.mkdir(parents=True)
-            (folder / "result.json").write_text(text.replace('"gpus": 1', f'"gpus": {1 + index % 4}'))
+            records.write(tmp_path / str(number) / str(index), records.vision(gpus=1 + index % 4))
     list_half(80)  # imports
     few, many = (calls_of(lambda number=number: list_half(number)) for number in (80, 320))
     assert many < 5 * few

@@ -78,12 +78,6 @@ def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, 
     assert "data: nothing in A, bbb in B" in capsys.readouterr().out
 
 
-def test_a_data_set_is_compared_by_its_name_without_a_word_of_its_content(tmp_path: Path):
-    a, b = write(tmp_path / "a", on("aaa")), write(tmp_path / "b", on("bbb", dataset="mnist"))
-    (cell,) = compare.compare(a, b, ["dataset"], False, False)
-    assert cell.step is not None
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [({"threads": 8}, "threads=1 or 8"), ({"beside": 2}, "beside_others=false or true")],

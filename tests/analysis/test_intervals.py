@@ -67,15 +67,14 @@ def test_means_and_ratios_of_few_runs_have_students_interval():
         intervals.mean([])
     with pytest.raises(ValueError, match="two values"):
         intervals.student_quantile(0.95, 0)
-    ratio = intervals.ratio_of_means(values, [2.2], 0.95, "1 and 3 runs", exact=True)
+    ratio = intervals.exact_ratio(values, [2.2], 0.95, "1 and 3 runs")
     assert ratio.estimate == pytest.approx(0.5)
     assert ratio.high == pytest.approx(0.5 * math.exp(half / 1.1), rel=1e-3)
 
 
 def test_a_single_value_has_no_interval_unless_it_is_exact():
     assert intervals.mean([1.0], 0.95, "1 run").low is None
-    assert intervals.ratio_of_means([4.0], [2.0], 0.95, "1 run") == Interval(2.0, None, None, "1 run")
-    assert intervals.ratio_of_means([4.0], [2.0], 0.95, "exact", exact=True) == Interval(2.0, 2.0, 2.0, "exact")
+    assert intervals.exact_ratio([4.0], [2.0], 0.95, "exact") == Interval(2.0, 2.0, 2.0, "exact")
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
     with pytest.raises(ValueError, match="it is 0"):
-        intervals.ratio_of_means([1.0], [0.0], 0.95, "exact", exact=True)
+        intervals.exact_ratio([1.0], [0.0], 0.95, "exact")

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,6 @@ from tests.helpers import records
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "records_v1"  # measured by an early version
 GONE = "gone"  # instead of a value: the key is removed
-COUNT = 90  # mutations, of thousands
 VALUES: list[Any] = [None, "\x1b[2J\n\u202e", 10**30, -0.5, [["a", {"b": [1]}]], GONE]  # a kind of mutation each
 Place = tuple[str | int, ...]
 
@@ -78,15 +78,8 @@ def mutated(record: dict[str, Any], place: Place, value: Any) -> dict[str, Any]:
     return record
 
 
-def must_be_left_out(record: dict[str, Any], place: Place, value: Any) -> bool:
-    """Whether a number of the schema became something else."""
-    number = isinstance(before := at(record, place), int | float) and not isinstance(before, bool)
-    free = place[0] in ("config", "axes", "input")
-    return number and not free and value is not GONE and isinstance(value, bool | str | list | dict)
-
-
-MUTATIONS = list(product([(name, place) for name, record in WHOLE.items() for place in places(record)], VALUES))
-OF_ENVIRONMENT = list(product(places(ENVIRONMENT), VALUES))
+def draw_places(value: Any, count: int, seed: int) -> list[Place]:
+    return random.Random(seed).sample(list(places(value)), count)
 
 
 @pytest.fixture
@@ -103,20 +96,19 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_command_survives_mutations(root: Path, undrawn: None, capsys: pytest.CaptureFixture[str]):
-    draw = random.Random(0)
-    chosen = zip(draw.sample(MUTATIONS, COUNT), draw.choices(OF_ENVIRONMENT, k=COUNT), strict=True)
-    steps, wrong = records.steps([0.1 + 0.01 * (step % 4) for step in range(20)]), set()
-    for number, (((name, place), value), (place_there, other)) in enumerate(chosen):
-        record = mutated(WHOLE[name], place, value)
-        records.write(root / "mutated" / str(number), record, steps, mutated(ENVIRONMENT, place_there, other))
-        wrong |= {str(number)} if must_be_left_out(WHOLE[name], place, value) else set()
+    """Each kind of mutation at three places of each kind of record, and in the environment beside it."""
+    steps, chosen = records.steps([0.1 + 0.01 * (step % 4) for step in range(20)]), list(product(WHOLE, VALUES))
+    for number, (name, value) in enumerate(chosen):
+        (elsewhere,) = draw_places(ENVIRONMENT, 1, number)
+        for place in draw_places(WHOLE[name], 3, number):
+            folder = root / "mutated" / f"{number}-{'.'.join(map(str, place))}"
+            environment = mutated(ENVIRONMENT, elsewhere, value)
+            records.write(folder, mutated(WHOLE[name], place, value), steps, environment)
     found = load.read([root / "whole", root / "mutated"])
-    assert not wrong & {run.folder.name for run in found.runs}
+    assert len(found.runs) > len(WHOLE | OTHERS) and len(found.skipped) > 10
     for skipped in found.skipped:
-        assert skipped.folder.parent.name == "mutated" and skipped.why.startswith(
-            ("result.json is broken (", "schema_")
-        )
-        assert "$" in skipped.why or "nested" in skipped.why or "schema_version" in skipped.why, skipped.why
+        assert skipped.folder.parent.name == "mutated"
+        assert re.match(r"result\.json is broken \(.*(\$|nested)|schema_version", skipped.why), skipped.why
     both = [str(root / "whole"), str(root / "mutated")]
     out = str(root / "out")
     for words in (
@@ -133,6 +125,7 @@ def test_every_command_survives_mutations(root: Path, undrawn: None, capsys: pyt
     ):
         ended, printed = main(words), capsys.readouterr()
         assert printed.err == "" and (ended == 0 or words[0] == "compare"), (words[0], printed.err)
+        assert "\x1b" not in printed.out and "\u202e" not in printed.out
 
 
 def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -149,26 +142,19 @@ def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, cap
     assert all(f"`$.{key}" in why[key] for key in wrong) and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("depth", [300, 100_000])
-def test_nested_json_is_one_line_wherever_it_stands(depth: int, tmp_path: Path):
-    nested = "[" * depth + "]" * depth
-    records.write(tmp_path / "runs" / "good", records.vision())
-    (tmp_path / "runs" / "good" / "environment.json").write_text(f'{{"python": {nested}}}')
-    bad = records.write(tmp_path / "runs" / "bad", records.vision() | {"config": {"seed": "here"}}) / "result.json"
-    bad.write_text(bad.read_text().replace('"here"', nested))
+def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
+    nested = "[" * 100_000 + "]" * 100_000
+    good, bad = (records.write(tmp_path / "runs" / name, records.vision()) for name in ("good", "bad"))
+    (good / "environment.json").write_text(f'{{"python": {nested}}}')
+    bad = bad / "result.json"
+    bad.write_text(bad.read_text().replace('"config": {', f'"config": {{"odd": {nested}, ', 1))
     found = load.read([tmp_path / "runs"])
     assert [run.environment() for run in found.runs] == [Environment()]
     assert [skipped.why[:23] for skipped in found.skipped] == ["result.json is broken ("]
-    if depth > 1000:
-        for name in ("rows.jsonl", "rows.json"):
-            (tmp_path / name).write_text(nested)
-            with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
-                row_sources.read_file(str(tmp_path / name))
-        event = '{"ph": "X", "name": "k", "ts": 1, "dur": 1, "args": {"size": %s}}'
-        for text in (f'{{"a": {nested}, "traceEvents": []}}', f'{{"traceEvents": [{event % nested}]}}'):
-            (tmp_path / "trace.json").write_text(text)
-            with pytest.raises(
-                ValueError, match=r"trace\.json: not a trace of Kineto: .*(nested too deeply|recursion depth)"
-            ):
-                profiles.read([tmp_path / "trace.json"])
-        assert run_folder.read_json(bad) is None
+    assert run_folder.read_json(bad) is None
+    (tmp_path / "rows.json").write_text(nested)
+    with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
+        row_sources.read_file(str(tmp_path / "rows.json"))
+    (tmp_path / "trace.json").write_text(f'{{"a": {nested}, "traceEvents": []}}')
+    with pytest.raises(ValueError, match=r"trace\.json: not a trace of Kineto: .*(nested too deeply|recursion depth)"):
+        profiles.read([tmp_path / "trace.json"])

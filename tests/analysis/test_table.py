@@ -1,7 +1,5 @@
 """`table`: the papers' tables from your own runs, and what the papers printed."""
 
-import csv
-import io
 import math
 import re
 from pathlib import Path
@@ -141,14 +139,6 @@ def test_a_profile_taken_afterwards_is_the_same_setting_but_nsys_is_around_it_al
     assert measured == {("fp16", 1), ("fp64", 2)}
 
 
-def test_marks_follow_their_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    table2(tmp_path, {("fp64", 1): 9.0, ("fp32", 1): 5.0}, scale="smoke", device="cpu")
-    assert main(["table", "table2", str(tmp_path)]) == 0
-    output = capsys.readouterr().out
-    assert re.search(r"fp64 +1 +ok .* cs\n", output)
-    assert "c  CPU ranks" in output and "s  smoke scale" in output and "not what the papers measured" in output
-
-
 def test_two_nodes_are_not_taken_for_one_gpu(tmp_path: Path):
     table2(tmp_path, {("fp32", 1): 55.0, ("fp32", 4): 16.0, ("fp16", 1): 40.0}, nodes=2)
     (table,) = printed("table2", folder=tmp_path)
@@ -162,27 +152,6 @@ def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
     (table,) = printed("peak_memory", folder=tmp_path)
     assert row(table, method="dpo", template="instruct", gpus=1)["x lora"] == 2.0
     assert "x 1 GPU" not in table.headings
-
-
-def test_the_formats_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    table2(tmp_path / "runs", {("fp64", 1): 100.25, ("fp16", 1): 50.0})
-    runs = str(tmp_path / "runs")
-    assert main(["table", "table2", runs, "--format", "csv"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert len(rows) == 12
-    assert (rows[0]["precision"], rows[0]["total_s"], rows[0]["paper total_s"]) == ("fp64", "100.25", "6266.0")
-    assert main(["table", "table2", runs, "--format", "markdown"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    bars = {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")}
-    assert len(bars) == 1 and any(re.match(r"\| fp64 +\| +1 \| ok +\| +100.2 \|", line) for line in lines)
-    out = tmp_path / "table2.tex"
-    assert main(["table", "table2", runs, "--format", "latex", "--out", str(out)]) == 0
-    content = out.read_text()
-    body = content[content.index(r"\toprule") : content.index(r"\bottomrule")]
-    counts = {len(re.findall(r"(?<!\\)&", line)) for line in body.splitlines() if line.endswith(r"\\")}
-    assert counts == {len(printed("table2", folder=tmp_path / "runs")[0].headings) - 1}
-    assert r"total\_s" in content and not re.search(r"(?<!\\)[_%#]", content)
-    assert {path.name for path in tmp_path.iterdir()} == {"runs", "table2.tex"}  # and no part of it
 
 
 def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
