@@ -111,8 +111,9 @@ def _check_llama3(path: str | None) -> None:
 
 def _check_qwen25(path: str | None) -> None:
     key, remedy = f"tokenizer.path={path}", "give the path of Qwen 2.5's vocab.json"
+    file = _file("path", path, remedy)
     try:
-        tokens = json.loads(_file("path", path, remedy).read_text(encoding="utf-8"))
+        tokens = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         raise ValueError(f"{key}: is not JSON; {remedy}") from None
     size = len(tokens) if isinstance(tokens, dict) else 0
