@@ -10,7 +10,7 @@ device's view of calls that are in the trace already, `ac2g` and `fwdbwd` are ar
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -81,8 +81,8 @@ class Document(msgspec.Struct, Generic[Kept], rename="camel"):
     distributed_info: Any = None
 
 
-def read(file: BinaryIO, where: str) -> Trace:
-    """The trace in an open file.
+def read(content: bytes, where: str) -> Trace:
+    """The trace in a file's content.
 
     Args:
         where: the file's name in messages.
@@ -90,13 +90,13 @@ def read(file: BinaryIO, where: str) -> Trace:
     Raises:
         ValueError: if it is cut off, damaged, without events, or no such trace.
     """
-    content = _document(file.read(), where)
-    events, collector, threads = content.trace_events, Collector(), dict[Any, int]()
+    document = _document(content, where)
+    events, collector, threads = document.trace_events, Collector(), dict[Any, int]()
     if events is None:
         raise ValueError(f"{where}: JSON, but no Kineto trace: it has no traceEvents")
     for first in range(0, len(events), SLAB):
         _collect(events[first : first + SLAB], collector, threads)
-    info = content.distributed_info
+    info = document.distributed_info
     rank = info.get("rank") if isinstance(info, dict) else None
     return collector.trace(where, rank if isinstance(rank, int) else None)
 

@@ -7,14 +7,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from multicard.observe.profiles import kineto, metrics, nsys
 from multicard.observe.profiles.events import Trace
 from multicard.observe.profiles.metrics import Profile
 
-JSON = (".json", ".json.gz")
-SUFFIXES = (*JSON, ".sqlite", ".nsys-rep")
+SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
 RANK = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_]?(\d+)", re.IGNORECASE)  # rank3, worker3_step_12, trace_r03
 BROKEN = (EOFError, OSError, zlib.error)
@@ -75,23 +74,17 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
                 traces = [replace(traces[0], where=str(path), rank=_rank_in(path.name))]
             yield from (("nsys", trace) for trace in traces)
         else:
-            with path.open("rb") as file:
-                yield "kineto", _kineto(file, str(path), path.name)
+            yield "kineto", _kineto(path)
     except BROKEN as error:
         why = getattr(error, "strerror", None) or f"damaged or cut off ({str(error).partition(chr(10))[0].rstrip(':')})"
         raise ValueError(f"{path}: cannot be read: {why}") from None
 
 
-def _kineto(file: BinaryIO, where: str, name: str) -> Trace:
-    """The trace in an open file, which may be compressed."""
-    compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    file.seek(0)
-    if compressed:
-        with gzip.open(file) as text:
-            trace = kineto.read(cast(BinaryIO, text), where)
-    else:
-        trace = kineto.read(file, where)
-    return trace if trace.rank is not None else replace(trace, rank=_rank_in(name))
+def _kineto(path: Path) -> Trace:
+    """The trace in a file, which may be compressed."""
+    content = path.read_bytes()
+    trace = kineto.read(gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path))
+    return trace if trace.rank is not None else replace(trace, rank=_rank_in(path.name))
 
 
 def _rank_in(name: str) -> int | None:
