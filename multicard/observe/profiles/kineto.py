@@ -91,6 +91,7 @@ def read(content: bytes, where: str) -> Trace:
         ValueError: if it is cut off, damaged, without events, or no such trace.
     """
     document = _document(content, where)
+    del content  # as large as the file
     events, collector, threads = document.trace_events, Collector(), dict[Any, int]()
     if events is None:
         raise ValueError(f"{where}: JSON, but no Kineto trace: it has no traceEvents")
