@@ -20,7 +20,7 @@ from multicard.llm.batches import COUNTS, Batch, count, half, on_device
 from multicard.llm.collectives import without_exchange
 from multicard.llm.step_probe import Batches, Probe
 from multicard.measure import timing
-from multicard.measure.ranges import Ranges
+from multicard.measure.timing import Ranges
 from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
 

@@ -18,7 +18,7 @@ from multicard.config.llm import LlmConfig
 from multicard.llm import methods
 from multicard.llm.batches import COUNTS, Batch, count, on_device
 from multicard.measure import memory, timing
-from multicard.measure.ranges import Ranges
+from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate
 from multicard.ranks.process import Rank, as_on_rank_0

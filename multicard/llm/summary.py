@@ -10,7 +10,7 @@ from msgspec import UNSET
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
-from multicard.measure import formulas, losses, memory
+from multicard.measure import formulas, memory
 from multicard.records.rank_files import LlmReport, peak_memory
 from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
@@ -136,7 +136,7 @@ def _judged(table: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int 
         return None, None
     logged = {name: _first_rank(table, name) for name in table}
     columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
-    count, first = losses.judge(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
+    count, first = formulas.not_finite(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
     if first is None:
         return count, None
     epoch, step, rank = first

@@ -1,6 +1,7 @@
-"""Statistics and formulas on measured times and bytes."""
+"""Statistics and formulas on measured times, bytes and losses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -75,3 +76,28 @@ def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
 def ring_all_reduce_bytes(payload_bytes: int, world_size: int) -> float:
     """Bytes each rank sends, and receives, in a ring all-reduce: 2 (w - 1) / w x payload (Patarasuk, Yuan 2009)."""
     return 2 * (world_size - 1) / world_size * payload_bytes
+
+
+def end_finite(losses: Sequence[float]) -> bool:
+    """True where the last of these losses is a finite number, or there is none."""
+    return not losses or isfinite(losses[-1])
+
+
+def not_finite(table: Mapping[str, np.ndarray], finite: np.ndarray) -> tuple[int, tuple[int, int, int] | None]:
+    """The number of losses that are not finite, and epoch, step and rank where a run diverged.
+
+    A run diverged where the last loss of a rank is not finite. Losses from which it recovered are only counted.
+
+    Args:
+        table: epoch, step of the epoch and rank of each loss (losses,).
+        finite: whether it is a finite number (losses,).
+    """
+    epoch, step, rank = (table[name] for name in ("epoch", "step", "rank"))
+    starts = []
+    for number in np.unique(rank):
+        rows = np.flatnonzero(rank == number)
+        rows = rows[np.lexsort((step[rows], epoch[rows]))]
+        finite_rows = np.flatnonzero(finite[rows])
+        trailing = rows[finite_rows[-1] + 1 :] if len(finite_rows) else rows
+        starts += [(int(epoch[row]), int(step[row]), int(number)) for row in trailing[:1]]
+    return int((~finite).sum()), min(starts, default=None)

@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:  # the controller times without importing torch
     import torch
 
-    from multicard.measure.ranges import Ranges
-
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 PAUSED = len(PHASES)  # of no step
@@ -147,6 +145,41 @@ class StepEnds:
         return known
 
 
+class Ranges:
+    """Phase ranges for profilers (NVTX, record_function): at most one is open, named as in `phases_s`, or `evaluate`.
+
+    On CUDA an NVTX range: well below a microsecond without a listener, and visible to any profiler attached from
+    outside. torch's own ranges cost more and are opened only while `recording` is set.
+    """
+
+    def __init__(self, device: "torch.device", nvtx: bool = False) -> None:
+        from torch import cuda, profiler
+
+        self.recording = False
+        self._nvtx = cuda.nvtx if nvtx or device.type == "cuda" else None
+        self._record_function = profiler.record_function
+        self._pushed = False
+        self._recorded: Any = None
+
+    def open(self, name: str) -> None:
+        """Close the open range and begin another."""
+        self.close()
+        if self._nvtx is not None:
+            self._nvtx.range_push(name)
+            self._pushed = True
+        if self.recording:
+            self._recorded = self._record_function(name)
+            self._recorded.__enter__()
+
+    def close(self) -> None:
+        if self._recorded is not None:
+            self._recorded.__exit__(None, None, None)
+            self._recorded = None
+        if self._nvtx is not None and self._pushed:
+            self._nvtx.range_pop()
+            self._pushed = False
+
+
 class StepTimer:
     """Measures the seconds of each step in each of `PHASES`.
 
@@ -158,7 +191,7 @@ class StepTimer:
         ranges: names the phases for a profiler.
     """
 
-    def __init__(self, device: "torch.device", ranges: "Ranges | None" = None) -> None:
+    def __init__(self, device: "torch.device", ranges: Ranges | None = None) -> None:
         self._device, self._ranges, self._marks = device, ranges, Marks(device)
         self._phases: list[int] = []
         self._now = DATA

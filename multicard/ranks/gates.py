@@ -29,7 +29,7 @@ import numpy as np
 from multicard.config.base import RunConfig
 from multicard.config.sweeps import share
 from multicard.measure import memory
-from multicard.measure.stop_rule import StopRule
+from multicard.measure.series import StopRule
 from multicard.measure.timing import Marks, StepEnds, clock_s, pause
 from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import HEARD_AFTER_S, Board

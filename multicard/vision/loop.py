@@ -18,8 +18,7 @@ from multicard.config.compilation import has_cuda_graphs
 from multicard.config.sweeps import pauses
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
-from multicard.measure.ranges import Ranges
-from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
+from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, Ranges, StepTimer
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank

@@ -8,7 +8,7 @@ import numpy as np
 
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.measure import formulas, losses, memory
+from multicard.measure import formulas, memory
 from multicard.measure.timing import PHASES
 from multicard.records.rank_files import VisionReport, peak_memory
 from multicard.records.schema import VisionEpoch, VisionRecord
@@ -100,7 +100,7 @@ def _judged(table: dict[str, np.ndarray]) -> tuple[int | None, Divergence | None
         return None, None
     has_loss = table["samples"] > 0
     known = {name: column[has_loss] for name, column in table.items()}
-    count, first = losses.judge(known, np.isfinite(known["loss"]))
+    count, first = formulas.not_finite(known, np.isfinite(known["loss"]))
     return count, None if first is None else Divergence(*first)
 
 

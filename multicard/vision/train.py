@@ -11,7 +11,7 @@ import torch
 
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
-from multicard.measure import losses, memory, timing
+from multicard.measure import formulas, memory, timing
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Rank, meet
 from multicard.records.schema_parts import Parts
@@ -147,7 +147,7 @@ def run_epochs(
         # a race does not wait for more than a batch
         held_out = islice(testing, 1) if pauses(config) else testing
         with_batch = [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
-        evaluated = loop.evaluate(held_out, diverged=not losses.end_finite(with_batch))
+        evaluated = loop.evaluate(held_out, diverged=not formulas.end_finite(with_batch))
         evaluated_s = timing.clock_s()
         report.counters.read()
         elapsed_s += evaluated_s - started_s - trained["paused_s"]

@@ -61,22 +61,21 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     assert "uploaded 0; W&B had 4 already" in capsys.readouterr().out
     assert len(wandb_server.calls) == calls
 
-
-def test_another_project_is_another_place(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
-    written(tmp_path / "sweep")
-    assert main(["sync", str(tmp_path), "--project", "trial"]) == main(["sync", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("uploaded 4\n") == 2
+    assert main(["sync", str(tmp_path)]) == 0  # another project is another place
+    assert capsys.readouterr().out == "uploaded 4\n" and len(wandb_server.runs) == 4
     assert {stored.variables["project"] for stored in wandb_server.runs.values()} == {"multicard"}
 
 
 def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path: Path, wandb_server: Server):
     sweep = tmp_path / "sweep"
     folders = written(sweep)
-    assert main(["sync", str(tmp_path)]) == 0
-    (name,) = (name for name in wandb_server.runs if name.startswith(keys.SWEEP))
+    assert main(["sync", *map(str, folders[1:])]) == 0  # a part of a sweep has the table of the whole
+    (name,) = sweeps_of(wandb_server)
     stored = wandb_server.runs[name]
+    assert len(wandb_server.runs) == 3 and stored.summary[keys.SWEEP_TABLE]["nrows"] == 3
+    assert main(["sync", str(folders[0])]) == main(["sync", str(tmp_path)]) == 0
+    assert sweeps_of(wandb_server) == [name] and len(wandb_server.runs) == 4
     assert stored.variables["jobType"] == keys.SWEEP and stored.variables["displayName"] == "sweep: all runs"
-    assert stored.summary[keys.SWEEP_TABLE]["nrows"] == 3
     assert stored.summary[keys.SWEEP_REPORT]["_type"] == "html-file"
     assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (3, 2, 1)
 
@@ -93,15 +92,6 @@ def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path:
     assert main(["sync", str(tmp_path)]) == 0
     assert sweeps_of(wandb_server) == [name] and configured(stored)["precision"] is None
     assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (4, 4, 0)
-
-
-def test_a_part_of_a_sweep_has_the_table_of_the_whole(tmp_path: Path, wandb_server: Server):
-    first, second, third = written(tmp_path / "sweep")
-    assert main(["sync", str(second), str(third)]) == 0
-    (name,) = sweeps_of(wandb_server)
-    assert len(wandb_server.runs) == 3 and wandb_server.runs[name].summary[keys.SWEEP_TABLE]["nrows"] == 3
-    assert main(["sync", str(first)]) == main(["sync", str(tmp_path)]) == 0
-    assert sweeps_of(wandb_server) == [name] and len(wandb_server.runs) == 4
 
 
 def test_a_sweep_of_probes_has_a_table_and_no_report(

@@ -4,7 +4,9 @@ tests/analysis/test_data.py holds these against records that were measured.
 """
 
 import json
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,120 +14,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from multicard.config.base import plain
+from multicard.llm import summary as llm_summary
 from multicard.measure import formulas, timing
 from multicard.observe.profiles.metrics import Profile
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
+from multicard.vision import summary as vision_summary
+from tests.conftest import typed, typed_llm
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
-JOB = {
-    "gpus": 1,
-    "nodes": 1,
-    "device": "auto",
-    "numa": "node",
-    "cpus_per_gpu": 2,
-    "memory_gb": None,
-    "time_min": 60,
-    "max_requeues": 3,
-    "exclusive": None,
-    "max_jobs": None,
-    "code": "submitted",
-    "dry_run": False,
-    "repeat": "1",
-    "repeat_error": "1%",
-    "repeat_max": 10,
-    "repeat_compare": None,
-    "repetition": 1,
-    "name": "sweep",
-    "backend": "auto",
-    "oversubscribe": False,
-    "seed": 0,
-    "epochs": 2,
-    "batch_size": 16,
-    "pin_memory": True,
-    "lr": 0.05,
-    "malloc": "tuned",
-    "rerun": False,
-    "stop_on_divergence": True,
-    "profile": {"name": "none"},
-    "diagnose": False,
-    "predict": {"enabled": False, "gpu": None, "memory": None},
-    "probe": {"enabled": False, "error": "1%", "seconds": 60.0},
-    "gpus_auto": False,
-    "race": {"figure": None, "confidence": 0.95, "tolerance": "2%", "block": 5.0},
-    "fit": "warn",
-    "objective": None,
-    "scale": "full",
-    "tracker": {"mode": "disabled", "project": "multicard", "entity": None, "tags": []},
-    "precision": {"name": "fp32"},
-}
-VISION = JOB | {
-    "strategy": {"name": "ddp_ds", "bucket_cap_mb": 25.0, "gradient_as_bucket_view": False, "sync_batchnorm": False},
-    "loader": {"name": "torch", "prefetch_factor": 2, "persistent_workers": True},
-    "layout": {"name": "nchw"},
-    "dataset": {
-        "name": "digits",
-        "image_size": 32,
-        "train_limit": None,
-        "test_limit": None,
-        "mean": [0.305, 0.305, 0.305],
-        "std": [0.376, 0.376, 0.376],
-        "augment": False,
-        "crop": 0.875,
-        "flip": False,
-        "device_budget_bytes": None,
-    },
-    "model": {"name": "mobilenet_v2", "width": 1.0},
-    "optimizer": {"name": "sgd", "weight_decay": 0.0005, "fused": False, "momentum": 0.9, "nesterov": True},
-    "schedule": "onecycle",
-    "compile": False,
-    "cudnn_benchmark": False,
-    "warmup_steps": 1,
-    "num_workers": None,
-    "target_accuracy": None,
-    "stop_at_target": False,
-}
-LLM = JOB | {
-    "epochs": 1,
-    "batch_size": 2,
-    "lr": 0.0003,
-    "method": {"name": "lora", "lora_rank": 8, "lora_alpha": 16.0, "apply_lora_to_mlp": True},
-    "template": {"name": "instruct"},
-    "dataset": {"name": "synthetic", "rows": 500},
-    "model": {"name": "llama3_tiny", "weights": "random", "num_layers": 2},
-    "tokenizer": {"name": "embedded", "vocab_size": 2048},
-    "recipe": "auto",
-    "weight_decay": 0.01,
-    "warmup_steps": None,
-    "skip_steps": 1,
-    "max_steps": None,
-    "gradient_accumulation_steps": 1,
-    "activation_checkpointing": False,
-    "compile": False,
-    "packed": False,
-    "max_seq_len": None,
-    "optimizer_in_bwd": False,
-    "custom_sharded_layers": [],
-}
-AXES = {
-    "vision": {
-        **dict.fromkeys(("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset")),
-        "image_size": "dataset.image_size",
-        **dict.fromkeys(("model", "batch_size", "epochs", "seed", "scale", "device")),
-    },
-    "llm": {
-        **dict.fromkeys(("method", "recipe", "template", "dataset")),
-        "rows": "dataset.rows",
-        "model": None,
-        "weights": "model.weights",
-        **dict.fromkeys(("tokenizer", "precision", "gpus", "nodes", "pin_memory", "batch_size")),
-        **dict.fromkeys(("gradient_accumulation_steps", "max_seq_len", "max_steps", "packed")),
-        **dict.fromkeys(("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed")),
-        **dict.fromkeys(("scale", "device")),
-    },
-}
+
+
+@cache
+def configuration(kind: str) -> dict[str, Any]:
+    """The configuration of a small run of a kind, as a record has it."""
+    words = ("name=sweep", "tracker.mode=disabled")
+    if kind == "vision":
+        small = ("epochs=2", "batch_size=16", "warmup_steps=1", "dataset.image_size=32")
+        return plain(typed(*words, *small))
+    return plain(typed_llm(*words, "skip_steps=1", "template=instruct"))
+
+
+def axes(kind: str, config: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
+    """The axes of a configuration, which need not be a whole one."""
+    nested = json.loads(json.dumps(config), object_hook=lambda content: SimpleNamespace(**content))
+    return {"vision": vision_summary, "llm": llm_summary}[kind].axes(nested, device)
 
 
 def vision(device: str = "cuda", **changes: Any) -> dict[str, Any]:
@@ -134,16 +50,16 @@ def vision(device: str = "cuda", **changes: Any) -> dict[str, Any]:
     Args:
         changes: keys of the configuration (`precision="fp16"`, `dataset__train_limit=96`) or of the record.
     """
-    return _record("vision", VISION, device, changes)
+    return _record("vision", device, changes)
 
 
 def llm(device: str = "cuda", **changes: Any) -> dict[str, Any]:
     """A tuning run's record."""
-    return _record("llm", LLM, device, changes)
+    return _record("llm", device, changes)
 
 
-def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str, Any]) -> dict[str, Any]:
-    config = json.loads(json.dumps(defaults)) | {"device": device}
+def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
+    config = json.loads(json.dumps(configuration(kind))) | {"device": device}
     own: dict[str, Any] = {}
     for key, value in changes.items():
         group, _, inner = key.partition("__")
@@ -155,16 +71,15 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
             config[key] |= {"name": value}
         else:
             config[key] = value
-    axes = {name: _at(config, path or name) for name, path in AXES[kind].items()} | {"device": device}
     record = {
+        **dict.fromkeys(("job", "cause", "divergence", "compile_s", "compile_cache", "cuda_graphs", "changes")),
+        **dict.fromkeys(("profile", "diagnosis", "probe", "prediction")),
         "schema_version": 1,
         "kind": kind,
         "name": "sweep",
-        "job": None,
         "status": "ok",
-        "cause": None,
         "started_at": "2026-11-21T09:41:29Z",
-        "axes": axes,
+        "axes": axes(kind, config, device),
         "repetition": config["repetition"],
         "identity": "fff61eda",
         "config": config,
@@ -172,11 +87,7 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
         "startup_s": 0.9,
         "total_s": 100.0,
         "non_finite_losses": 0,
-        "divergence": None,
         **(_trained(config) if kind == "vision" else _tuned(config)),
-        "compile_s": None,
-        "compile_cache": None,
-        "cuda_graphs": None,
         "peak_memory_bytes": {"max": 5_000_000_000, "per_rank": [5_000_000_000], "kind": "cuda_allocated"},
         "transfer_bytes": {"h2d": 1_796_384, "d2h": None, "d2d": None, "source": "counted"},
         "communication_bytes": {"all_reduce": 0, "broadcast": 0, "per": "rank", "source": "computed"},
@@ -185,10 +96,6 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
         "segments": [segment()],
         "oversubscribed": False,
         "gpu": None if device == "cpu" else gpu(),
-        "profile": None,
-        "diagnosis": None,
-        "probe": None,
-        "prediction": None,
         "data": data(),
         "cores": 16,
         "load": load(),
@@ -196,7 +103,6 @@ def _record(kind: str, defaults: dict[str, Any], device: str, changes: dict[str,
         "hardware": "AMD EPYC" if device == "cpu" else "NVIDIA H200",
         "commit": COMMIT,
         "dirty": False,
-        "changes": None,
     }
     return record | own
 
@@ -229,13 +135,6 @@ def load(others_cores: float = 0.0) -> dict[str, Any]:
     """The record's `load`, with so many of the run's cores busy for others."""
     cores = {"others_cores": others_cores, "stolen_cores": 0.0, "machine_others_cores": others_cores}
     return {"seconds": 101.0, **cores, "average_before": 0.1, "average_after": 1.0}
-
-
-def _at(config: dict[str, Any], path: str) -> Any:
-    value: Any = config
-    for key in path.split("."):
-        value = value[key]
-    return value["name"] if isinstance(value, dict) else value
 
 
 def _trained(config: dict[str, Any]) -> dict[str, Any]:

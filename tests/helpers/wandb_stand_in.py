@@ -62,109 +62,88 @@ class Server:
         found = OPERATION.search(request["query"])
         name, variables = found[1] if found else "", request.get("variables") or {}
         self.calls.append(name)
-        answer = getattr(self, f"on_{name}", None)
-        if answer is None:
-            self.unknown.append(name)
-            return {"data": {}}
         try:
-            return {"data": answer(variables)}
+            return {"data": self.answer(name, variables)}
         except PermissionError as error:
             return {"errors": [{"message": str(error)}]}
 
-    def on_Viewer(self, _: Any) -> dict[str, Any]:  # noqa: N802 - the operation's own name
-        teams = {"edges": [{"node": {"name": "someone"}}]}
-        return {"viewer": {"id": "u", "entity": "someone", "username": "someone", "flags": "{}", "teams": teams}}
+    def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - one each
+        """The data of an operation's answer, by its variables."""
+        match operation:
+            case "Viewer" | "GetDefaultEntity":
+                teams = {"edges": [{"node": {"name": "someone"}}]}
+                names = {"entity": "someone", "username": "someone"}
+                return {"viewer": {"id": "u", **names, "flags": "{}", "teams": teams}}
+            case "ServerFeaturesQuery":
+                return {"serverInfo": {"features": []}}
+            case "RunResumeStatus":
+                run = self.runs.get(given["name"])
+                bucket = None if run is None else self.bucket(given["name"], run)
+                entity = {"id": "e", "name": "someone"}
+                return {"model": {"id": "p", "name": given["project"], "entity": entity, "bucket": bucket}}
+            case "UpsertBucket":
+                inserted = given["name"] not in self.runs
+                run = self.runs.setdefault(given["name"], Stored())
+                run.variables |= {key: value for key, value in given.items() if value is not None}
+                project = {"id": "p", "name": given["project"], "entity": {"id": "e", "name": "someone"}}
+                own = {"description": None, "sweepName": None, "project": project}
+                return {"upsertBucket": {"bucket": self.bucket(given["name"], run) | own, "inserted": inserted}}
+            case "CreateRunFiles":
+                files = [{"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in given["files"]]
+                return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
+            case "ArtifactType":  # of an artifact by its name: there is none
+                return {"project": {"artifact": None}}
+            case "CreateArtifact":
+                made = given.get("input") or given
+                self.artifacts.append(made)
+                name = made.get("artifactCollectionName") or (made.get("artifactCollectionNames") or [""])[0]
+                sequence = {"id": "s", "latestArtifact": {"id": "a", "versionIndex": 0}}
+                artifact = {"id": name, "state": "COMMITTED", "artifactSequence": sequence}
+                return {"createArtifact": {"artifact": artifact}}
+            case "UseArtifact":
+                self.used.append((given.get("input") or given)["artifactID"])
+                return {"useArtifact": {"artifact": {"id": self.used[-1]}}}
+            case "ProjectInternalId":
+                known = f"{given['entityName']}/{given['projectName']}" in self.projects
+                return {"project": {"id": "p", "internalId": "internal"} if known else None}
+            case "FindView":
+                wanted = {name: given[name] for name in ("entityName", "projectName", "type")}
+                wanted |= {"name": given["viewName"]}
+                found = [view for view in self.views.values() if wanted.items() <= view.items()]
+                nodes = [{"node": {"id": view["id"], "name": view["name"]}} for view in found]
+                return {"project": {"allViews": {"edges": nodes}}}
+            case "upsertView":
+                if given["name"] in self.refused_views:
+                    raise PermissionError("quota exceeded\nsee your plan")
+                view = {**given, "id": given.get("id") or f"view{len(self.views)}"}
+                inserted = view["id"] not in self.views
+                self.views[view["id"]] = view
+                return {"upsertView": {"view": view, "inserted": inserted}}
+        self.unknown.append(operation)
+        return {}
 
-    def on_ServerFeaturesQuery(self, _: Any) -> dict[str, Any]:  # noqa: N802
-        return {"serverInfo": {"features": []}}
-
-    def on_RunResumeStatus(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        run = self.runs.get(variables["name"])
-        bucket = None
-        if run is not None:
-            bucket = {
-                "id": variables["name"],
-                "name": variables["name"],
-                "summaryMetrics": json.dumps(run.summary),
-                "displayName": run.variables.get("displayName"),
-                "logLineCount": 0,
-                "historyLineCount": len(run.history),
-                "eventsLineCount": len(run.samples),
-                "historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]),
-                "eventsTail": json.dumps([json.dumps(row) for row in run.samples[-1:]]),
-                "config": run.variables.get("config") or "{}",
-                "tags": run.variables.get("tags") or [],
-                "wandbConfig": json.dumps({"t": 1}),
-            }
-        entity = {"id": "e", "name": "someone"}
-        return {"model": {"id": "p", "name": variables["project"], "entity": entity, "bucket": bucket}}
-
-    def on_UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        name = variables["name"]
-        inserted = name not in self.runs
-        run = self.runs.setdefault(name, Stored())
-        run.variables |= {key: value for key, value in variables.items() if value is not None}
-        bucket = {
+    def bucket(self, name: str, run: Stored) -> dict[str, Any]:
+        """A run as W&B has it, to go on with."""
+        return {
             "id": name,
             "name": name,
+            "summaryMetrics": json.dumps(run.summary),
             "displayName": run.variables.get("displayName"),
-            "description": None,
-            "config": run.variables.get("config") or "{}",
-            "sweepName": None,
-            "project": {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": "someone"}},
+            "logLineCount": 0,
             "historyLineCount": len(run.history),
+            "eventsLineCount": len(run.samples),
+            "historyTail": json.dumps([json.dumps(row) for row in run.history[-1:]]),
+            "eventsTail": json.dumps([json.dumps(row) for row in run.samples[-1:]]),
+            "config": run.variables.get("config") or "{}",
+            "tags": run.variables.get("tags") or [],
+            "wandbConfig": json.dumps({"t": 1}),
         }
-        return {"upsertBucket": {"bucket": bucket, "inserted": inserted}}
-
-    def on_CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        files = [{"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in variables["files"]]
-        return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
-
-    def on_ArtifactType(self, _: Any) -> dict[str, Any]:  # noqa: N802 - of an artifact by its name: there is none
-        return {"project": {"artifact": None}}
-
-    def on_CreateArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        given = variables.get("input") or variables
-        self.artifacts.append(given)
-        sequence = {"id": "s", "latestArtifact": {"id": "a", "versionIndex": 0}}
-        name = given.get("artifactCollectionName") or (given.get("artifactCollectionNames") or [""])[0]
-        return {"createArtifact": {"artifact": {"id": name, "state": "COMMITTED", "artifactSequence": sequence}}}
-
-    def on_UseArtifact(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        given = variables.get("input") or variables
-        self.used.append(given["artifactID"])
-        return {"useArtifact": {"artifact": {"id": given["artifactID"]}}}
-
-    def on_GetDefaultEntity(self, _: Any) -> dict[str, Any]:  # noqa: N802
-        return {"viewer": {"id": "u", "entity": "someone"}}
-
-    def on_ProjectInternalId(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        known = f"{variables['entityName']}/{variables['projectName']}" in self.projects
-        return {"project": {"id": "p", "internalId": "internal"} if known else None}
-
-    def on_FindView(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        same = {"entityName", "projectName", "type"}
-        found = [
-            {"node": {"id": view["id"], "name": view["name"]}}
-            for view in self.views.values()
-            if view["name"] == variables["viewName"] and all(view[name] == variables[name] for name in same)
-        ]
-        return {"project": {"allViews": {"edges": found}}}
-
-    def on_upsertView(self, variables: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        if variables["name"] in self.refused_views:
-            raise PermissionError("quota exceeded\nsee your plan")
-        view = {**variables, "id": variables.get("id") or f"view{len(self.views)}"}
-        inserted = view["id"] not in self.views
-        self.views[view["id"]] = view
-        return {"upsertView": {"view": view, "inserted": inserted}}
 
     def stream(self, run: str, request: dict[str, Any]) -> None:
         """Take a chunk of a run's files: lines at an offset, of which the summary is one."""
         stored = self.runs[run]
         for name, chunk in (request.get("files") or {}).items():
-            lines = stored.lines.setdefault(name, [])
-            at = chunk["offset"]
+            lines, at = stored.lines.setdefault(name, []), chunk["offset"]
             lines[at : at + len(chunk["content"])] = [_parsed(line) for line in chunk["content"]]
         if request.get("complete"):
             stored.exit_code = request["exitcode"]

@@ -12,11 +12,12 @@ from analysis.dashboard.views import MOST_GPUS, SYSTEM_PREFIX, WORKSPACE, View
 from multicard.measure.timing import PHASES
 from multicard.records.figures import FIGURES
 from multicard.tracking import keys
-from tests.helpers.records import AXES
+from tests.helpers import records
 
 Key = tuple[str, str]  # section (history, summary, config, run or table) and name
 ALL = (*keys.BOTH, keys.SWEEP)
 OF_RUNS = ("jobType", "tags", "displayName", "createdAt")  # what W&B itself knows of every run
+AXES = {kind: records.axes(kind, records.configuration(kind)) for kind in keys.BOTH}
 CONFIG = {axis: tuple(kind for kind, own in AXES.items() if axis in own) for own in AXES.values() for axis in own}
 SUMMARY = {
     **dict.fromkeys(("status", "cause.kind", "cause.message", "diagnosis.bound"), keys.BOTH),

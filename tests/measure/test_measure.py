@@ -44,30 +44,22 @@ def test_statistics_of_nothing_are_null(samples: list[float], warmup: int):
     assert figures["mean"] is figures["median"] is figures["p99"] is figures["std"] is None
 
 
-def test_statistics_of_one_sample_have_no_spread():
-    figures = formulas.statistics([7.0], 0)
-    assert figures["mean"] == figures["p95"] == 7 and figures["std"] is None
-
-
-def test_throughput_is_that_of_all_ranks_over_the_slowest_ones_time():
-    assert formulas.throughput_per_s([640, 640], [2.0, 4.0]) == 320
-    assert formulas.throughput_per_s([100], [0.5]) == 200
-
-
-def test_throughput_without_time_is_null():
-    assert formulas.throughput_per_s([], []) is None
-    assert formulas.throughput_per_s([0], [0.0]) is None
-
-
-def test_efficiencies():
-    assert formulas.speedup(100.0, 40.0) == 2.5
-    assert formulas.parallel_efficiency(100.0, 25.0, 4) == 1  # n GPUs, n times as fast
-    assert formulas.parallel_efficiency(100.0, 50.0, 4) == 0.5
-
-
-@pytest.mark.parametrize(("world", "share"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
-def test_ring_all_reduce(world: int, share: float):
-    assert formulas.ring_all_reduce_bytes(1000, world) == share * 1000
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (formulas.statistics([7.0], 0)["std"], None),  # one sample has no spread
+        (formulas.throughput_per_s([640, 640], [2.0, 4.0]), 320),  # of all ranks, over the slowest one's time
+        (formulas.throughput_per_s([100], [0.5]), 200),
+        (formulas.throughput_per_s([], []), None),
+        (formulas.throughput_per_s([0], [0.0]), None),
+        (formulas.speedup(100.0, 40.0), 2.5),
+        (formulas.parallel_efficiency(100.0, 25.0, 4), 1),  # n GPUs, n times as fast
+        (formulas.parallel_efficiency(100.0, 50.0, 4), 0.5),
+        *((formulas.ring_all_reduce_bytes(1000, w), 2000 * (w - 1) / w) for w in (1, 2, 4, 8)),
+    ],
+)
+def test_formulas_in_closed_form(value: float | None, expected: float | None):
+    assert value == expected
 
 
 def test_laps_add_up_to_steps():
@@ -75,9 +67,7 @@ def test_laps_add_up_to_steps():
     phases = [DATA, H2D, FORWARD, BACKWARD, OPTIMIZER, DATA, H2D, DATA, H2D, FORWARD, BACKWARD, OPTIMIZER]
     table = timing.phase_table(phases, [1, 2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70])
     np.testing.assert_array_equal(table, [[1, 2, 3, 4, 5], [40, 60, 50, 60, 70]])
-
-
-def test_laps_after_the_last_step_belong_to_none():
+    # laps after the last step belong to none
     assert timing.phase_table([OPTIMIZER, DATA], [1, 9]).tolist() == [[0, 0, 0, 0, 1]]
     assert timing.phase_table([], []).shape == (0, 5)
 

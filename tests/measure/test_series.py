@@ -45,15 +45,6 @@ def test_few_steps_that_are_much_alike_are_called_too_few(count: int):
     assert wrong / (trials / 2) <= 0.06
 
 
-def test_independent_steps_would_be_far_too_sure_of_correlated_ones():
-    random, misses = np.random.default_rng(7), 0
-    for _ in range(200):
-        a, b = autocorrelated(random, 400, 0.1, 0.8), autocorrelated(random, 400, 0.1, 0.8)
-        bounds = between_runs.ratio([a], [b], (Spread(), Spread()), independent=True).bounds()
-        misses += bounds is not None and not bounds[0] <= 1 <= bounds[1]
-    assert misses / 200 > 0.25
-
-
 def test_the_variance_of_the_mean_has_its_closed_forms():
     random = np.random.default_rng(3)
     for phi in (0.0, 0.5, 0.8):

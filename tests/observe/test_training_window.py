@@ -15,8 +15,7 @@ from analysis.runs import load
 from multicard.config.base import ProfileName, ProfileWindow, WindowConfig
 from multicard.config.placement import Placement
 from multicard.measure import memory, timing
-from multicard.measure.ranges import Ranges
-from multicard.measure.timing import PHASES
+from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import nsys, run_profile
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.records import comparable

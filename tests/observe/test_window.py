@@ -14,8 +14,7 @@ import torch
 from multicard.config.base import ProfileName, WindowConfig
 from multicard.config.placement import Placement
 from multicard.measure import timing
-from multicard.measure.ranges import Ranges
-from multicard.measure.timing import PHASES
+from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import nsys, run_profile
 from multicard.observe.profiles.capture import Window
 from multicard.observe.profiles.load import read

@@ -15,7 +15,7 @@ import torch
 from analysis.runs import load
 from multicard.config.base import plain
 from multicard.machine.slurm import Allocation
-from multicard.measure.stop_rule import GROWTH, LEAST_STEPS, StopRule
+from multicard.measure.series import GROWTH, LEAST_STEPS, StopRule
 from multicard.measure.timing import StepEnds
 from multicard.ranks import gates
 from multicard.ranks.gates import LEAD, Probing

@@ -75,11 +75,14 @@ def test_efficiency_counts_the_ranks_of_all_nodes():
     assert shares == ["(100%)", "(91%)", "(78%)"]
 
 
-def test_a_failed_run_is_shown_and_never_a_reference():
-    made = [result(100.0, status="failed"), result(50.0, gpus=2)]
-    _, first, second, *_ = printed(made)
-    assert first[2:] == ["failed", *["-"] * 5]  # the two comparisons are left out: nothing can be compared
+@pytest.mark.parametrize("status", ["failed", "diverged"])
+def test_a_run_without_figures_is_shown_with_its_cause_and_never_a_reference(status: str):
+    made = [result(100.0, status=status) | {"cause": {"message": "the loss is not finite"}}, result(50.0, gpus=2)]
+    _, first, second, *rest = printed(made)
+    assert first[2:] == [status, *["-"] * 5]  # the two comparisons are left out: nothing can be compared
     assert second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
+    named = [" ".join(words).endswith("gpus=1: diverged: the loss is not finite") for words in rest]
+    assert any(named) is (status == "diverged")
 
 
 def on_ranks(total_s: float, gpus: int, threads: int = 2, data: str = "a1", **more: Any) -> dict[str, Any]:
@@ -129,14 +132,6 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     assert not any(line.startswith("&") for line in quiet)
 
 
-def test_a_diverged_run_has_no_figures_and_is_named_with_its_cause():
-    cause = {"message": "the loss is not finite"}
-    made = [result(100.0, status="diverged") | {"cause": cause}, result(50.0, gpus=2)]
-    _, first, second, *rest = printed(made)
-    assert first[2:] == ["diverged", *["-"] * 5] and second[2:6] == ["ok", "50.0", "1,234", "98.77%"]
-    assert any(" ".join(words).endswith("gpus=1: diverged: the loss is not finite") for words in rest)
-
-
 def test_rows_that_were_cut_are_said_in_a_line():
     read = [
         {**TUNED, "text_rows": {"read": 40, "cut": cut, "left_out": left_out}} for cut, left_out in ((12, 3), (0, 0))
@@ -160,20 +155,11 @@ def test_runs_that_shared_their_gpus_are_marked():
     assert any("oversubscribe=true" in " ".join(line) for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("shown", "text"),
-    [
-        *((text_table.in_bytes(count), text) for count, text in ((None, "-"), (0, "0 B"), (999, "999 B"))),
-        *(
-            (text_table.in_bytes(count), text)
-            for count, text in ((1000, "1 kB"), (5.432e9, "5.43 GB"), (2e13, "20 TB"))
-        ),
-        *((text_table.in_joules(joules), text) for joules, text in ((3.0, "3 J"), (0.0, "0 J"), (4321.0, "4.32 kJ"))),
-        *((text_table.in_joules(joules), text) for joules, text in ((2.5e6, "2.5 MJ"), (1.2345e9, "1.23 GJ"))),
-    ],
-)
-def test_units_suit_their_figures(shown: str, text: str):
-    assert shown == text
+def test_units_suit_their_figures():
+    counts = (None, 0, 999, 1000, 5.432e9, 2e13)
+    assert [*map(text_table.in_bytes, counts)] == ["-", "0 B", "999 B", "1 kB", "5.43 GB", "20 TB"]
+    joules = (3.0, 0.0, 4321.0, 2.5e6, 1.2345e9)
+    assert [*map(text_table.in_joules, joules)] == ["3 J", "0 J", "4.32 kJ", "2.5 MJ", "1.23 GJ"]
 
 
 def test_the_last_line_says_where_the_records_are():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from multicard.llm import summary
-from multicard.measure import losses
+from multicard.measure import formulas
 from multicard.records import run_folder
 from multicard.records.schema_parts import Divergence
 from multicard.run import controller as run
@@ -38,8 +38,8 @@ def test_a_run_diverged_where_its_last_losses_are_not_finite(by_rank: Any, count
     order = np.random.default_rng(0).permutation(loss.size)  # rows come in any order
     table = {"rank": rank, "epoch": number // 2, "step": number % 2, "loss": loss}
     table = {name: column.ravel()[order] for name, column in table.items()}
-    assert losses.judge(table, np.isfinite(table["loss"])) == (count, place)
-    assert [losses.end_finite(row) for row in by_rank] == [bool(np.isfinite(row[-1])) for row in by_rank]
+    assert formulas.not_finite(table, np.isfinite(table["loss"])) == (count, place)
+    assert [formulas.end_finite(row) for row in by_rank] == [bool(np.isfinite(row[-1])) for row in by_rank]
 
 
 def test_infinite_rewards_are_a_divergence_of_dpo():
