@@ -10,7 +10,7 @@ from multicard.config.keys import flat
 from multicard.config.placement import CROWDED
 from multicard.measure import formulas
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
-from multicard.records.schema_parts import Disturber, TextRows
+from multicard.records.schema_parts import TextRows
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # too
@@ -100,7 +100,7 @@ def crowded(device: Any, ranks: int, cores: int | None) -> bool:
 def marks(record: AnyRecord) -> str:
     """The marks behind the status of a run."""
     signs = {
-        DISTURBED: bool(disturbers(record)),
+        DISTURBED: bool(record.gpu and record.gpu.disturbed_by),
         LOADED: _busy_share(record) > BUSY_SHARE,
         CROWD: crowded(record.axes.get("device"), int(record.axes.get("gpus") or 1), record.cores),
         PROFILED: _traced(record),
@@ -116,11 +116,6 @@ def _traced(record: AnyRecord) -> bool:
 def _busy_share(record: AnyRecord) -> float:
     load = record.load
     return 0.0 if load is None else busy_share(load.others_cores, load.stolen_cores, record.cores)
-
-
-def disturbers(record: AnyRecord) -> list[Disturber]:
-    """Foreign processes that were seen on the run's GPUs."""
-    return record.gpu.disturbed_by if record.gpu else []
 
 
 def cell(record: AnyRecord, name: str) -> str:
@@ -155,16 +150,18 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     most = max(rows, key=lambda counts: counts.cut or 0, default=TextRows())
     if most.cut:
         left_out = f", {most.left_out} of them left out: no label remained" if most.left_out else ""
-        about = f"up to {most.cut} of {most.read} rows cut at max_seq_len{left_out}"
-        lines.append(f"{about} (see text_rows in the records)")
-    if disturbed := [others for record in measured if (others := disturbers(record))]:
+        lines.append(
+            f"up to {most.cut} of {most.read} rows cut at max_seq_len{left_out} (see text_rows in the records)"
+        )
+    if disturbed := [record.gpu.disturbed_by for record in measured if record.gpu and record.gpu.disturbed_by]:
         names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
         shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)})"
         lines.append(f"{shared}: see gpu.disturbed_by in the records")
     lines += _load_notes(measured)
     if traced := sum(map(_traced, measured)):
         lines.append(f"{PROFILED} {PROFILED_MEANING}, in {count(traced, 'run')} (profile.window=start)")
-    off = max((profiled_off(record) for record in measured), key=abs, default=0.0)
+    copies = [record.profile.h2d for record in measured if record.profile and record.profile.h2d]
+    off = max((each.disagreement or 0.0 for each in copies), key=abs, default=0.0)
     if abs(off) > APART:
         lines.append(f"profiled bytes to the device are {off:+.0%} off those counted: see profile.h2d in the records")
     if stopped := [record for record in measured if len(record.segments) > 1]:
@@ -188,9 +185,3 @@ def _load_notes(records: Sequence[AnyRecord]) -> list[str]:
         were = f"{count(packed, 'run')} {'was' if packed == 1 else 'were'}"
         lines.append(f"{were} measured beside other runs of the sweep, on the same machine")
     return lines
-
-
-def profiled_off(record: AnyRecord) -> float:
-    """(profiled - counted) / counted bytes to the device; 0 where the profiler saw none."""
-    copies = record.profile and record.profile.h2d
-    return copies.disagreement or 0.0 if copies else 0.0

@@ -42,10 +42,8 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     if keep:
         write_json(marker, mine)
         return True
-    measured, status = (
-        finished(folder) is not None,
-        (read_json(folder / RESULT) or {}).get("status"),
-    )
+    measured = finished(folder) is not None
+    status = (read_json(folder / RESULT) or {}).get("status")
     problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered"
     remedy = "use that version, choose another name=, or remove the folder"
     require(measured or status not in DONE, f"{problem}; {remedy}")

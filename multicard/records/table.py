@@ -1,6 +1,6 @@
 """The table at the end of a command: one row a run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from multicard.config.base import Scale
 from multicard.config.placement import OVERSUBSCRIBED
@@ -9,8 +9,6 @@ from multicard.records import comparable, text_table
 from multicard.records.figures import FIGURES, LLM, VISION
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, LlmRecord
-
-Columns = Mapping[str, Callable[[AnyRecord, Sequence[AnyRecord]], str]]  # heading to what it shows, beside the others
 
 AGAINST_ONE, AGAINST_FP64 = "x 1 GPU", "x fp64"
 COMPARED = (AGAINST_ONE, AGAINST_FP64)  # left out where no run has its counterpart
@@ -22,8 +20,8 @@ NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), a
 
 def show(runs: Sequence[Run], probes: bool = False) -> None:
     """Print the table of these runs, or probes, of one kind."""
-    rendered = probe_lines if probes else lines
-    print("\n" + "\n".join(rendered(runs, text_table.terminal_width())))
+    width = text_table.terminal_width()
+    print("\n" + "\n".join(probe_lines(runs, width) if probes else lines(runs, width)))
 
 
 def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
@@ -34,9 +32,8 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     """
     records = [run.record for run in runs]
     kind = records[0].kind
-    axes, columns = comparable.varied(records, ALWAYS[kind]), _columns(kind)
-    rows = [_figures(record, records, columns) for record in records]
-    headings = [heading for heading in columns if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
+    axes, rows = comparable.varied(records, ALWAYS[kind]), [_figures(record, records) for record in records]
+    headings = [heading for heading in rows[0] if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
     printed = _table(records, axes, headings, [[row[heading] for heading in headings] for row in rows], width)
     for record in records:
         if record.status == "diverged" and record.cause is not None and len(records) > 1:
@@ -61,19 +58,14 @@ def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     records = [run.record for run in runs]
     axes = comparable.varied(records, ALWAYS[records[0].kind])
     headings = ["s/step", "±", "steps", "warm-up", "ended by", "total s", "peak memory"]
-    rows = [_probe(record) or ["-"] * len(headings) for record in records]
-    return [
-        *_table(records, axes, headings, rows, width),
-        *comparable.notes(records),
-        NOTE_ON_PROBES,
-        f"Records: {folders(runs)}",
-    ]
+    printed = _table(records, axes, headings, [_probe(record) for record in records], width)
+    return [*printed, *comparable.notes(records), NOTE_ON_PROBES, f"Records: {folders(runs)}"]
 
 
-def _probe(record: AnyRecord) -> list[str] | None:
+def _probe(record: AnyRecord) -> list[str]:
     probe = record.probe
     if probe is None:
-        return None
+        return ["-"] * 7
     known = "not known" if probe.half_width is None else f"{probe.half_width:.1%}"
     figures = [FIGURES[name].text(record) for name in ("total_s", "peak_memory_bytes")]
     return [f"{probe.step_s:.4g}", known, str(probe.steps), str(probe.warmup_steps), probe.ended_by, *figures]
@@ -86,10 +78,10 @@ def _table(
     figures: Iterable[Sequence[str]],
     width: int | None,
 ) -> list[str]:
-    rows = [
-        [*(comparable.cell(record, axis) for axis in axes), _status(record), *texts]
-        for record, texts in zip(records, figures, strict=True)
-    ]
+    rows = []
+    for record, texts in zip(records, figures, strict=True):
+        status = record.status + MARK * bool(record.oversubscribed) + comparable.marks(record)
+        rows.append([*(comparable.cell(record, axis) for axis in axes), status, *texts])
     return text_table.text([*axes, "status", *headings], rows, width, "l" * (len(axes) + 1) + "r" * len(headings))
 
 
@@ -98,27 +90,17 @@ def folders(runs: Sequence[Run]) -> str:
     return f"{runs[0].folder}/" if len(runs) == 1 else f"{runs[0].folder.parent}/*/result.json"
 
 
-def _status(record: AnyRecord) -> str:
-    return record.status + MARK * bool(record.oversubscribed) + comparable.marks(record)
-
-
-def _columns(kind: str) -> Columns:
-    """The figures of a kind of runs, and after its rate what compares it."""
-    columns: dict[str, Callable[[AnyRecord, Sequence[AnyRecord]], str]] = {}
+def _figures(record: AnyRecord, records: Sequence[AnyRecord]) -> dict[str, str]:
+    """The row of a run, by heading: its figures, and after its rate what compares it; of `ok` runs alone."""
+    row = {}
     for figure in FIGURES.values():
-        if kind in figure.at_end:
-            columns[figure.heading()] = lambda record, _, figure=figure: figure.text(record)
-        if figure.name == RATES[kind][0]:
-            columns[AGAINST_ONE] = _against_one
-            columns |= {AGAINST_FP64: _against_fp64} if kind == VISION else {}
-    return columns
-
-
-def _figures(record: AnyRecord, records: Sequence[AnyRecord], columns: Columns) -> dict[str, str]:
-    """The row of a run, by heading; figures of `ok` runs alone."""
-    if record.status != "ok":
-        return dict.fromkeys(columns, "-")
-    return {heading: figure(record, records) for heading, figure in columns.items()}
+        if record.kind in figure.at_end:
+            row[figure.heading()] = figure.text(record)
+        if figure.name == RATES[record.kind][0]:
+            row[AGAINST_ONE] = _against_one(record, records)
+            if record.kind == VISION:
+                row[AGAINST_FP64] = _against_fp64(record, records)
+    return row if record.status == "ok" else dict.fromkeys(row, "-")
 
 
 def _ranks(record: AnyRecord) -> int:

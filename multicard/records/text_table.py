@@ -12,16 +12,18 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 GAP = 2  # cells between two columns
 LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
-FILLER = "\0"  # the second cell of a wide character, and what keeps a blank row; removed at the end
 FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \(\d+%\))?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -42,16 +44,16 @@ def text(
         least_width: columns of text are not made narrower than this, or than their heading.
     """
     align = align or alignment(headings, rows)
-    cells = [[_clean_lines(cell) for cell in row] for row in (headings, *rows)]
-    sizes: list[int | None] = [None] * len(headings)
-    if width is not None:
-        sizes = _narrowed(cells, align, width, least_width)
-        if not wrap:
-            cells = [[cut(cell, size) for cell, size in zip(row, sizes, strict=True)] for row in cells]
-    filled = [[_filled(cell) for cell in row] if any(row) else [FILLER] * len(row) for row in cells]
-    # The headings are its first row: tabulate makes columns wider than their headings.
-    content = _tabulate((), filled, align, "plain", maxcolwidths=sizes if wrap and any(sizes) else None)
-    return [line.rstrip() for line in content.replace(FILLER, "").split("\n")]
+    cells = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (headings, *rows)]
+    sizes = _narrowed(cells, align, width, least_width)
+    printed = []
+    for row in cells:
+        placed = zip(row, sizes, strict=True)
+        columns = [[part for line in cell for part in _folded(line, size, wrap)] for cell, size in placed]
+        for parts in zip_longest(*columns, fillvalue=""):
+            padded = (_padded(part, size, side) for part, size, side in zip(parts, sizes, align, strict=True))
+            printed.append((" " * GAP).join(padded).rstrip())
+    return printed
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
@@ -88,7 +90,8 @@ def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def least_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     """The width of each column in cells when its text is cut as far as it can be."""
-    return _least_widths([headings, *rows], alignment(headings, rows), LEAST_WIDTH)
+    cells = [[cell.split("\n") for cell in row] for row in (headings, *rows)]
+    return _least_widths(cells, alignment(headings, rows), LEAST_WIDTH)
 
 
 def terminal_width() -> int | None:
@@ -101,12 +104,9 @@ def clean(content: str) -> str:
     return CONTROL.sub(lambda match: " " if match[0] in "\n\t\r" else "�", content)
 
 
-def cut(cell: str, width: int | None) -> str:
-    """The cell with no line longer than `width`; None: any."""
-    if width is None:
-        return cell
-    lines = cell.split("\n")
-    return "\n".join(line if cell_len(line) <= width else set_cell_size(line, width - 1) + CUT for line in lines)
+def cut(line: str, width: int | None) -> str:
+    """The line, no longer than `width`; None: any."""
+    return line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + CUT
 
 
 def escape_markdown(content: str) -> str:
@@ -121,15 +121,7 @@ def _latex_signs(content: str) -> str:
     return content.replace("±", r"$\pm$").replace("÷", r"$\div$")
 
 
-def _clean_lines(cell: str) -> str:
-    return "\n".join(map(clean, cell.split("\n"))) if CONTROL.search(cell) else cell
-
-
-def _cell_width(cell: str) -> int:
-    return max(map(cell_len, cell.split("\n")))
-
-
-def _least_widths(cells: Sequence[Sequence[str]], align: str, least_width: int) -> list[int]:
+def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width: int) -> list[int]:
     """The width of each column of figures, and what columns of text are cut to at most; `cells` begin with headings."""
     least = []
     for column, side in zip(zip(*cells, strict=True), align, strict=True):
@@ -138,60 +130,56 @@ def _least_widths(cells: Sequence[Sequence[str]], align: str, least_width: int) 
     return least
 
 
-def _narrowed(cells: Sequence[Sequence[str]], align: str, width: int, least_width: int) -> list[int | None]:
-    """The width of each column of text that has to be cut for lines of `width` cells, None for others.
+def _cell_width(lines: list[str]) -> int:
+    return max(map(cell_len, lines))
 
-    The widest are made narrower until the lines fit, or until no column can be; the terminal wraps those.
-    """
+
+def _narrowed(cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int) -> list[int]:
+    """The width of each column. For lines of `width` cells columns of text are made narrower, the widest first, until
+    the lines fit, or until no column can be; the terminal wraps those."""
     sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+    if width is None:
+        return sizes
     least = _least_widths(cells, align, least_width)
     rest = width - GAP * (len(sizes) - 1)
-    texts = [i for i, side in enumerate(align) if side == "l"]
-    narrow = [min(size, max(rest, narrowest)) for size, narrowest in zip(sizes, least, strict=True)]
-    while sum(narrow) > rest and (wide := [i for i in texts if narrow[i] > least[i]]):
-        narrow[max(wide, key=lambda i: narrow[i])] -= 1
-    return [now if now < before else None for now, before in zip(narrow, sizes, strict=True)]
+    sizes = [min(size, max(rest, narrowest)) for size, narrowest in zip(sizes, least, strict=True)]
+    while sum(sizes) > rest and (wide := [i for i, side in enumerate(align) if side == "l" and sizes[i] > least[i]]):
+        sizes[max(wide, key=lambda i: sizes[i])] -= 1
+    return sizes
 
 
-def _filled(cell: str) -> str:
-    """The cell with as many characters as it takes cells, which is what tabulate counts."""
-    return cell if cell.isascii() else "".join(sign + FILLER * (cell_len(sign) - 1) for sign in cell)
+def _folded(line: str, size: int, wrap: bool) -> list[str]:
+    """A line in as many as its column needs: one, unless it is wrapped."""
+    if not wrap or cell_len(line) <= size:
+        return [cut(line, size)]
+    return [part.plain for part in Text(line).wrap(Console(width=size), size)]
 
 
-def _tabulate(
-    head: Sequence[str],
-    body: Sequence[Sequence[str]],
-    align: str,
-    form: str,
-    maxcolwidths: Sequence[int | None] | None = None,
-) -> str:
+def _padded(part: str, size: int, side: str) -> str:
+    gap = " " * (size - cell_len(part))
+    return gap + part if side == "r" else part + gap
+
+
+def _tabulate(head: Sequence[str], body: Sequence[Sequence[str]], align: str, form: str) -> str:
     sides = ["right" if side == "r" else "left" for side in align]
     return tabulate(
-        body,
-        head,
-        tablefmt=form,
-        colalign=sides if body else None,
-        disable_numparse=True,
-        preserve_whitespace=True,
-        maxcolwidths=maxcolwidths,
+        body, head, tablefmt=form, colalign=sides if body else None, disable_numparse=True, preserve_whitespace=True
     )
 
 
 def in_bytes(count: float | None) -> str:
     """Bytes for a person to read, in powers of 1000."""
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
+    return "-" if count is None else _in_thousands(count, ("B", "kB", "MB", "GB", "TB"))
 
 
 def in_joules(count: float) -> str:
     """Joules for a person to read."""
-    for unit in ("J", "kJ", "MJ"):
+    return _in_thousands(count, ("J", "kJ", "MJ", "GJ"))
+
+
+def _in_thousands(count: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
         if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:,.3g} GJ"
+    return f"{count:,.3g} {units[-1]}"

@@ -13,7 +13,6 @@ from msgspec import UNSET
 
 from multicard.config.sweeps import PREDICTION
 from multicard.observe.energy.gpu_record import MERGED
-from multicard.records import text_table
 from multicard.records.comparable import content
 from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT, read_environment
 from multicard.records.schema import AnyRecord, Cpu, Environment
@@ -177,13 +176,6 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
-
-
-def record_files(folder: Path, record: AnyRecord) -> dict[str, Path | str]:
-    """The files of the record's artifact that there are, by their names in it; a profile's metrics as CSV."""
-    files: dict[str, Path | str] = {name: folder / name for name in FILES if (folder / name).exists()}
-    rows = profile_rows(record)
-    return files | ({"profile.csv": text_table.to_csv(PROFILE_COLUMNS, rows)} if rows else {})
 
 
 def profile_rows(record: AnyRecord) -> list[list[Any]]:

@@ -80,7 +80,8 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
         run.artifact(name, run_record.DATASET, files, facts, used=True)
     facts = {name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")}
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
-    run.artifact(name, run_record.RECORD, run_record.record_files(folder, result), facts)
+    files = {name: folder / name for name in run_record.FILES if (folder / name).exists()}
+    run.artifact(name, run_record.RECORD, files, facts)
     last = {key: value for row in rows for key, value in row.values.items()}
     run.finish(last | run_record.summary(result), timeline.end, int(result.status in run_folder.BAD))
 

@@ -49,26 +49,26 @@ def _parse(path: Path) -> dict[str, Any]:
     for message in messages(path):
         record = pb.Record()  # pyright: ignore[reportAttributeAccessIssue]
         record.ParseFromString(message)
-        kind = record.WhichOneof("record_type")
-        if kind == "run":
-            content["run"] = record.run
-            content["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-        elif kind == "summary":
-            for item in record.summary.update:
-                key = item.key or ".".join(item.nested_key)
-                content["summary"][key] = json.loads(item.value_json)
-        elif kind == "history":
-            row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            content["history"].append(row)
-        elif kind == "config":
-            content["config"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
-        elif kind == "stats":
-            at = record.stats.timestamp.ToMicroseconds() / 1e6
-            content["system"].append((at, {item.key: json.loads(item.value_json) for item in record.stats.item}))
-        elif kind == "artifact":
-            content["artifacts"][record.artifact.type] = record.artifact
-        elif kind == "metric":
-            content["axes"][record.metric.name] = record.metric.step_metric
-        elif kind == "exit":
-            content["exit_code"] = record.exit.exit_code
+        match record.WhichOneof("record_type"):
+            case "run":
+                content["run"] = record.run
+                content["config"] |= _values(record.run.config.update)
+            case "config":
+                content["config"] |= _values(record.config.update)
+            case "summary":
+                content["summary"] |= _values(record.summary.update)
+            case "history":
+                content["history"].append(_values(record.history.item))
+            case "stats":
+                content["system"].append((record.stats.timestamp.ToMicroseconds() / 1e6, _values(record.stats.item)))
+            case "artifact":
+                content["artifacts"][record.artifact.type] = record.artifact
+            case "metric":
+                content["axes"][record.metric.name] = record.metric.step_metric
+            case "exit":
+                content["exit_code"] = record.exit.exit_code
     return content
+
+
+def _values(items: Any) -> dict[str, Any]:
+    return {item.key or ".".join(getattr(item, "nested_key", ())): json.loads(item.value_json) for item in items}

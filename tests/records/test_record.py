@@ -154,13 +154,12 @@ def test_what_another_node_wrote_may_be_seen_late(tmp_path: Path, monkeypatch: p
     assert len(rank_files.read(tmp_path, expected=2)) == 2  # merged: nothing is waited for
 
 
-@pytest.mark.parametrize(
-    ("status", "done"),
-    [("ok", True), ("oom", True), ("diverged", True), ("failed", False), ("timeout", False), ("refused", False)],
-)
-def test_only_measurements_are_kept(tmp_path: Path, status: str, done: bool):
-    run_folder.write_json(tmp_path / "result.json", records.vision(status=status))
-    assert (run_folder.finished(tmp_path) is not None) is done
+def test_only_measurements_are_kept(tmp_path: Path):
+    kept = []
+    for status in run_folder.STATUSES:
+        run_folder.write_json(tmp_path / "result.json", records.vision(status=status))
+        kept += [status] if run_folder.finished(tmp_path) is not None else []
+    assert kept == ["ok", "oom", "diverged"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -186,16 +185,6 @@ def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
         ownership.claim(folder)
     ownership.release(folder)
     assert not list(folder.iterdir())
-
-
-def test_a_job_owns_what_it_began_before_it_was_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = tmp_path / "cell"
-    monkeypatch.setattr(ownership.slurm, "is_alive", lambda job: job == "7")
-    assert ownership.claim(folder, "7") is False
-    assert ownership.claim(folder, "7") is True
-    assert (ownership.owner(folder), ownership.owner(folder, "7")) == ("job 7", None)
-    with pytest.raises(ValueError, match="job 7 is measuring cell"):
-        ownership.claim(folder, "8")
 
 
 def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path):

@@ -94,7 +94,7 @@ def assert_record(content: dict[str, Any], folder: Path) -> None:
     record = content["artifacts"][run_record.RECORD]
     files = {entry.path: Path(entry.local_path) for entry in record.manifest.contents}
     there = {name for name in run_record.FILES if (folder / name).exists()}
-    assert set(files) - {"profile.csv"} == there >= {"result.json", "config.yaml", "environment.json"}
+    assert set(files) == there >= {"result.json", "config.yaml", "environment.json"}
     assert files["result.json"].read_bytes() == (folder / "result.json").read_bytes()
     data = content["artifacts"][run_record.DATASET]
     assert data.use_after_commit and [entry.path for entry in data.manifest.contents] == ["fingerprint.json"]
@@ -208,7 +208,6 @@ def test_a_profiled_run_has_its_metrics_as_a_table(tmp_path: Path):
     assert row["_runtime"] == pytest.approx(100.9) and row[keys.PROFILE_TABLE]["sha256"] == table["sha256"]
     (path,) = (tmp_path / "cell").glob(f"wandb/offline-run-*/files/{table['path']}")
     assert ["0", "api", "cudaLaunchKernel", 10, 0.25, 0.025, 0.25, None, ""] in json.loads(path.read_text())["data"]
-    assert "profile.csv" in {entry.path for entry in content["artifacts"][run_record.RECORD].manifest.contents}
     assert content["summary"]["profile.ranks.0.derived.gpu_busy_share"] == 0.9
 
 
