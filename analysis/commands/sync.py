@@ -112,10 +112,9 @@ def _uploads(runs: Sequence[Run], place: Place, write_report: WriteReport) -> It
         records = _records(own)
         places = [found for record in records.values() if (found := _place(record)) is not None]
         ((common, _),) = Counter(places).most_common(1) or [((TrackerConfig().project, None), 0)]
-        names = run_record.short_names(run.folder.name for run in own)
         for run, record in records.items():
             target = _target(place, _place(record) or common)
-            yield run, None if upload.has_record(run, target) else partial(upload.record, run, target, names[run.name])
+            yield run, None if upload.has_record(run, target) else partial(upload.record, run, target)
         if len(own) > 1:
             every = _all_of(folder, own)
             records, target = _records(every), _target(place, common)
@@ -165,8 +164,8 @@ def table(runs: Sequence[Run], records: upload.Records) -> Table:
     ]
     names = dict.fromkeys([*apart, "status", "cause", *FIGURES])
     known = [name for name in names if any(run[name] is not None for run in runs)]
-    cells = run_record.short_names(run.folder.name for run in runs)
-    rows = [
-        [cells[run.folder.name], run_record.run_id(records[run.folder]), *(run[name] for name in known)] for run in runs
-    ]
+    rows = []
+    for run in runs:
+        own = run_record.short_name(run.folder.name), run_record.run_id(records[run.folder])
+        rows.append([*own, *(run[name] for name in known)])
     return Table(["run", "id", *known], rows)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,15 +47,11 @@ class About:
     commit: str | None = None
 
 
-def about(folder: Path, record: AnyRecord, name: str | None = None) -> About:
-    """The run of a record, or of its known part while the run goes on.
-
-    Args:
-        name: of `short_names`, where it is known.
-    """
+def about(folder: Path, record: AnyRecord) -> About:
+    """The run of a record, or of its known part while the run goes on."""
     return About(
         run_id(record),
-        name or short_names([folder.name, *siblings(folder)])[folder.name],
+        short_name(folder.name),
         record.name or folder.parent.name,
         record.kind,
         tags(record),
@@ -79,41 +75,14 @@ def run_id(record: AnyRecord) -> str:
     return f"{record.identity or record.status}-{digits}"
 
 
-def siblings(folder: Path) -> list[str]:
-    """The names of all run folders of its sweep."""
-    found = [path for name in (RESULT, "config.yaml") for path in folder.parent.glob(f"[!.]*/{name}")]
-    return sorted({path.parent.name for path in found})
-
-
-def short_names(cells: Iterable[str]) -> dict[str, str]:
-    """Names that tell the cells of a sweep apart, by the name of the folder: "gpus=2, precision=bf16"; of a
-    repetition "gpus=2 r3".
-
-    Args:
-        cells: the names of all run folders of a sweep.
-    """
-    found = {cell: CELL.fullmatch(cell) for cell in cells}
-    identities: dict[str, set[str]] = {}  # several where cells differ in what their folders do not name
-    for match in filter(None, found.values()):
-        identities.setdefault(match["settings"], set()).add(match["identity"])
-    single = sum(match is not None for match in found.values()) < 2
-    shared = set[str]() if single else set.intersection(*(set(settings.split(",")) for settings in identities))
-    names = {}
-    for cell, match in found.items():
-        if match is None:
-            names[cell] = cell[:LONGEST]
-            continue
-        has_twins = len(identities[match["settings"]]) > 1
-        apart = ", ".join(setting for setting in match["settings"].split(",") if setting not in shared)
-        parts = [
-            apart or ("" if match["repetition"] or has_twins else match["settings"]),
-            match["identity"] if has_twins else "",
-            match["repetition"] or "",
-            "probe" if match["probe"] else "",
-        ]
-        name = " ".join(filter(None, parts))
-        names[cell] = name if len(name) <= LONGEST else f"{name[: LONGEST - 9]} {match['identity']}"
-    return names
+def short_name(cell: str) -> str:
+    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2 r3"."""
+    match = CELL.fullmatch(cell)
+    if match is None:
+        return cell[:LONGEST]
+    parts = (match["settings"].replace(",", ", "), match["repetition"], "probe" if match["probe"] else None)
+    name = " ".join(filter(None, parts))
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]} {match['identity']}"
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:

@@ -32,11 +32,8 @@ Records = Mapping[Path, AnyRecord]  # by run folder
 SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]  # from the ranks' reports and the table of all steps
 
 
-def record(folder: Path, target: Target, name: str | None = None) -> None:
+def record(folder: Path, target: Target) -> None:
     """Upload the record of a run folder, and note it. Where an earlier try left a part, the rest follows.
-
-    Args:
-        name: of the run in W&B, where it is known.
 
     Raises:
         RuntimeError: if W&B fails.
@@ -44,7 +41,7 @@ def record(folder: Path, target: Target, name: str | None = None) -> None:
         ValueError: the record is broken.
     """
     content, result = _read(folder)
-    about = run_record.about(folder, result, name)
+    about = run_record.about(folder, result)
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
         run = WandbRun.open(about, target, Path(own))
         finish(run, folder, result, run_folder.read_steps(folder))
