@@ -16,7 +16,7 @@ import pytest
 from multicard.measure.timing import pause
 from multicard.records import ownership, run_folder
 from tests.faults import harness
-from tests.faults.acts import empty, fill, held, mount, root, then_release
+from tests.faults.acts import held, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
 from tests.slurm.conftest import ask, wait_for
 
@@ -72,17 +72,6 @@ def kill_step(trial: Trial) -> None:
             each.kill()
 
 
-def node_down(trial: Trial) -> None:
-    """The node is taken down, which ends and requeues its jobs, and comes back."""
-    where, controller = node(trial), psutil.Process(claim(trial)["pid"])
-    running = [controller, *steps_of(controller)]
-    update(where, "down")
-    while any(each.is_running() for each in running):  # SLURM drains a node that still has the job's earlier start
-        pause(0.2)
-    trial.release()
-    resume()
-
-
 def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
     """A daemon is killed, and started again once the first cell has gone on."""
 
@@ -126,14 +115,9 @@ GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
 FAULTS = (
     replace(ENDED, name="slurmstepd-killed", words=SHORT, act=kill_step, statuses=("ok", "timeout"),
         says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
-    replace(HELD, name="full-disk", prepare=mount("sweep", "size=4m"), act=then_release(fill), mend=empty,
-        says=r"^\[1/2\] .*failed: .*(No space left|disk|without leaving a record|no controller was left)",
-        needs=root),
-    replace(GOES_ON, name="node-down-recording", inside="hold@record", act=node_down),
     replace(GOES_ON, name="node-drained", act=then_release(lambda trial: update(node(trial), "drain"))),
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
-    replace(GOES_ON, name="slurmdbd-killed", act=restart(lambda _: "slurmdbd")),
     replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),
 )  # fmt: skip
 
