@@ -44,10 +44,9 @@ NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run, probes included, and its folder."""
+    """A finished run, probes included."""
 
     record: AnyRecord
-    folder: Path | None = None
 
     @cached_property
     def setting(self) -> dict[str, str]:
@@ -196,7 +195,7 @@ def _run(modified_ns: int, path: str, inode: int) -> PastRun | None:
     with suppress(OSError, ValueError, RecursionError):
         record = DECODER.decode(Path(path).read_bytes())
         if record.schema_version <= SCHEMA_VERSION and record.status in FINISHED:
-            return PastRun(record, Path(path).parent)
+            return PastRun(record)
     return None
 
 

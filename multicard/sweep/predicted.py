@@ -210,8 +210,10 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
             sweep.refuse(cell, f"fit=refuse: {_needs(found)}; {remedy}, or fit=warn to try")
         elif fits in unfit:
             unfit[fits].setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {_needs(found)}")
-    _name("will not fit", [*unfit["no"].values()], f"; {remedy}, or fit=off")
-    _name("may not fit", [*unfit["tight"].values()], "")
+    for fits, verdict, hint in (("no", "will not fit", f"; {remedy}, or fit=off"), ("tight", "may not fit", "")):
+        if members := unfit[fits].values():
+            named_cells = prediction_table.listed(members, NAMED_CELLS)
+            say(f"{count(len(members), 'cell')} {verdict}: {named_cells}{hint}", error=True)
 
 
 def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
@@ -232,13 +234,6 @@ def _needs_check(cell: Cell) -> bool:
     again = cfg.repeat == AUTO and cfg.repetition > LEAST_AUTO
     no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
     return not (cfg.fit == Fit.off or no_figure or again)
-
-
-def _name(verdict: str, cells: Sequence[str], remedy: str) -> None:
-    """Print cells and their needs in a line."""
-    if cells:
-        more = [f"and {len(cells) - NAMED_CELLS} more"] * (len(cells) > NAMED_CELLS)
-        say(f"{count(len(cells), 'cell')} {verdict}: {'; '.join([*cells[:NAMED_CELLS], *more])}{remedy}", error=True)
 
 
 def _needs(found: Estimate) -> str:

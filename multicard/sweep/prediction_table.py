@@ -102,23 +102,23 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines.append("fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above")
     for basis, meaning in MEANINGS.items():
         abouts = [each.about for each in found if each.basis == basis]
-        lines += [f"{basis}: {_listed(abouts) or meaning}"] if abouts else []
+        lines += [f"{basis}: {listed(abouts) or meaning}"] if abouts else []
     marks = {mark for each in found for mark in each.marks}
     lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
-    memory = _listed(each.memory_basis for each in found)
+    memory = listed(each.memory_basis for each in found)
     lines += [f"memory: {memory}"] if memory else []
     for fits, meaning in (("no", "likely to run out of memory"), ("tight", "may run out of memory")):
         members = [row.axes for row in rows if row.estimate.prediction.fits == fits]
-        names = _listed(" ".join(f"{axis}={value}" for axis, value in axes.items()) for axes in members)
+        names = listed(" ".join(f"{axis}={value}" for axis, value in axes.items()) for axes in members)
         lines += [f"{meaning}: {count(len(members), 'cell')}: {names}"] if members else []
     return [line for note in lines for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
 
 
-def _listed(words: Iterable[str]) -> str:
-    """The first NAMED different words that are not empty, in their order."""
+def listed(words: Iterable[str], most: int = NAMED) -> str:
+    """The first different words that are not empty, in their order, and the number of the others."""
     different = list(dict.fromkeys(word for word in words if word))
-    more = [f"and {len(different) - NAMED} more"] * (len(different) > NAMED)
-    return "; ".join([*different[:NAMED], *more])
+    more = [f"and {len(different) - most} more"] * (len(different) > most)
+    return "; ".join([*different[:most], *more])
 
 
 def sums(rows: Sequence[Row], on_gpus: bool) -> str:
