@@ -24,7 +24,6 @@ from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 ROOT = "multirun"  # a folder of this name holds sweeps that teach one another
 PUBLISHED = "published"  # within it, records of other machines
 MOST_RUNS = 2000  # the newest, that are read
-MOST_S, MOST_BYTES = 1e9, 1e15  # limits of believable figures
 FINISHED = ("ok", "oom", "diverged")
 DECODER = msgspec.json.Decoder(AnyRecord)
 # Each key of LATER, with a key of its group that was there before it
@@ -95,7 +94,7 @@ class PastRun:
                 return reason
         if record.oversubscribed:
             return "shared a GPU"
-        if self.step_s is None or (not _is_figure(record.total_s, MOST_S) and not self.is_probe):
+        if self.step_s is None or (_positive(record.total_s) is None and not self.is_probe):
             return "no times"
         return None
 
@@ -122,8 +121,7 @@ class PastRun:
     def peak_bytes(self) -> int | None:
         """The peak of torch's allocator in the rank that held most; None of CPU ranks, whose figure is another."""
         peak = self.record.peak_memory_bytes
-        counted = peak is not None and peak.kind == "cuda_allocated" and _is_figure(peak.max, MOST_BYTES)
-        return peak.max if counted and peak is not None else None
+        return peak.max or None if peak is not None and peak.kind == "cuda_allocated" else None
 
     @cached_property
     def cores(self) -> str:
@@ -203,9 +201,5 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _is_figure(value: float | None, most: float) -> bool:
-    return value is not None and 0 < value < most
-
-
 def _positive(seconds: float | None) -> float | None:
-    return seconds if _is_figure(seconds, MOST_S) else None
+    return seconds if seconds is not None and seconds > 0 else None

@@ -14,7 +14,7 @@ from multicard.config.base import RunConfig, plain
 from multicard.config.llm import LlmConfig, SyntheticConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate import history
-from multicard.estimate.history import MOST_BYTES, PastRun
+from multicard.estimate.history import PastRun
 from multicard.estimate.memory import facts
 from multicard.estimate.observations import axes, differences
 from multicard.estimate.scaling import CONFIDENCE
@@ -118,7 +118,7 @@ class Alike:
             sd: of the figure's logarithm between runs, before any was repeated; each setting that differs adds as much.
         """
         distance, values = self.nearest(figure)
-        values = [value for value in values if 0 < value < MOST_BYTES]
+        values = [value for value in values if value > 0]
         return spread(values, sd * (1 + distance)) if values else None
 
 
