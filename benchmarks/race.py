@@ -20,7 +20,7 @@ from scipy.stats import binomtest
 
 from benchmarks.common import machine, parser
 from benchmarks.race_replays import GRIDS, LONG, SHORT, Kind, MadeGrid, MeasuredGrid, Replay, World, replay, swept
-from multicard.decide.race.standings import RaceOptions
+from multicard.decide.race.rules import RaceOptions
 from multicard.records import text_table
 
 NEAR, SHARE, SHARE_FAST = 0.95, 0.15, 0.12  # goals: near the best, and of the time where a start costs 10 s and 3 s

@@ -22,7 +22,7 @@ from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import QUIET_S
 from multicard.decide.race.readings import rate
 from multicard.decide.race.rules import Race
-from multicard.decide.race.standings import OUT, RaceOptions, Verdict
+from multicard.decide.race.rules import OUT, RaceOptions, Verdict
 
 HERE = Path(__file__).parent
 STRETCH_S = 5.0  # of steps that follow one another as they were measured: longer than a machine's slow spells

@@ -153,7 +153,7 @@ class Batches:
 
     def _race(self, sweep: Sweep) -> None:
         """Find the best of the cells and measure it, or say how."""
-        from multicard.decide.race import grid, live  # imports scikit-learn
+        from multicard.decide.race import command  # imports scipy
 
         for cell in sweep.refused:
             if not cell.is_mistake:
@@ -163,13 +163,13 @@ class Batches:
             self.command.abandoned = True
         if self.config.dry_run:
             if sweep.cells:
-                grid.refuse(str(self.config.race.figure), sweep.cells)
+                command.refuse(str(self.config.race.figure), sweep.cells)
             cells.check(sweep, sweep.cells)
             how = f"cells of race={self.config.race.figure}, the best of them in full"
             return cells.dry_run(sweep, [("-", sweep.cells)], how)
         finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
-            live.run(sweep, finals)
+            command.run(sweep, finals)
         except (KeyboardInterrupt, SameFailureError, JournalError) as stopped:
             self.command.abandoned = True
             why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else f"stopped, {stopped}"

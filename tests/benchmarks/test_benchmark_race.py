@@ -19,7 +19,7 @@ from benchmarks.race_replays import (
     replay,
     swept,
 )
-from multicard.decide.race.standings import Verdict
+from multicard.decide.race.rules import Verdict
 
 
 def test_a_made_grid_is_as_it_is_described():

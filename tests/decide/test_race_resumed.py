@@ -15,7 +15,7 @@ from benchmarks.race_replays import Kind, MadeGrid
 from multicard.decide.race import grid
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.rules import Race
-from multicard.decide.race.standings import OUT
+from multicard.decide.race.rules import OUT
 from multicard.sweep.cells import Cell
 from tests.helpers.race_fakes import SHARE, Process, faked
 

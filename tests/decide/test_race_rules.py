@@ -12,7 +12,7 @@ from multicard.decide.race import rules
 from multicard.decide.race.posterior import OWN, PROCESS, Block, Model, Prior
 from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, rate
 from multicard.decide.race.rules import DROP_SHARE, Race
-from multicard.decide.race.standings import IN, NOT_STARTED, OUT, RaceOptions
+from multicard.decide.race.rules import IN, NOT_STARTED, OUT, RaceOptions
 
 EXACT = dict(zip(("pair", "own", "process", "drift", "inflation"), (0.03, 0.04, 0.01, 0.005, 1.5), strict=True))
 GRID = [{"a": a, "b": b, "c": c} for a in range(3) for b in range(2) for c in range(2)]

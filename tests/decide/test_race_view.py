@@ -14,7 +14,7 @@ from multicard.config.sweeps import RaceConfig
 from multicard.decide.race import live, readings, rules, view
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.readings import raced_figure
-from multicard.decide.race.standings import IN, OUT, Standing, Verdict
+from multicard.decide.race.rules import IN, OUT, Standing, Verdict
 from multicard.llm import workload as llm
 from multicard.machine.shares import Pool
 from multicard.records.figures import FIGURES

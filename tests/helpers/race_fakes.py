@@ -15,7 +15,7 @@ from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import LEAST_STEPS, Measured
 from multicard.decide.race.rules import SURE
-from multicard.decide.race.standings import IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
+from multicard.decide.race.rules import IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
 from multicard.machine.shares import MachineShare
 from multicard.ranks.gates import blocks_file
 from multicard.sweep.cells import Cell

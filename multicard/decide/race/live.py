@@ -6,79 +6,77 @@ allows. All that is learnt is in a journal at once, so that a race which was cut
 """
 
 import itertools
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
+from multicard.config.base import plain
 from multicard.config.job import Device, count
 from multicard.config.sweeps import share
-from multicard.decide.race import grid, processes, readings, view
-from multicard.decide.race.posterior import Block
+from multicard.config.vision import VisionConfig
+from multicard.decide.race import processes, readings
+from multicard.decide.race.posterior import NORMAL_90, Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import Measured
-from multicard.decide.race.rules import NOT_WORTH, Race
-from multicard.decide.race.standings import MISSED, OUT, RaceOptions
+from multicard.decide.race.rules import IN, MISSED, NOT_STARTED, OUT, Race, RaceOptions
+from multicard.estimate import estimates, totals
 from multicard.machine.shares import MachineShare, machine
-from multicard.measure.timing import clock_s
+from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import say
 from multicard.ranks.elastic import KILLED
-from multicard.records import run_folder
+from multicard.records import comparable, run_folder
 from multicard.records.journal import Journal, JournalError, code_and_machine
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
-from multicard.sweep.cells import Cell, Sweep, settle
-from multicard.sweep.executor import NO_RECORD, Executor, SameFailureError, run_all, would_fail_too
+from multicard.sweep.cells import Cell
+from multicard.sweep.executor import NO_RECORD, Executor, SameFailureError, would_fail_too
 
 FOLDER = ".race"  # of a sweep: the journals of its races
 FINAL_RUNS = 3  # of each finalist
 MARGIN = 0.1  # of the available memory, which stays free
 ON_GPU_BYTES = 2 * 10**9  # of a process on a GPU, beside what torch has allocated: its context, and what torch keeps
 START_S = 20.0  # of a process, before one was started
+MANY = 10**7  # images, so many that the last batch of an epoch does not count
 
 
-def run(sweep: Sweep, finals: Sweep) -> None:
-    """Race the cells, and measure the best of them in full.
+def settings(cells: Sequence[Cell]) -> list[dict[str, str]]:
+    """The values in which cells differ, by axis. A group with several options (loader.name) is one axis with all its
+    keys."""
+    known = [comparable.measured_settings(plain(cell.config)) for cell in cells]
+    keys = sorted({key for own in known for key in own if any(own[key] != other.get(key) for other in known)})
+    axes = {key: group if f"{group}.name" in keys else key for key in keys for group in [key.partition(".")[0]]}
+    own_keys = {axis: [key for key in keys if axes[key] == axis] for axis in axes.values()}
+    return [{axis: str([own.get(key) for key in names]) for axis, names in own_keys.items()} for own in known]
 
-    Args:
-        finals: takes what is measured in full.
 
-    Raises:
-        ValueError: an earlier race of this name was of other code, or on another machine, or goes on now.
-        KeyboardInterrupt: on Ctrl-C, once what ran has ended.
-        SameFailureError: a cell failed for a cause that the others have too.
-        JournalError: what it learns cannot be kept.
-    """
-    if not sweep.cells:
-        return
-    grid.refuse(str(sweep.cells[0].config.race.figure), sweep.cells)
-    race = LiveRace(sweep.cells)
-    try:
-        with processes.whole_machine(race.widest) as machine_share:
-            race.run(machine_share)
-        runs = race.finals()
-        finals.cells += runs
-        settle(finals)
-        if finals.left:
-            reason = NOT_WORTH if race.rules.ending == NOT_WORTH else "the best in full"
-            say(f"race={race.options.figure}: {count(len(finals.left), 'run')}: {reason}")
-            run_all(finals)
-        race.take_finals(runs)
-        say("\n".join(view.end(race, runs)))
-        sweep.command.abandoned |= race.rules.verdict().winner is None
-    finally:
-        race.journal.close()
+def priors(cells: Sequence[Cell]) -> list[Prior | None]:
+    """Each cell's log images/s by its estimate; None without records of this machine, for other figures, and for
+    tuning, where the tokens of a step are not known before."""
+    found: list[Prior | None] = [None] * len(cells)
+    if cells[0].config.race.figure != "images_per_s":
+        return found
+    with estimates.printing_errors():
+        for place, each in enumerate(estimates.estimate([cell.config for cell in cells], cells[0].folder)):
+            config, step_s = each.config, each.prediction.step_s
+            if isinstance(config, VisionConfig) and step_s is not None and each.basis.is_own and step_s.low > 0:
+                images = MANY / totals.length_of_images(config, MANY, 0).steps
+                sd = math.log(step_s.high / step_s.low) / (2 * NORMAL_90)
+                found[place] = Prior(math.log(images / step_s.value), sd, str(each.basis), each.may_exclude)
+    return found
 
 
 class LiveRace:
     """The cells of a race, their processes, and its rules.
 
-    share: the machine, while it runs. widest: configuration of a cell that needs GPUs, if any does. ended: cells that
-    cannot go on. raced_s: seconds of all rounds, with starts and ends. By the cell's place among `cells`: alive, the
-    processes; used_s, its seconds; peaks, peak memory in bytes of the rank that takes most; needed, memory in bytes of
-    its process that cells share (on a GPU that of its rank, on the host that of all ranks); steps, seconds of a step,
-    and steps of an epoch.
+    widest: configuration of a cell that needs GPUs, if any does. ended: cells that cannot go on. raced_s: seconds of
+    all rounds, with starts and ends. By the cell's place among `cells`: alive, the processes; peaks, peak memory in
+    bytes of each rank; steps, seconds of a step, and steps of an epoch.
+
+    Raises:
+        ValueError: an earlier race of this name was of other cells or code, or on another machine, or goes on now.
     """
 
     share: MachineShare
@@ -92,14 +90,15 @@ class LiveRace:
         sweep = cells[0].folder.parent
         self.executor = Executor(sweep, signal.SIGKILL)
         path, owner = sweep / FOLDER / f"{self.options.figure}.jsonl", f"name={sweep.name}: its race"
-        self.journal = Journal(path, owner, code_and_machine(), anew=bool(cells[0].cfg.rerun))
+        head = {"cells": [cell.config.identity() for cell in cells], **code_and_machine()}
+        self.journal = Journal(path, owner, head, anew=bool(cells[0].cfg.rerun))
+        if not self.journal.entries:  # later estimates would rest on the race's own blocks
+            self.journal.add(priors=priors(cells))
+        known = [prior and Prior(*prior) for prior in self.journal.entries[0]["priors"]]
         options = RaceOptions(self.options.confidence, share(self.options.tolerance), runs=FINAL_RUNS)
-        known = grid.kept_priors(cells, self.journal)
-        self.rules = Race(grid.settings(cells), known, START_S, self.options.block, options)
+        self.rules = Race(settings(cells), known, START_S, self.options.block, options)
         self.alive: dict[int, CellProcess] = {}
-        self.peaks: dict[int, int] = {}
-        self.needed: dict[int, int] = {}
-        self.used_s: dict[int, float] = {}
+        self.peaks: dict[int, list[int]] = {}
         self.steps: dict[int, tuple[float, int]] = {}
         self.ended: set[int] = set()
         self.started, self.raced_s = 0, 0.0
@@ -109,20 +108,15 @@ class LiveRace:
         self._resume()
 
     def _resume(self) -> None:
-        """Take what an earlier race for the figure knew of these cells.
-
-        With the same cells its rounds are decided anew, as they were then, so that this race goes on as that one would
-        have.
-        """
-        places = {cell.config.identity(): place for place, cell in enumerate(self.cells)}
-        same = any([*entry.get("priors", ())] == [*places] for entry in self.journal.entries)
+        """Take what an earlier race knew. Its rounds are decided anew, as they were then, so that this race goes on as
+        that one would have."""
         lost, began = set[int](), False
         for entry in [*self.journal.entries, {"resumed": True}]:
             self.raced_s += entry.get("round_s", 0.0)
             if "began" in entry:
                 self._tell_costs()
                 began = True
-            if began and same and entry.keys() & {"log_figure", "out", "lost"}:  # else nothing came of the round
+            if began and entry.keys() & {"log_figure", "out", "lost"}:  # else nothing came of the round
                 self.rules.replay_round()
                 began = False
             if "resumed" in entry:  # what ended these cells from outside may be gone
@@ -130,36 +124,33 @@ class LiveRace:
                     self.rules.take_back(place)
                 self.ended -= lost
                 lost.clear()
-            place = places.get(str(entry.get("cell")))
-            if place is not None:
-                self._take(place, entry)
-                if "lost" in entry:
-                    lost.add(place)
+            if "cell" in entry:
+                self._take(**entry)
+                lost |= {entry["cell"]} if "lost" in entry else set()
         self._tell_costs()
         if self._blocks_s:
             self._said_out |= {standing.cell for standing in self.rules.standings if standing.state == OUT}
             self.journal.add(resumed=True)
             say(f"race={self.options.figure}: goes on after {count(len(self._blocks_s), 'block')} of an earlier one")
 
-    def _note(self, place: int, **entry: Any) -> None:
+    def _note(self, **entry: Any) -> None:
         """Keep what was learnt of a cell in the journal, and take it."""
-        self.journal.add(cell=self.cells[place].config.identity(), **entry)
-        self._take(place, entry)
+        self.journal.add(**entry)
+        self._take(**entry)
 
-    def _take(self, place: int, entry: dict[str, Any]) -> None:
+    def _take(self, cell: int, **entry: Any) -> None:
         """Add an entry of the journal to what is known."""
-        self.used_s[place] = self.used_s.get(place, 0.0) + entry.get("used_s", 0.0)
         self.started = max(self.started, entry.get("process", 0))
         if "log_figure" in entry:
-            self.steps[place] = entry["step_s"], entry["steps_per_epoch"]
-            self.peaks[place], self.needed[place] = entry["peak_bytes"], entry["needed_bytes"]
-            self.rules.add(Block(place, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
+            self.steps[cell] = entry["step_s"], entry["steps_per_epoch"]
+            self.peaks[cell] = entry["peaks_bytes"]
+            self.rules.add(Block(cell, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
             self._blocks_s.append(entry["used_s"])
         elif "used_s" in entry:
             self._starts_s.append(entry["used_s"])
         else:
-            self.rules.out(place, entry.get("out") or entry["lost"])
-            self.ended.add(place)
+            self.rules.out(cell, entry.get("out") or entry["lost"])
+            self.ended.add(cell)
 
     def run(self, machine_share: MachineShare) -> None:
         """Race until the rules say that it is over."""
@@ -197,7 +188,22 @@ class LiveRace:
         self.raced_s += round_s
         self._tell_costs()
         self.journal.add(round_s=round_s)
-        say(view.progress(self))
+        self._say_progress()
+
+    def _say_progress(self) -> None:
+        """A line after each round: how the race stands, and what is still to come at most."""
+        standings, options, full_s = self.rules.standings, self.rules.options, self.full_s()
+        states = {state: sum(each.state == state for each in standings) for state in (IN, OUT, NOT_STARTED)}
+        line = f"race, round {self.rules.round + 1}, {in_hours(self.raced_s)}: "
+        line += ", ".join(f"{number} {state}" for state, number in states.items() if number)
+        leader = max((each for each in standings if each.state == IN), key=lambda each: each.log_figure, default=None)
+        if leader is not None:
+            line += f"; ahead: {self.cells[leader.cell].label}{readings.in_words(self.figure, leader)}"
+        if full_s is not None:
+            left = in_hours(max(self.rules.most_s - self.raced_s, 0.0))
+            runs = f"{options.runs} to {count(options.runs * min(options.finalists, len(self.cells)), 'full run')}"
+            line += f"; at most about {left} left, then {runs} of about {in_hours(full_s)} each"
+        say(line)
 
     def _tell_costs(self) -> None:
         full_s = self.full_s()
@@ -206,7 +212,7 @@ class LiveRace:
 
     def _start_all(self, places: Sequence[int]) -> None:
         """Start the processes of a round, as far as memory allows: then its blocks follow one another closely."""
-        if not self.needed:
+        if not self.peaks:
             return  # the memory of a process that trains is not known
         for place in places:
             if place not in self.alive and self._has_room(place):
@@ -241,7 +247,7 @@ class LiveRace:
         probe = next(probe for probe in probes if run_folder.finished(probe.folder) is None)
         self.started += 1
         process = self.alive[place] = processes.start(self.executor, probe, self.started, self.share)
-        self._note(place, process=process.number, used_s=process.start_s)
+        self._note(cell=place, process=process.number, used_s=process.start_s)
         return process
 
     def _judge_end(self, place: int, run: Run) -> None:
@@ -264,17 +270,16 @@ class LiveRace:
         self._out(place, f"{run.status}: {message}", lasts=run.status in ("oom", "diverged"))
 
     def _note_block(self, place: int, process: CellProcess, measured: Measured) -> None:
-        reading, peaks = measured.reading(self.figure), measured.peaks_bytes
+        reading = measured.reading(self.figure)
         self._note(
-            place,
+            cell=place,
             process=process.number,
             round=self.rules.round,
             log_figure=reading.log_figure,
             error=reading.error,
             step_s=measured.mean_step_s,
             steps_per_epoch=measured.steps_per_epoch,
-            peak_bytes=max(peaks),
-            needed_bytes=max(peaks) if self.on_gpus else sum(peaks),
+            peaks_bytes=measured.peaks_bytes,
             used_s=process.block_s,
         )
 
@@ -283,7 +288,7 @@ class LiveRace:
         Args:
             lasts: the cell stays out when the race goes on after an interruption.
         """
-        self._note(place, **{"out" if lasts else "lost": reason})
+        self._note(cell=place, **{"out" if lasts else "lost": reason})
         self._drop()
 
     def _drop(self) -> None:
@@ -305,10 +310,11 @@ class LiveRace:
     def _has_room(self, place: int) -> bool:
         """True where there is memory for a process of the cell, beside what those still take that have not trained yet.
         A cell that has not trained is taken to need the most."""
-        most = max(self.needed.values(), default=0)
-        untrained = [other for other, process in self.alive.items() if process.step_s is None]
-        needed = sum(ON_GPU_BYTES * self.on_gpus + self.needed.get(each, most) for each in (place, *untrained))
-        return needed <= (1 - MARGIN) * processes.free_bytes(self.on_gpus)
+        needed = {cell: max(peaks) if self.on_gpus else sum(peaks) for cell, peaks in self.peaks.items()}
+        most = max(needed.values(), default=0)  # on a GPU its own rank counts, on the host all ranks do
+        starting = [other for other, process in self.alive.items() if process.step_s is None]
+        wanted = sum(ON_GPU_BYTES * self.on_gpus + needed.get(each, most) for each in (place, *starting))
+        return wanted <= (1 - MARGIN) * processes.free_bytes(self.on_gpus)
 
     def full_s(self) -> float | None:
         """Seconds of a full run with its start, the mean of the cells that trained; None before one has."""
@@ -320,9 +326,8 @@ class LiveRace:
 
     def finals(self) -> list[Cell]:
         """The runs of the finalists, each in a fresh process."""
-        first = min((turn for turn, _ in self.rules.final_runs), default=0)
         runs = self.rules.final_runs
-        return [processes.as_run(self.cells[place], turn - first + 1, is_probe=False) for turn, place in runs]
+        return [processes.as_run(self.cells[place], turn - runs[0][0] + 1, is_probe=False) for turn, place in runs]
 
     def take_finals(self, finals: Sequence[Cell]) -> None:
         """Take the finalists' runs. A cell that missed its target accuracy in any of them cannot win."""

@@ -61,18 +61,10 @@ class CellProcess:
         Raises:
             CellEndedError: it ended.
         """
-        began_s, first = clock_s(), None
-        if self.step_s is None:
-            first = self._train(0.0, 1.0)
-            self.step_s = first.mean_step_s
-        if first is None or first.energy is not None:  # which has that of its warm-up too
-            measured = self._train(block_s, self.step_s)
-        elif first.seconds < block_s:
-            measured = first.joined(self._train(block_s - first.seconds, self.step_s))
-        else:
-            measured = first
-        self.step_s = measured.mean_step_s
-        self.ran_at_s = clock_s()
+        began_s = clock_s()
+        step_s = self._train(0.0, 1.0).mean_step_s if self.step_s is None else self.step_s
+        measured = self._train(block_s, step_s)
+        self.step_s, self.ran_at_s = measured.mean_step_s, clock_s()
         self.block_s = self.ran_at_s - began_s
         return measured
 

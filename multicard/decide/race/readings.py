@@ -2,12 +2,13 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from multicard.decide.race.rules import Standing
 from multicard.measure import formulas
 from multicard.measure.series import mean_variance
 from multicard.ranks.gates import blocks_file
@@ -17,6 +18,7 @@ from multicard.records.run_folder import Run
 from multicard.records.steps import COLUMNS
 from multicard.run.workload import Workload
 
+NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 LEAST_STEPS = 4  # measured in a block, however long they take
 COUNTER_S = 0.1  # within which a GPU's energy counter is up to date
 FEW_STEPS = 2.0  # factor on the standard error of steps that are too few to tell their correlation
@@ -34,6 +36,21 @@ class Reading(NamedTuple):
 def raced_figure(name: str, workload: Workload) -> Figure:
     """The recorded figure that `race=NAME` is for."""
     return FIGURES[f"joules_per_{workload.unit.removesuffix('s')}" if name == "energy_joules" else name]
+
+
+def value(figure: Figure, log_figure: float) -> str:
+    return f"{math.exp(-log_figure if figure.better == 'lower' else log_figure):,.4g}"
+
+
+def interval(figure: Figure, standing: Standing) -> str:
+    """95 % interval of a cell's figure."""
+    half = NORMAL_95 * standing.error * (-1 if figure.better == "lower" else 1)
+    return f"{value(figure, standing.log_figure - half)} to {value(figure, standing.log_figure + half)}"
+
+
+def in_words(figure: Figure, standing: Standing) -> str:
+    """A cell's figure with its unit and interval."""
+    return f"{value(figure, standing.log_figure)} {figure.head or figure.title} ({interval(figure, standing)})"
 
 
 @dataclass(frozen=True)
@@ -82,11 +99,6 @@ class Measured:
         samples = float(self.samples.sum())
         expected_s = self.samples * self.seconds / samples
         return rate(self.step_s - expected_s + self.mean_step_s, samples)
-
-    def joined(self, after: "Measured") -> "Measured":
-        """This block and the next as one, with the energy of the next: what a process does first takes more."""
-        step_s = np.concatenate([self.step_s, after.step_s])
-        return replace(after, step_s=step_s, samples=np.concatenate([self.samples, after.samples]))
 
 
 def rate(steps_s: np.ndarray, samples: float) -> Reading:

@@ -28,9 +28,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtr, stdtr
 
-from multicard.decide.race.posterior import FLOOR, NORMAL_90, Block, Model, Posterior, Prior
-from multicard.decide.race.standings import BEATEN, IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
+from multicard.decide.race.posterior import FLOOR, Block, Model, Posterior, Prior
 
+NOT_STARTED, IN, OUT = "not started", "in", "out"
+# First words of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy
+BEATEN, MISSED = "beaten: ", "missed target_accuracy"
 DRAWS = 4096
 DROP_SHARE = 0.1  # of 1 - confidence, for dropping the best cell
 MISS_SHARES, SPENT = (0.1, 0.75), (0.04, 0.10)  # of 1 - confidence, for missing it; by the share of the grid's time
@@ -42,7 +44,6 @@ WORTH_ROUND = 0.5  # least gain per second of a block, relative to the first blo
 WORTH_GOING_ON = 0.02  # least share of the uncertainty that a block resolves; below it the race ends undecided
 MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
 CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
-HOPELESS = 4.0  # standard deviations between two estimates by which the worse cell is excluded
 # Why a race ended
 SURE = "one cell is within the tolerance of the best, as surely as was asked for"
 CLOSE = "the best cells are too close: to tell them apart would take as long as to measure them in full"
@@ -50,6 +51,52 @@ TIME = f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but
 NOTHING_LEFT = "further blocks would hardly tell the best cells apart"
 NOT_WORTH = "it would take longer than all cells of the grid in full, which are measured instead"
 NO_CELL = "no cell is left"
+
+
+@dataclass(frozen=True)
+class RaceOptions:
+    """confidence: of the winner being within `tolerance`, a share, of the best cell.
+
+    finalists: most cells that are measured in full. runs: of each.
+    """
+
+    confidence: float = 0.95
+    tolerance: float = 0.02
+    finalists: int = 3
+    runs: int = 3
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A cell in the race.
+
+    state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: their number.
+    log_figure, error: mean and standard deviation, from its own blocks and those of cells like it.
+    in_full: mean log figure of its full runs.
+    """
+
+    cell: int
+    state: str
+    reason: str
+    blocks: int
+    log_figure: float
+    error: float
+    in_full: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a race ended.
+
+    winner: None where no cell could be measured. sure: probability that it is within the tolerance of the best.
+    equal: cells that differ from it by at most the tolerance, with the race's confidence; beaten ones count.
+    close: cells in the race for which neither that nor the contrary is sure.
+    """
+
+    winner: int | None
+    sure: float
+    equal: tuple[int, ...] = ()
+    close: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +140,6 @@ class Race:
         self.over, self.ending = False, ""
         self._count = len(settings)
         self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, 0.0
-        self._priors, self._missed = dict(enumerate(priors)), set[str]()
         self._model = Model(settings, priors)
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
@@ -106,7 +152,7 @@ class Race:
 
     @property
     def round(self) -> int:
-        """Number of the round that `next_round` returned last; its blocks have it."""
+        """Number of the last round of `next_round`; its blocks have it."""
         return self._rounds - 1
 
     def next_round(self) -> list[int]:
@@ -130,17 +176,13 @@ class Race:
         return []
 
     def replay_round(self) -> None:
-        """Decide as before a round of an earlier race whose blocks follow."""
+        """Decide as before a round of an earlier race, whose blocks follow."""
         self.next_round()
         if self.over:  # by rounding alone, as that race went on
             self.over, self._rounds = False, self._rounds + 1
 
     def costs(self, start_s: float, block_s: float, full_s: float, raced_s: float = 0.0) -> None:
-        """Set the arguments of these names to what this machine takes.
-
-        Args:
-            raced_s: seconds of the race so far, with all that is neither a start nor a block.
-        """
+        """Set the seconds that this machine takes; `raced_s` is the race so far, with what is no start and no block."""
         self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, raced_s
 
     @property
@@ -173,21 +215,11 @@ class Race:
             return
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
-        prior = self._priors[block.cell]
-        if prior is None:
-            return
-        apart = abs(block.log_figure - prior.mean) / math.hypot(prior.sd, block.error)
-        if apart > NORMAL_90:
-            self._missed.add(prior.basis)
-        if apart > HOPELESS:
-            self._model.forget(prior.basis)
+        self._model.check(block)
 
     def add_full(self, block: Block, is_alike: bool = True) -> None:
-        """Take a full run of a finalist, as a block of a new process.
-
-        Args:
-            is_alike: a full run does the same work as a block; else it ranks the finalists alone.
-        """
+        """Take a full run of a finalist, as a block of a new process; where it does other work than blocks (not
+        `is_alike`), it ranks the finalists alone."""
         if is_alike:
             self.add(replace(block, is_full=True))
         self._full.setdefault(block.cell, []).append(block.log_figure)
@@ -227,7 +259,9 @@ class Race:
         figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
         winner = max(figures or cells, key=lambda cell: figures.get(cell, float(look.posterior.mean[cell])))
         started = [*self._started(), *(cell for cell, why in reasons.items() if why.startswith(BEATEN))]
-        near = {cell: self._near(look.posterior, winner, cell) for cell in sorted(started) if cell != winner}
+        apart = {cell: look.posterior.difference(winner, cell) for cell in sorted(started) if cell != winner}
+        ends = {cell: [(side * self._tolerance - mean) / sd for side in (-1, 1)] for cell, (mean, sd) in apart.items()}
+        near = {cell: float(ndtr(high) - ndtr(low)) for cell, (low, high) in ends.items()}  # within the tolerance
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
         unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
@@ -238,25 +272,15 @@ class Race:
     def _reasons(self) -> dict[int, str]:
         """Why cells are out."""
         ran = {block.cell for block in self._blocks}
-        usable = {
-            cell: prior
-            for cell, prior in self._priors.items()
-            if prior is not None and prior.may_exclude and prior.basis not in self._missed and cell not in self._ended
-        }
-        best = max(usable.values(), key=lambda prior: prior.mean, default=None)
-        hopeless = {
-            cell: f"cannot win: {prior.interval} by its estimate ({prior.basis}), where another has {best.interval}"
-            for cell, prior in usable.items()
-            if best and cell not in ran and best.mean - prior.mean > HOPELESS * math.hypot(prior.sd, best.sd)
-        }
-        return hopeless | self._ended
+        hopeless = self._model.hopeless(self._ended.keys())
+        return {cell: reason for cell, reason in hopeless.items() if cell not in ran} | self._ended
 
     def _alive(self) -> np.ndarray:
         reasons = self._reasons
         return np.array([cell not in reasons for cell in range(self._count)])
 
     def _started(self) -> list[int]:
-        """Cells that ran a block and are in the race."""
+        """Cells in the race that ran a block."""
         return sorted({block.cell for block in self._blocks} - self._ended.keys())
 
     def _look(self) -> _Look | None:
@@ -378,8 +402,3 @@ class Race:
         processes = np.bincount([cell for cell, _ in self._processes()], minlength=self._count)
         seconds = np.repeat([self._block_s, self._block_s + self._start_s], self._count)
         return np.concatenate((alive & running, alive & (processes < PROCESSES))), seconds
-
-    def _near(self, posterior: Posterior, cell: int, other: int) -> float:
-        """Probability that two cells differ by at most the tolerance."""
-        mean, sd = posterior.difference(cell, other)
-        return float(ndtr((self._tolerance - mean) / sd) - ndtr((-self._tolerance - mean) / sd))

@@ -1,0 +1,222 @@
+"""The race of a sweep: what is refused, the race to its end, and what it prints then."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from multicard.config.base import plain
+from multicard.config.job import Device, count
+from multicard.config.keys import require
+from multicard.config.sweeps import share
+from multicard.decide.race import processes
+from multicard.decide.race.live import LiveRace
+from multicard.decide.race.readings import in_words, interval, value
+from multicard.decide.race.rules import BEATEN, CLOSE, IN, MISSED, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
+from multicard.machine.shares import machine
+from multicard.measure.timing import in_hours
+from multicard.messages import say
+from multicard.records import comparable, table, text_table
+from multicard.records.text_table import in_bytes
+from multicard.sweep.cells import Cell, Sweep, settle
+from multicard.sweep.executor import run_all
+
+LISTED = 12  # most cells in the table at the end
+END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
+LEAST_RUNS = 2  # of a cell; one does not show by how much its accuracy differs from run to run
+CHANGES_ACCURACY = (  # groups and keys; gpus, as batch_size is of a rank
+    *("precision", "strategy", "batch_size", "gpus", "gradient_accumulation_steps", "epochs", "max_steps"),
+    *("lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe", "model"),
+    *("dataset", "template", "tokenizer", "max_seq_len", "packed"),
+)
+OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's command, that the winner's leaves out
+
+
+def refuse(figure: str, cells: Sequence[Cell]) -> None:
+    """
+    Raises:
+        ValueError: the entry, or the machine, does not have the figure, or cells are the same run.
+    """
+    workload, own = cells[0].workload, f"{cells[0].workload.unit}_per_s"
+    require(figure == own or not figure.endswith("_per_s"), f"race={figure}: {workload.entry} has race={own}")
+    if figure == "energy_joules":
+        on_gpus = any(cell.config.device is not Device.cpu for cell in cells)
+        counted = on_gpus and processes.joules(machine().gpus) is not None
+        require(counted, f"race={figure}: no GPU here has an energy counter; take race={own}")
+    distinct = len({cell.config.identity() for cell in cells})
+    require(distinct == len(cells), f"race={figure}: several cells are the same run; leave repetition out")
+
+
+def run(sweep: Sweep, finals: Sweep) -> None:
+    """Race the cells, and measure the best of them in full.
+
+    Args:
+        finals: takes what is measured in full.
+
+    Raises:
+        ValueError: the cells cannot be raced, or an earlier race of this name was another one.
+        KeyboardInterrupt: on Ctrl-C, once what ran has ended.
+        SameFailureError: a cell failed for a cause that the others have too.
+        JournalError: what it learns cannot be kept.
+    """
+    if not sweep.cells:
+        return
+    refuse(str(sweep.cells[0].config.race.figure), sweep.cells)
+    race = LiveRace(sweep.cells)
+    try:
+        with processes.whole_machine(race.widest) as machine_share:
+            race.run(machine_share)
+        runs = race.finals()
+        finals.cells += runs
+        settle(finals)
+        if finals.left:
+            reason = NOT_WORTH if race.rules.ending == NOT_WORTH else "the best in full"
+            say(f"race={race.options.figure}: {count(len(finals.left), 'run')}: {reason}")
+            run_all(finals)
+        race.take_finals(runs)
+        say("\n".join(end(race, runs)))
+        sweep.command.abandoned |= race.rules.verdict().winner is None
+    finally:
+        race.journal.close()
+
+
+def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
+    """The table of the race, its winner, and its cost."""
+    verdict, standings, options = race.rules.verdict(), race.rules.standings, race.options
+    missed = [each for each in standings if each.reason.startswith(MISSED)]
+    if verdict.winner is None and missed:
+        lines = [f"{race.cells[each.cell].label}out: {each.reason}" for each in missed]
+        remedy = "to look at all cells, sweep without race and with stop_at_target=true"
+        return [f"race={options.figure}: none of the fastest reached the target; {remedy}", *lines]
+    if verdict.winner is None:
+        return [f"race={options.figure}: no cell could be measured to its end"]
+    accuracies = _accuracies(race, finals)
+    ran = [each for each in standings if each.blocks]
+    ran.sort(key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure), reverse=True)
+    lines = ["", *_table(race, ran[:LISTED], accuracies, verdict.winner)]
+    if len(ran) > LISTED:
+        lines.append(f"and {count(len(ran) - LISTED, 'cell')} that ran, and came after these")
+    for place in sorted(race.ended - {each.cell for each in ran[:LISTED]}):
+        lines.append(f"out: {race.cells[place].label}{standings[place].reason}")
+    unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
+    if unstarted:
+        why = ", as cells with the same settings say enough of them" if race.rules.ending in (SURE, CLOSE) else ""
+        more = ", ..." if len(unstarted) > LISTED else ""
+        lines.append(f"{count(len(unstarted), 'cell')} never ran{why}: {_labels(race, unstarted[:LISTED])}{more}")
+    lines.append(f"the race ended: {race.rules.ending}")
+    winner = race.cells[ran[0].cell]
+    sure = f"within {options.tolerance} of the best with a probability of {verdict.sure:.0%}"
+    lines.append(f"winner: {winner.label}{in_words(race.figure, ran[0])}, {sure}")
+    if verdict.sure < options.confidence:
+        lines.append(f"that is less sure than race.confidence={options.confidence:g}")
+    for cells, what in ((verdict.equal, f"as good, within {options.tolerance}"), (verdict.close, "too close to tell")):
+        if cells:
+            lines.append(f"{what}: {_labels(race, cells)}")
+    if missed:
+        lines.append(
+            "cells that were beaten by one that missed its target are not tried again: race without such cells"
+        )
+    lines += [*_alternatives(race, ran, accuracies), _cost(race, finals)]
+    if differ := _differing(race.cells):
+        lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
+    words = [str(word) for word in winner.composed.hydra.overrides.task]
+    words = [word for word in words if not word.startswith(OWN_WORDS)]
+    return [*lines, f"to run it: {shlex.join(['python', winner.workload.entry, *words])}"]
+
+
+def _labels(race: LiveRace, places: Sequence[int]) -> str:
+    return ", ".join(race.cells[place].label.strip() for place in places)
+
+
+def _accuracies(race: LiveRace, finals: Sequence[Cell]) -> dict[int, list[float]]:
+    """Accuracies of the finalists' full runs, by the cell's place."""
+    places = {cell.number: place for place, cell in enumerate(race.cells)}
+    known: dict[int, list[float]] = {}
+    for cell in finals:
+        accuracy = cell.result and getattr(cell.result.record, "test_accuracy", None)
+        if accuracy is not None:
+            known.setdefault(places[cell.number], []).append(accuracy)
+    return known
+
+
+def _table(
+    race: LiveRace, standings: Sequence[Standing], accuracies: Mapping[int, Sequence[float]], winner: int
+) -> list[str]:
+    records = [cell.as_record() for cell in race.cells]
+    axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
+    columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
+    columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
+    columns[race.figure.head or race.figure.title] = [value(race.figure, each.log_figure) for each in standings]
+    columns["interval"] = [interval(race.figure, each) for each in standings]
+    if any(each.in_full is not None for each in standings):
+        full = ["-" if each.in_full is None else value(race.figure, each.in_full) for each in standings]
+        columns["in full"] = full
+    peaks = [race.peaks.get(each.cell) for each in standings]
+    columns["memory"] = [in_bytes(max(own) if own else None) for own in peaks]
+    if accuracies:
+        of_cells = [accuracies.get(each.cell) for each in standings]
+        columns["accuracy"] = [f"{fmean(values):.1%}" if values else "-" for values in of_cells]
+    align = "l" * (len(axes) + 1) + "r" * (len(columns) - len(axes) - 1) + "l"
+    columns["race"] = ["winner" if each.cell == winner else _state(each) for each in standings]
+    rows = [*zip(*columns.values(), strict=True)]
+    return text_table.text([*columns], rows, text_table.terminal_width() or END_WIDTH, align)
+
+
+def _state(standing: Standing) -> str:
+    beaten = standing.reason.removeprefix(BEATEN).partition(" the leader")[0]
+    return f"out: {beaten}" if standing.state == OUT else standing.state
+
+
+def _alternatives(race: LiveRace, ran: Sequence[Standing], accuracies: Mapping[int, Sequence[float]]) -> list[str]:
+    """Cells that take less memory or fewer GPUs than all faster ones, or are more accurate, with what they cost.
+
+    Args:
+        ran: the cells that ran, the winner first, then the best first. accuracies: by the cell's place.
+    """
+    lines, noun = list[str](), "GPU" if race.on_gpus else "CPU rank"
+    less, accurate = 1 - share(race.options.tolerance), [accuracies.get(ran[0].cell, [1.0])]
+    peaks, gpus = [max(race.peaks[ran[0].cell], default=0)], [race.cells[ran[0].cell].config.gpus]
+    for each in ran[1:]:
+        cell, own = race.cells[each.cell], accuracies.get(each.cell, ())
+        if each.cell in race.ended or each.cell not in race.peaks:
+            continue
+        peak = max(race.peaks[each.cell])
+        is_accurate = len(own) >= LEAST_RUNS and min(own) > max(map(max, accurate))
+        if peak < less * min(peaks) or cell.config.gpus < min(gpus) or is_accurate:
+            accuracy = [f"accuracy {fmean(own):.1%}"] if own else []
+            parts = [_worse(race, ran[0], each), in_bytes(peak), count(cell.config.gpus, noun), *accuracy]
+            lines.append(f"  {cell.label.strip()}: {', '.join(parts)}")
+        peaks.append(peak)
+        gpus.append(cell.config.gpus)
+        accurate += [own] if own else []
+    what = f"less memory of a rank, fewer {noun}s" + (", or a higher accuracy" if accuracies else "")
+    return [f"otherwise, for {what}:", *lines] if lines else []
+
+
+def _worse(race: LiveRace, winner: Standing, other: Standing) -> str:
+    """How much worse a cell's figure is than that of the winner, which is the best by full runs."""
+    less, apart = race.figure.better == "lower", winner.log_figure - other.log_figure
+    percent = f"{max(math.expm1(apart) if less else -math.expm1(-apart), 0.0):.0%}"
+    if percent == "0%":
+        return "the same energy" if less else "the same speed"
+    return f"{percent} more energy" if less else f"{percent} slower"
+
+
+def _cost(race: LiveRace, finals: Sequence[Cell]) -> str:
+    """Time of the race compared with that of the whole grid."""
+    records = [cell.result.record for cell in finals if cell.result is not None]
+    finals_s = sum((record.startup_s or 0.0) + (record.total_s or 0.0) for record in records)
+    used_s, full_s = race.raced_s + finals_s, race.full_s()
+    line = f"it took {in_hours(used_s)}, of it {in_hours(finals_s)} for the final runs"
+    if full_s is None:
+        return line
+    grid_s = full_s * len(race.cells)
+    return f"{line}; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%})"
+
+
+def _differing(cells: Sequence[Cell]) -> list[str]:
+    """Keys that change accuracy, and differ between cells; none where the winner has reached its target accuracy."""
+    if getattr(cells[0].config, "target_accuracy", None) is not None:
+        return []
+    own = [plain(cell.config) for cell in cells]
+    return [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
