@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import race
 from benchmarks.race_replays import (
-    BLOCK_S,
     GRIDS,
     STRETCH_S,
     Kind,
@@ -22,34 +21,10 @@ from benchmarks.race_replays import (
 from multicard.decide.race.rules import Verdict
 
 
-def test_a_made_grid_is_as_it_is_described():
-    grid = MadeGrid(Kind(equal=3, interaction=0.1), seed=3)
-    assert len(grid.settings) == len({tuple(setting.items()) for setting in grid.settings}) == 96
-    assert np.ptp(np.sort(grid.truth)[-3:]) == 0 and grid.full_s.mean() == pytest.approx(60)
-    assert np.ptp(np.log(grid.full_s) + grid.truth) == pytest.approx(0, abs=1e-9)  # the same work for all
-
-
-def test_processes_differ_and_blocks_of_one_do_so_less():
-    grid = MadeGrid(Kind(between_runs=0.05, drift=0.0), seed=0)
-    means = [[grid.steps_s(0, process, 60, now).mean() for now in (0, 100)] for process in range(30)]
-    logs = np.log(means)
-    assert logs.mean(axis=1).std() == pytest.approx(0.05, rel=0.4)
-    assert np.abs(np.diff(logs)).max() < 0.02
-
-
 def test_steps_are_correlated_as_they_are_described():
     series = correlated(np.random.default_rng(0).normal(0, 1, 20_000), 0.6)
     assert series.std() == pytest.approx(1, abs=0.05)
     assert np.corrcoef(series[1:], series[:-1])[0, 1] == pytest.approx(0.6, abs=0.03)
-
-
-def test_a_race_takes_the_time_of_its_starts_blocks_and_full_runs():
-    grid = MadeGrid(Kind(drift=0.0, between_steps=0.0), seed=1)
-    race_of_it = replay(grid, seed=1)
-    grid_s = (grid.start_s + grid.full_s).sum()
-    least = race_of_it.started * grid.start_s + race_of_it.blocks * BLOCK_S * 0.95
-    assert (race_of_it.share - race_of_it.finals) * grid_s >= least
-    assert race_of_it.finals * grid_s >= 2.9 * race_of_it.finalists * (grid.start_s + grid.full_s.min() * 0.9)
 
 
 def test_the_measured_grid_replays_its_own_steps():

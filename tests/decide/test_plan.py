@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from multicard.decide.plan import carry_out, command, planning, schedule, show, tasks
+from multicard.decide.plan import carry_out, command, planning, schedule, tasks
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task, quantile
@@ -66,7 +66,7 @@ def plan(wanted: list[Task], gpus: int) -> Plan:
 
 
 def shown(found: Plan) -> list[str]:
-    return show.plan_lines(found, exact(1), show.as_dict(found, "here", exact(1)))
+    return command.plan_lines(found, exact(1), command.as_dict(found, "here", exact(1)))
 
 
 # ---- times
@@ -237,20 +237,20 @@ def test_the_chart_has_a_row_for_each_gpu():
         Task("<late>", (Option(1, 40, exact(40), 40),), (), 50.0, "late"),
     ]
     planned = schedule.earliest(wanted, [each.options[0] for each in wanted], [0, 1], 2)
-    first, second, axis = show.chart(wanted, planned, 2, 46)
+    first, second, axis = command.chart(wanted, planned, 2, 46)
     assert first == "GPU 0 [wide==============][<late>============]"
     assert second == "GPU 1 [wide==============]"
     assert axis.split() == ["0:00:00", "0:00:40", "0:01:20"] and len(axis) == 46
     many = [task({1: 1})] * 200
-    narrow = show.chart(many, schedule.earliest(many, [each.options[0] for each in many], range(200), 1), 1, 46)
+    narrow = command.chart(many, schedule.earliest(many, [each.options[0] for each in many], range(200), 1), 1, 46)
     assert max(map(len, narrow)) <= 46
 
 
 def test_ranges_and_efficiency():
     assert [carry_out.ranges(ids) for ids in ((0,), (0, 1, 2), (0, 2))] == ["0", "0-2", "0 2"]
     one = task({1: 100, 4: 50})
-    assert [show.efficiency(one, option) for option in one.options] == [1.0, 0.5]
-    assert show.efficiency(task({1: 100}), task({1: 100}).options[0]) is None
+    assert [command.efficiency(one, option) for option in one.options] == [1.0, 0.5]
+    assert command.efficiency(task({1: 100}), task({1: 100}).options[0]) is None
 
 
 # ---- the command

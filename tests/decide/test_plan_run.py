@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from multicard.decide.plan import command, planning, show
+from multicard.decide.plan import command, planning
 from multicard.machine import shares
 from multicard.records import run_folder
 from multicard.records.journal import Journal
@@ -42,7 +42,7 @@ def test_jobs_run_in_order_on_the_gpus_of_the_plan(world: World, capsys: pytest.
     assert spans["wide"][1] <= min(spans["left"][0], spans["right"][0])
     assert max(spans["left"][1], spans["right"][1]) <= spans["last"][0]
     result = carried.result()
-    table = show.result_lines(result)
+    table = command.result_lines(result)
     assert max(map(len, table)) <= 120 and table[1].split()[:2] == ["job", "GPUs"] and len(table) >= 8
     assert result["planned_makespan_s"] == pytest.approx(6)
     assert result["makespan_s"] == max(end for _, end in spans.values()) == pytest.approx(6, abs=1)

@@ -1,40 +1,49 @@
-"""Races on this machine: blocks as they are read, what a race keeps, cells that end, and a small race to its end."""
+"""Races on this machine: blocks as they are read, what a race keeps, cells that end, what is refused, and a small race
+to its end."""
 
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from multicard.config.base import plain
-from multicard.decide.race import grid, live, processes, readings, view
+from hydra_plugins.multicard_launchers._batches import Batches
+from multicard.decide.race import command, live, processes, readings
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.posterior import Prior
-from multicard.decide.race.processes import CellEndedError
-from multicard.decide.race.readings import BlockReader
+from multicard.decide.race.processes import CellEndedError, CellProcess
+from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy
 from multicard.estimate.estimates import Estimate
+from multicard.machine import shares
 from multicard.ranks.gates import blocks_file
 from multicard.records import run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import Executor, SameFailureError
+from multicard.sweep.executor import Executor, Running, SameFailureError
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed
 from tests.helpers import records
+from tests.helpers.cells import sweep
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured, write_block
 
 Called = Callable[..., tuple[int, str]]
 Made = Callable[..., tuple[LiveRace, Rules]]
 CPU = ("device=cpu", "race.figure=images_per_s")
+ENERGY = FIGURES["joules_per_image"]
+
+# ---- blocks and cells
 
 
 def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
@@ -56,8 +65,6 @@ def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
         write_line(rank=rank, loss=None)
     after = reader.next()
     assert after is not None and after.diverged
-    whole = block.joined(after)
-    assert whole.seconds == pytest.approx(1.4 + 1.2) and len(whole.samples) == 4
 
 
 def test_the_error_of_a_block_is_that_of_its_rate():
@@ -73,11 +80,35 @@ def test_the_error_of_a_block_is_that_of_its_rate():
     assert np.median(errors) == pytest.approx(0.005, rel=0.3) and np.std(rates) == pytest.approx(0.005, rel=0.3)
 
 
-def test_a_block_is_as_long_as_asked_for():
-    assert readings.steps_for(5.0, 0.1, skips=3, steps_per_epoch=1000) == 50 + 3
-    assert readings.steps_for(5.0, 0.1, skips=3, steps_per_epoch=11) == 50 + 3 + 5  # each epoch's first
-    assert readings.steps_for(5.0, 0.1, skips=1, steps_per_epoch=1) == 50 + 1
-    assert readings.steps_for(5.0, 60.0, skips=1, steps_per_epoch=100) == readings.LEAST_STEPS + 1
+@pytest.mark.parametrize(
+    ("step_s", "skips", "steps_per_epoch", "steps"),
+    [(0.1, 3, 1000, 50 + 3), (0.1, 3, 11, 50 + 3 + 5), (0.1, 1, 1, 50 + 1), (60.0, 1, 100, LEAST_STEPS + 1)],
+)
+def test_a_block_is_as_long_as_asked_for(step_s: float, skips: int, steps_per_epoch: int, steps: int):
+    assert readings.steps_for(5.0, step_s, skips, steps_per_epoch) == steps  # the first of each epoch is skipped
+
+
+def test_the_energy_of_a_sample_is_that_of_all_steps_of_a_block():
+    block = replace(measured([0.1] * 10, 8.0), energy=Energy(joules=120.0, steps=15, seconds=2.0))
+    assert block.reading(ENERGY) == (pytest.approx(-math.log(1.0)), pytest.approx(0.05))
+    assert not np.isfinite(replace(block, energy=None).reading(ENERGY)).any()
+    run = records.as_run({"joules_per_image": 2.0, "total_s": 10.0})
+    assert readings.full_run(run, ENERGY) == (pytest.approx(-math.log(2.0)), pytest.approx(0.01))
+
+
+def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (cell,) = faked([8], tmp_path, monkeypatch, "energy_joules")
+    running: Any = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=("a", "b")), has_ended=bool)
+    process = CellProcess(cell, 1, Executor(tmp_path), running, BlockReader(cell.folder))
+    write_block(cell.folder, step=0, step_s=[], samples=[])
+    process.wait()
+    process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step=step))  # type: ignore[assignment]
+    counter = iter([5.0, 25.0])
+    monkeypatch.setattr(processes, "joules", lambda uuids: next(counter) if uuids == ("a",) else None)
+    block = process._train(1.0, 0.1)
+    assert block.energy is not None and (block.energy.joules, block.energy.steps) == (20.0, block.step)
+    monkeypatch.setattr(processes, "joules", lambda _: None)
+    assert len(process.run_block(0.0).step_s) == LEAST_STEPS
 
 
 def made(number: int, *words: str) -> Cell:
@@ -87,7 +118,7 @@ def made(number: int, *words: str) -> Cell:
 
 def test_a_group_of_which_options_are_swept_is_one_axis():
     words = [("loader=batched",), ("loader=device", "batch_size=8"), ("loader=torch", "dataset.image_size=32")]
-    first, second, third = grid.settings([made(number, *own) for number, own in enumerate(words)])
+    first, second, third = live.settings([made(number, *own) for number, own in enumerate(words)])
     assert first.keys() == second.keys() == third.keys() == {"loader", "batch_size", "dataset.image_size"}
     assert len({own["loader"] for own in (first, second, third)}) == 3
     assert first["batch_size"] == third["batch_size"] != second["batch_size"]
@@ -103,10 +134,13 @@ def test_estimates_of_this_machine_are_priors_and_its_own_runs_may_exclude(monke
         "multicard.estimate.estimates.estimate",
         lambda configs, _: [Estimate(config, target, each) for config, each in zip(configs, told, strict=True)],
     )
-    first, second, third, fourth = grid.priors(cells)
+    first, second, third, fourth = live.priors(cells)
     assert fourth is None and first is not None and second is not None and third is not None
     assert first == Prior(pytest.approx(math.log(200.0)), pytest.approx(math.log(1.25) / 1.645), "scaled", False)
     assert (second.basis, second.may_exclude, third.may_exclude) == ("measured", True, False)
+
+
+# ---- cells that train by turns
 
 
 @pytest.fixture
@@ -142,24 +176,12 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
     assert [cell.cfg.repetition for cell in finals] == [1, 1, 2, 2, 3, 3] and finals[0].folder == ran.cells[2].folder
     assert all(cell.cfg.race.figure is None and not cell.cfg.probe.enabled for cell in finals)
     assert all(cell.folder.name.endswith(f"-r{cell.cfg.repetition}") for cell in finals[2:])
-    monkeypatch.setattr(view.text_table, "terminal_width", lambda: 120)
-    said = "\n".join(view.end(ran, finals))
+    monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
+    said = "\n".join(command.end(ran, finals))
     assert "winner: [3/3] 310.1 images/s (307.1 to 313.1), within 2% of the best with a probability of 97%" in said
     assert "as good, within 2%: [2/3]" in said
     assert "vouch for accuracy, which batch_size may change" in said and said.endswith("batch_size=32")
     assert "\n  [2/3]: 49% slower, 16 MB, 1 CPU rank\nit took" in said  # and none that diverged
-
-
-def test_the_memory_of_a_cell_is_that_of_a_rank_and_its_need_that_of_all(race: Made, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Process, "run_block", lambda *_: replace(measured([0.1] * 10), peaks_bytes=[600, 700]))
-    ran, _ = race(8, 16)
-    ran.run(SHARE)
-    assert ran.peaks == {0: 700, 1: 700} and ran.needed == {0: 1300, 1: 1300}
-    monkeypatch.setattr(live.processes, "free_bytes", lambda _: 1000)
-    assert not ran._has_room(0)
-    ran.journal.close()
-    again, _ = race(16, 8, 32)
-    assert (again.peaks, again.needed) == (ran.peaks, ran.needed)
 
 
 @pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does
@@ -169,35 +191,98 @@ def test_a_cell_without_memory_beside_others_is_tried_alone(race: Made, status: 
     ran.run(SHARE)
     assert rules.reasons == {2: "oom: of its own" if status == "oom" else "failed: rank 0 was killed by SIGKILL"}
     assert [block.cell for block in rules.blocks] == [0, 1, 0, 1]
-    assert Process.log[:6] == [
-        ("start", 8),
-        ("block", 8),
-        ("quiet", 8),
-        ("start", 16),  # beside another
-        ("end", 8),
-        ("start", 16),
-    ]
+    beside_another = [("start", 16), ("end", 8), ("start", 16)]
+    assert Process.log[:6] == [("start", 8), ("block", 8), ("quiet", 8), *beside_another]
 
 
-def test_those_that_have_waited_longest_end_where_memory_runs_short(race: Made, monkeypatch: pytest.MonkeyPatch):
+def test_processes_wait_as_far_as_memory_allows(race: Made, monkeypatch: pytest.MonkeyPatch):
+    """Those that have waited longest end for others; those that have not trained yet still take theirs."""
     ran, _ = race(8, 16, 32, rounds=1)
-    ran.needed = {place: size * 10**6 for place, size in enumerate((8, 16, 32))}
-    monkeypatch.setattr(live.processes, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
+    ran.peaks = {place: [size * 10**6] for place, size in enumerate((8, 16, 32))}
+    monkeypatch.setattr(processes, "free_bytes", lambda _: (60 - 16 * len(ran.alive)) * 10**6)
     ran.run(SHARE)
     assert [size for what, size in Process.log if what == "end"] == [8, 16, 32]
     started = Process.log.index(("start", 32))
     assert Process.log.index(("block", 16)) < Process.log.index(("end", 8)) < started
-
-
-def test_those_that_have_started_and_not_trained_still_take_their_memory(race: Made, monkeypatch: pytest.MonkeyPatch):
-    ran, _ = race(8, 16, 32, 64)
-    ran.share, ran.needed = SHARE, {0: 300}
-    monkeypatch.setattr(live.processes, "free_bytes", lambda _: 1000)
-    ran._start_all(range(4))
+    ran.journal.close()
+    ran, _ = race(8, 16, 32)  # from the journal
+    assert ran.peaks == {0: [8 * 10**6], 1: [16 * 10**6], 2: [32 * 10**6]}
+    monkeypatch.setattr(processes, "free_bytes", lambda _: 1000)
+    ran.share, ran.peaks = SHARE, {0: [100, 200], 1: [300], 2: [300]}  # on the host the memory of all ranks counts
+    ran._start_all(range(3))
     assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
+    assert not ran._has_room(0)
     ran.alive[1].run_block(0.0)
-    ran._start_all(range(4))
-    assert [*ran.alive] == [0, 1, 2, 3]
+    assert ran._has_room(0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+):
+    monkeypatch.setattr(live, "Race", rules := Rules(2))
+    cells = faked([8, 16], tmp_path, monkeypatch)
+    if not shared:
+        cells[0].cfg.dataset.name = "another"
+    record = {"status": "failed", "cause": {"kind": "refused", "message": "dataset.root=elsewhere: no such folder"}}
+    start = processes.start
+
+    def gone(executor: Any, cell: Any, *rest: Any) -> Any:
+        if cell.cfg.batch_size == 8:
+            raise CellEndedError(records.as_run(record))
+        return start(executor, cell, *rest)
+
+    monkeypatch.setattr(processes, "start", gone)
+    ran = LiveRace(cells)
+    with pytest.raises(SameFailureError) if shared else nullcontext():
+        ran.run(SHARE)
+    assert rules.reasons == ({} if shared else {0: "failed: dataset.root=elsewhere: no such folder"})
+    ran.journal.close()
+
+
+def test_a_process_that_is_killed_is_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (cell,) = faked([8], tmp_path, monkeypatch)
+    cell.folder.mkdir()
+    executor = Executor(tmp_path)
+    job = SimpleNamespace(done=lambda: True, job_id="17")
+    executor.running.append(Running(cell, job, SHARE))
+    process = CellProcess(cell, 1, executor, executor.running[0], BlockReader(cell.folder))
+    with pytest.raises(CellEndedError) as ended:
+        process.wait()
+    record = ended.value.run.record
+    assert record.status == "failed" and record.cause is not None and "ended without a record" in record.cause.message
+
+
+def test_a_process_takes_a_folder_without_a_finished_record(race: Made, monkeypatch: pytest.MonkeyPatch):
+    ran, _ = race(8, rounds=1)
+    first = processes.as_run(ran.cells[0], 1, is_probe=True).folder
+    assert first.name.endswith("-probe")
+    first.mkdir()
+    monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
+    ran.share = SHARE
+    ran._start(0)
+    cell = ran.alive[0].cell
+    assert cell.folder.name.endswith("-r2-probe") and cell.cfg.probe.enabled and cell.config.probe.enabled
+
+
+def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setattr(shares, "LEASES_POLL_S", 0.0)
+    names = shares.machine().names
+    of_another, waited = shares.hold(names[-1:]), list[float]()
+    monkeypatch.setattr(processes, "pause", lambda seconds: of_another.close() or waited.append(seconds))
+    (cell,) = faked([8], tmp_path, monkeypatch)
+
+    def free() -> list[str]:
+        with shares.choosing() as choice:
+            return [name for name in names if choice is not None and choice.is_free(name)]
+
+    with processes.whole_machine(cell.config) as share:
+        assert waited and not {*free()} & {*share.names}
+    assert free() == [*names]
+
+
+# ---- what ends a race early
 
 
 def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(race: Made, monkeypatch: pytest.MonkeyPatch):
@@ -217,60 +302,51 @@ def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(race: Mad
     race(8, 16)  # the lock was let go
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+@pytest.mark.parametrize("error", [SameFailureError, JournalError])
+def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type[Exception]
 ):
-    monkeypatch.setattr(live, "Race", rules := Rules(2))
-    cells = faked([8, 16], tmp_path, monkeypatch)
-    if not shared:
-        cells[0].cfg.dataset.name = "another"
-    record = {"status": "failed", "cause": {"kind": "refused", "message": "dataset.root=elsewhere: no such folder"}}
-    start = live.processes.start
+    def run(*_: Any) -> None:
+        raise error("no space left")
 
-    def gone(executor: Any, cell: Any, *rest: Any) -> Any:
-        if cell.cfg.batch_size == 8:
-            raise CellEndedError(records.as_run(record))
-        return start(executor, cell, *rest)
-
-    monkeypatch.setattr(live.processes, "start", gone)
-    ran = LiveRace(cells)
-    with pytest.raises(SameFailureError) if shared else nullcontext():
-        ran.run(SHARE)
-    assert rules.reasons == ({} if shared else {0: "failed: dataset.root=elsewhere: no such folder"})
-    ran.journal.close()
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "race=images_per_s"])
+    raced = sweep(*faked([8], tmp_path / "today", monkeypatch))
+    context: Any = None
+    config: Any = OmegaConf.create({"dry_run": False, "race": {"figure": "images_per_s"}})
+    Batches(raced.command, context, config, on_slurm=False, packs=False)._race(raced)
+    again = "python train_vision.py -m race=images_per_s name=today"
+    assert f"stopped, no space left; to go on with the race: {again}" in capsys.readouterr().err
+    assert raced.command.abandoned
 
 
-def test_a_race_that_was_cut_off_goes_on(
-    race: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    ran, _ = race(8, 16)
-    ended: list[Any] = []
-    monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
-    Process.statuses = {("block", 8): ["ok", "interrupted"]}
-    with pytest.raises(KeyboardInterrupt):
-        ran.run(SHARE)
-    ran.journal.close()
-    assert len(ended) == 1  # that of the other cell
-    capsys.readouterr()
-    again, rules = race(16, 8, 32, rounds=1)
-    assert "goes on after 2 blocks" in capsys.readouterr().out
-    assert [(block.cell, block.round, block.process) for block in rules.blocks] == [(1, 0, 1), (0, 0, 2)]
-    assert again.used_s == {0: 3.0, 1: 3.0} and again.peaks == {0: 16 * 10**6, 1: 8 * 10**6}
-    again.run(SHARE)
-    assert [(block.cell, block.round, block.process) for block in rules.blocks[2:]] == [(0, 1, 3), (1, 1, 4), (2, 1, 5)]
+REFUSED = {
+    "hydra/launcher=submitit_slurm": "leave out hydra/launcher=submitit_slurm",
+    "probe=true": "leave out probe=true",
+    "race=images_per_s,tokens_per_s": "race.figure=images_per_s,tokens_per_s: takes one value, not a sweep",
+    "hydra/sweeper=basic": "leave out hydra/sweeper",
+    "hydra.sweeper.max_batch_size=2": "leave out hydra.sweeper.max_batch_size=2",
+    "repeat=2": "leave out repeat=2",
+    "nodes=2": "leave out nodes=2",
+    "profile=kineto": "leave out profile=kineto",
+    "diagnose=true": "leave out diagnose=true",
+    "race=energy_joules": "no GPU here has an energy counter; take race=images_per_s",
+    "race=total_s": "race=total_s: choose one of images_per_s, tokens_per_s, energy_joules",
+    "race=tokens_per_s dry_run=true": "race=tokens_per_s: train_vision.py has race=images_per_s",
+}
 
 
-def test_a_process_takes_a_folder_without_a_finished_record(race: Made, monkeypatch: pytest.MonkeyPatch):
-    ran, _ = race(8, rounds=1)
-    first = processes.as_run(ran.cells[0], 1, is_probe=True).folder
-    assert first.name.endswith("-probe")
-    first.mkdir()
-    monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
-    ran.share = SHARE
-    ran._start(0)
-    assert ran.alive[0].cell.folder.name.endswith("-r2-probe") and ran.alive[0].cell.cfg.probe.enabled
-    assert ran.alive[0].cell.config is not None and plain(ran.alive[0].cell.config)["probe"]["enabled"]
+def test_what_cannot_be_raced_is_refused_in_a_line(called: Called, tmp_path: Path):
+    for words, remedy in REFUSED.items():
+        race = [] if words.startswith("race=") else ["race=images_per_s"]
+        code, printed = called("-m", *race, *words.split(), "seed=0,1", *SMALL, f"hydra.sweep.dir={tmp_path}")
+        assert code == 1 and remedy in printed and len(printed.strip().splitlines()) == 1, printed
+    code, printed = called("race=images_per_s", *SMALL, f"hydra.run.dir={tmp_path / 'a'}")
+    assert code == 1 and "race=images_per_s: needs cells to choose from, a sweep; add -m" in printed
+    words = ("race=images_per_s", "dry_run=true", "lr=0.1,0.2", *SMALL, f"hydra.sweep.dir={tmp_path / 'b'}")
+    code, printed = called("-m", *words)
+    assert code == 0 and "2 cells, to be measured as cells of race=images_per_s, the best of them in full:" in printed
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.usefixtures("processes")

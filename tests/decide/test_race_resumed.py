@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks.race_replays import Kind, MadeGrid
-from multicard.decide.race import grid
+from multicard.decide.race import live
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.rules import Race
 from multicard.decide.race.rules import OUT
 from multicard.sweep.cells import Cell
+from multicard.sweep.executor import Executor
 from tests.helpers.race_fakes import SHARE, Process, faked
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
@@ -28,7 +28,7 @@ Resumed = Callable[..., LiveRace]
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
     """A race of a quarter of a made grid, which goes on after these lines of an earlier one."""
     made, numbers = MadeGrid(Kind(), SEED), count()
-    monkeypatch.setattr(grid, "settings", lambda _: made.settings[::4])
+    monkeypatch.setattr(live, "settings", lambda _: made.settings[::4])
     (cell,) = faked(SIZES[:1], tmp_path / "sweep", monkeypatch)
     cells = [of_size(cell, size) for size in SIZES]
     Process.rates = dict(zip(SIZES, np.exp(made.truth[::4]).tolist(), strict=True))
@@ -51,15 +51,11 @@ def of_size(cell: Cell, size: int) -> Cell:
     return replace(cell, number=size, cfg=cfg, config=config, folder=cell.folder.parent / f"{size}-{config.identity()}")
 
 
-def _as_lists(rules: Race) -> Any:
-    """What is learned, to be compared."""
-    return rules._model.log_scales.tolist()
-
-
 def decide(race: LiveRace) -> tuple[Any, ...]:
     """What the rules say next, and what they rest on beside the blocks."""
-    order, rules = race.rules.next_round(), race.rules
-    return order, rules.fresh, rules.finalists, rules.ending, rules._spent, rules._enough_s, _as_lists(rules)
+    order, told = race.rules.next_round(), race.rules
+    learned = told._model.log_scales.tolist()
+    return order, told.fresh, told.finalists, told.ending, told._spent, dict(told._enough_s), learned
 
 
 def run(race: LiveRace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any, ...]], list[str]]:
@@ -70,7 +66,7 @@ def run(race: LiveRace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any
     def note() -> list[int]:
         with monkeypatch.context() as patched:
             patched.setattr(race.rules, "next_round", real)
-            decided.append((*decide(race)[:5], dict(race.rules._enough_s), _as_lists(race.rules)))
+            decided.append(decide(race))
         return decided[-1][0]
 
     monkeypatch.setattr(race.rules, "next_round", note)
@@ -118,3 +114,24 @@ def test_a_cell_that_was_killed_is_in_again(resumed: Resumed, monkeypatch: pytes
     race = resumed(lines)
     assert race.rules.standings[place].state != OUT and place not in race.ended
     race.journal.close()
+
+
+def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    race = LiveRace(faked([8, 16], tmp_path, monkeypatch))
+    ended: list[Any] = []
+    monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
+    Process.statuses = {("block", 8): ["ok", "interrupted"], ("block", 16): ["ok", "interrupted"]}
+    with pytest.raises(KeyboardInterrupt):
+        race.run(SHARE)
+    race.journal.close()
+    assert len(ended) == 1  # that of the other cell
+    capsys.readouterr()
+    again = LiveRace(faked([8, 16], tmp_path, monkeypatch))
+    assert "goes on after 2 blocks" in capsys.readouterr().out
+    known = {(block.cell, block.round) for block in again.rules._blocks}
+    assert known == {(0, 0), (1, 0)} and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]} and again.started == 2
+    again.journal.close()
+    with pytest.raises(ValueError, match="its race: it was cut off with another cells; choose another name"):
+        LiveRace(faked([16, 8, 32], tmp_path, monkeypatch))

@@ -14,8 +14,7 @@ from multicard.decide.race import processes
 from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import LEAST_STEPS, Measured
-from multicard.decide.race.rules import SURE
-from multicard.decide.race.rules import IN, NOT_STARTED, OUT, RaceOptions, Standing, Verdict
+from multicard.decide.race.rules import IN, NOT_STARTED, OUT, SURE, RaceOptions, Standing, Verdict
 from multicard.machine.shares import MachineShare
 from multicard.ranks.gates import blocks_file
 from multicard.sweep.cells import Cell
@@ -42,7 +41,7 @@ def write_block(folder: Path, rank: int = 0, end: str = "\n", **values: Any) -> 
 
 @dataclass
 class Rules:
-    """Of a race that ends after some rounds of all that are in."""
+    """Rules of a race that ends after some rounds of all that are in."""
 
     rounds: int = 2
     blocks: list[Block] = field(default_factory=list)
@@ -52,14 +51,13 @@ class Rules:
     round: int = -1
     fresh: frozenset[int] = frozenset()
     options: RaceOptions = RaceOptions()
-    full_s: float | None = None
     raced_s: float = 0.0
     ending: str = SURE
     gives_up: bool = False
     most_s: float = 100.0
 
-    def costs(self, _: float, __: float, full_s: float, raced_s: float) -> None:
-        self.full_s, self.raced_s = full_s, raced_s
+    def costs(self, _: float, __: float, ___: float, raced_s: float) -> None:
+        self.raced_s = raced_s
 
     def __call__(self, settings: Sequence[Any], *_: Any, **__: Any) -> "Rules":
         self.cells = len(settings)
@@ -74,11 +72,9 @@ class Rules:
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)
-        self.round = max(self.round, block.round)
 
     def add_full(self, block: Block, is_alike: bool = True) -> None:
-        if is_alike:
-            self.add(block)
+        self.blocks += [block] if is_alike else []
         self.full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
@@ -120,28 +116,28 @@ class Process:
     statuses: dict[tuple[str, int], list[str]]  # by batch size
     rates: dict[int, float]  # images/s by batch size, with noise; else the time of a step is nearly the same
 
-    def __init__(self, cell: Cell, number: int) -> None:
-        self.cell, self.number, self.ran_at_s = cell, number, float(number)
+    def __init__(self, cell: Cell, number: int, executor: Any) -> None:
+        self.cell, self.number, self.ran_at_s, self.size = cell, number, float(number), cell.cfg.batch_size
         self.start_s, self.block_s, self.ended, self.diverged = 2.0, 1.0, False, False
         self.step_s: float | None = None
-        self.size = cell.cfg.batch_size
-        self.executor: Any = None
         self.running = SimpleNamespace(has_ended=lambda: self.ended)
+        self.executor = executor
+        self.executor.running.append(self.running)
+        self.act("start")
 
-    def end_with(self, when: str) -> None:
-        Process.log.append((when, self.size))
-        statuses = Process.statuses.get((when, self.size))
+    def act(self, what: str) -> None:
+        Process.log.append((what, self.size))
+        statuses = Process.statuses.get((what, self.size))
         status = statuses.pop(0) if statuses else "ok"
         self.diverged = status == "not finite"
         if status not in ("ok", "not finite"):
             self._end()
             message = "rank 0 was killed by SIGKILL" if status == "killed" else "of its own"
             status = "failed" if status == "killed" else status
-            ended = records.as_run(records.vision(status=status, cause={"message": message}))
-            raise CellEndedError(ended)
+            raise CellEndedError(records.as_run(records.vision(status=status, cause={"message": message})))
 
     def run_block(self, _: float) -> Measured:
-        self.end_with("block")
+        self.act("block")
         self.step_s = 0.1
         if self.diverged:
             return replace(measured([0.1]), diverged=True)
@@ -156,8 +152,7 @@ class Process:
 
     def _end(self) -> None:
         self.ended = True
-        if self.executor is not None:
-            self.executor.running.remove(self.running)
+        self.executor.running.remove(self.running)
 
     def wait_until_quiet(self) -> None:
         Process.log.append(("quiet", self.size))
@@ -167,15 +162,7 @@ def faked(
     sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch, figure: str = "images_per_s", *more: str
 ) -> list[Cell]:
     """Cells of these batch sizes, whose processes are `Process`."""
-
-    def start(executor: Any, cell: Cell, number: int, __: Any) -> Process:
-        process = Process(cell, number)
-        process.end_with("start")
-        process.executor = executor
-        executor.running.append(process.running)
-        return process
-
-    monkeypatch.setattr(processes, "start", start)
+    monkeypatch.setattr(processes, "start", lambda executor, cell, number, _: Process(cell, number, executor))
     Process.log, Process.statuses, Process.rates = [], {}, {}
     cells = []
     for number, size in enumerate(sizes, 1):
@@ -184,6 +171,5 @@ def faked(
         config, label = typed(*words), f"[{number}/{len(sizes)}] "
         task = SimpleNamespace(hydra=SimpleNamespace(overrides=SimpleNamespace(task=words)))
         place = folder / f"batch_size={size}-{config.identity()}"
-        made = {"composed": task, "cfg": composed(*words), "config": config}
-        cells.append(cell(number, place, label=label, **made))
+        cells.append(cell(number, place, label=label, composed=task, cfg=composed(*words), config=config))
     return cells

@@ -8,20 +8,34 @@ JOBS.yaml names the node and the jobs, each a command of either entry or times t
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from multicard.config.base import check_name
 from multicard.config.job import count
-from multicard.decide.plan import jobs_file, planning, show, tasks
-from multicard.decide.plan.carry_out import FOLDER, CarryingOut
-from multicard.decide.plan.schedule import Task
+from multicard.decide.plan import jobs_file, planning, tasks
+from multicard.decide.plan.carry_out import FOLDER, CarryingOut, ranges
+from multicard.decide.plan.jobs_file import SLOWDOWN
+from multicard.decide.plan.planning import Plan
+from multicard.decide.plan.schedule import Option, Schedule, Task
 from multicard.measure.timing import in_hours
 from multicard.messages import say
-from multicard.records import run_folder
+from multicard.records import run_folder, text_table
 from multicard.records.journal import Journal
+from multicard.records.schema_parts import Interval
+from multicard.records.text_table import cut
 from multicard.sweep.executor import Executor
+
+WIDTH = 120
+LEAST_COLUMNS = 20  # of the chart
+HEADINGS = ("job", "GPUs", "on", "start", "end", "planned", "likely (90%)", "efficiency", "basis", "deadline")
+RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start", "end", "took by plan", "status")
+ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and PCIe; slowdown: in the file sets it"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +108,7 @@ class _Command:
                     say("To resume: the same command again", error=True)
                     return 1
         result = carried.result()
-        say("\n".join(["", *show.result_lines(result)]))
+        say("\n".join(["", *result_lines(result)]))
         content = (run_folder.read_json(self.json_files[0]) or {}) | {"carried_out": result}
         for path in self.json_files:
             run_folder.write_json(path, content)
@@ -114,18 +128,174 @@ class _Command:
             say("\n  ".join([f"to know all times, probe{where} first, one after the other:", *probes]))
         return [] if unknown else tasks.tasks(self.file, self.node, runs)
 
-    def _show(self, wanted: Sequence[Task], is_new: bool = True) -> planning.Plan:
+    def _show(self, wanted: Sequence[Task], is_new: bool = True) -> Plan:
         """Make a plan, print it, and write the files that the command asks for.
 
         Args:
             is_new: False where the plan of the first command stays in the files.
         """
         plan = planning.make(wanted, self.node.gpus, self.options.seconds)
-        content = show.as_dict(plan, self.node.name, self.file.slowdown, self.node.noun)
+        content = as_dict(plan, self.node.name, self.file.slowdown, self.node.noun)
         for path in self.json_files if is_new else ():
             run_folder.write_json(path, content)
-        say("\n".join([*show.plan_lines(plan, self.file.slowdown, content), *self.notes]))
+        say("\n".join([*plan_lines(plan, self.file.slowdown, content), *self.notes]))
         return plan
+
+
+# ---- the plan as text, and as JSON
+
+
+def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
+    """The plan for a terminal.
+
+    Args:
+        content: of `as_dict`.
+    """
+    width, noun, node = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"], content["node"]
+    columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
+    headings, *rows = zip(*columns, strict=True)
+    slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
+    slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
+    notes = [
+        line for note in (*_comparisons(plan), slower) for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")
+    ]
+    bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
+    return [
+        f"plan of {len(plan.tasks)} runs on {node}:",
+        *text_table.text(headings, rows, width),
+        "",
+        *bars,
+        "",
+        *notes,
+    ]
+
+
+def _row(job: Mapping[str, Any]) -> list[str]:
+    """A row of the table, from a job of `as_dict`."""
+    low, high = (in_hours(job["seconds"][end]) for end in ("low", "high"))
+    deadline = ""
+    if job["deadline_s"] is not None:
+        passed = " ago" if job["deadline_s"] < 0 else ""
+        late = f" ({in_hours(job['late_s'])} late)" if job["late_s"] else ""
+        deadline = f"{in_hours(abs(job['deadline_s']))}{passed}{late}"
+    return [
+        job["name"],
+        str(job["gpus"]),
+        ranges(job["gpu_ids"]),
+        in_hours(job["start_s"]),
+        in_hours(job["end_s"]),
+        in_hours(job["end_s"] - job["start_s"]),
+        low if low == high else f"{low} to {high}",
+        "" if job["efficiency"] is None else f"{job['efficiency']:.0%}",
+        job["basis"],
+        deadline,
+    ]
+
+
+def efficiency(task: Task, option: Option) -> float | None:
+    """Speed of each GPU relative to that on the task's fewest; None where it has one option."""
+    fewest = min(task.options, key=lambda other: other.gpus)
+    return None if len(task.options) == 1 else fewest.gpus * fewest.alone_s / (option.gpus * option.alone_s)
+
+
+def _comparisons(plan: Plan) -> list[str]:
+    """Makespan, bound, the simple plans, and delays."""
+    makespan_s, likely, late = plan.schedule.makespan_s, plan.likely, plan.schedule.late_s(plan.tasks)
+    notes = [f"makespan: {in_hours(makespan_s)} planned"]
+    if likely.low < likely.high:
+        notes[0] += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
+    keeps = not late and any(task.deadline_s is not None for task in plan.tasks)
+    limit = "no plan that keeps the deadlines" if keeps else "no plan"
+    notes.append(f"bound: {limit} ends before {in_hours(plan.bound_s)}: gap {plan.gap:.1%}")
+    simple = (("one after the other on all", plan.in_turn), ("each on as few as it may have", plan.one_gpu_each))
+    for name, other in simple:
+        saved = 1 - makespan_s / other.makespan_s if other.makespan_s else 0.0
+        compared = f"the plan takes {abs(saved):.0%} {'less' if saved >= 0 else 'more'}"
+        notes.append(f"{name}: {in_hours(other.makespan_s)}; {compared if abs(saved) >= 0.005 else 'as the plan'}")
+    if late:
+        delays = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
+        notes.append(f"deadlines that are not kept: {delays}; {in_hours(sum(late.values()))} in all")
+    return notes
+
+
+def chart(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun: str = "GPU") -> list[str]:
+    """A Gantt chart, a row for each GPU: "[name==]" is a task, a column a time. At most `width` characters a line."""
+    labels = [f"{noun} {gpu} " for gpu in range(gpus)]
+    indent = max(map(len, labels))
+    columns = max(width - indent, LEAST_COLUMNS)
+    scale = columns / (schedule.makespan_s or 1.0)
+    rows = []
+    for gpu, label in enumerate(labels):
+        row = [" "] * columns
+        for task, placed in zip(tasks, schedule.placed, strict=True):
+            if gpu in placed.gpu_ids:
+                first, last = round(placed.start_s * scale), round(placed.end_s * scale)
+                name = cut(task.name, last - first - 2) if last - first > 2 else ""
+                row[first:last] = f"[{name.ljust(last - first - 2, '=')}]" if last - first > 1 else "|" * (last - first)
+        rows.append((label.ljust(indent) + "".join(row)).rstrip())
+    begin, middle, end = (in_hours(schedule.makespan_s * share) for share in (0, 0.5, 1))
+    axis = begin + middle.rjust(columns // 2 + len(middle) // 2 - len(begin))
+    return [*rows, " " * indent + axis + end.rjust(columns - len(axis))]
+
+
+def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dict[str, Any]:
+    """The plan for other programs, and for `plan_lines`."""
+    late, jobs = plan.schedule.late_s(plan.tasks), []
+    for place in plan.schedule.order():
+        task, placed = plan.tasks[place], plan.schedule.placed[place]
+        jobs.append({
+            "name": task.name,
+            "job": task.job,
+            "gpus": placed.option.gpus,
+            "gpu_ids": list(placed.gpu_ids),
+            "start_s": placed.start_s,
+            "end_s": placed.end_s,
+            "seconds": msgspec.to_builtins(placed.option.interval),
+            "basis": placed.option.basis,
+            "efficiency": efficiency(task, placed.option),
+            "after": [plan.tasks[other].name for other in task.after],
+            "deadline_s": task.deadline_s,
+            "late_s": late.get(place, 0.0),
+        })  # fmt: skip
+    return {
+        "node": node,
+        "noun": noun,
+        "gpus": plan.gpus,
+        "slowdown": msgspec.to_builtins(slowdown),
+        "makespan_s": plan.schedule.makespan_s,
+        "bound_s": plan.bound_s,
+        "expected_makespan_s": msgspec.to_builtins(plan.likely),
+        "in_turn_s": plan.in_turn.makespan_s,
+        "fewest_gpus_each_s": plan.one_gpu_each.makespan_s,
+        "late_s": sum(late.values()),
+        "jobs": jobs,
+    }
+
+
+def result_lines(result: Mapping[str, Any]) -> list[str]:
+    """A plan beside what became of it.
+
+    Args:
+        result: of `CarryingOut.result`.
+    """
+    times = ("planned_start_s", "planned_end_s", "start_s", "end_s")
+    rows = [
+        [
+            job["name"],
+            str(job["gpus"] or ""),
+            ranges(job["gpu_ids"]),
+            *("" if job[key] is None else in_hours(job[key]) for key in times),
+            "" if job["ratio"] is None else f"{job['ratio']:.0%}",
+            job["status"],
+        ]
+        for job in result["jobs"]
+    ]
+    shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, WIDTH)]
+    makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
+    if makespan_s is not None and planned_s:
+        difference = f"{makespan_s / planned_s - 1:+.1%}"
+        shown += ["", f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"]
+    return shown
 
 
 if __name__ == "__main__":
