@@ -21,8 +21,7 @@ import numpy as np
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import QUIET_S
 from multicard.decide.race.readings import rate
-from multicard.decide.race.rules import Race
-from multicard.decide.race.rules import OUT, RaceOptions, Verdict
+from multicard.decide.race.rules import OUT, Race, RaceOptions, Verdict
 
 HERE = Path(__file__).parent
 STRETCH_S = 5.0  # of steps that follow one another as they were measured: longer than a machine's slow spells
