@@ -126,12 +126,14 @@ def test_simple_plans_are_schedules_that_the_bound_allows(seed: int):
 def test_bounds_in_closed_form():
     assert schedule.lower_bound_s([task({1: 10})] * 3, 2) == 15  # 30 GPU seconds on two
     assert schedule.lower_bound_s([task({1: 15, 2: 10})] * 2, 4) == 10  # no task is shorter
-    assert plan([task({1: 10}), task({1: 10}, 0), task({1: 10}, 1)], 8).bound_s == pytest.approx(
-        30, rel=1e-3
-    )  # a chain
+    chain = [task({1: 10}), task({1: 10}, 0), task({1: 10}, 1)]
     # Within 10 s a task takes two GPUs for 10 s; where it may take 15 s, one for 15 s
-    assert plan([task({1: 15, 2: 10})] * 2, 2).bound_s == pytest.approx(15, rel=1e-3)
-    assert plan([task({1: 15, 2: 10})] * 3, 4).bound_s == pytest.approx(15, rel=1e-3)
+    for wanted, gpus, bound_s in (
+        (chain, 8, 30),
+        ([task({1: 15, 2: 10})] * 2, 2, 15),
+        ([task({1: 15, 2: 10})] * 3, 4, 15),
+    ):
+        assert plan(wanted, gpus).bound_s == pytest.approx(bound_s, rel=1e-3)
 
 
 def test_in_turn_the_nearest_deadline_comes_first():
