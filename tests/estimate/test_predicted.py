@@ -182,7 +182,7 @@ def test_a_race_leaves_out_what_will_not_fit(
 ):
     raced: list[int] = []
     monkeypatch.setattr(
-        "multicard.decide.race.live.run", lambda sweep, _: raced.extend(cell.cfg.batch_size for cell in sweep.left)
+        "multicard.decide.race.command.run", lambda sweep, _: raced.extend(cell.cfg.batch_size for cell in sweep.left)
     )
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
