@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multicard.config.race import RaceConfig
 
+from multicard.config.sweeps import RaceConfig
 from multicard.decide.race import command, live, readings, rules
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.posterior import Block, Prior
