@@ -17,7 +17,7 @@ from multicard.decide.race.live import LiveRace
 from multicard.decide.race.rules import OUT
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor
-from tests.helpers.race_fakes import SHARE, Process, faked
+from tests.helpers.race_fakes import SHARE, Process, Rules, faked
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
 SEED = 20_000
@@ -119,6 +119,7 @@ def test_a_cell_that_was_killed_is_in_again(resumed: Resumed, monkeypatch: pytes
 def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    monkeypatch.setattr(live, "Race", Rules(2))  # two cells do not pay for themselves by the real ones
     race = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     ended: list[Any] = []
     monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
@@ -128,9 +129,10 @@ def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
     race.journal.close()
     assert len(ended) == 1  # that of the other cell
     capsys.readouterr()
+    monkeypatch.setattr(live, "Race", told := Rules(2))
     again = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     assert "goes on after 2 blocks" in capsys.readouterr().out
-    known = {(block.cell, block.round) for block in again.rules._blocks}
+    known = {(block.cell, block.round) for block in told.blocks}
     assert known == {(0, 0), (1, 0)} and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]} and again.started == 2
     again.journal.close()
     with pytest.raises(ValueError, match="its race: it was cut off with another cells; choose another name"):
