@@ -3,9 +3,9 @@
 A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ class LabelledRows(Dataset[dict[str, Any]]):
         for number in np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else ():
             answers = labels(rows[number])
             if max(map(len, answers)) == limit:
-                with unlimited(tokenizer):
+                with mock.patch.object(tokenizer, "max_seq_len", None):  # the whole row
                     self.cut += max(map(len, labels(rows[number]))) > limit
             if not all(map(bears_loss, answers)):
                 unlabelled.add(number)
@@ -105,16 +105,6 @@ def text_bytes(values: pa.Array) -> np.ndarray:
         sums = np.concatenate([[0], np.cumsum(text_bytes(values.flatten()))])
         return np.diff(sums[ends], prepend=0)
     return np.zeros(len(values), np.int64)
-
-
-@contextmanager
-def unlimited(tokenizer: Any) -> Iterator[None]:
-    """Have the tokenizer leave rows whole."""
-    limit, tokenizer.max_seq_len = tokenizer.max_seq_len, None
-    try:
-        yield
-    finally:
-        tokenizer.max_seq_len = limit
 
 
 class ConversationToAlpaca(AlpacaToMessages):

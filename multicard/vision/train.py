@@ -19,7 +19,7 @@ from multicard.vision import after_training, compiling, models, optim
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.splits import Remaining, Sampler, Split, Strided
+from multicard.vision.data.splits import Remaining, Sampler, Split
 from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.rank_report import TrainingReport
@@ -73,7 +73,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     sampler = Remaining(share.sampler, len(data.train))
     training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
-    test_sampler = Strided(len(data.test), rank.rank, rank.world_size)
+    # each test sample on exactly one rank, none twice
+    test_sampler = range(rank.rank, len(data.test), rank.world_size)
     testing = load(data.test, test_sampler, training=False)
 
     replicas = len(share.devices)

@@ -159,7 +159,7 @@ def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
             assert module.running_mean is not None
             module.running_mean.normal_(0, 0.05, generator=generator)
     loop, share = loop_of(rank, config, folder, model, len(content.train))
-    test = splits.Strided(len(content.test), rank.rank, rank.world_size)
+    test = range(rank.rank, len(content.test), rank.world_size)
     batches = feed(content.test, test, config)
     save(rank, folder, {**loop.evaluate(batches), "mode": share.plain.training})
 
@@ -224,7 +224,7 @@ def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: i
     scale = loop.optim.scaler.state_dict()
     random = torch.get_rng_state()
     split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
-    test = splits.Strided(evaluated, rank.rank, rank.world_size)
+    test = range(rank.rank, evaluated, rank.world_size)
     compiling.compile_now(loop, len(test))
     after = share.plain.state_dict().values()
     traceless = {

@@ -17,13 +17,13 @@ from PIL import Image
 from multicard.vision.data import batch, batched_loader, preprocess
 from multicard.vision.data.batch import Batch, Making, Source, sent_ahead
 from multicard.vision.data.batched_loader import Batched, Buffers
-from multicard.vision.data.splits import Remaining, Shuffled, Split, Strided
+from multicard.vision.data.splits import Remaining, Shuffled, Split
 from tests.conftest import PATIENCE_S
 from tests.vision.test_loaders import noise, read, source
 
 
 def batched(content: Split, *words: str, workers: int = 2, **options: Any) -> Source:
-    return source(content, Strided(len(content), 0, 1), "loader=batched", *words, workers=workers, **options)
+    return source(content, range(len(content)), "loader=batched", *words, workers=workers, **options)
 
 
 def loader_threads() -> list[threading.Thread]:

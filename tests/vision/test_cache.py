@@ -21,7 +21,7 @@ from multicard.vision import workload
 from multicard.vision.data import datasets, decoding
 from multicard.vision.data.batch import Source
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.data.splits import Data, Strided
+from multicard.vision.data.splits import Data
 from tests.conftest import PATIENCE_S, ROOT, awaited, composed, typed
 from tests.vision.test_data import make_photographs
 
@@ -200,7 +200,7 @@ def test_each_process_may_hold_a_copy_of_its_own_as_tensors(photographs: Path):
     assert copied.train.labels.tolist() == mapped.train.labels.tolist()
 
     def batches(content: Data, *more: str) -> list[torch.Tensor]:
-        sampler, config = Strided(len(content.train), 0, 1), typed("loader=torch", *words, *more)
+        sampler, config = range(len(content.train)), typed("loader=torch", *words, *more)
         return [b.images for b in LOADERS["torch"].load(Source(content.train, sampler, 4, 0, config, torch.float32))]
 
     for augment in ("false", "true"):

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from multicard.records import content
 from multicard.vision.data import datasets, decoding
-from multicard.vision.data.splits import Split, Strided
+from multicard.vision.data.splits import Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import has_dali, typed
 from tests.vision.test_loaders import pixels, read, source
@@ -163,16 +163,16 @@ def test_all_loaders_and_the_cache_show_them_alike(loader: str, tmp_path: Path):
     each_time = {"torch": [by_file], "batched": [by_file], "device": []}.get(loader, [])
     if loader == "dali":  # it decodes by itself
         plain = [at for at, path in enumerate(paths) if path.name in ("animated.png", "cmyk.jpg", "turned.jpg")]
-        images = pixels(read(source(Split([paths[at] for at in plain], np.arange(3)), Strided(3, 0, 1), *words)))
+        images = pixels(read(source(Split([paths[at] for at in plain], np.arange(3)), range(3), *words)))
         apart = (images * 255 - torch.from_numpy(expected[plain]).permute(0, 3, 1, 2)).abs().flatten(1)
         assert apart.mean(1).max() < 2, apart.mean(1)  # another decoder of JPEGs
         for at in {*range(len(paths))} - {*plain}:
             with pytest.raises(
                 ValueError, match=rf"{paths[at].name}: .* which loader=dali shows otherwise; use dataset"
             ):
-                read(source(Split([paths[at]], np.arange(1)), Strided(1, 0, 1), *words))
+                read(source(Split([paths[at]], np.arange(1)), range(1), *words))
     for split in [cached, *each_time]:
-        images = pixels(read(source(split, Strided(len(paths), 0, 1), *words)))
+        images = pixels(read(source(split, range(len(paths)), *words)))
         assert torch.equal((images * 255).round().permute(0, 2, 3, 1).to(torch.uint8), torch.from_numpy(expected))
 
 

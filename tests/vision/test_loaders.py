@@ -19,7 +19,7 @@ from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import FromHost, _start_worker
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, cut_out, windows
-from multicard.vision.data.splits import Remaining, Sampler, Shuffled, Split, Strided
+from multicard.vision.data.splits import Remaining, Sampler, Shuffled, Split
 from multicard.vision.precision import PRECISIONS
 from tests.conftest import has_dali, typed
 
@@ -60,7 +60,7 @@ def pixels(batches: list[Batch]) -> torch.Tensor:
 @pytest.mark.parametrize("loader", NAMES)
 def test_pixels_are_scaled_normalised_and_converted(loader: str, precision: str):
     transfer = PRECISIONS[precision].transfer_dtype
-    asked = source(split([0, 255, 51]), Strided(3, 0, 1), *GREY, f"loader={loader}")
+    asked = source(split([0, 255, 51]), range(3), *GREY, f"loader={loader}")
     (batch,) = read(replace(asked, transfer=transfer))
     assert batch.images.shape == (3, 3, 32, 32) and batch.images.dtype == transfer
     assert batch.labels.tolist() == [0, 1, 2] and batch.labels.dtype == torch.int64
@@ -72,7 +72,7 @@ def test_pixels_are_scaled_normalised_and_converted(loader: str, precision: str)
 @pytest.mark.parametrize("loader", NAMES)
 def test_upsampling_is_bilinear_with_aligned_edges_left_free(loader: str):
     ramp = Split(np.tile(np.array([0, 255], np.uint8), (2, 1))[None], np.zeros(1, np.int64))
-    row = pixels(read(source(ramp, Strided(1, 0, 1), *PLAIN, f"loader={loader}")))[0, 0, 0]
+    row = pixels(read(source(ramp, range(1), *PLAIN, f"loader={loader}")))[0, 0, 0]
     centres = (torch.arange(32) + 0.5) / 16 - 0.5  # of the large pixels, in small ones
     assert torch.allclose(row, centres.clamp(0, 1), atol=2 / 255)
 
@@ -91,7 +91,7 @@ def test_batches_come_in_the_samplers_order_and_the_last_is_short(loader: str, w
 
 @pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)")
 def test_a_batch_of_dali_stays_as_it_is_while_later_ones_are_made():
-    batches = iter(LOADERS["dali"].load(source(split(list(range(200))), Strided(200, 0, 1), "loader=dali")))
+    batches = iter(LOADERS["dali"].load(source(split(list(range(200))), range(200), "loader=dali")))
     first = next(batches).images
     before = first.clone()
     for _ in islice(batches, 40):
@@ -123,8 +123,8 @@ def test_all_loaders_give_the_same_pixels(loader: str, size: int, words: tuple[s
 def test_photographs_of_the_right_size_are_the_same_to_rounding(loader: str):
     content = noise(5, 32, 32, 3)
     words = ("dataset.mean=[0.4,0.5,0.6]", "dataset.std=[0.2,0.3,0.4]", "layout=nhwc")
-    expected = pixels(read(source(content, Strided(5, 0, 1), *words)))
-    mine = read(source(content, Strided(5, 0, 1), *words, f"loader={loader}"))
+    expected = pixels(read(source(content, range(5), *words)))
+    mine = read(source(content, range(5), *words, f"loader={loader}"))
     assert torch.allclose(pixels(mine), expected, atol=1e-6)
     assert mine[0].images.is_contiguous(memory_format=torch.channels_last)
 
@@ -134,7 +134,7 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
     content = noise(6, 16, 16)
 
     def epoch(number: int, seed: int = 0, skip: int = 0, **options: Any) -> torch.Tensor:
-        sampler = Remaining(Strided(6, 0, 1), 6)  # pyright: ignore[reportArgumentType]
+        sampler = Remaining(range(6), 6)  # pyright: ignore[reportArgumentType]
         sampler.epoch, sampler.skip = number, skip
         words = ("dataset.augment=true", "dataset.flip=true", f"seed={seed}", f"loader={loader}")
         return pixels(read(source(content, sampler, *words, **options)))
@@ -146,7 +146,7 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
 
 
 def test_a_worker_whose_rank_has_ended_before_it_starts_ends_too():
-    loader = LOADERS["torch"].load(source(split([1, 2, 3, 4]), Strided(4, 0, 1), workers=1))
+    loader = LOADERS["torch"].load(source(split([1, 2, 3, 4]), range(4), workers=1))
     assert isinstance(loader, FromHost)
     codes = []
     for start in (loader.loader.worker_init_fn, partial(_start_worker, os.getppid())):
@@ -173,7 +173,7 @@ def test_bytes_are_those_of_what_crosses():
     content = split(list(range(10)))  # 8 x 8, so 64 bytes an image; 8 a label
 
     def crossed(loader: str, *words: str, **options: Any) -> tuple[list[tuple[int, int]], int]:
-        batches = LOADERS[loader].load(source(content, Strided(10, 1, 2), f"loader={loader}", *words, **options))
+        batches = LOADERS[loader].load(source(content, range(1, 10, 2), f"loader={loader}", *words, **options))
         return [(batch.images_bytes, batch.labels_bytes) for batch in batches], batches.setup_bytes
 
     image = 32 * 32 * 4
@@ -197,7 +197,7 @@ def test_what_does_not_fit_the_device_crosses_batch_by_batch():
     assert torch.equal(pixels(list(fits)), pixels(list(does_not)))
 
 
-def test_orders_follow_from_seed_stream_and_epoch_and_strides_share_all():
+def test_the_order_follows_from_seed_stream_and_epoch():
     def order(seed: int, stream: int = 0, epoch: int = 0) -> tuple[int, ...]:
         sampler = Shuffled(50, seed, stream)
         sampler.set_epoch(epoch)
@@ -205,10 +205,6 @@ def test_orders_follow_from_seed_stream_and_epoch_and_strides_share_all():
 
     assert order(0) == order(0) and sorted(order(0)) == list(range(50))
     assert len({order(*which) for which in [(0,), (1,), (0, 1), (0, 0, 1), (0, 1, 1)]}) == 5
-    for world in (1, 2, 3, 7):
-        parts = [list(Strided(10, rank, world)) for rank in range(world)]
-        assert sorted(i for part in parts for i in part) == list(range(10))
-        assert [len(Strided(10, rank, world)) for rank in range(world)] == [len(part) for part in parts]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -220,7 +216,7 @@ def test_a_broken_photograph_is_named_whoever_decodes_it(loader: str, workers: i
     for broken in (b"", b"no image", (tmp_path / "0.png").read_bytes()[:60]):
         (tmp_path / "5.png").write_bytes(broken)
         with pytest.raises(ValueError, match=r"/5\.png: cannot be decoded"):
-            read(source(content, Strided(7, 0, 1), f"loader={loader}", batch_size=2, workers=workers))
+            read(source(content, range(7), f"loader={loader}", batch_size=2, workers=workers))
 
 
 @pytest.mark.parametrize(

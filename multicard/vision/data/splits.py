@@ -78,19 +78,6 @@ class Shuffled:
         return iter(shuffle.permutation(self.samples).tolist())
 
 
-class Strided:
-    """Samples rank, rank + world, ...: each on exactly one rank, none twice, for evaluation."""
-
-    def __init__(self, samples: int, rank: int, world_size: int) -> None:
-        self.indices = range(rank, samples, world_size)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.indices)
-
-
 class Remaining:
     """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
 
