@@ -39,8 +39,10 @@ OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operat
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="rule"):
-    """over, under: the bounds, in `unit`. only: the cells that count, by swept column: a value, a list of values, or a
-    condition (">= 300").
+    """A rule of a claim: makes comparisons, and says in words what they test.
+
+    measure: key of `MEASURES`. over, under: the bounds, in `unit`.
+    only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
     """
 
     measure: str = ""
@@ -58,8 +60,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def bounds(self) -> str:
         """The bounds in words: "above 94 % faster", "0.95 to 1.05", and the cells that count."""
         low, high = (f"{bound:g}" for bound in (self.over, self.under))
-        limits = f"above {low}" if self.under == math.inf else f"below {high}"
-        limits = f"{low} to {high}" if math.inf not in (-self.over, self.under) else limits
+        limits = f"{low} to {high}"
+        if self.under == math.inf:
+            limits = f"above {low}"
+        elif self.over == -math.inf:
+            limits = f"below {high}"
         unit = "" if self.unit == "times" else f" {UNITS[self.unit].name}"
         return f"{limits}{unit}{self.where}"
 
@@ -175,9 +180,9 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
 
 
 class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
-    """The value of an axis with the least of a measure has less of it than the one with the most by over `over` %.
+    """The best value of an axis needs at least `over` % less of a measure than the worst.
 
-    The two are picked by their figures, so that a comparison counts for all pairs among which they were.
+    Both are picked after measuring, so a comparison counts as often as there are pairs.
     """
 
     axis: str
@@ -296,8 +301,8 @@ def _measured(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> AtConf
 
 
 def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
-    """The largest ratio of times of fewer GPUs (`top`) to more that more GPUs can give; an iteration takes more rows on
-    more GPUs."""
+    """The largest possible ratio of the time on fewer GPUs (`top`) to that on more (`bottom`). An iteration is at best
+    equally long, as it takes more rows on more GPUs."""
     fewer, more = grouping.ranks(top[0]), grouping.ranks(bottom[0])
     if measure not in ("time", "iteration") or fewer >= more:
         return math.inf

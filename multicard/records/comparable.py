@@ -13,13 +13,16 @@ from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
 from multicard.records.schema_parts import TextRows
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
-REPETITION = "repetition"  # too
+REPETITION = "repetition"  # the number of the repetition, also a column
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 APART = 0.02  # share by which counted and profiled bytes may differ without a note
 
-# The marks of runs, in tables and in `notes`: shared its GPUs with others; others kept its cores busy; more CPU ranks
-# than cores; of an efficiency that cannot be; traced by a profiler while it trained
-DISTURBED, LOADED, CROWD, DOUBTFUL, PROFILED = "!", "&", ">", "?", "t"
+# The marks of runs, in tables and in `notes`
+DISTURBED = "!"  # others used its GPUs
+LOADED = "&"  # others kept its cores busy
+CROWD = ">"  # more CPU ranks than cores
+DOUBTFUL = "?"  # an efficiency above the possible
+PROFILED = "t"  # traced by a profiler while it trained
 PROFILED_MEANING = "traced by a profiler while it trained: its times are longer than without"
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
 DOUBTFUL_MEANING = (
@@ -34,20 +37,21 @@ def measured_settings(config: dict[str, Any]) -> dict[str, str]:
 
 
 def reference(record: AnyRecord, records: Sequence[AnyRecord], **axes: Any) -> AnyRecord | None:
-    """The `ok` record that has these values on `axes` and is like `record` in all else, data and machine too; of
-    several repetitions the same one. A probe is none."""
+    """The `ok` record that has these values on `axes` and equals `record` in all else, data and machine too; among
+    several repetitions, the one with the same number. Probes do not count."""
     measured = [r for r in records if r.status == "ok" and not r.is_probe]
     alike = [r for r in measured if _all_but(r, [*axes]) == _all_but(record, [*axes])]
     alike = [r for r in alike if all(r.axes.get(axis, value) == value for axis, value in axes.items())]
     return min(alike, key=lambda r: r.repetition != record.repetition, default=None)
 
 
-def _all_but(record: AnyRecord, axes: list[str]) -> dict[str, Any]:
+def _all_but(record: AnyRecord, axes: list[str]) -> tuple[Any, ...]:
+    """All that has to be equal for two records to differ in `axes` alone."""
     settings = measured_settings(record.config)
     rest = {key: value for key, value in settings.items() if key.partition(".")[0] not in axes}
     threads = None if "gpus" in axes else record.threads  # the cores are shared by another number of ranks
     origin = [record.axes.get("device"), record.hardware, record.commit, record.dirty]
-    return rest | {"": [*origin, content(record), threads]}
+    return rest, *origin, content(record), threads
 
 
 def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:

@@ -50,7 +50,7 @@ MOST_RANKS = 10**6
 MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
 LONGEST = 120  # characters of the changed axes that a folder's name shows
-REFUSED = "0" * 8  # the identity of a configuration that is to be refused
+REFUSED = "0" * 8  # in place of the identity of a configuration that is too wrong to have one
 PARTIAL = re.compile(r"\..+\.\d+")  # what `replacing` writes first
 BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
@@ -339,7 +339,7 @@ class _Version(Struct):
 
 
 class _Counts(Struct):
-    """The numbers among axes and configuration that are reckoned with."""
+    """The numbers among axes and configuration that this program calculates with, and so checks."""
 
     gpus: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
     nodes: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None

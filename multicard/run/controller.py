@@ -47,12 +47,11 @@ def measure(
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
         allocation: the nodes of the run, with this process on the first; None for this machine alone.
-        requeue: called when something has stopped the run before it was measured; where it says that the job is in
-            the queue again, nothing is recorded yet.
+        requeue: puts the job in the queue again after a failure, and returns True if it did; then nothing is recorded.
         predict: makes the record's `prediction`; it does not raise.
         started_s: when it began, by `clock_s`; None for now.
-        label: of the cell, before what is said of it.
-        family: a process whose descendants' work is no load of others; None for this one.
+        label: printed before messages about the run.
+        family: id of the process whose descendants do not count as load of others; None for this one.
 
     Returns:
         The run with its record; its status is "requeued" where nothing is recorded yet.
@@ -101,7 +100,7 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
         failure = _run_ranks(run, mirror, peers)
         load = msgspec.convert(run.load.end(), Load)
-        if not pauses(run.config):  # as the other cells of a race do in its turns
+        if not pauses(run.config):  # in a race the other cells run beside this one by design
             beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder).end is None:
@@ -112,8 +111,8 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
 def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
     config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
+    elastic.warm_up(placement.device, workload.preloaded(placement.device))
     try:
-        elastic.warm_up(placement.device, workload.preloaded(placement.device))
         if mirror.live:
             mirror.open()
     except RuntimeError as error:
@@ -135,7 +134,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None
         sampler.write()
         return peers.outcome(stop.outcome(failure))
     except Interrupted as interruption:
-        # outside of `launch`, which returns its own: a signal, or another node, ended the run
+        # A signal, or another node, ended the run outside of `launch`, which returns its own failures
         return interruption.failure
     finally:
         board.remove()

@@ -1,7 +1,7 @@
 """Runs cells as processes on this machine, each on GPUs or cores of its own, which no other command takes meanwhile.
 
-Sweeps, races and plans are policies over it: they say which cell starts next. A pace tells when a sweep ends, a streak
-of failures ends it early, also where its cells run elsewhere.
+Sweeps, races and plans decide which cell starts next; the executor starts and ends processes. `Pace` estimates the
+time left; `Streak` stops a sweep after several failures of one cause. Sweeps on SLURM use both too.
 """
 
 import errno
@@ -67,20 +67,20 @@ class Executor:
 
     Args:
         sweep: the folder that holds those of the cells.
-        ends_by: signal that the processes get when this command is gone; None: they go on.
+        kill_signal: sent to the processes when this command is gone; None: they go on.
         reports: print a line for each cell that has ended.
 
     Attributes:
         running: those that have not been collected.
     """
 
-    def __init__(self, sweep: Path, ends_by: int | None = None, reports: bool = True) -> None:
+    def __init__(self, sweep: Path, kill_signal: int | None = None, reports: bool = True) -> None:
         import submitit
 
         self.folder = jobs_folder(sweep)
         self.machine = Machine()
         self.reports = reports
-        self.ends_with = None if ends_by is None else (os.getpid(), ends_by)
+        self.ends_with = None if kill_signal is None else (os.getpid(), kill_signal)
         self.running: list[Running] = []
         self._submitit = submitit.AutoExecutor(self.folder, cluster="local", local_python=STARTS_JOBS)
         self._submitit.update_parameters(timeout_min=NO_LIMIT_MIN)
@@ -174,8 +174,8 @@ class Pace:
         return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
 
     def say_progress(self, ended: Sequence[Cell]) -> None:
-        """Count cells that ended, and say how many have and when the rest will, where some are left. A refused cell
-        takes no time, and so tells none."""
+        """Count cells that ended, and say how many have and when the rest will, where some are left. Refused cells are
+        left out: they take no time."""
         measured = sum(cell.result is not None and cell.result.status != "refused" for cell in ended)
         self.ended += measured
         self.total -= len(ended) - measured
@@ -276,7 +276,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
             for cell in ended:
                 streak.add(cell)
             if any(cell.result and cell.result.status == "interrupted" for cell in ended):
-                raise KeyboardInterrupt  # a terminal's signal may reach the cells alone: Python can drop the command's
+                raise KeyboardInterrupt  # Ctrl-C can reach the cells and not this process
             pace.say_progress(ended)
             if streak.ends(waiting):
                 stopped, waiting = streak.error(), []

@@ -32,12 +32,12 @@ class Task:
         with ExitStack() as until_ended:
             sweep = self._single(cfg, until_ended)
             try:
-                _refuse_sweeps_alone(cfg)
+                _refuse_keys_of_sweeps(cfg)
                 objective.refuse(self.command.workload, cfg.objective)
                 cells.settle(sweep)
                 if cfg.predict.enabled and sweep.cells:
                     predicted.show(sweep)
-                    return objective.value(None, cfg.objective)
+                    return objective.value(None, cfg.objective)  # a prediction has no run to hand over
                 predicted.check_fit(sweep)
                 if cfg.dry_run:
                     cells.check(sweep, sweep.left)
@@ -57,7 +57,7 @@ class Task:
         """The sweep of one cell that a single run is.
 
         Args:
-            until_ended: what the run computes on is leased until it is left.
+            until_ended: closed when the run has ended, which gives its GPUs back.
         """
         composed: Any = HydraConfig.instance().cfg
         problem = auto_gpus.resolve_single(self.command, cfg, composed, until_ended) if cfg.gpus_auto else None
@@ -77,11 +77,11 @@ def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
     """
-    alone = Sweep(command, [cell])
-    cells.settle(alone)
-    if alone.refused:
-        alone.refused[0].record(keep_refused)
-        cell.result = alone.refused[0].result
+    single = Sweep(command, [cell])
+    cells.settle(single)  # another command may have measured it since the sweep was settled
+    if single.refused:
+        single.refused[0].record(keep_refused)
+        cell.result = single.refused[0].result
     if cell.result is not None:
         return
     cell.result = controller.measure(
@@ -95,8 +95,8 @@ def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:
     )
 
 
-def _refuse_sweeps_alone(cfg: DictConfig) -> None:
-    """Refuse what needs several cells.
+def _refuse_keys_of_sweeps(cfg: DictConfig) -> None:
+    """Refuse keys that need several cells.
 
     Raises:
         ValueError: with the remedy.

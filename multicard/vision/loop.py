@@ -34,7 +34,8 @@ COLLECT_EVERY = 100  # steps between young-generation collections, the same on e
 
 
 class Loop:
-    """Training and evaluation of one rank, and how far it has come.
+    """Training and evaluation of one rank, and how far it has come. A round is one step of all ranks: up to
+    `share.batches_per_step` batches are loaded, and each rank trains on at most one of them.
 
     Args:
         prepared: batches that the loader makes ahead of the step that asks for them.
@@ -61,8 +62,8 @@ class Loop:
         if config.probe.enabled and not pauses(config):
             self.probing = Probing(config, rank, rank.device, self.board, share.steps)
         elif config.probe.enabled:
-            ahead, weight = -(-prepared // share.batches_per_step), share.distinct_part(rank.world_size)
-            count, skips = share.steps, config.warmup_steps
+            ahead = -(-prepared // share.batches_per_step)  # steps that the prepared batches are for, rounded up
+            weight, count, skips = share.distinct_part(rank.world_size), share.steps, config.warmup_steps
             self.probing = Pausing(
                 rank, rank.device, self.board, folder, count, skips, ahead, weight, lambda: self.last_loss
             )
@@ -78,14 +79,14 @@ class Loop:
         self.board.post(self.rank.rank, *counts, self.peek.value, evaluating)
 
     def train_epoch(self, epoch: int, batches: Iterable[Batch], first_step: int = 0) -> dict[str, Any]:
-        """Train on every batch once, to the epoch's end or the step after which a stop is asked for.
+        """Train on every batch once, to the end of the epoch, or until the board asks for a stop.
 
         Args:
             first_step: of the epoch, from 0; the step of the first batch in `batches`.
 
         Returns:
-            `train_s`, `paused_s` (no part of it), `first_batch_s` (from the start to the first batch), the steps' table
-            and what this rank loaded, moved and trained.
+            `train_s` (without pauses), `paused_s`, `first_batch_s` (until the first batch is there), and lists with an
+            entry for each step of this rank: `phases_s`, `loss` and `COUNTS`.
         """
         share, timer = self.share, self.timer
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}

@@ -21,9 +21,9 @@ from multicard.sweep.executor import Executor
 
 FOLDER = ".plan"  # of the sweep
 POLL_S = 0.2
-REPLANNING_S = 2.0  # at most, in which nothing new is started
+REPLANNING_S = 2.0  # longest search for a new plan; nothing starts meanwhile
 OUTSIDE, LEAST_OUTSIDE_S = 0.05, 1.0  # beyond an interval's end, from which on a time is outside of it
-LONGER = 1.5  # a task that runs beyond its interval is expected to take at most its time so far by this factor
+LONGER = 1.5  # an overdue task is expected to take at most its time so far by this factor
 LEAST_LEFT_S = 1.0  # of a task that runs
 SCALED = 1.1  # to either side of a time that follows from that of another run of the job
 
@@ -64,7 +64,7 @@ class Progress:
         return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
 
     def rest(self, now_s: float) -> Option:
-        """The time that is left of a task that runs; past the planned time, half of the most that its limit allows."""
+        """The time left of a running task: what the plan leaves, but at least half of what its limit leaves."""
         assert self.start_s is not None and self.placed is not None
         lasted_s = now_s - self.start_s
         left_s = max(self.planned_s - lasted_s, (self.limit_s - lasted_s) / 2, LEAST_LEFT_S)
