@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, get_type_hints
+from typing import Annotated, Any, BinaryIO, Generic, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -327,8 +327,8 @@ def decode(content: bytes) -> AnyRecord:
             newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"
             raise ValueError(f"{newer}: update multicard")
         record = msgspec.json.decode(content, type=AnyRecord)
-        if record.status != "refused":  # what was refused may have been any number
-            msgspec.convert({"axes": record.axes, "config": record.config}, _Counted)
+        counts = _Counts if record.status != "refused" else _AnyCounts  # what was refused may have been any number
+        msgspec.convert({"axes": record.axes, "config": record.config}, _Counted[counts])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{RESULT} is broken ({error})") from None
     return record
@@ -338,8 +338,18 @@ class _Version(Struct):
     schema_version: int
 
 
-class _Counts(Struct):
+class _AnyCounts(Struct):
     """The numbers among axes and configuration that this program calculates with, and so checks."""
+
+    gpus: int | None = None
+    nodes: int | None = None
+    seed: int | None = None
+    warmup_steps: int | None = None
+    skip_steps: int | None = None
+
+
+class _Counts(Struct):
+    """The same within their limits."""
 
     gpus: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
     nodes: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
@@ -348,6 +358,9 @@ class _Counts(Struct):
     skip_steps: Annotated[int, Meta(ge=0)] | None = None
 
 
-class _Counted(Struct):
-    axes: _Counts
-    config: _Counts
+Counts = TypeVar("Counts")
+
+
+class _Counted(Struct, Generic[Counts]):
+    axes: Counts
+    config: Counts
