@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -175,6 +176,26 @@ def test_a_sampler_that_fails_says_why_and_ends_nothing(
     record = sampled(tmp_path, *uuids)
     assert record["problem"].startswith(f"node 0, start 0: {problem}") and record["energy_joules"] is None
     assert [device["power_max_w"] for device in record["devices"]] == most_w
+
+
+def test_gpus_and_machine_are_sampled_on_where_the_other_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = Gpu("GPU-a")
+    install(monkeypatch, Nvml(gpu))
+    with Sampler(tmp_path, ["GPU-a"], range(1), machine=True) as watched:
+        monkeypatch.setattr(gpu, "utilisation_percent", "?")  # NVML fails in mid-run
+        awaited(lambda: watched._problem)
+        before = len(watched._machine or ())
+        awaited(lambda: len(watched._machine or ()) > before)
+    monkeypatch.setattr(gpu, "utilisation_percent", 50)
+
+    monkeypatch.setattr(psutil, "cpu_percent", lambda: 1 / 0)
+    began_s, folder = clock_s(), tmp_path / "without"
+    folder.mkdir()
+    with Sampler(folder, ["GPU-a"], range(1), machine=True) as blind:
+        assert clock_s() - began_s < sampler.ANSWER_S
+        awaited(lambda: len(blind._values["GPU-a"]) > len(sampler.COLUMNS))
+    blind.write()
+    assert blind._problem is None and [path.name for path in folder.iterdir()] == ["gpu"]  # no empty machine.parquet
 
 
 def test_what_nvml_does_not_allow_is_missing_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

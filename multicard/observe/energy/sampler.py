@@ -4,9 +4,10 @@ A failure here ends no run: the record says why a figure is missing. A sample of
 /proc, which takes a ten-thousandth of the second.
 """
 
+import sys
 from array import array
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
@@ -78,30 +79,47 @@ class Sampler:
         self._closed_s = clock_s()
 
     def _run(self) -> None:
-        import psutil
+        """Take turns until the sampler closes. A part that fails ends alone."""
+        parts = [self._sample_machine(self._machine)] if self._machine is not None else []
+        parts += [self._sample_gpus()] if self._uuids else []
+        parts = [part for part in parts if next(part, False)]
+        self._first_sample.set()
+        closes = False
+        while parts and not closes:
+            closes = self._done.wait(INTERVAL_S)
+            parts = [part for part in parts if next(part, False)]
+        for part in parts:
+            part.close()
 
-        psutil.cpu_percent()  # what follows is since the previous call
+    def _sample_machine(self, samples: "array[float]") -> Generator[bool]:
+        """One sample a turn, from the second on: shares are since the turn before."""
         try:
-            with devices.nvml() if self._uuids else nullcontext() as self._library:
+            import psutil
+
+            psutil.cpu_percent()
+            while True:
+                yield True
+                shares = psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100
+                samples.extend((clock_s(), *shares))
+        except Exception as error:  # no reason to end a run
+            print(f"CPU and memory are sampled no longer: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _sample_gpus(self) -> Generator[bool]:
+        """One sample of each GPU a turn; the first is before the ranks start."""
+        try:
+            with devices.nvml() as self._library:
                 handles = self._handles()
-                self._sample_gpus(handles, before_ranks=True)
-                self._first_sample.set()
-                closes = False
-                while not closes:
-                    closes = self._done.wait(INTERVAL_S)
-                    self._sample_gpus(handles)
-                    if self._machine is not None:
-                        shares = psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100
-                        self._machine.extend((clock_s(), *shares))
+                self._sample_each(handles, before_ranks=True)
+                while True:
+                    yield True
+                    self._sample_each(handles)
         except Exception as error:  # recorded; no reason to end a run
             self._problem = f"{type(error).__name__}: {error}"
-        finally:
-            self._first_sample.set()
 
     def _handles(self) -> dict[str, Any]:
         """NVML's handles of the GPUs that it gives."""
         handles, unknown, library = dict[str, Any](), list[str](), self._library
-        if self._uuids and library is None:
+        if library is None:
             raise RuntimeError("NVML is not there")
         for uuid in self._uuids:
             handle, reason = devices.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
@@ -114,7 +132,7 @@ class Sampler:
             self._problem = f"NVML does not give {', '.join(unknown)}"
         return handles
 
-    def _sample_gpus(self, handles: dict[str, Any], before_ranks: bool = False) -> None:
+    def _sample_each(self, handles: dict[str, Any], before_ranks: bool = False) -> None:
         for uuid, handle in handles.items():
             time_s, missing = clock_s() - self._opened_s, self._missing[uuid]
             self._values[uuid].extend([time_s, *read_gpu(self._library, handle, missing)])
@@ -127,14 +145,14 @@ class Sampler:
             return
         reports = rank_files.read(self._folder)
         with suppress(OSError):  # a full disk, say: the record says that the part is missing
-            if self._machine is not None:
-                self._write_machine(reports)
+            if self._machine:
+                self._write_machine(self._machine, reports)
             if self._uuids:
                 self._write_gpus([report for report in reports if report.rank in self._ranks])
 
-    def _write_machine(self, reports: Sequence[RankReport]) -> None:
+    def _write_machine(self, samples: Sequence[float], reports: Sequence[RankReport]) -> None:
         """Add the samples to machine.parquet."""
-        table = _table(self._machine or (), len(MACHINE_COLUMNS))
+        table = _table(samples, len(MACHINE_COLUMNS))
         began_s = next(filter(None, (report.started_s for report in reports)), self._opened_s)
         table[:, 0] -= began_s if began_s >= self._opened_s else self._opened_s  # else it is of an earlier start
         columns: dict[str, Any] = {"start": np.full(len(table), self._attempt, np.int32)}
