@@ -88,6 +88,8 @@ def test_awkward_names_nested_arguments_and_what_only_python_calls_json_are_read
     assert "NaN" in text
     path.write_bytes(text.replace('"tab"', '"\t"').encode() + b"\n")
     assert figures(read([path])) == figures(whole)
+    path.write_text(json.dumps(content["traceEvents"]))  # Chrome's bare list, which names no rank
+    assert rows_of(read([path])) == rows_of(whole)
 
 
 def as_gz(path: Path) -> Path:

@@ -36,6 +36,7 @@ def test_of_a_call_only_cuptis_version_is_left_out(name: str, bare: str):
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv", ""),
         ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork", "SendRecv", "RING SIMPLE"),
         ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "Generic", ""),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "AllReduce", "RING LL"),
         ("ncclSomethingNew", "other", ""),
     ],
 )

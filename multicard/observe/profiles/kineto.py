@@ -105,20 +105,25 @@ def read(content: bytes, where: str) -> Trace:
 def _document(content: bytes, where: str) -> Document[Any]:
     """Decode a trace, with `ts` as decimals where a float64 does not hold it."""
     begin = content.lstrip()[:1]
-    if begin != b"{":
+    if begin not in (b"{", b"["):
         what = "neither a Kineto trace (JSON) nor an export of nsys (SQLite)" if begin else "an empty file"
         raise ValueError(f"{where}: {what}")
 
+    def decoded(text: bytes, kind: type[Event]) -> Document[Any]:
+        if begin == b"[":  # Chrome's format may be the bare list
+            return Document(msgspec.json.decode(text, type=list[kind]))
+        return msgspec.json.decode(text, type=Document[kind])
+
     try:
         try:
-            document = msgspec.json.decode(content, type=Document[Event])
+            document = decoded(content, Event)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if isinstance(error, msgspec.ValidationError) or CUT in str(error):
                 raise
             content = NO_NUMBER.sub(b"null", CONTROL.sub(b" ", content)).decode(errors="replace").encode()
-            document = msgspec.json.decode(content, type=Document[Event])
+            document = decoded(content, Event)
         if any(event.ts >= EXACT_BELOW_US and isinstance(event.ts, float) for event in document.trace_events or ()):
-            document = msgspec.json.decode(content, type=Document[ExactEvent])
+            document = decoded(content, ExactEvent)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(f"{where}: not a trace of Kineto: {error}") from None
     except msgspec.DecodeError as error:

@@ -115,9 +115,10 @@ def api(name: str) -> str:
     return re.sub(r"_v\d{4,}$", "", name)
 
 
-# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before;
-# ncclDevKernel_Generic_4(...) runs several fused operations
+# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before,
+# ncclAllReduceRingLLKernel_sum_f32(...) before 2.8; ncclDevKernel_Generic_4(...) runs several fused operations
 _NCCL = re.compile(r"nccl\w*?Kernel_(?P<name>[A-Z][A-Za-z]*)(?P<rest>[^(<]*)")
+_OLD_NCCL = re.compile(r"nccl(?P<name>[A-Z][A-Za-z]*?)(?P<algorithm>Ring|Tree|CollNet)?(?P<protocol>LL128|LL)?Kernel")
 _DETAILS = {"RING", "TREE", "COLLNET", "DIRECT", "CHAIN", "NVLS", "PAT", "LL", "LL128", "SIMPLE"}
 
 
@@ -126,8 +127,10 @@ def collective(kernel: str) -> Metric | None:
     bare = kernel.removeprefix("void ")
     if not bare.startswith("nccl"):
         return None
-    match = _NCCL.match(bare)
-    if match is None:
+    if match := _NCCL.match(bare):
+        words = [word for word in match["rest"].split("_") if word in _DETAILS]
+    elif match := _OLD_NCCL.match(bare):
+        words = [word.upper() for word in (match["algorithm"], match["protocol"]) if word]
+    else:
         return Metric("collective", "nccl other")
-    words = [word for word in match["rest"].split("_") if word in _DETAILS]
     return Metric("collective", f"nccl {match['name']}", " ".join(words))

@@ -18,7 +18,7 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
     """The record's `profile`; with `error` alone if the profiler left nothing readable.
 
     Args:
-        ranks: `capture.Window.result` of each rank, or `training_window.TrainingWindow.close`.
+        ranks: `capture.Window.result` of each rank, or `capture.TrainingWindow.close`.
         record: with its steps.
     """
     if "error" in ranks[0]:
