@@ -12,6 +12,7 @@ from multicard.records.progress import Board
 
 REFRESH_S = 0.25
 TICK_S = 1.0
+SPEED_OVER_S = 3600.0  # steps of this long tell the time left
 ALMOST = 0.99  # the largest share that is shown while a run evaluates
 
 
@@ -52,7 +53,11 @@ class ProgressBar:
 
 
 def _bar() -> Any:
-    """rich's bar, which derives the time left from the steps of the last 30 s."""
+    """rich's bar, which derives the time left from the last 1000 advances.
+
+    By default it looks at 30 s alone, in which a slow step may not advance twice: then no time left is shown. It
+    advances by steps only, so that evaluations count for the time between two of them.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -62,6 +67,7 @@ def _bar() -> Any:
         TextColumn("{task.percentage:3.0f} %  {task.fields[figures]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        speed_estimate_period=SPEED_OVER_S,
         auto_refresh=False,
         transient=True,
     )
