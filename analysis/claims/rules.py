@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, permutations, product
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,11 +41,10 @@ OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operat
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="rule"):
     """A rule of a claim: makes comparisons, and says in words what they test.
 
-    measure: key of `MEASURES`. over, under: the bounds, in `unit`.
+    over, under: the bounds, in `unit`.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
     """
 
-    measure: str = ""
     unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
@@ -85,6 +84,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         the value before the other one.
     """
 
+    measure: str
     axis: str | list[str]
     pairs: list[tuple[Any, Any]]
 
@@ -126,6 +126,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
 class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     """The share that `bottom` saves of the top's measure is larger on the fewest GPUs than on the most."""
 
+    measure: str
     axis: str
     top: Any
     bottom: Any
@@ -164,6 +165,7 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
 class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
     """A figure of every cell by itself."""
 
+    measure: str
     what: str
 
     @property
@@ -185,8 +187,13 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
     Both are picked after measuring, so a comparison counts as often as there are pairs.
     """
 
+    measure: str
     axis: str
     unit: UnitName = "less"
+
+    def __post_init__(self) -> None:
+        if math.isinf(self.over):
+            raise ValueError("best_of needs `over`, the least difference")
 
     @property
     def words(self) -> tuple[str, str]:
@@ -217,6 +224,7 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     than, than_measure: the other axis and the other measure; by default the same ones.
     """
 
+    measure: str
     axis: str
     than: str = ""
     than_measure: str = ""
@@ -259,7 +267,7 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
     """Runs of cells end with a status: `ok`, or `oom` where memory runs out. cells: each by some swept columns."""
 
     cells: list[dict[str, Any]]
-    status: str
+    status: Literal["ok", "oom"]
 
     @property
     def words(self) -> tuple[str, str]:

@@ -26,7 +26,8 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     compared = compare(runs)
     if not compared.figures:
         return []
-    bases = sorted({each.basis for each in compared.figures}, key=lambda one: BASES.index(one) if one in BASES else 9)
+    found = {each.basis for each in compared.figures}
+    bases = [*(basis for basis in BASES if basis in found), *sorted(found - {*BASES})]
     rows, notes = list[Row](), list[str]()
     for column in PREDICTED:
         known = sorted(compared.of_column(column), key=_start)

@@ -110,12 +110,12 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     folder, key = Path(model.weights).expanduser(), f"model.weights={model.weights}"
     remedy = "give a folder with *.safetensors and config.json, or random"
     require(folder.is_dir(), f"{key}: no such folder; {remedy}")
-    files, names = sorted(folder.glob("*.safetensors")), set[str]()
+    files, shapes = sorted(folder.glob("*.safetensors")), dict[str, Shape]()
     require(bool(files), f"{key}: holds no weights; {remedy}")
     for path in files:
         try:
             with safe_open(path, framework="np") as file:
-                names |= set(file.keys())
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError:
             raise ValueError(f"{key}: {path.name} is cut off or no safetensors file; fetch it again") from None
     try:
@@ -134,5 +134,31 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     for name, value in sizes.items():
         problem = f"{key}: config.json says {name} {values.get(name)}, not {value} as model={model.name}"
         require(values.get(name) == value, f"{problem}; choose the model that fits, or another folder")
-    needed = len(tensors(model, vocabulary))
-    require(len(names) >= needed, f"{key}: holds {len(names)} of its {needed} tensors; fetch the whole folder")
+    for name, shape in tensors(model, vocabulary).items():
+        own = _hugging_face_name(name)
+        require(own in shapes, f"{key}: has no tensor {own}; fetch the whole folder, not a quantised one")
+        problem = f"{key}: {own} has shape {shapes[own]}, not {shape} as model={model.name}"
+        require(shapes[own] == shape, f"{problem}; choose the model that fits, or another folder")
+
+
+HUGGING_FACE = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.scale": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "sa_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attn.output_proj": "self_attn.o_proj",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.down_proj",
+    "mlp.w3": "mlp.up_proj",
+}
+
+
+def _hugging_face_name(name: str) -> str:
+    """Hugging Face's name of one of torchtune's tensors."""
+    if name in HUGGING_FACE:
+        return HUGGING_FACE[name]
+    _, layer, part = name.split(".", 2)
+    module, _, kind = part.rpartition(".")
+    own = HUGGING_FACE.get(module, module.replace("attn.", "self_attn."))
+    return f"model.layers.{layer}.{own}.{'bias' if kind == 'bias' else 'weight'}"

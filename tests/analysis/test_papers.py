@@ -49,7 +49,7 @@ def ratio(figure: PrintedFigure, base: dict[str, Any]) -> tuple[float, float]:
 
 
 def test_all_figures_are_there_and_each_names_what_there_is():
-    assert len(printed.everything()) == 168
+    assert len(printed.everything()) == 176
     assert {figure.unit for figure in printed.everything()} == UNITS
     for figure in printed.everything():
         assert 0 < figure.low <= figure.high or figure.measure == printed.SAVED, figure

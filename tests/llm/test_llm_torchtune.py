@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from multicard.llm import models
 from multicard.records import run_folder
@@ -177,14 +177,19 @@ def test_qwens_own_tokenizer(tuned: Tuned, tmp_path: Path):
         (["model.num_layers=3"], "config.json says num_hidden_layers 2, not 3"),
         (["model.num_heads=8", "model.num_kv_heads=4"], "config.json says num_attention_heads 4, not 8"),
         (["model.vocab_size=1700"], "config.json says vocab_size 1600, not 1700"),
-        ([], "holds 0 of its 21 tensors; fetch the whole folder"),
+        ([], "has no tensor model.layers.1.mlp.up_proj.weight; fetch the whole folder"),
+        (["model.max_seq_len=512"], "model.norm.weight has shape (1,), not (256,)"),
     ],
 )
 def test_a_checkpoint_of_other_sizes_is_refused(words: list[str], says: str, tmp_path: Path):
     folder = tmp_path / "weights"
     write_checkpoint(folder, "llama")
+    names = load_file(folder / "model.safetensors")
     if not words:
-        save_file({}, folder / "model.safetensors")
+        del names["model.layers.1.mlp.up_proj.weight"]
+        save_file(names, folder / "model.safetensors")
+    elif words == ["model.max_seq_len=512"]:
+        save_file(names | {"model.norm.weight": names["model.norm.weight"][:1]}, folder / "model.safetensors")
     config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}", *words).model
     with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
         models.check_weights(config, config.vocab_size or 0)
