@@ -32,13 +32,13 @@ def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path:
         lines = path.read_text().splitlines(keepends=True)
         return [line for line in map(json.loads, (each for each in lines if each.endswith("\n"))) if wanted(line)]
 
-    def starts(cell: str) -> list[dict[str, Any]]:
+    def starts(cell: int) -> list[dict[str, Any]]:
         return known(lambda line: line.get("cell") == cell and "process" in line and "round" not in line)
 
     first = start()
     awaited(lambda: [*tmp_path.glob(f"{FOLDER}/*.jsonl")] and known(lambda line: "log_figure" in line))
     victim = known(lambda line: "log_figure" in line)[0]["cell"]
-    (folder,) = tmp_path.glob(f"*{victim}-probe")
+    (folder,) = tmp_path.glob(f"*{known(lambda line: 'cells' in line)[0]['cells'][victim]}-probe")
     (rank,) = rank_files.read(folder)
     assert len(starts(victim)) == 1
     os.kill(rank.pid, signal.SIGKILL)
