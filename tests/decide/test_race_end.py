@@ -98,14 +98,15 @@ def test_a_cell_that_its_estimate_threw_out_comes_back_where_another_leaves_its_
     assert race.rules.finalists == (0,)
 
 
-def test_a_race_that_does_not_pay_measures_the_grid(raced: Raced, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("place", range(3))
+def test_a_race_that_does_not_pay_measures_the_grid(raced: Raced, monkeypatch: pytest.MonkeyPatch, place: int):
     """It stops after its first block, as a process starts in 2 s and a full run takes less than 2 s more."""
     monkeypatch.setattr(LiveRace, "full_s", lambda race: 3.0 if race.steps else None)
-    race, said = raced({8: 200.0, 16: 300.0, 32: 400.0})
+    race, said = raced({size: 400.0 if number == place else 200.0 + size for number, size in enumerate((8, 16, 32))})
     assert [when for when, _ in Process.log] == ["start", "block", "quiet", "end"]
     assert [(cell.cfg.batch_size, cell.cfg.repetition) for cell in race.finals()] == [(8, 1), (16, 1), (32, 1)]
     assert "the race ended: it would take longer than all cells of the grid in full" in said
-    assert "winner: [3/3]" in said and "in full" in said.splitlines()[1]
+    assert f"winner: [{place + 1}/3]" in said and "in full" in said.splitlines()[1]
 
 
 # ---- full runs

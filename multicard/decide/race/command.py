@@ -91,7 +91,7 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     if verdict.winner is None:
         return [f"race={options.figure}: no cell could be measured to its end"]
     accuracies = _accuracies(race, finals)
-    ran = [each for each in standings if each.blocks]
+    ran = [each for each in standings if each.blocks or each.in_full is not None]
     ran.sort(key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure), reverse=True)
     lines = ["", *_table(race, ran[:LISTED], accuracies, verdict.winner)]
     if len(ran) > LISTED:
@@ -175,7 +175,8 @@ def _alternatives(race: LiveRace, ran: Sequence[Standing], accuracies: Mapping[i
     """
     lines, noun = list[str](), "GPU" if race.on_gpus else "CPU rank"
     less, accurate = 1 - share(race.options.tolerance), [accuracies.get(ran[0].cell, [1.0])]
-    peaks, gpus = [max(race.peaks[ran[0].cell], default=0)], [race.cells[ran[0].cell].config.gpus]
+    # A winner that ran only in full has no known peak: then nothing takes less memory than it
+    peaks, gpus = [max(race.peaks.get(ran[0].cell, [0]), default=0)], [race.cells[ran[0].cell].config.gpus]
     for each in ran[1:]:
         cell, own = race.cells[each.cell], accuracies.get(each.cell, ())
         if each.cell in race.ended or each.cell not in race.peaks:

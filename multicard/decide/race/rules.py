@@ -240,7 +240,7 @@ class Race:
         return [
             Standing(
                 cell,
-                OUT if cell in reasons else IN if blocks[cell] else NOT_STARTED,
+                OUT if cell in reasons else IN if blocks[cell] or cell in self._full else NOT_STARTED,
                 reasons.get(cell, ""),
                 int(blocks[cell]),
                 float(posterior.mean[cell]),
