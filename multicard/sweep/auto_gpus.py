@@ -144,24 +144,33 @@ def _most(cfg: DictConfig, packs: bool) -> int:
 def _on_each_number(
     workload: Workload, composed: DictConfig, task: DictConfig, sweep: Path, packs: bool
 ) -> dict[int, Cell]:
-    """The cell on each number of GPUs that can work, and leaves none idle however many cells may run.
+    """The cell on each number of GPUs that can work.
 
     Args:
         task: the run's part of `composed`.
     """
     found, most = dict[int, Cell](), _most(task, packs)
-    least = most // task.max_jobs if packs and task.max_jobs else 1
     for gpus in counts(most):
         cfg = deepcopy(task)
         cfg.gpus, cfg.gpus_auto = gpus, False
         cell = cell_of(workload, composed, cfg, sweep, [])
-        if isinstance(cell, Cell) and gpus >= least:
+        if isinstance(cell, Cell):
             with suppress(ValueError):
                 workload.fits(
                     cell.config, place(cell.config, len(shares.machine().gpus), 1, workload.processes(cell.config))
                 )
                 found[gpus] = cell
     return found
+
+
+def _leave_none_idle(setting: Setting) -> None:
+    """Leave out the numbers with which GPUs would be idle although as many cells run as max_jobs lets."""
+    for label, cells in setting.runs.items():
+        cfg = next((cell.cfg for cell in cells.values()), None)
+        if cfg is not None and cfg.max_jobs:
+            most = _most(cfg, packs=True)
+            least = max(gpus for gpus in counts(most) if gpus <= max(most // cfg.max_jobs, 1))
+            setting.runs[label] = {gpus: cell for gpus, cell in cells.items() if gpus >= least}
 
 
 def choose(settings: Sequence[Setting], sweep: Path, pack: Pack | None) -> None:
@@ -176,7 +185,10 @@ def choose(settings: Sequence[Setting], sweep: Path, pack: Pack | None) -> None:
         done = [gpus for gpus, cell in cells if not cell.cfg.rerun and run_folder.finished(cell.folder) is not None]
         if done:
             setting.gpus, setting.why = done[0], "measured so before"
-        elif cells:
+            continue
+        if pack is not None:
+            _leave_none_idle(setting)
+        if any(setting.runs.values()):
             unmeasured.append(setting)
     asked = [[cell.config for cell in next(iter(setting.runs.values())).values()] for setting in unmeasured]
     answers = iter(estimate([config for configs in asked for config in configs], sweep / "cell"))

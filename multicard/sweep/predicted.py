@@ -129,14 +129,14 @@ def _probes(command: Command, predicted: Sequence[Predicted], experiment: str) -
     start += [f"experiment={experiment}"] * bool(experiment)
     start += [word for word in command.words if word.startswith(("name=", "hydra"))]
     values = _swept([cell for cell, _ in members])
-    said_nothing = [place for place in chosen if _was_probed(members[place][0])]
+    said_nothing = [place for place in chosen if was_probed(members[place][0])]
     for places, rerun in ((set(chosen) - {*said_nothing}, []), (said_nothing, ["rerun=true"])):
         for words in products([values[place] for place in sorted(places, key=chosen.index)]):
             lines.append("  " + shlex.join([*start, *rerun, *words, "probe=true"]))
     return lines
 
 
-def _was_probed(cell: Cell) -> bool:
+def was_probed(cell: Cell) -> bool:
     """True where a finished probe of the cell lies in its sweep, whose record a command would take."""
     return any(cell.folder.parent.glob(f"*-{cell.config.identity()}*-probe/result.json"))
 

@@ -32,6 +32,8 @@ jobs:
     assert table.times == {1: Interval(6266, 6266, 6266), 2: Interval(3339, 3200, 3500)}
     assert (table.predecessors, table.deadline_s, table.allowed) == (("big",), 5400, ())
     assert (file.node, file.slowdown) == (Node(4), Interval(1.05, 1.0, 1.2))
+    twice = jobs_file.parsed({"jobs": {"a": {"seconds": {1: 1}}, "b": {"seconds": {1: 1}, "after": ["a", "a"]}}})
+    assert twice.jobs[1].predecessors == ("a",)
     least = jobs_file.parsed({"jobs": {"a": {"seconds": {1: 1}}}, "node": None, "slowdown": None})
     assert (least.slowdown, least.node) == (jobs_file.SLOWDOWN, Node())
 

@@ -105,6 +105,22 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
     assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
 
 
+def test_what_is_left_of_an_overdue_job_is_by_what_its_siblings_are_scaled_by(world: World):
+    world.add("slow#1", {1: 50}, job="slow", lasts=6)
+    world.add("slow#2", {1: 50}, 0, job="slow")
+    with world.journal() as journal:
+        carried = world.carrying(journal)
+        carried._follow(planning.make(carried.rest(), 2, 0.5).schedule)
+        carried.began = world.now_s
+        carried._start_ready()
+        world.now_s += 20
+        first, second = carried.progress
+        assert first.rest(carried.now_s()).planned_s == pytest.approx(30)
+        world.now_s += 40
+        assert carried._overdue()
+        assert first.rest(carried.now_s()).planned_s == pytest.approx(90 - 60) and second.options[0].planned_s == 90
+
+
 def test_a_plan_waits_for_gpus_that_others_have_leased(world: World):
     world.add("wide", {2: 20})
     world.add("narrow", {1: 10}, 0)
@@ -155,6 +171,28 @@ def test_jobs_that_the_file_no_longer_names_do_not_count(world: World):
     world.began({"planned": planned})
     carried = world.run()
     assert statuses(carried) == {"a": "ok"} and carried.result()["planned_makespan_s"] == 7
+
+
+def test_what_ended_during_the_search_is_not_trained_again(world: World, capsys: pytest.CaptureFixture[str]):
+    """An end that was noted of an earlier run, with another status, says nothing of it."""
+    for name in ("done", "ill", "full"):
+        world.add(name, {1: 2, 2: 1.5})
+    world.add("after", {1: 1}, 0)
+    world.add("lost", {1: 1}, 1)
+    world.began({"ended": "done", "status": "failed", "gpu_ids": [1], "start_s": 1.0, "end_s": 2.0})
+    with world.journal() as journal:
+        carried = world.carrying(journal)
+        schedule = planning.make(carried.rest(), 2, 0.5).schedule
+        for (name, gpus), ends in {("done", 1): "ok", ("ill", 1): "diverged", ("full", 1): "oom"}.items():
+            world.cells[name, gpus].ends = ends
+            world.cells[name, gpus].leave()
+        carried.run(schedule)
+    wanted = {"done": "ok", "ill": "diverged", "full": "ok", "after": "ok", "lost": "skipped"}
+    assert statuses(carried) == wanted and {name for name, *_ in world.started} == {"full", "after"}
+    assert ("full", 1) not in {(name, gpus) for name, gpus, _ in world.started}
+    done = carried.progress[0]
+    assert (done.gpus, done.gpu_ids, done.start_s, done.end_s) == (1, (), None, None)
+    assert "planned again, as " in capsys.readouterr().out
 
 
 def test_a_deadline_counts_from_the_first_command(world: World):

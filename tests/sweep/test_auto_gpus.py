@@ -75,6 +75,17 @@ def test_cells_beside_each_other_end_soonest_together(shown: Shown):
     assert shown("precision=fp64", *PACKED, "max_jobs=2")[1] == ["2"]
 
 
+def test_max_jobs_leaves_out_numbers_that_leave_gpus_idle(
+    shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shares, "machine", lambda: Pool([], [*range(6)]))
+    assert shown("precision=fp64", *PACKED, "max_jobs=2")[1] == ["2"]  # of 2, 4 and 6: 3 is no candidate
+    assert shown("precision=bf16", *PACKED, "max_jobs=2")[1] == ["2"]
+    digits = typed(*SMALL, *PACKED[1:], "gpus=1", "precision=fp64").identity()
+    records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
+    assert "gpus=auto: 1 (measured so before)\n" in shown("precision=fp64", *PACKED, "max_jobs=2")[0]
+
+
 def exact(seconds: dict[int, float]) -> dict[int, Interval]:
     return {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
 

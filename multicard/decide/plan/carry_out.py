@@ -39,6 +39,7 @@ class Progress:
         status: "" until it is over, then that of its record, or "skipped".
         cell: while it runs.
         gpus: that it was started with; 0 before.
+        expected_s: the time that it is expected to take: as planned, and longer once it is overdue.
         limit_s: time after which the rest is planned again.
     """
 
@@ -53,6 +54,7 @@ class Progress:
     gpu_ids: tuple[int, ...] = ()
     start_s: float | None = None
     end_s: float | None = None
+    expected_s: float = 0.0
     limit_s: float = 0.0
 
     @property
@@ -64,10 +66,9 @@ class Progress:
         return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
 
     def rest(self, now_s: float) -> Option:
-        """The time left of a running task: what the plan leaves, but at least half of what its limit leaves."""
+        """The time left of a running task, by what it is expected to take; other runs of its job are scaled by that."""
         assert self.start_s is not None and self.placed is not None
-        lasted_s = now_s - self.start_s
-        left_s = max(self.planned_s - lasted_s, (self.limit_s - lasted_s) / 2, LEAST_LEFT_S)
+        left_s = max(self.expected_s - (now_s - self.start_s), LEAST_LEFT_S)
         return Option(self.gpus, left_s, Interval(left_s, left_s, left_s), left_s, self.placed.option.basis)
 
 
@@ -148,9 +149,9 @@ class CarryingOut:
         with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
             try:
                 while self.left():
-                    self._start_ready()
+                    reasons = self._start_ready()
                     pause(POLL_S)
-                    reasons = [*self._take_ended(), *self._overdue()]
+                    reasons += [*self._take_ended(), *self._overdue()]
                     if reasons and any(each.waits for each in self.progress):
                         self._plan("; ".join(reasons))
             except BaseException as error:
@@ -207,28 +208,40 @@ class CarryingOut:
                 self._forget_few(each.task.job, option.gpus)
             if run is not None and run.status in ("ok", "diverged") and each.status != "ok":
                 each.status, each.gpus = run.status, option.gpus
-                each.gpu_ids = tuple(last.get("gpu_ids") or range(option.gpus))
-                each.start_s, each.end_s = last.get("start_s"), last.get("end_s")
+                noted = last if last.get("status") == run.status else {}  # else that end is of an earlier run
+                each.gpu_ids = tuple(noted.get("gpu_ids", ()))
+                each.start_s, each.end_s = noted.get("start_s"), noted.get("end_s")
                 say(f"{name}: {'done' if run.status == 'ok' else run.status} before")
 
-    def _start_ready(self) -> None:
-        """Start the tasks that wait for nothing, unless other commands have leased their GPUs."""
+    def _start_ready(self) -> list[str]:
+        """Start the tasks that wait for nothing, unless other commands have leased their GPUs, or an earlier command's
+        run of the task has ended meanwhile. Returns why the rest is to be planned again before more is started."""
         over = {number for number, each in enumerate(self.progress) if each.status}
         ready = [each for each in self.progress if each.waits and each.placed and not each.before - over]
         for each in sorted(ready, key=lambda each: 0.0 if each.placed is None else each.placed.start_s):
             assert each.placed is not None
             name, option, now_s = each.task.name, each.placed.option, self.now_s()
+            self._take_record(each)
+            if each.status == "ok":
+                continue
+            if each.status:
+                self._skip()
+                return [f"{name} has {each.status}"]
+            if option.gpus not in {own.gpus for own in each.options}:
+                self._skip()
+                return [f"{name} does not fit on {option.gpus}"]
             cell = self.cells[name, option.gpus]
             share = self.executor.take(cell.config)
             if share is None:
                 continue
             process = self.executor.start(cell, share)
             each.cell, each.gpus, each.gpu_ids, each.start_s = cell, option.gpus, each.placed.gpu_ids, now_s
-            each.limit_s = _latest_s(option)
+            each.expected_s, each.limit_s = each.planned_s, _latest_s(option)
             where = f"{self.noun}{'s' if option.gpus > 1 else ''} {ranges(each.gpu_ids)}"
             planned = f"{in_hours(each.placed.start_s)} to {in_hours(each.placed.end_s)}"
             log = f"{self.executor.folder}/{process.pid}_0_log.out"
             say(f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}")
+        return []
 
     def _take_ended(self) -> list[str]:
         """Take the ends of cells. Returns why the rest is to be planned again.
@@ -276,8 +289,8 @@ class CarryingOut:
         reasons, now_s = [], self.now_s()
         for each in self.progress:
             if each.cell is not None and each.start_s is not None and now_s - each.start_s > each.limit_s:
-                each.limit_s = LONGER * (now_s - each.start_s)
-                self._scale(each, each.limit_s)
+                each.expected_s = each.limit_s = LONGER * (now_s - each.start_s)
+                self._scale(each, each.expected_s)
                 reasons.append(f"{each.task.name} still runs after {in_hours(now_s - each.start_s)}")
         return reasons
 

@@ -112,8 +112,8 @@ class Job(Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def predecessors(self) -> tuple[str, ...]:
-        """The jobs that end before it begins."""
-        return (self.after,) if isinstance(self.after, str) else tuple(self.after or ())
+        """The jobs that end before it begins, each once."""
+        return (self.after,) if isinstance(self.after, str) else tuple(dict.fromkeys(self.after or ()))
 
     @property
     def deadline_s(self) -> float | None:

@@ -28,12 +28,15 @@ from multicard.machine import environment
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto_gpus
 from multicard.sweep.cells import Cell, Refused, cell_of, task_of
+from multicard.sweep.predicted import was_probed
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
 START = Interval(15.0, 5.0, 40.0)
 # From the end of training to that of the command: its record, W&B, the ends of ranks; 2.0 to 2.4 s in eight runs on CPU
 END = Interval(2.2, 1.0, 6.0)
 BESIDE = "exclusive=false"  # jobs run beside others
+# A probe runs on a share of the machine, as a job does: its times are then those of the job's cores
+ON_SHARE = ("hydra/launcher=submitit_local", BESIDE, "max_jobs=1")
 SWEEPS = Path("multirun")  # folder of sweeps: that of a plan's runs has the plan's name
 
 
@@ -205,10 +208,11 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]
         settings = [history.setting(plain(cell.config)) for _, cell in own]
         machines = [str(run.estimate and run.estimate.target.hardware) for run, _ in own]
         is_known, wanted = [run.seconds is not None for run, _ in own], [run.is_unknown for run, _ in own]
-        for run, _ in [own[each] for each in steps.fewest_probes(settings, machines, is_known, wanted)]:
+        for run, cell in [own[each] for each in steps.fewest_probes(settings, machines, is_known, wanted)]:
             entry, *words = run.job.words
-            words += [word for word in node.words if not word.startswith("predict.")]
+            words += [*ON_SHARE, *(word for word in node.words if not word.startswith("predict."))]
             words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}"]
+            words += ["rerun=true"] * was_probed(cell)  # it said nothing of the time
             commands.append(shlex.join(["python", entry, "-m", *words]))
     return commands
 
