@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multicard.estimate import observations, published, scaling, steps, totals
+from multicard.estimate import observations, published, scaling, steps
 from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import Series
 from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
 from multicard.measure.repeated_runs import PRIOR_SD
-from multicard.records.schema_parts import Interval
 
 HERE = "here"  # the machine of the replayed row
 NODE = "node"  # the key that tells the cells of another node from those of this one
@@ -46,19 +45,6 @@ def half_width(outcomes: Sequence[Outcome]) -> float:
 
 def covered(outcomes: Sequence[Outcome]) -> float:
     return float(np.mean([outcome.low <= outcome.printed <= outcome.high for outcome in outcomes]))
-
-
-def calibrated(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """All but the first ENOUGH_PAIRS, each with its interval calibrated by those before it (`totals.calibration`)."""
-    distances: list[float] = []
-    later: list[Outcome] = []
-    for outcome in outcomes:
-        said = Interval(outcome.predicted, outcome.low, outcome.high)
-        if len(distances) >= totals.ENOUGH_PAIRS:
-            interval = totals.widened(said, totals.factor(distances))
-            later.append(outcome._replace(low=interval.low, high=interval.high))
-        distances += filter(None, [totals.distance(said, outcome.printed)])
-    return later
 
 
 def scaling_far(rows: Sequence[Series]) -> list[Outcome]:

@@ -119,7 +119,6 @@ class Predictor:
     def __init__(self, target: Target, runs: Sequence[PastRun], commit: str | None) -> None:
         self.target, self.runs, self.commit = target, runs, commit
         self._here = [run for run in runs if run.is_of(target.hardware, target.cores)]
-        self._factors: dict[tuple[str, str], float] = {}  # of intervals, by workload and basis
 
     def predict_all(self, configs: Sequence[RunConfig], effort: Effort = Effort.all) -> list[Prediction]:
         """Predictions of runs, in the order of the configurations."""
@@ -155,18 +154,11 @@ class Predictor:
             return prediction
         if getattr(config, "stop_at_target", False):
             prediction.about += "; the total is of all epochs, and the run stops at its target"
-        prediction.calibration = self._calibration(kind, prediction.basis)
         whole = Alike(own, [run for run in here if not run.is_raced])
         _, are_probes = alike.nearest(lambda run: float(run.is_probe))
-        total_s = totals.total_s(config, step_s, length, whole, probed=bool(are_probes) and all(are_probes))
-        prediction.total_s = totals.widened(total_s, prediction.calibration)
+        prediction.total_s = totals.total_s(config, step_s, length, whole, probed=bool(are_probes) and all(are_probes))
         prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
         return prediction
-
-    def _calibration(self, kind: str, basis: str) -> float:
-        if (kind, basis) not in self._factors:
-            self._factors[kind, basis] = totals.calibration(self._timed(kind), basis)
-        return self._factors[kind, basis]
 
     def _timed(self, kind: str, marked: bool = False) -> list[PastRun]:
         """Runs of a workload on the target that tell about time: those without marks, or marked ones too."""

@@ -30,8 +30,6 @@ MOST_STEPS = 10**12
 EVALUATION_SD, WARMUP_SD, POWER_SD = 0.05, 0.3, 0.03
 PRIOR_DEGREES = 4
 EVALUATION = Interval(0.35, 0.15, 0.8)  # an evaluated image over a trained one, where no run tells
-ENOUGH_PAIRS = 10  # predictions with their outcome, to calibrate intervals by
-LEAST_FACTOR, MOST_FACTOR = 0.25, 10.0
 Figure = Callable[[PastRun], float | None]
 
 
@@ -59,12 +57,6 @@ def product(*factors: Interval) -> Interval:
     below = math.hypot(*(math.log(factor.value / factor.low) for factor in factors))
     above = math.hypot(*(math.log(factor.high / factor.value) for factor in factors))
     return Interval(value, value * math.exp(-below), value * math.exp(above))
-
-
-def widened(interval: Interval, factor: float) -> Interval:
-    """The interval with both of its sides `factor` times as long."""
-    low = interval.value - factor * (interval.value - interval.low)
-    return Interval(interval.value, max(low, 0.0), interval.value + factor * (interval.high - interval.value))
 
 
 def spread(values: Sequence[float], sd: float) -> Interval:
@@ -306,39 +298,3 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
-
-
-# ---- calibration
-
-
-def calibration(runs: Sequence[PastRun], basis: str) -> float:
-    """The factor for the sides of a basis' intervals with which 90 % of such predictions would have come true.
-
-    Split conformal prediction: of n finished runs, the ceil(0.9 (n + 1))-th smallest distance of the total from its
-    prediction, in sides of the interval as it was before its own calibration. 1 where fewer than ENOUGH_PAIRS are
-    known.
-    """
-    return factor([score for run in runs if (score := _score(run, basis)) is not None])
-
-
-def factor(scores: Sequence[float]) -> float:
-    """The factor by distances of totals from their predictions (`distance`)."""
-    if len(scores) < ENOUGH_PAIRS:
-        return 1.0
-    rank = min(math.ceil(0.9 * (len(scores) + 1)), len(scores))
-    return min(max(sorted(scores)[rank - 1], LEAST_FACTOR), MOST_FACTOR)
-
-
-def distance(said: Interval, measured: float) -> float | None:
-    """Distance of a measured figure from the predicted one, in sides of the interval; None where that has none."""
-    side = said.high - said.value if measured > said.value else said.value - said.low
-    return abs(measured - said.value) / side if side > 0 else None
-
-
-def _score(run: PastRun, basis: str) -> float | None:
-    """The distance of a run's total; None of a probe, whose prediction is that of the whole run."""
-    prediction, measured_s = run.record.prediction, None if run.is_probe else run.record.total_s
-    if prediction is None or prediction.basis != basis or prediction.total_s is None or measured_s is None:
-        return None
-    apart = distance(prediction.total_s, measured_s)
-    return None if apart is None else apart * prediction.calibration

@@ -325,7 +325,6 @@ class Prediction(Struct):
     about: Annotated[str, "what it rests on, in words; of unknown: why"] = ""
     step_s: Interval | None = None
     total_s: Annotated[Interval | None, "as the record's total_s"] = None
-    calibration: Annotated[Float, "factor on total_s's interval, by how earlier predictions came out"] = 1.0
     energy_joules: Annotated[Interval | None, "of all GPUs while they train"] = None
     memory_bytes: Annotated[Interval | None, "that the GPU must have, of the rank that takes most"] = None
     active_bytes: Annotated[Count, "of it, those of the run's tensors alone"] = None

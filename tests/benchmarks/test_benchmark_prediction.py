@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import prediction
 from benchmarks import prediction_replays as replays
-from benchmarks.prediction_replays import Outcome
 from multicard.estimate import published, scaling
 from multicard.estimate.scaling import Growth
 
@@ -60,10 +59,3 @@ def test_the_model_of_a_row_never_saw_its_family(monkeypatch):
     others = tuple(row for row in published.sound() if row.family != "A100")
     monkeypatch.setattr(published, "sound", lambda: others)
     assert replays.scaling_far([row for row in rows if row.family == "A100"]) == before != []
-
-
-def test_intervals_are_calibrated_by_the_runs_before():
-    runs = [Outcome(100.0, 90.0, 110.0, 130.0)] * 10 + [Outcome(100.0, 80.0, 110.0, 130.0)]
-    (last,) = replays.calibrated(runs)  # all ten were 3 sides above
-    assert (last.low, last.high) == (40.0, 130.0) and replays.covered([last]) == 1.0
-    assert replays.calibrated(runs[:10]) == []

@@ -32,7 +32,6 @@ from tests.helpers.past_runs import (
     CPU,
     H200,
     config,
-    missed,
     past,
     predicted,
     probe,
@@ -82,7 +81,7 @@ def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
 )
 def test_no_figure_of_a_record_stops_a_prediction(odd: dict[str, Any]):
     """A record with such a figure is left out, or something is predicted all the same."""
-    known = past(vision() | odd, vision(gpus=2), missed(1.0))
+    known = past(vision() | odd, vision(gpus=2))
     for wanted in (config(vision()), config(vision(gpus=4)), config(vision(batch_size=32, epochs=4))):
         prediction = predicted(wanted, known)
         assert prediction.step_s is None or 0 <= prediction.step_s.low < math.inf

@@ -19,7 +19,6 @@ from tests.helpers.past_runs import (
     STEPS,
     WARMUP_S,
     config,
-    missed,
     past,
     predicted,
     probe,
@@ -37,7 +36,6 @@ def test_deviations_of_independent_parts_add_as_squares():
     assert (factor.value, factor.low, factor.high) == pytest.approx((6.0, 3.0, 12.0))
     both = totals.product(Interval(2.0, 1.0, 4.0), Interval(3.0, 1.5, 6.0))
     assert both.high == pytest.approx(6.0 * 2 ** math.sqrt(2))
-    assert totals.widened(Interval(10.0, 8.0, 13.0), 2.0) == Interval(10.0, 6.0, 16.0)
 
 
 def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next(seed: int = 0):
@@ -173,26 +171,6 @@ def test_energy_is_the_power_of_gpus_alike_by_the_total():
     sampled = past(record | {"gpu": record["gpu"] | {"covers": "sampled"}})
     assert predicted(config(record), sampled, H200).energy_joules is None
     assert predicted(config(vision()), past(vision())).energy_joules is None  # CPU ranks
-
-
-# ---- calibration
-
-
-def test_intervals_are_widened_or_narrowed_by_how_predictions_came_out():
-    def factor(*every: dict[str, Any]) -> float:
-        return totals.calibration(past(*every), "measured")
-
-    misses = [missed(0.1 * number) for number in range(1, 20)]
-    assert factor(*misses[:9]) == 1.0  # too few
-    assert factor(*misses) == pytest.approx(1.8)  # the 18th of 19
-    assert factor(*[missed(0.01)] * 10) == totals.LEAST_FACTOR
-    assert factor(*[missed(-2.0, basis="scaled")] * 30) == 1.0  # of another basis
-    # already narrowed intervals are not narrowed again
-    assert factor(*[missed(1.0, calibration=0.5)] * 10) == pytest.approx(0.5)
-    probes = [probe(prediction=missed(3.0)["prediction"]) for _ in range(12)]  # 1.9 s, of whole runs of 100 s
-    assert factor(*misses[:9], *probes) == 1.0
-    known = [vision(), *[missed(3.0)] * 12]
-    assert [predicted(config(vision()), past(*every)).calibration for every in (known[:1], known)] == [1.0, 3.0]
 
 
 # ---- memory by earlier runs of the cell

@@ -75,10 +75,3 @@ def predicted(
 ) -> Prediction:
     (prediction,) = Predictor(target, known, commit).predict_all([wanted], Effort.records)
     return prediction
-
-
-def missed(by: float, calibration: float = 1.0, basis: str = "measured") -> dict[str, Any]:
-    """A run that took `by` sides of the interval of its prediction more than predicted."""
-    said = {"value": 100.0, "low": 90.0, "high": 120.0}
-    prediction = {"basis": basis, "total_s": said, "calibration": calibration}
-    return vision(total_s=100.0 + 20.0 * by, prediction=prediction)
