@@ -6,10 +6,12 @@ commit is another panel, never a second figure in a cell.
 """
 
 import re
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -82,7 +84,6 @@ class Experiment:
     chosen: group to the option that it sets for all cells.
     fixed: column to the value that it sets for all cells.
     excluded: swept columns and values of cells that cannot be.
-    about: its other comments: what is as printed and what is not.
     """
 
     name: str
@@ -93,7 +94,6 @@ class Experiment:
     view: View
     excluded: tuple[dict[str, Any], ...] = ()
     fixed: dict[str, Any] = field(default_factory=dict)
-    about: str = ""
 
     def has(self, cell: Cell) -> bool:
         """True if it measures a cell of its axes."""
@@ -170,21 +170,31 @@ def load(name: str) -> Experiment:
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(f"no experiment {name}; there are {', '.join(names())}")
-    text = path.read_text()
-    content = msgspec.yaml.decode(text)
-    own = content["hydra"].get("experiment", {})
+    texts = _texts(path)
+    contents = [msgspec.yaml.decode(text) for text in texts]
+    own = contents[-1]["hydra"].get("experiment", {})
     if "view" not in own:
         raise ValueError(f"{path} has no hydra.experiment.view, which says what its table shows")
-    comments = [line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line]
-    chosen = {key.removeprefix("override /"): option for entry in content["defaults"] for key, option in entry.items()}
-    axes = content["hydra"]["sweeper"]["params"]
+    title = next(line[2:] for line in texts[-1].splitlines() if line.startswith("# ") and "@package" not in line)
+    axes = contents[-1]["hydra"]["sweeper"]["params"]
     params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in axes.items()}
     swept = {key: values for key, values in params.items() if len(values) > 1}
+    groups = [entry for content in contents for entry in content["defaults"] if isinstance(entry, dict)]
+    options = {key.removeprefix("override /"): option for entry in groups for key, option in entry.items()}
+    chosen = {group: option for group, option in options.items() if group not in swept}
     kind = next(kind for kind, entry in ENTRIES.items() if entry == own["entry"])
     excluded = tuple(own.get("exclude", ()))
     view = msgspec.convert(own["view"], View)
-    fixed = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
-    return Experiment(name, comments[0], kind, swept, chosen, view, excluded, fixed, " ".join(comments[1:]))
+    every = ChainMap(*reversed(contents))
+    fixed = flat({key: value for key, value in every.items() if key not in ("defaults", "hydra")})
+    return Experiment(name, title, kind, swept, chosen, view, excluded, fixed)
+
+
+def _texts(path: Path) -> list[str]:
+    """The text of an experiment's file, after those of the files in `shared/` that it takes over."""
+    text = path.read_text()
+    shared = [entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)]
+    return [*(part for entry in shared for part in _texts(path.parent / f"{entry}.yaml")), text]
 
 
 def measuring(place: Place) -> list[str]:

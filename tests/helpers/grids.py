@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
-import yaml
 
 from analysis import experiments
 from analysis.experiments import Experiment, load
@@ -112,9 +111,8 @@ def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -
 @cache
 def _set_keys(name: str) -> dict[str, Any]:
     """What an experiment's file sets for all cells, of the keys that figures name."""
-    content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
-    sizes = {f"dataset.{key}": value for key, value in content.get("dataset", {}).items()}
-    return {key: content[key] for key in ("gpus", "pin_memory", "epochs") if key in content} | sizes
+    fixed = experiments.load(name).fixed
+    return {key: fixed[key] for key in fixed if key in ("gpus", "pin_memory", "epochs") or key.startswith("dataset.")}
 
 
 def _epochs(cell: dict[str, Any], wobble: float, count: int = 20) -> list[dict[str, Any]]:
