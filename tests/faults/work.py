@@ -1,11 +1,13 @@
-"""Faults from within: what a rank, or the controller, of the cell with seed 1 does at one of its own points.
+"""Faults from within: what a rank, or the controller, of a cell does at one of its own points.
 
-The variable MULTICARD_FAULT names both, as "hold@step3": an act of `ACTS`, and a point. The points are `step3` (the
-last rank's third optimiser step), `evaluate` (its first evaluation) and `record` (the controller, once the ranks have
-ended and before the record is written). Without the variable this is `multicard.vision`'s own work.
+A cell with a seed above 100 ends as `train` says. For seed 1 the variable MULTICARD_FAULT names an act of `ACTS` and a
+point, as "hold@step3". The points are `step3` (the last rank's third optimiser step), `evaluate` (its first evaluation)
+and `record` (the controller, once the ranks have ended and before the record is written). Otherwise this is
+`multicard.vision`'s own work.
 """
 
 import os
+import signal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from multicard.vision import summary
 
 VARIABLE, FOLDER = "MULTICARD_FAULT", "MULTICARD_FAULT_FOLDER"
 SEED = 1  # of the cell that a fault hits
+RAISES, RUNS_OUT, IS_KILLED, SLEEPS = 101, 102, 103, 104  # seeds: the end of the last rank; all sleep
 REACHED, GO = "reached", "go"  # files of FOLDER: what holds writes the first, and goes on once there is the second
 POLL_S = 0.02
 CHUNK_BYTES, MOST_CHUNKS = 64 << 20, 256
@@ -31,10 +34,19 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     from multicard.vision import train as vision
 
-    if config.seed == SEED and rank.rank == rank.world_size - 1 and VARIABLE in os.environ:
+    last = rank.rank == rank.world_size - 1
+    if last and config.seed == SEED and VARIABLE in os.environ:
         steps = count(1)
         register_optimizer_step_post_hook(lambda *_: reach(f"step{next(steps)}"))
         register_module_forward_pre_hook(lambda *_: None if torch.is_grad_enabled() else reach("evaluate"))
+    if last and config.seed == RAISES:
+        raise KeyError("no such weight")
+    if last and config.seed == RUNS_OUT:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    if last and config.seed == IS_KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.seed == SLEEPS:
+        pause(600)
     vision.train(rank, config, folder, workers)
 
 

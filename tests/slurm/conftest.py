@@ -2,20 +2,18 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import PATIENCE_S, ROOT, SMALL
+from tests.conftest import ROOT, SMALL
+from tests.faults.harness import ENTRY
 
 CLUSTER = Path(__file__).parent / "cluster"
-ENTRY = Path(__file__).parent / "entry.py"
 QUICK = (*(word for word in SMALL if word != "device=cpu"), "dataset.train_limit=48", "cpus_per_gpu=1")
 
 
@@ -51,18 +49,16 @@ class Sweep:
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder, self.root = folder, root
 
-    def words(self, *words: str, entry: Path = ENTRY) -> list[str]:
+    def words(self, *words: str) -> list[str]:
         fixed = ["hydra/launcher=submitit_slurm", f"hydra.sweep.dir={self.folder}", *QUICK]
-        return [sys.executable, str(self.root / entry.relative_to(ROOT)), "-m", *fixed, *words]
+        return [sys.executable, str(self.root / ENTRY), "-m", *fixed, *words]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        line = self.words(*words)
         out, error = subprocess.PIPE, subprocess.STDOUT
-        return subprocess.Popen(line, **self._where, stdout=out, stderr=error)
+        return subprocess.Popen(self.words(*words), **self._where, stdout=out, stderr=error)
 
     def run(self, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        line = self.words(*words)
-        return subprocess.run(line, **self._where, capture_output=True, timeout=timeout, check=False)
+        return subprocess.run(self.words(*words), **self._where, capture_output=True, timeout=timeout, check=False)
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -73,26 +69,16 @@ class Sweep:
         return [json.loads(path.read_text()) | {"folder": path.parent} for path in self.folder.glob("*/result.json")]
 
     def submissions(self) -> list[str]:
-        """All jobs that SLURM ever had for this sweep, by its accounting (which leaves out those on hold)."""
-        names = [path.stem for path in (self.folder / ".submitit").glob("*.json")]
-        return ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", ",".join(names)).split() if names else []
+        return submissions(self.folder)
+
+
+def submissions(sweep: Path) -> list[str]:
+    """All jobs that SLURM ever had for a sweep's folder, by its accounting (which leaves out those on hold)."""
+    names = [path.stem for path in (sweep / ".submitit").glob("*.json")]
+    return ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", ",".join(names)).split() if names else []
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Sweep]:
     yield Sweep(tmp_path / "sweep")
     ask("scancel", "--user", ask("id", "-un"))  # what a failed test left would disturb the next
-
-
-def wait_for(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """Wait until the result of `holds` is true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (result := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
-    return result
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()

@@ -15,10 +15,11 @@ import pytest
 
 from multicard.measure.timing import pause
 from multicard.records import ownership, run_folder
+from tests.conftest import awaited
 from tests.faults import harness
 from tests.faults.acts import held, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
-from tests.slurm.conftest import ask, wait_for
+from tests.slurm.conftest import ask, submissions
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
 # SLURM warns of the limit up to a minute before `signal_delay_s`
@@ -35,7 +36,7 @@ def wait_until_idle() -> None:
             return bool(states) and all(re.fullmatch("idle|mixed|allocated", state) for state in states)
         return False
 
-    wait_for(is_idle)
+    awaited(is_idle)
 
 
 def update(node: str, state: str) -> None:
@@ -91,8 +92,7 @@ def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
 
 def submitted_once(trial: Trial) -> str | None:
     """Whether each cell was submitted once, by SLURM's accounting."""
-    names = ",".join(path.stem for path in (trial.sweep / ".submitit").glob("*.json"))
-    number = len(ask("sacct", "-X", "-n", "-P", "-o", "JobID", "--name", names).split()) if names else 0
+    number = len(submissions(trial.sweep))
     return None if number == 2 else f"{number} jobs were submitted for two cells"
 
 

@@ -19,9 +19,9 @@ import pytest
 from multicard.machine import private
 from multicard.records import run_folder
 from multicard.sweep.job import STARTS_JOBS
-from tests.conftest import PATIENCE_S, ROOT
-from tests.slurm.conftest import Sweep, ask, kill, wait_for
-from tests.slurm.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
+from tests.conftest import PATIENCE_S, ROOT, awaited
+from tests.faults.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
+from tests.slurm.conftest import Sweep, ask
 
 
 def by_axis(sweep: Sweep, axis: str) -> dict:
@@ -58,7 +58,7 @@ def lost(node: str, controller: psutil.Process) -> Iterator[None]:
     finally:
         ask("scancel", "--user", ask("id", "-un"))
         ask("slurmd", "-N", node)
-        wait_for(lambda: ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"])
+        awaited(lambda: ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle", "idle"])
 
 
 def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep):
@@ -107,7 +107,7 @@ def test_two_nodes_train_as_one_does(sweep: Sweep, measured):
 
 def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
     running = sweep.start("nodes=2", "gpus=1", f"seed={SLEEPS}")
-    with lost("n2", wait_for(lambda: controller(SLURMD_NODENAME="n2"))):
+    with lost("n2", awaited(lambda: controller(SLURMD_NODENAME="n2"))):
         output, _ = running.communicate(timeout=PATIENCE_S)
         assert running.returncode == 1, output
         (result,) = sweep.results()
@@ -120,7 +120,7 @@ def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
 def test_a_job_of_two_nodes_is_closed_to_other_users(sweep: Sweep):
     with private.umask(0):
         running = sweep.start("nodes=2", "gpus=1", f"seed={SLEEPS}")
-    nodes = [wait_for(lambda name=name: controller(SLURMD_NODENAME=name)) for name in ("n1", "n2")]
+    nodes = [awaited(lambda name=name: controller(SLURMD_NODENAME=name)) for name in ("n1", "n2")]
 
     def addresses() -> list[str]:
         """At which the ranks' store and gloo listen, once there are ranks."""
@@ -129,7 +129,7 @@ def test_a_job_of_two_nodes_is_closed_to_other_users(sweep: Sweep):
         listening = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
         return listening if len(listening) >= 3 else []
 
-    assert not [address for address in wait_for(addresses) if ip_address(address).is_unspecified]
+    assert not [address for address in awaited(addresses) if ip_address(address).is_unspecified]
     folder = sweep.folder / ".submitit"
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pkl")} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -162,8 +162,8 @@ def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
 
 def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(sweep: Sweep):
     running = sweep.start(f"seed={SLEEPS}", "precision=fp32,bf16")
-    tasks = [wait_for(lambda task=task: controller(SLURM_ARRAY_TASK_ID=task)) for task in ("0", "1")]
-    wait_for(lambda: len(list(sweep.folder.glob("*/logs/r00.log"))) == 2)  # of a rank: its controller answers signals
+    tasks = [awaited(lambda task=task: controller(SLURM_ARRAY_TASK_ID=task)) for task in ("0", "1")]
+    awaited(lambda: len(list(sweep.folder.glob("*/logs/r00.log"))) == 2)  # of a rank: its controller answers signals
     job = tasks[0].environ()["SLURM_ARRAY_JOB_ID"]
     node = ask("squeue", "-h", "-j", f"{job}_0", "-o", "%N")
     tasks[0].kill()
@@ -191,7 +191,7 @@ def fail_node(job: str, folder: Path) -> None:
             subprocess.run(["scontrol", *words], check=False)  # needed if SLURM met the old processes on the node
         return len(run_folder.read_segments(folder)) > 1
 
-    wait_for(has_begun_again)
+    awaited(has_begun_again)
 
 
 @pytest.mark.parametrize(("stop", "end"), [(preempt, "preempted"), (fail_node, "requeued")])
@@ -200,12 +200,12 @@ def test_a_run_that_slurm_stops_goes_on_to_the_same_result(sweep: Sweep, stop: C
     undisturbed = Sweep(sweep.folder.with_name("undisturbed"))
     other_running = undisturbed.start(*words, "hydra.launcher.nodelist=n2")
     running = sweep.start(*words, "hydra.launcher.nodelist=n1")
-    (job,) = wait_for(sweep.submissions)
+    (job,) = awaited(sweep.submissions)
 
     def trained() -> list[Path]:
         return list(sweep.folder.glob("*/steps/r00_e000.parquet"))
 
-    (steps,) = wait_for(trained)
+    (steps,) = awaited(trained)
     stop(job, steps.parent.parent)
     output, _ = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 0, output
@@ -225,11 +225,11 @@ def test_a_run_that_slurm_stops_goes_on_to_the_same_result(sweep: Sweep, stop: C
 def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_waits_for_them(sweep: Sweep):
     words = ("seed=1,2,3", "epochs=4")
     first = sweep.start(*words)
-    wait_for(lambda: list(sweep.folder.glob("*/.running.json")))
+    awaited(lambda: list(sweep.folder.glob("*/.running.json")))
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1, output
-    jobs = wait_for(lambda: listed if len(listed := sweep.submissions()) == 3 else None)  # accounting lags
+    jobs = awaited(lambda: listed if len(listed := sweep.submissions()) == 3 else None)  # accounting lags
     base = jobs[0].partition("_")[0]
     assert re.search(rf"left in the queue: \d jobs?. To cancel them: scancel {base}_\[[0-2,]+\]$", output, re.MULTILINE)
     assert "To wait for them again: " in output and "hydra.sweep.dir=" in output
@@ -237,7 +237,8 @@ def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_
     second = sweep.start(*words)
     assert second.stdout is not None
     next(line for line in second.stdout if "was submitted before" in line or "measured before" in line)
-    kill(second)
+    second.kill()
+    second.wait()
 
     again = sweep.run(*words)
     assert again.returncode == 0, again.stdout + again.stderr
@@ -260,7 +261,7 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     other = Sweep(tmp_path / "latest", copy)
     on_hold = "hydra.launcher.additional_parameters={hold: true}"
     running, latest = sweep.start(on_hold), other.start(on_hold, "code=latest")
-    jobs = wait_for(lambda: held if len(held := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
+    jobs = awaited(lambda: held if len(held := ask("squeue", "-h", "-t", "PD", "-o", "%F").split()) == 2 else None)
     with (copy / "multicard" / "cli" / "command.py").open("a") as file:
         file.write("# edited while the job waits\n")
     ask("scontrol", "release", *jobs)
