@@ -102,7 +102,12 @@ class DecoderConfig:
 
 @dataclass
 class LlamaConfig(DecoderConfig):
-    """A Llama 3, or a Llama 3.2, which is `tied` and stretches the rotary frequencies."""
+    """A Llama 3, or a Llama 3.2, which is `tied` and stretches the rotary frequencies by 32."""
+
+
+@dataclass
+class Llama31Config(DecoderConfig):
+    """A Llama 3.1, which stretches the rotary frequencies by 8."""
 
 
 @dataclass
@@ -179,9 +184,10 @@ TOKENIZERS: dict[str, type[TokenizerConfig]] = {
 
 MODELS: dict[str, type[DecoderConfig]] = {
     "llama3_tiny": LlamaConfig,
-    "llama3_1b": LlamaConfig,
-    "llama3_3b": LlamaConfig,
+    "llama3_2_1b": LlamaConfig,
+    "llama3_2_3b": LlamaConfig,
     "llama3_8b": LlamaConfig,
+    "llama3_1_8b": Llama31Config,
     "qwen2_5_tiny": Qwen25Config,
     "qwen2_5_0_5b": Qwen25Config,
     "qwen2_5_7b": Qwen25Config,

@@ -210,8 +210,7 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
             "quantize_base": chosen(config).nf4,
         }
     component |= chosen(config).builder_arguments(options)
-    sizes = {key: getattr(model, key) for key in models.SIZES}
-    return component | {"vocab_size": vocabulary} | sizes | family.arguments(model)
+    return component | {"vocab_size": vocabulary} | models.builder_arguments(model)
 
 
 def check_cuda_graphs(config: LlmConfig, value: str) -> None:

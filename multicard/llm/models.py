@@ -4,13 +4,12 @@ Weights are checked by their files' headers alone.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from multicard.config.keys import require
-from multicard.config.llm import DecoderConfig, LlamaConfig, Qwen25Config
+from multicard.config.llm import DecoderConfig, Llama31Config, LlamaConfig, Qwen25Config
 
 Shape = tuple[int, ...]
 
@@ -26,36 +25,51 @@ class Family:
     Fields:
         package: holds the builder, `name`, and the one with adapters, `lora_` and `name`.
         checkpoint: torchtune's name of the checkpoints' form.
+        model_type: `model_type` of the checkpoints' config.json.
+        norm_eps, rope_base: epsilon of the RMS norms, and base of the rotary frequencies.
+        rope_factor: by which Llama 3.1 and 3.2 stretch the lower rotary frequencies; None: they do not.
         quantizes_all: with NF4, linears without an adapter are quantised too.
         qkv_bias: the query, key and value projections have a bias.
-        arguments: what the builders take beside the sizes.
     """
 
     package: str
     name: str
     checkpoint: str
-    quantizes_all: bool = False
+    model_type: str = "llama"
+    norm_eps: float = 1e-5
+    rope_base: int = 500_000
+    rope_factor: int | None = None
+    quantizes_all: bool = True
     qkv_bias: bool = False
-    arguments: Callable[[DecoderConfig], dict[str, Any]] = lambda _: {}
 
 
-LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3", quantizes_all=True)
-LLAMA3_2 = Family("torchtune.models.llama3_2", "llama3_2", "LLAMA3_2", quantizes_all=True)
+LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3")
+LLAMA3_1 = Family("torchtune.models.llama3_1", "llama3_1", "LLAMA3", rope_factor=8)
+LLAMA3_2 = Family("torchtune.models.llama3_2", "llama3_2", "LLAMA3_2", rope_factor=32)
 QWEN2_5 = Family(
-    "torchtune.models.qwen2",
-    "qwen2",
-    "QWEN2",
+    *("torchtune.models.qwen2", "qwen2", "QWEN2", "qwen2"),
+    norm_eps=1e-6,
+    rope_base=1_000_000,
+    quantizes_all=False,
     qkv_bias=True,
-    arguments=lambda model: {"norm_eps": 1e-6, "rope_base": 1e6, "tie_word_embeddings": model.tied},
 )
 
 
-FAMILIES: dict[type[DecoderConfig], Family] = {LlamaConfig: LLAMA3, Qwen25Config: QWEN2_5}
+FAMILIES: dict[type[DecoderConfig], Family] = {LlamaConfig: LLAMA3, Llama31Config: LLAMA3_1, Qwen25Config: QWEN2_5}
 
 
 def family(model: DecoderConfig) -> Family:
     own = FAMILIES[type(model)]
     return LLAMA3_2 if own is LLAMA3 and model.tied else own
+
+
+def builder_arguments(model: DecoderConfig) -> dict[str, Any]:
+    """What the builders of torchtune take, beside adapters and the vocabulary."""
+    own = family(model)
+    arguments = {key: getattr(model, key) for key in SIZES} | {"norm_eps": own.norm_eps, "rope_base": own.rope_base}
+    if own.rope_factor is not None:
+        arguments["scale_factor"] = own.rope_factor
+    return arguments | ({"tie_word_embeddings": model.tied} if own is QWEN2_5 else {})
 
 
 def linears(model: DecoderConfig) -> dict[str, tuple[int, int]]:
@@ -119,10 +133,59 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         except SafetensorError:
             raise ValueError(f"{key}: {path.name} is cut off or no safetensors file; fetch it again") from None
     try:
-        values = {"tie_word_embeddings": False} | json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        values = json.loads((folder / "config.json").read_text())
+        own = _facts(values)
+    except (OSError, ValueError, AttributeError):
         raise ValueError(f"{key}: has no whole config.json; fetch the whole folder") from None
-    sizes = {
+    for name, value in _expected_facts(model, vocabulary).items():
+        problem = f"{key}: config.json says {name} {own[name]}, not {value} as model={model.name}"
+        require(own[name] == value, f"{problem}; choose the model that fits, or another folder")
+    expected = {_hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()}
+    unknown = [name for name in shapes if name not in expected and not name.endswith(IGNORED)]
+    problem = f"{key}: has a tensor {unknown[0] if unknown else ''}, which model={model.name} has not"
+    require(not unknown, f"{problem}; choose the model that fits, or another folder")
+    for name, shape in expected.items():
+        require(name in shapes, f"{key}: has no tensor {name}; fetch the whole folder, not a quantised one")
+        problem = f"{key}: {name} has shape {shapes[name]}, not {shape} as model={model.name}"
+        require(shapes[name] == shape, f"{problem}; choose the model that fits, or another folder")
+
+
+IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")  # computed anew; missing where it is needed, else the embedding
+
+# Of config.json, what changes a decoder's answers, with transformers' values where a file has none
+HUGGING_FACE_DEFAULTS = {
+    **dict.fromkeys(("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+    **dict.fromkeys(("num_key_value_heads", "vocab_size")),
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+}
+ROPE_DEFAULTS = {
+    "rope_type": "default",
+    "rope_theta": 10_000,
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
+}
+
+
+def _facts(values: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a config.json that decide a decoder's answers. Its rotary part is in `rope_parameters`, or before
+    transformers 5 in `rope_theta` and `rope_scaling`, whose `rope_type` was once `type`."""
+    rope = {"rope_theta": values.get("rope_theta", ROPE_DEFAULTS["rope_theta"])}
+    rope |= values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    own = {name: values.get(name, default) for name, default in HUGGING_FACE_DEFAULTS.items()}
+    return own | {name: rope.get(name, default) for name, default in ROPE_DEFAULTS.items()}
+
+
+def _expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
+    """The same of a decoder that torchtune builds."""
+    own = family(model)
+    stretched = {"rope_type": "llama3", "factor": own.rope_factor, "low_freq_factor": 1, "high_freq_factor": 4}
+    stretched["original_max_position_embeddings"] = 8192
+    return {
+        **HUGGING_FACE_DEFAULTS,
+        "model_type": own.model_type,
         "hidden_size": model.embed_dim,
         "intermediate_size": model.intermediate_dim,
         "num_hidden_layers": model.num_layers,
@@ -130,15 +193,11 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         "num_key_value_heads": model.num_kv_heads,
         "vocab_size": vocabulary,
         "tie_word_embeddings": model.tied,
+        "rms_norm_eps": own.norm_eps,
+        **ROPE_DEFAULTS,
+        "rope_theta": own.rope_base,
+        **(stretched if own.rope_factor is not None else {}),
     }
-    for name, value in sizes.items():
-        problem = f"{key}: config.json says {name} {values.get(name)}, not {value} as model={model.name}"
-        require(values.get(name) == value, f"{problem}; choose the model that fits, or another folder")
-    for name, shape in tensors(model, vocabulary).items():
-        own = _hugging_face_name(name)
-        require(own in shapes, f"{key}: has no tensor {own}; fetch the whole folder, not a quantised one")
-        problem = f"{key}: {own} has shape {shapes[own]}, not {shape} as model={model.name}"
-        require(shapes[own] == shape, f"{problem}; choose the model that fits, or another folder")
 
 
 HUGGING_FACE = {

@@ -70,8 +70,8 @@ REFUSED = [
     (["custom_sharded_layers=[layers]"], "custom_sharded_layers=['layers']: name some of tok_embeddings, output, each"),
     (["custom_sharded_layers=[output,output]"], "custom_sharded_layers=['output', 'output']: name some of"),
     (
-        ["custom_sharded_layers=[output]", "model=llama3_1b"],
-        "custom_sharded_layers=['output']: the output of model=llama3_1b is its embeddings",
+        ["custom_sharded_layers=[output]", "model=llama3_2_1b"],
+        "custom_sharded_layers=['output']: the output of model=llama3_2_1b is its embeddings",
     ),
     (["dataset=samsum", "method=dpo"], "dataset=samsum: method=dpo needs chosen and rejected"),
     (["dataset=preference"], "dataset=preference: holds pairs, which method=lora cannot read"),
@@ -85,7 +85,10 @@ REFUSED = [
     (["tokenizer.vocab_size=100"], "tokenizer.vocab_size=100"),
     (["tokenizer=qwen2_5"], "tokenizer.path is not set"),
     (["tokenizer=qwen2_5", "tokenizer.path=x"], "tokenizer.merges_file is not set"),
-    (["model=llama3_1b", "method.apply_lora_to_output=true"], "method.apply_lora_to_output=true: the output of model="),
+    (
+        ["model=llama3_2_1b", "method.apply_lora_to_output=true"],
+        "method.apply_lora_to_output=true: the output of model=",
+    ),
     (
         ["model=qwen2_5_tiny", "method=qlora"],
         "method=qlora: torchtune quantises only linears with an adapter of model=",

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ def built(words: list[str], vocabulary: int) -> torch.nn.Module:
     ("name", "builder", "parameters"),
     [
         ("llama3_8b", "llama3.llama3_8b", 8_030_261_248),
-        ("llama3_1b", "llama3_2.llama3_2_1b", 1_235_814_400),
-        ("llama3_3b", "llama3_2.llama3_2_3b", 3_212_749_824),
+        ("llama3_1_8b", "llama3_1.llama3_1_8b", 8_030_261_248),
+        ("llama3_2_1b", "llama3_2.llama3_2_1b", 1_235_814_400),
+        ("llama3_2_3b", "llama3_2.llama3_2_3b", 3_212_749_824),
         ("qwen2_5_0_5b", "qwen2_5.qwen2_5_0_5b", 494_032_768),
         ("qwen2_5_7b", "qwen2_5.qwen2_5_7b_base", 7_615_616_512),
     ],
@@ -44,6 +46,55 @@ def test_sizes_are_those_of_torchtunes_own_models(name: str, builder: str, param
     assert rope == [(module.base, module.dim) for module in theirs.modules() if hasattr(module, "base")]
     eps = [{module.eps for module in each.modules() if hasattr(module, "eps")} for each in (ours, theirs)]
     assert eps[0] == eps[1]
+
+
+SMALL = (
+    *("model.num_layers=2", "model.num_heads=4", "model.num_kv_heads=2", "model.embed_dim=256"),
+    *("model.intermediate_dim=512", "model.max_seq_len=4096", "model.vocab_size=500", "method=full"),
+)
+PARTS = {"llama3_8b": {}, "llama3_1_8b": {"factor": 8.0}, "llama3_2_1b": {"factor": 32.0}, "qwen2_5_0_5b": {}}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
+    """The same weights in the classes that the published checkpoints are for, which write config.json by themselves."""
+    from omegaconf import OmegaConf
+    from safetensors.torch import load_file
+    from torchtune import config as torchtune_config
+    from torchtune.models.convert_weights import hf_to_tune
+    from torchtune.models.qwen2 import qwen2_hf_to_tune
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    qwen, tied = name.startswith("qwen"), name in ("llama3_2_1b", "qwen2_5_0_5b")
+    rope = {"rope_theta": 1e6 if qwen else 5e5, "rope_type": "default"} | PARTS[name]
+    if PARTS[name]:
+        rope |= {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = 8192
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256}
+    sizes |= {"intermediate_size": 512, "vocab_size": 500, "max_position_embeddings": 4096}
+    settings = sizes | {"rms_norm_eps": 1e-6 if qwen else 1e-5, "tie_word_embeddings": tied, "rope_parameters": rope}
+    torch.manual_seed(0)
+    theirs = (Qwen2ForCausalLM(Qwen2Config(**settings)) if qwen else LlamaForCausalLM(LlamaConfig(**settings))).eval()
+    for parameter in theirs.parameters():  # beyond what normalisation evens out
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path)
+
+    config = typed_llm(f"model={name}", *SMALL, f"model.weights={tmp_path}")
+    models.check_weights(config.model, 500)
+    state = load_file(tmp_path / "model.safetensors")
+    shape = {"num_heads": 4, "num_kv_heads": 2, "dim": 256}
+    state = qwen2_hf_to_tune(state, **shape, tie_word_embeddings=tied) if qwen else hf_to_tune(state, **shape)
+    tokens = torch.randint(500, (1, 2000))
+    found = {}
+    for built_as in PARTS:
+        if built_as.startswith("qwen") == qwen and (built_as in ("llama3_2_1b", "qwen2_5_0_5b")) == tied:
+            component = methods.model_component(typed_llm(f"model={built_as}", *SMALL), 500)
+            ours = torchtune_config.instantiate(OmegaConf.create(component)).eval()
+            ours.load_state_dict(state)
+            with torch.no_grad():
+                found[built_as] = (ours(tokens) - theirs(tokens).logits).abs().max().item()
+    assert found.pop(name) < 1e-4
+    assert all(difference > 0.01 for difference in found.values())  # one Llama is not the other
 
 
 @pytest.mark.parametrize("name", MODELS)

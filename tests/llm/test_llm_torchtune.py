@@ -137,7 +137,10 @@ def write_checkpoint(folder: Path, family: str) -> None:
     save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, folder / "model.safetensors")
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 256, "intermediate_size": 768}
     sizes |= {"num_hidden_layers": 2, "vocab_size": VOCABULARY, "tie_word_embeddings": family == "qwen"}
-    (folder / "config.json").write_text(json.dumps(sizes))
+    own = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
+    if family == "qwen":
+        own = {"model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1e6}}
+    (folder / "config.json").write_text(json.dumps(sizes | own))
 
 
 @pytest.mark.parametrize("words", [["method=full"], ["method=lora", "gpus=2"]], ids=" ".join)
@@ -193,6 +196,38 @@ def test_a_checkpoint_of_other_sizes_is_refused(words: list[str], says: str, tmp
     config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}", *words).model
     with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
         models.check_weights(config, config.vocab_size or 0)
+
+
+STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+STRETCHED |= {"original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"model_type": "mistral"}, "config.json says model_type mistral, not llama as model=llama3_tiny"),
+        ({"rope_theta": 10_000.0}, "config.json says rope_theta 10000.0, not 500000"),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6}}, "config.json says rope_theta 1000000.0, not"),
+        ({"rope_scaling": STRETCHED}, "config.json says rope_type llama3, not default"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json says rope_type linear, not default"),
+        ({"rms_norm_eps": 1e-6}, "config.json says rms_norm_eps 1e-06, not 1e-05"),
+        ({"hidden_act": "gelu"}, "config.json says hidden_act gelu, not silu"),
+        (None, "has a tensor model.layers.0.self_attn.q_proj.bias, which model=llama3_tiny has not"),
+    ],
+)
+def test_a_checkpoint_that_computes_otherwise_is_refused(changed: dict[str, Any] | None, says: str, tmp_path: Path):
+    folder = tmp_path / "weights"
+    write_checkpoint(folder, "llama")
+    if changed is None:
+        held = load_file(folder / "model.safetensors")
+        bias = {"model.layers.0.self_attn.q_proj.bias": held["model.norm.weight"].clone()}
+        save_file(held | bias, folder / "model.safetensors")
+    else:
+        values = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(values | changed))
+    config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}").model
+    with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
+        models.check_weights(config, VOCABULARY)
 
 
 @pytest.mark.usefixtures("processes")
