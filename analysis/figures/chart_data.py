@@ -161,8 +161,8 @@ def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
     return max(0.0, least - room), min(1.0, most + room)
 
 
-def means_notes(rows: Sequence[Row]) -> list[str]:
-    """Lines on what points and bars are, and on intervals that are cut."""
+def means_notes(rows: Sequence[Row], are_cut: bool = True) -> list[str]:
+    """Lines on what points and bars are, and on intervals that are cut where that is done."""
     points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
     if not points:
         return []
@@ -174,7 +174,7 @@ def means_notes(rows: Sequence[Row]) -> list[str]:
     line += ", of peak memory the highest" * highest
     bars = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
     lines = [f"{line}; bars: {captions.listed(bars)}" if bars else line]
-    for measure in dict.fromkeys(row["measure"] for row in rows):
+    for measure in dict.fromkeys(row["measure"] for row in rows if are_cut):
         least, most = axis_limits([row for row in rows if row["measure"] == measure], measure)
         bounded = [row for row in rows if row["measure"] == measure and row.get("low") is not None]
         if any(row["low"] < least or row["high"] > most for row in bounded):

@@ -21,13 +21,15 @@ WIDTH, HEIGHT = 340, 240  # points, of a chart among at most two
 SMALL_WIDTH, SMALL_HEIGHT = 225, 110  # of a chart among more
 MOST_ACROSS = 4  # charts beside each other
 MOST_TICKS = 8  # along numbers
-STRIP, FOOT = 0.07, 0.03  # of the height: for each of the crosses at one x, and of a cross at the foot
+STRIP = 0.07  # of the height, for each of the crosses at one x
+ROOM = 1.2  # of the longest bar, so that its figure has room
 MOST_LETTERS = 38  # in a line of a chart's heading
 LINE = " | "  # between the lines of a chart's heading
 SMALL_FROM = 25  # values along x, from which their points are smaller
 # A run that did not end ok
 CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}
-SERIES, PART = "series", "part"  # fields of a row: its series, and which of a measure's charts it is in
+# Fields of a row: its series, which of a measure's charts it is in, and of a bar where it stands
+SERIES, PART, AT = "series", "part", "at"
 
 Encoding = dict[str, Any]
 
@@ -48,13 +50,13 @@ def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Enco
 
 
 def drawn(
-    rows: Sequence[Row], kind: str, x: str = "", at_foot: bool = False, titles: dict[str, str] | None = None
+    rows: Sequence[Row], kind: str, x: str = "", are_bars: bool = False, titles: dict[str, str] | None = None
 ) -> list[Row]:
-    """The rows with what is drawn of them, in the unit and within the limits of their measure.
+    """The rows with what is drawn of them, in the unit of their measure, and of lines within its limits.
 
     Args:
         x: field along which crosses at one value stand below each other.
-        at_foot: whether crosses stand at the foot of the chart, where a bar would, instead of its top.
+        are_bars: whether crosses stand at the foot of the chart, instead of its top, and nothing is cut.
         titles: of charts by measure, with a place for the unit, instead of those of `captions.axis`.
     """
     shown = []
@@ -65,18 +67,20 @@ def drawn(
         unit = captions.unit(measure, most)
         title = titles[measure].format(unit.name) if titles else captions.axis(measure, kind, unit)
         crosses = Counter((row[PART], row.get(x)) for row in own if row["status"] != "ok")
-        foot, strip = least + FOOT * (most - least), STRIP * (most - least)
-        top = most if at_foot else most + strip * max(crosses.values(), default=0)
-        numbers: Counter[Any] = Counter()
+        strip = STRIP * (most - least)
+        top = most + strip * max(crosses.values(), default=0)
+        limits, numbers = {} if are_bars else {"least": least, "most": top}, Counter[Any]()
         for row in own:
             value, label, place = row.get("mean"), row.get("signs") or "", (row[PART], row.get(x))
-            low, high = (None if row.get(end) is None else min(max(row[end], least), most) for end in ("low", "high"))
+            low, high = row.get("low"), row.get("high")
+            if low is not None and high is not None and not are_bars:
+                low, high = max(low, least), min(high, most)
             if row["status"] != "ok":
                 numbers[place] += 1
-                value = foot if at_foot else top - (numbers[place] - 0.5) * strip
+                value = 0.0 if are_bars else top - (numbers[place] - 0.5) * strip
                 ended = row["status"] + (f" x{row['n']}" if row["n"] > 1 else "")
-                label = ended if at_foot else f"{row[SERIES]} {ended}".strip()
-            figures = {"shown": value, "shown_low": low, "shown_high": high, "least": least, "most": top}
+                label = ended if are_bars else f"{row[SERIES]} {ended}".strip()
+            figures = {"shown": value, "shown_low": low, "shown_high": high, **limits}
             divided = {name: None if end is None else end / unit.divisor for name, end in figures.items()}
             shown.append(row | {"chart": heading(title, row[PART]), "label": label} | divided)
     return shown
@@ -178,37 +182,35 @@ def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool 
     return layers
 
 
-def bar_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str]) -> list[Any]:
-    """Bars in groups with intervals and printed figures; what did not end stands at the foot."""
-    beside: Encoding = {"xOffset": alt.XOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
-    base, colour = alt.Chart().encode(x=x, y=y_axis(), **beside), by_series(order, "color")
-    ok = where(base, MEASURED, "ok")
-    bars = ok.mark_bar().encode(**colour, tooltip=tooltips(SERIES, x.shorthand))
-    layers = [bars, *intervals(ok, rows, {}, 9, style="plain"), *paper_points(base, rows, colour)]
-    layers.append(ok.mark_text(dy=-8).encode(text="label:N"))
+def bar_layers(rows: Sequence[Row], order: Sequence[str], places: Sequence[str], si: bool) -> list[Any]:
+    """Bars from the left in groups, with intervals, printed figures, and their figures beside them; what did not end
+    stands at the foot.
+
+    Args:
+        order: of the series. places: of the groups, the values of `AT`.
+        si: write figures with k, M, G.
+    """
+    beside: Encoding = {"yOffset": alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
+    axis = alt.Axis(tickCount=4, format=captions.SI if si else captions.PLAIN)
+    x = alt.X("shown:Q", title=None, axis=axis, scale=alt.Scale(nice=False))
+    base = alt.Chart().encode(x=x, y=alt.Y(f"{AT}:N", sort=list(places), title=None), **beside)
+    ok, colour = where(base, MEASURED, "ok"), by_series(order, "color")
+    end = "isValid(datum.low) ? datum.shown_high : datum.shown"
+    text = ok.transform_calculate(end=end, text=f"format(datum.shown, '{'.3~s' if si else ',.3~r'}') + datum.label")
+    room = alt.Chart().transform_calculate(end=end).transform_aggregate(end="max(end)")
+    room = room.transform_calculate(end=f"{ROOM} * datum.end").mark_rule(opacity=0).encode(x="end:Q")
+    layers = [room, ok.mark_bar().encode(**colour, tooltip=tooltips(SERIES, AT))]
+    layers.append(text.mark_text(align="left", dx=4, fontSize=10).encode(x="end:Q", text="text:N"))
+    bounds = {"x": "shown_low:Q", "x2": "shown_high:Q"}
+    if any(row.get("low") is not None for row in rows):
+        layers.append(ok.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(**bounds))
+    if any(row["of"] == PAPER for row in rows):
+        layers.append(where(base, PAPER).mark_rule(strokeWidth=1.2).encode(**bounds, **colour))
     if any(row["status"] != "ok" for row in rows):
         unended = base.transform_filter("datum.status != 'ok'")
         layers.append(unended.mark_point(**CROSS).encode(**colour))
-        layers.append(unended.mark_text(angle=270, align="left", dx=8, fontSize=10).encode(text="label:N"))
-    return layers
-
-
-def horizontal_bars(rows: Sequence[Row], x: alt.X, y: alt.Y, order: Sequence[str], written: str) -> list[Any]:
-    """Bars from the left in groups, with intervals, and their figures in the format `written` beside them."""
-    beside: Encoding = {"yOffset": alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
-    base, colour = alt.Chart().encode(x=x, y=y, **beside), by_series(order, "color")
-    ok = where(base, MEASURED)
-    interval = ok.transform_filter("isValid(datum.low)").mark_rule(style="plain", strokeWidth=1)
-    text = ok.transform_calculate(end="isValid(datum.low) ? datum.shown_high : datum.shown")
-    text = text.mark_text(align="left", dx=4, fontSize=10)
-    ranges = where(base, PAPER).mark_rule(strokeWidth=1.2).encode(x="shown_low:Q", x2="shown_high:Q", **colour)
-    return [
-        ok.mark_bar().encode(**colour, tooltip=tooltips("named", SERIES, y.shorthand.removesuffix(":N"))),
-        interval.encode(x="shown_low:Q", x2="shown_high:Q"),
-        text.encode(x="end:Q", text=alt.Text("shown:Q", format=written)),
-        *([ranges] if any(row["of"] == PAPER for row in rows) else []),
-        *paper_points(base, rows, colour),
-    ]
+        layers.append(unended.mark_text(align="left", dx=8, fontSize=10).encode(text="label:N"))
+    return [*layers, *paper_points(base, rows, colour)]
 
 
 def intervals(ok: Any, rows: Sequence[Row], encoding: Encoding, size: int = 7, **mark: Any) -> list[Any]:

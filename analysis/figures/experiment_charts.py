@@ -14,10 +14,12 @@ from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, PAPER, Row
 from analysis.figures.charts import (
+    AT,
     HEIGHT,
     MOST_ACROSS,
     PART,
     SERIES,
+    SMALL_WIDTH,
     WIDTH,
     bar_layers,
     drawn,
@@ -25,13 +27,13 @@ from analysis.figures.charts import (
     line_layers,
     number_axis,
 )
-from analysis.figures.vega import Figure, Spec, escaped, figure
+from analysis.figures.vega import Figure, Spec, escaped
 from analysis.runs import details, grouping
 from analysis.runs.load import Run
 from multicard.config.job import count
 
 FACET_WIDTH = 220  # points, of a chart among several of one measure
-BAR, LEAST_WIDTH, MOST_WIDTH = 24, 180, 1000  # points: a bar's width, and of all charts beside each other
+BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars
 MARGIN = 160  # points, of axes and legend
 CURVES = ("train_loss", "test_accuracy")  # keys of a record's epochs
 EFFICIENCY_NOTE = "Parallel efficiency: the time on one GPU / (GPUs x the time), a ratio of means"
@@ -80,16 +82,21 @@ class Layout:
         )
         return list(dict.fromkeys(self.words(columns, cell) for cell in cells)) if columns else []
 
+    def with_places(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with their series, and where a bar of theirs stands."""
+        places = [*self.parts, self.x]
+        return [row | {SERIES: self.words(self.colour, row), AT: self.words(places, row)} for row in rows]
+
     def told(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with their series and part, in the order of their charts."""
         whole = [row | {SERIES: self.words(self.colour, row), PART: self.words(self.parts, row)} for row in rows]
         order = self.order(self.parts) or [""]
         return sorted(whole, key=lambda row: order.index(row[PART]))
 
-    def x_axis(self, as_names: bool = False) -> alt.X:
+    def x_axis(self) -> alt.X:
         """Along numbers with a tick at each where there are few, else along names."""
         values, title = captions.ordered(self.panel.values(self.x)), captions.column(self.x, self.panel.runs)
-        if captions.is_numeric(values) and not as_names:
+        if captions.is_numeric(values):
             return number_axis(escaped(self.x), values, title)
         axis = alt.Axis(labelAngle=0)
         return alt.X(escaped(self.x), type="ordinal", sort=values, title=title, axis=axis)
@@ -114,7 +121,18 @@ class Layout:
         hollow = ["Hollow: the papers' own figures"] * bool(printed)
         below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing)]
         after = [*captions.marks(panel.runs)[1], *hollow, *papers]
-        return figure(name, chart, rows, title, above, [*below, *after], grouping.marks(panel.runs), width + MARGIN)
+        marks = grouping.marks(panel.runs)
+        return Figure(name, title, chart, rows, above, [*below, *after], marks, width + MARGIN)
+
+    def bars(
+        self, name: str, rows: list[Row], notes: Sequence[str], across: int, what: str = "", si: bool = False
+    ) -> Figure:
+        """Groups of bars at the values of `AT`, in a chart for each measure or metric."""
+        order, places = self.order(self.colour), self.order([*self.parts, self.x])
+        height = len(places) * ((len(order) or 1) * BAR + GAP)
+        width = min(WIDTH, 3 * SMALL_WIDTH // across)
+        chart = facets(bar_layers(rows, order, places, si), rows, across, width, height, free="x")
+        return self.figure(name, chart, rows, notes, across * width, what)
 
 
 def by_measure(panel: Panel, name: str) -> Figure | None:
@@ -125,28 +143,23 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
     layout = Layout.of(panel, x="epoch" if form == "curves" else None)
     rows, notes = list[Row](), list[str]()
     for measure in CURVES if form == "curves" else experiment.view.measures:
-        own = layout.told(_rows(panel, measure, form))
+        own = _rows(panel, measure, form)
         if rows and not any(row["status"] == "ok" and "mean" in row for row in own):
             notes.append(f"No run has {captions.measure(measure, kind)}")
         else:
             rows += own
     if not rows:
         return None
-    rows = drawn(rows, kind, layout.x, at_foot=form == "bars")
-    colours, parts = layout.order(layout.colour), layout.order(layout.parts)
-    across = min(MOST_ACROSS, len(parts)) or len(dict.fromkeys(row["measure"] for row in rows))
-    width = FACET_WIDTH if parts else WIDTH
-    if form == "bars":  # narrower where many charts stand beside each other
-        groups = len(panel.values(layout.x)) * ((len(colours) or 1) + 1) * BAR
-        width = max(LEAST_WIDTH, min(groups, MOST_WIDTH // (min(MOST_ACROSS, len(parts)) or 1)))
-        for row in rows:  # a bar of no height would look like a missing one
-            row["label"] = "0" if row.get("mean") == 0 else row["label"]
-        layers = bar_layers(rows, layout.x_axis(as_names=True), colours)
-    else:
-        epochs = sorted({row["epoch"] for row in rows}) if form == "curves" else []
-        x = number_axis("epoch", epochs, "epoch") if epochs else layout.x_axis()
-        layers = line_layers(rows, x, colours, band=form == "curves")
-    notes = [*chart_data.means_notes(rows), *notes, *_notes(panel, rows, form)]
+    notes = [*chart_data.means_notes(rows, are_cut=form != "bars"), *notes, *_notes(panel, rows, form)]
+    measures = len({row["measure"] for row in rows})
+    if form == "bars":
+        return layout.bars(name, drawn(layout.with_places(rows), kind, are_bars=True), notes, measures)
+    rows = drawn(layout.told(rows), kind, layout.x)
+    parts = len(layout.order(layout.parts))
+    across, width = min(MOST_ACROSS, parts) or measures, FACET_WIDTH if parts else WIDTH
+    epochs = sorted({row["epoch"] for row in rows}) if form == "curves" else []
+    x = number_axis("epoch", epochs, "epoch") if epochs else layout.x_axis()
+    layers = line_layers(rows, x, layout.order(layout.colour), band=form == "curves")
     return layout.figure(name, facets(layers, rows, across, width, HEIGHT), rows, notes, across * width)
 
 

@@ -8,7 +8,7 @@ from analysis.commands.predictions import BASES, NAMES, PREDICTED, Comparison, c
 from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import WIDTH, by_series, facets, intervals, number_axis, y_axis
-from analysis.figures.vega import Figure, figure
+from analysis.figures.vega import Figure
 from analysis.runs import grouping
 from analysis.runs.load import Run
 from multicard.config.job import count
@@ -40,7 +40,7 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     x = number_axis("run", [*range(1, max(row["run"] for row in rows) + 1)], "run, in the order of their starts")
     chart = facets(_layers(x, rows, bases), rows, 2)
     title = "Predicted against measured"
-    return [figure("predicted", chart, rows, title, [_above(compared_runs)], below, marks, 2 * WIDTH)]
+    return [Figure("predicted", title, chart, rows, [_above(compared_runs)], below, marks, 2 * WIDTH)]
 
 
 def _start(comparison: Comparison) -> tuple[str, str]:

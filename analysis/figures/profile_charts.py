@@ -6,12 +6,10 @@ they are of a step and rank. CPU ranks make no CUDA calls: their phases are draw
 
 from collections.abc import Callable, Sequence
 
-import altair as alt
-
 from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import Row
-from analysis.figures.charts import PART, SMALL_WIDTH, drawn, facets, horizontal_bars
+from analysis.figures.charts import PART, drawn
 from analysis.figures.experiment_charts import Layout, unended_note
 from analysis.figures.vega import Figure
 from analysis.runs import profile_metrics
@@ -28,9 +26,6 @@ TITLES = {
     COPIED: "In the window, all ranks together ({})",
     COPIED_IN_A_STEP: "In a step, all ranks together ({})",
 }
-BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars
-ROOM = 1.2  # of the longest bar, so that its figure has room
-AT, NAMED = "at", "named"  # fields of a row: its cell without what colours show, and its metric, in words
 OVERLAP = "Metrics overlap: host and devices work at once, and NCCL's kernels wait for other ranks"
 NOT_NCCL = "Copies that the driver makes; what NCCL moves between GPUs is no copy"
 NO_CALLS = "CPU ranks make no CUDA calls: API calls, copies, NCCL and how busy a GPU is are seen on GPUs alone"
@@ -69,24 +64,10 @@ def _bars(
         return None
     for metric in shown if WINDOW in measures else ():
         rows += chart_data.paper(panel, WINDOW, f"{METRIC}{metric}", metric=metric)
-    places, told = [*layout.parts, layout.x], layout.told([row for row in rows if row["metric"] in shown])
-    for row in told:
-        row.update({NAMED: profile_metrics.name(row["metric"]), AT: layout.words(places, row)})
-        row[PART] = row[NAMED]
-    rows = drawn(sorted(told, key=lambda row: shown.index(row["metric"])), "", titles=TITLES)
-    rows.sort(key=lambda row: shown.index(row["metric"]))
-    _give_room(rows)
-    is_bytes, order, at = measures[0] in (COPIED, COPIED_IN_A_STEP), layout.order(layout.colour), layout.order(places)
-    axis = alt.Axis(tickCount=4, format=captions.SI if is_bytes else captions.PLAIN)
-    layers = horizontal_bars(
-        rows,
-        alt.X("shown:Q", title=None, axis=axis, scale=alt.Scale(nice=False)),
-        alt.Y(f"{AT}:N", sort=at, title=None),
-        order,
-        ".3~s" if is_bytes else ",.3~r",
-    )
-    height, columns = len(at) * ((len(order) or 1) * BAR + GAP), 2 if len(measures) == 2 else 3
-    chart = facets(layers, rows, columns, SMALL_WIDTH, height, free="x")
+    told = [row | {PART: profile_metrics.name(row["metric"])} for row in layout.with_places(rows)]
+    told = sorted((row for row in told if row["metric"] in shown), key=lambda row: shown.index(row["metric"]))
+    rows = drawn(told, "", are_bars=True, titles=TITLES)
+    rows.sort(key=lambda row: shown.index(row["metric"]))  # the measures of a metric beside each other
     absent = {
         "In none of these profiles": [metric for metric in names or () if metric in seen and metric not in shown],
         "Not recorded by this profiler": [metric for metric in names or () if metric not in seen],
@@ -94,18 +75,8 @@ def _bars(
     notes = [f"{line}: {', '.join(map(profile_metrics.name, metrics))}" for line, metrics in absent.items() if metrics]
     windows = profile_metrics.windows([run for run in panel.runs if run["status"] == "ok"])
     profiled = f"Profiled: {captions.listed(list(windows))}"
-    notes = [*chart_data.means_notes(rows), profiled, *notes, *unended_note(panel), *about]
-    return layout.figure(name, chart, rows, notes, 3 * SMALL_WIDTH, what)
-
-
-def _give_room(rows: Sequence[Row]) -> None:
-    """Room for figures beside the bars. Shares are on one scale; times on one each, for they differ by orders."""
-    ends: dict[str, float] = {}
-    scales = [SHARE if row["measure"] == SHARE else row["chart"] for row in rows]
-    for scale, row in zip(scales, rows, strict=True):
-        ends[scale] = max(ends.get(scale, 0.0), row["shown_high"] or row["shown"])
-    for scale, row in zip(scales, rows, strict=True):
-        row["most"] = ROOM * ends[scale]
+    notes = [*chart_data.means_notes(rows, are_cut=False), profiled, *notes, *unended_note(panel), *about]
+    return layout.bars(name, rows, notes, 2 if len(measures) == 2 else 3, what, measures[0].startswith(COPIED))
 
 
 def _amounts(run: Run, names: Sequence[str] | None, measure: str) -> list[tuple[str, float]]:

@@ -28,7 +28,7 @@ from analysis.figures.charts import (
     y_axis,
 )
 from analysis.figures.experiment_charts import MARGIN, loss_gaps
-from analysis.figures.vega import Figure, Spec, escaped, figure, numbered
+from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
 from analysis.runs.details import REST
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
@@ -83,7 +83,7 @@ class SettingGroup:
         unended = [f"Not in it: {count(self.unended, 'run')} that did not end"] if self.unended else []
         above, below = [captions.common_settings(self.runs, self.by)], [*notes, *unended, *legend]
         title = f"{title}: {self.work}" if self.work else title
-        return figure(name, chart, rows, title, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
+        return Figure(name, title, chart, rows, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
 
     def line_figure(
         self, name: str, rows: list[Row], x: str, title: str, notes: Sequence[str], axis: str = ""

@@ -14,9 +14,10 @@ import numpy as np
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
 from analysis.figures.setting_charts import groups
-from analysis.figures.vega import LETTER_POINTS, Figure, calculated, figure, layered, numbered
+from analysis.figures.vega import LETTER_POINTS, Figure, calculated, layered, numbered
 from analysis.runs import details
 from analysis.runs.load import Run
+from multicard.measure.timing import in_hours
 from multicard.records.text_table import cut
 
 NEEDS = "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
@@ -140,7 +141,15 @@ def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
     spec = layered(layers, transform, PLAN_WIDTH, len({row["gpu"] for row in rows}) * (len(kinds) * BAR + GAP))
     below = ["Pale: as it was planned at first; full: what became of it"] if REAL in kinds else []
     title = f"Plan of {len({row['job'] for row in rows})} jobs on {plan.get('node', 'a node')}"
-    return figure(name, spec, rows, title, [], below, "", PLAN_WIDTH)
+    return Figure(name, title, spec, rows, [_makespan(plan)], below, width=PLAN_WIDTH)
+
+
+def _makespan(plan: Mapping[str, Any]) -> str:
+    """The makespan, and what it is compared with."""
+    carried = plan.get("carried_out") or {}
+    planned_s, real_s = carried.get("planned_makespan_s") or plan["makespan_s"], carried.get("makespan_s")
+    real = f"; {in_hours(real_s)} in fact" if real_s else ""
+    return f"Makespan {in_hours(planned_s)} planned{real}; one after the other on all, {in_hours(plan['in_turn_s'])}"
 
 
 def _plan_rows(plan: Mapping[str, Any]) -> Sequence[Row]:

@@ -38,21 +38,49 @@ DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 1), (1, 3), (9, 2, 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, ready to be shown or saved.
+    """A chart with its data and the text around it, ready to be shown or saved.
 
     name: of its file.
-    spec: Vega-Lite with its data, without colours.
+    chart: Vega-Lite without data and colours.
     rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it (`charts`).
+    above: lines below the title: what all runs have in common. below: lines below the chart: how to read it.
     marks: signs of its runs (`analysis.runs.columns`).
-    caption: the text above and below it, for a page or for readers who cannot see it.
+    width: of the chart, in points: no line of text is much wider.
     """
 
     name: str
     title: str
-    spec: Spec
-    rows: list[dict[str, Any]]
-    marks: str
-    caption: str
+    chart: Spec
+    rows: Sequence[dict[str, Any]]
+    above: Sequence[str] = ()
+    below: Sequence[str] = ()
+    marks: str = ""
+    width: int = 0
+
+    @property
+    def caption(self) -> str:
+        """The text above and below the chart, for a page or for readers who cannot see it."""
+        return " ".join(f"{line.rstrip('.')}." for line in (*self.above, *self.below))
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """The rows without control characters."""
+        return [{key: clean(one) if isinstance(one, str) else one for key, one in row.items()} for row in self.rows]
+
+    @property
+    def spec(self) -> Spec:
+        """The whole as Vega-Lite, with its data and texts."""
+        letters = max(int(self.width / LETTER_POINTS), 95)
+        heading = {"text": _wrapped([self.title], letters * 7 // 10), "subtitle": _wrapped(self.above, letters)}
+        notes = {"text": _wrapped(self.below, letters), "orient": "bottom", "style": "notes", "offset": 10}
+        return {
+            "$schema": alt.SCHEMA_URL,
+            "title": heading | {"anchor": "start"},
+            "data": {"name": DATA},
+            "datasets": {DATA: self.data},
+            "vconcat": [self.chart | ({"title": notes | {"anchor": "start"}} if self.below else {})],
+            "description": f"{self.title}. {self.caption}",
+        }
 
 
 def theme(name: str) -> Spec:
@@ -80,39 +108,6 @@ def theme(name: str) -> Spec:
             "part": {"stroke": page, "strokeWidth": 0.8},
         },
     }
-
-
-def figure(
-    name: str,
-    chart: Spec,
-    rows: Sequence[dict[str, Any]],
-    title: str,
-    above: Sequence[str],
-    below: Sequence[str],
-    marks: str,
-    width: int,
-) -> Figure:
-    """A chart with its data and the text around it.
-
-    Args:
-        above: lines below the title: what all runs have in common.
-        below: lines below the chart: how to read it.
-        width: of the chart, in points: no line of text is much wider.
-    """
-    data = [{key: clean(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows]
-    letters = max(int(width / LETTER_POINTS), 95)
-    heading = {"text": _wrapped([title], letters * 7 // 10), "subtitle": _wrapped(above, letters), "anchor": "start"}
-    notes = {"text": _wrapped(below, letters), "orient": "bottom", "style": "notes", "offset": 10, "anchor": "start"}
-    caption = " ".join(f"{line.rstrip('.')}." for line in (title, *above, *below))
-    spec = {
-        "$schema": alt.SCHEMA_URL,
-        "title": heading,
-        "data": {"name": DATA},
-        "datasets": {DATA: data},
-        "vconcat": [chart | {"title": notes} if below else chart],
-        "description": caption,
-    }
-    return Figure(name, title, spec, data, marks, caption)
 
 
 def _wrapped(lines: Sequence[str], letters: int) -> list[str]:

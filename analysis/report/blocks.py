@@ -120,23 +120,11 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Plot(Figure):
-    """A figure for the page, which has its title and notes as text; and the commands that measured what it shows.
+class Plot:
+    """A figure, whose title and notes the page has as text, and the commands that measured what it shows."""
 
-    spec: Vega-Lite without its data, which are `rows`.
-    """
-
+    figure: Figure
     commands: Sequence[str] = ()
-
-    @staticmethod
-    def of(figure: Figure, commands: Sequence[str]) -> "Plot":
-        spec = {key: value for key, value in figure.spec.items() if key not in ("title", "description", "datasets")}
-        spec["vconcat"] = [
-            {key: value for key, value in chart.items() if key != "title" or value.get("style") != "notes"}
-            for chart in spec["vconcat"]
-        ]
-        caption = figure.caption.removeprefix(f"{figure.title.rstrip('.')}. ")
-        return Plot(figure.name, figure.title, spec, figure.rows, figure.marks, caption, commands)
 
 
 @dataclass(frozen=True)

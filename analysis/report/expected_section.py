@@ -10,19 +10,17 @@ from analysis.figures.predictions import predicted
 from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section
 from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
-from multicard.measure.timing import in_hours
 from multicard.records import run_folder
 
 COMMAND = "As text, CSV and JSON: python -m analysis predictions."
 PLAN_FILES = ("plan.json", "*/plan.json", ".plan/plan.json", "*/.plan/plan.json")  # below a folder of the report
 PLAN_KEYS = {"makespan_s", "in_turn_s", "jobs"}  # of every plan
-JOB_HEADINGS = ("job", "GPUs", "planned start", "planned end", "start", "end", "status")
 
 
 def predictions_section(runs: Sequence[Run]) -> Section:
     """The figure, and the tables folded away; empty where no run has a prediction."""
     compared = predictions.compare(runs)
-    blocks: list[Block] = [Plot.of(figure, []) for figure in predicted(runs)]
+    blocks: list[Block] = [Plot(figure) for figure in predicted(runs)]
     notes = [sentences([line]) for line in predictions.notes(compared)]
     if compared.figures:
         rows = [row.texts for row in predictions.accuracies(compared)]
@@ -51,35 +49,7 @@ def read_plans(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def plans_section(plans: Sequence[Mapping[str, Any]]) -> Section:
-    """A chart and a table of each plan; empty where there is none."""
-    blocks: list[Block] = []
-    for number, plan in enumerate(plans, 1):
-        figure = timelines.plan_chart("plan" if len(plans) == 1 else f"plan_{number}", plan)
-        if figure is not None:
-            table = PlainTable("Jobs", JOB_HEADINGS, _jobs(plan), [_makespan(plan)])
-            blocks += [Plot.of(figure, []), Fold("The jobs of the plan", [table])]
-    return Section("plans", "Plans", "What runs where, and when, and did it come out so?", blocks)
-
-
-def _jobs(plan: Mapping[str, Any]) -> list[list[str]]:
-    carried = plan.get("carried_out")
-    planned, real = ("planned_", "") if carried else ("", "real_")  # prefixes of their keys
-    times = [f"{prefix}{end}_s" for prefix in (planned, real) for end in ("start", "end")]
-    return [
-        [
-            job["name"],
-            str(job.get("gpus") or job.get("planned_gpus") or "-"),
-            *("-" if job.get(key) is None else in_hours(job[key]) for key in times),
-            job.get("status", "-"),
-        ]
-        for job in (carried or plan)["jobs"]
-    ]
-
-
-def _makespan(plan: Mapping[str, Any]) -> str:
-    """The makespan, and what it is compared with."""
-    carried = plan.get("carried_out") or {}
-    parts = [f"Makespan {in_hours(carried.get('planned_makespan_s') or plan['makespan_s'])} planned"]
-    if carried.get("makespan_s"):
-        parts.append(f"{in_hours(carried['makespan_s'])} in fact")
-    return f"{'; '.join(parts)}; one after the other on all, {in_hours(plan['in_turn_s'])} were expected."
+    """A chart of each plan, whose data have the times and the end of each job; empty where there is none."""
+    figures = (timelines.plan_chart(f"plan_{number}", plan) for number, plan in enumerate(plans, 1))
+    plots = [Plot(figure) for figure in figures if figure is not None]
+    return Section("plans", "Plans", "What runs where, and when, and did it come out so?", plots)

@@ -11,13 +11,13 @@ from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import of_setting
 from analysis.runs.load import Run
 from multicard.config.job import count
+from multicard.measure.timing import in_hours
 from multicard.records import figures
 from multicard.records.schema import Cpu
 from multicard.records.text_table import clean, in_bytes, in_joules
 
 MOST_WORKS = 4  # whose best settings are named
 MOST_OTHERS = 3  # settings beside the best
-MOST_DIAGNOSES = 6
 MOST_VALUES = 8  # of a fact
 PACKAGES = ("torch", "torchvision", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
 GOALS = {"time": "Fastest", "memory": "Least memory", "energy": "Least energy"}
@@ -58,7 +58,7 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def answers(runs: Sequence[DetailedRun], mix: bool, claim_summary: Sequence[str]) -> Section:
-    """In short: the headlines, the best settings, what limits the runs, and how many claims hold.
+    """In short: the headlines, the best settings, and how many claims hold.
 
     Args:
         claim_summary: how many claims hold, as lines.
@@ -66,7 +66,7 @@ def answers(runs: Sequence[DetailedRun], mix: bool, claim_summary: Sequence[str]
     by_goal = ranked(runs, mix)
     top = headlines(runs, by_goal)
     blocks: list[Block] = [top] if top is not None else []
-    blocks += [*_best_settings(runs, by_goal), _limits(runs)]
+    blocks += _best_settings(runs, by_goal)
     if claim_summary:
         blocks.append(Answer("The papers' claims", [Line("Verdicts", note=sentences(claim_summary))]))
     question = "Which setting should I choose, and what holds it back?"
@@ -112,7 +112,8 @@ def _cost(runs: Sequence[DetailedRun]) -> Line:
     energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
     energy = in_joules(energy_joules) if energy_joules is not None else ""
     memory = f"{figures.text('_bytes', memory_bytes)} of memory" + " on the fullest" * (ranks > 1)
-    note = _joined(_times_ranks(ranks * total_s, unit), energy, memory if memory_bytes is not None else "")
+    hours = f"{ranks * total_s / 3600:.3g} {unit} hours"
+    note = _joined(hours, energy, memory if memory_bytes is not None else "")
     return Line("What it cost", count(ranks, unit), note=note)
 
 
@@ -165,22 +166,6 @@ def _work(run: Run) -> str:
     return f"{grouping.kind(run['kind'])}: {model} on {dataset}{size}"
 
 
-def _limits(runs: Sequence[DetailedRun]) -> Answer:
-    """What limits the diagnosed runs, and what they should try."""
-    title = "What limits the runs"
-    by_bound: dict[str, list[DetailedRun]] = {}
-    for run in runs:
-        if run.diagnosis:
-            by_bound.setdefault(run.bound or "no clear bound", []).append(run)
-    if not by_bound:
-        return Answer(title, [Line("Unknown", note="No run was diagnosed: add diagnose=true to a command.")])
-    total, lines = sum(map(len, by_bound.values())), []
-    for bound, bounded in sorted(by_bound.items(), key=lambda item: -len(item[1]))[:MOST_DIAGNOSES]:
-        count, first = f"{len(bounded)} of {total} diagnosed" if total > 1 else "", bounded[0]
-        lines.append(Line(_capital(bound), count, clean(first.folder.name), first.diagnosis or "", first["marks"]))
-    return Answer(title, lines)
-
-
 def machines(runs: Sequence[DetailedRun]) -> Section:
     """Hardware, versions and commits."""
     rows: dict[str, dict[str, None]] = {}
@@ -230,16 +215,6 @@ def _joined(*texts: str) -> str:
     return ", ".join(text for text in texts if text)
 
 
-def _times_ranks(seconds: float, unit: str) -> str:
-    """ "46 CPU rank seconds", "4.3 GPU minutes", "12.4 GPU hours"."""
-    if seconds < 120:
-        return f"{seconds:.0f} {unit} seconds"
-    return f"{seconds / 60:.3g} {unit} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} {unit} hours"
-
-
 def _duration(seconds: float) -> str:
-    """ "9.6 s", "3 min 12 s", "2 h 5 min"."""
-    if seconds < 120:
-        return f"{figures.seconds(seconds)} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    return f"{minutes} min {rest_s} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    """ "9.6 s", "0:03:12"."""
+    return f"{figures.seconds(seconds)} s" if seconds < 120 else in_hours(seconds)

@@ -42,14 +42,14 @@ def html(report: Report) -> str:
     """
     grids = [block for block in report.blocks() if isinstance(block, Grid)]
     plots = [block for block in report.blocks() if isinstance(block, Plot)]
-    for names in ([grid.name for grid in grids], [plot.name for plot in plots]):
+    for names in ([grid.name for grid in grids], [plot.figure.name for plot in plots]):
         if len(set(names)) < len(names):
             raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
         "legend": report.legend,
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
-        "plots": {plot.name: {"spec": plot.spec, "rows": plot.rows} for plot in plots},
+        "plots": {plot.figure.name: {"spec": plot.figure.chart, "rows": plot.figure.data} for plot in plots},
     }
     styles = (FOLDER / "page.css").read_text()
     scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in SCRIPTS)]

@@ -108,7 +108,7 @@ def _data_sets(runs: Sequence[Run]) -> Fold:
 def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
     """The figures and the table of an experiment's panel."""
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
-    blocks: list[Block] = [Plot.of(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
+    blocks: list[Block] = [Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
     if not blocks and experiment.view.form == "curves":
         blocks.append(Paragraph("One epoch makes no curve: its figures are in the table.", quiet=True))
     for panel_table in table.tables(experiment, [panel]):

@@ -53,8 +53,8 @@ class Plot {
     const sizes = [];
     for (let factor = 1; sizes.length < MOST_TRIES; factor = nextFactor(sizes, room)) {
       this.view?.finalize();
-      const datasets = { [this.packed.spec.data.name]: structuredClone(this.packed.rows) };
-      this.view = (await window.vegaEmbed(this.place, { ...adapted(this.packed.spec, factor, isNarrow), datasets }, { ...OPTIONS, config })).view;
+      const spec = { ...adapted(this.packed.spec, factor, isNarrow), data: { values: structuredClone(this.packed.rows) } };
+      this.view = (await window.vegaEmbed(this.place, spec, { ...OPTIONS, config })).view;
       if (this.drawn !== drawing) return; // another theme or width was asked for meanwhile
       const svg = this.place.querySelector("svg");
       svg.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded

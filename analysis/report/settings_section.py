@@ -94,7 +94,7 @@ def section(runs: Sequence[DetailedRun], mix: bool) -> Section:
     blocks: list[Block] = [grid] if grid is not None else []
     charts = {"Scaling": [*efficiency(runs), *trade_off(runs)], "A step": phases(runs), "Learning": losses(runs)}
     for title, drawn in charts.items():
-        plots = [Plot.of(figure, commands) for figure in drawn[:MOST_PLOTS]]
+        plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
         blocks += [Heading(title), *plots] if plots else []
         if len(drawn) > MOST_PLOTS:
             rest = f"{len(drawn) - MOST_PLOTS} more, of other settings or data sets: python -m analysis figure"

@@ -26,13 +26,12 @@ REST = "rest of the step"
 class DetailedRun(Run):
     """A run of the report's table with the parts of its record that are no columns, read once.
 
-    config: the record's. recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
+    recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
     first_loss, last_loss: training losses of the first and last epoch, of tuning of the first step and the last tenth.
     bound, diagnosis: what limits it, in a word and a sentence. profile_rows: of all ranks together;
     profile_steps: over all ranks.
     """
 
-    config: dict[str, Any] = field(default_factory=dict, repr=False)
     recipe: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
     first_loss: float | None = None
@@ -54,7 +53,7 @@ def _read(run: Run) -> DetailedRun:
         record = run.record()
     except (OSError, ValueError):  # removed, or measured again, since it was listed
         return DetailedRun(run.folder, run.columns, run.prediction)
-    config, diagnosis, profile = record.config, record.diagnosis or Diagnosis(), record.profile
+    diagnosis, profile = record.diagnosis or Diagnosis(), record.profile
     phases = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
     rows = msgspec.to_builtins(profile.rows) if profile is not None and profile.rows is not UNSET else []
     rows = [row for row in rows if row["group"] in PROFILE_GROUPS]
@@ -64,8 +63,7 @@ def _read(run: Run) -> DetailedRun:
         run.folder,
         run.columns,
         run.prediction,
-        config,
-        config.get("recipe"),
+        record.config.get("recipe"),
         {name: phases[name] for name in PHASES if name in phases},
         run["loss_first"] if is_tuning else losses[0] if losses else None,
         run["loss_last_tenth"] if is_tuning else losses[-1] if losses else None,

@@ -155,10 +155,10 @@ def test_the_report_has_the_same_tables_figures_and_claims(found: Found, panel: 
     (own,) = table.tables(panel.experiment, [panel])
     assert own.texts in [block.rows for block in blocks if isinstance(block, PlainTable)]
     (figure,) = draw.experiment_figures(panel.experiment, [panel])
-    (plot,) = [block for block in blocks if isinstance(block, Plot) and block.name == "table2"]
+    (plot,) = [block for block in blocks if isinstance(block, Plot) and block.figure.name == "table2"]
     means = [
         [(row["mean"], row["low"], row["high"]) for row in rows if row["of"] == chart_data.MEASURED and "mean" in row]
-        for rows in (plot.rows, figure.rows)
+        for rows in (plot.figure.rows, figure.rows)
     ]
     assert means[0] == means[1] and len(means[0]) > 6
     (verdict,) = judge(found.runs, claims=named(["fp16-over-fp64"]))

@@ -178,7 +178,7 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
             records.write(tmp_path / window / f"{size}-{gpus}-{pin}", record)
         (figure,) = drawn(tmp_path / window, "vision_metrics")
         rows = [row for row in figure.rows if row["of"] == chart_data.PAPER]
-        assert all(row["part"] == row["named"] and row["metric"] == "memcpy Host-to-Device" for row in rows)
+        assert all(row["part"] == row["metric"] == "memcpy Host-to-Device" for row in rows)
         places = ("dataset.image_size", "gpus", "pin_memory", "low", "high")
         found[window] = {tuple(row[place] for place in places) for row in rows}
     printed = {("500", 2, "true", 16, 16), ("500", 4, "true", 16, 16), ("100", 2, "true", 0.66, 0.66)}
@@ -227,7 +227,7 @@ def test_metrics_that_no_profile_has_are_named(tmp_path: Path):
     grids.fill(tmp_path / "dropped", "precision_metrics")
     (figure,), (dropped,) = drawn(tmp_path, "llm_metrics"), drawn(tmp_path / "dropped", "precision_metrics")
     assert "In none of these profiles: NCCL AllGather" in figure.caption
-    assert "NCCL AllGather" not in {row["named"] for row in figure.rows}
+    assert "NCCL AllGather" not in {row["part"] for row in figure.rows}
     assert "Not recorded by this profiler: cudaEventDestroy" in dropped.caption
 
 
@@ -263,7 +263,7 @@ def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
     rows = measured(figure, "copied_in_a_step", method="qat", template="grammar")
     expected = {name: size * 4 / 10 for name, size in grids.COPIED.items()}  # 10 steps were profiled on 4 ranks
     expected["all three kinds"] = sum(expected.values())
-    assert {row["named"]: row["mean"] for row in rows} == pytest.approx(expected)
+    assert {row["part"]: row["mean"] for row in rows} == pytest.approx(expected)
     words = texts(figure)
     assert "In a step, all ranks together (bytes)" in words and "4.8G" in words and "320" in words
     assert counted.name == "transfer_volume_counted" and len(measured(counted, "received_bytes")) == 12

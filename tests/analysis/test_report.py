@@ -19,8 +19,6 @@ from analysis.report import page, rerun_commands, runs_section, settings_section
 from analysis.report.blocks import Answer, Fold, Paragraph, PlainTable, Plot, Report, Section
 from analysis.runs import load
 from analysis.runs.details import read
-from multicard.config.base import plain
-from tests.conftest import typed, typed_llm
 from tests.helpers import grids, records
 
 EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
@@ -35,9 +33,8 @@ def plot(name: str) -> Plot:
     encoding = {"x": {"field": "gpus", "type": "ordinal"}, "y": {"field": "total_s", "type": "quantitative"}}
     in_s = {"calculate": "datum.total_s * 1", "as": "shown_s"}  # an expression, which must not need eval
     chart = {"mark": "bar", "transform": [in_s], "encoding": encoding | {"tooltip": {"field": "label"}}}
-    title = {"text": "below the chart", "style": "notes"}
-    spec = {"title": "Time", "data": {"name": "rows"}, "vconcat": [{"hconcat": [chart, chart], "title": title}]}
-    return Plot.of(Figure(name, "Time by precision", spec, ROWS, "c", "Time by precision. How to read it."), ["run me"])
+    figure = Figure(name, "Time by precision", {"hconcat": [chart, chart]}, ROWS, ["How to read it."], marks="c")
+    return Plot(figure, ["run me"])
 
 
 def strangers_section() -> Section:
@@ -142,27 +139,35 @@ def test_the_table_of_settings_has_speedups_and_shares_of_a_step(tmp_path: Path)
     assert columns["backward_share"] == pytest.approx([0.5] * 4) and columns["h2d_share"] == [0.0] * 4
 
 
-@pytest.mark.parametrize("kind", ["vision", "llm"])
-def test_the_command_of_a_run_measures_the_same(kind: str):
-    words = {
-        "vision": "dataset=mnist precision=fp16 loader=dali lr=0.25 optimizer=adamw gpus=3 profile=kineto "
-        "profile.skip=1 dataset.mean=[0.5,0.5,0.25] dataset.root='/data/photos\\ of\\'24'",
-        "llm": "method=qat template=grammar model=llama3_8b precision=bf16 max_steps=7 epochs=2",
-    }[kind]
-    asked = [word.replace("_", " ") if "photos" in word else word for word in words.replace("\\ ", "_").split()]
-    compose = typed if kind == "vision" else typed_llm
-    meant = compose(*asked)
-    command = rerun_commands.rerun(kind, plain(meant))
-    assert command is not None
-    _, entry, *again = shlex.split(command)
-    assert entry == {"vision": "train_vision.py", "llm": "tune_llm.py"}[kind]
-    assert compose(*again).identity() == meant.identity()
-    assert len(again) == len(asked) + 1  # nothing but what was asked for, and the name
-    assert rerun_commands.rerun(kind, {"gpus": 2, "warp": 9}) is None  # of another version
-    for name in ("table2", "2026-11-23_02-11-22", "12", "1e5", "null", "it's"):
-        command = rerun_commands.rerun(kind, plain(replace(meant, name=name)))
-        assert command is not None and compose(*shlex.split(command)[2:]).name == name
-        assert ('name="' in command) == (name in ("12", "1e5", "null", "it's"))
+@pytest.mark.parametrize(
+    ("overrides", "record", "command", "of_cell"),
+    [
+        (
+            """ "dataset.root='my photos'" loader=dali,torch gpus=range(1,3) dataset.mean=[0.5,0.5] rerun=true""",
+            records.vision(loader="dali", gpus=2),
+            """-m "dataset.root='my photos'" loader=dali,torch gpus=range(1,3) dataset.mean=[0.5,0.5] name=s""",
+            """ "dataset.root='my photos'" loader=dali gpus=2 dataset.mean=[0.5,0.5] name=s""",
+        ),
+        (
+            "experiment=table2 scale=smoke repeat=3 name=two",
+            records.vision(precision="fp16", gpus=4),
+            "experiment=table2 scale=smoke repeat=3 name=two",
+            "experiment=table2 scale=smoke name=two precision=fp16 gpus=4",
+        ),
+        ("experiment=all", records.vision(), "experiment=all name=s", None),  # which does not say which cell
+        ("gpus=1,2", records.llm(), None, None),  # of the other entry, in the same folder
+    ],
+)
+def test_a_sweep_has_its_last_command_and_a_run_that_of_its_cell(
+    overrides: str, record: dict[str, Any], command: str | None, of_cell: str | None, tmp_path: Path
+):
+    records.write(tmp_path / "cell", record | {"name": "s"})
+    task = {"overrides": {"task": shlex.split(overrides)}, "job": {"config_name": "train_vision"}}
+    (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": task}))
+    (run,) = load.read([tmp_path]).runs
+    found = [*(rerun_commands.of_sweeps([run, run]) or [None]), rerun_commands.of_cell(run)]
+    for words, expected in zip(found, (command, of_cell), strict=True):
+        assert (words and shlex.split(words)) == (expected and ["python", "train_vision.py", *shlex.split(expected)])
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -191,25 +196,6 @@ def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, m
     assert path([tmp_path / "runs" / "a", tmp_path / "runs" / "b"]) == tmp_path / "runs" / "report.html"
 
 
-def test_a_folder_of_both_entries_has_both_commands(tmp_path: Path):
-    words = ["precision=fp32,bf16", "gpus=1,2", "rerun=true", "tracker.mode=disabled"]
-    swept = {"hydra": {"overrides": {"task": words}, "job": {"config_name": "train_vision"}}}
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "multirun.yaml").write_text(json.dumps(swept))
-    for precision in ("fp32", "bf16"):
-        for gpus in (1, 2):
-            meant = plain(typed(f"precision={precision}", f"gpus={gpus}"))
-            own = records.vision(precision=precision, gpus=gpus) | {"config": meant}
-            records.write(tmp_path / "sweep" / f"{precision}-{gpus}", own)
-    for method, rows in (("lora", 500), ("lora", 40), ("qlora", 500), ("qlora", 40)):
-        tuned = plain(typed_llm(f"method={method}", f"dataset.rows={rows}"))
-        records.write(tmp_path / "sweep" / f"{method}-{rows}", records.llm(method=method) | {"config": tuned})
-    runs = load.read([tmp_path]).runs
-    trained, *tuned = rerun_commands.of_sweeps(runs)
-    assert trained == "python train_vision.py -m precision=fp32,bf16 gpus=1,2 name=sweep"
-    assert len(tuned) == 4 and "python tune_llm.py method=qlora dataset.rows=40 name=sweep" in tuned
-
-
 def headlines_of(report: Report) -> list[Answer]:
     return [block for block in report.blocks() if isinstance(block, Answer) and block.headline]
 
@@ -220,7 +206,7 @@ def test_the_headlines_are_the_fastest_what_it_cost_what_limits_it_and_what_to_t
     assert headlines.title.startswith("The fastest of 10 settings")
     told = {line.name: (line.figure, line.note, line.setting) for line in headlines.lines}
     assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
-    assert told["What it cost"] == ("4 GPUs", "115 GPU seconds, 50 kJ, 5 GB of memory on the fullest", "")
+    assert told["What it cost"] == ("4 GPUs", "0.0319 GPU hours, 50 kJ, 5 GB of memory on the fullest", "")
     assert told["What limits it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
     assert told["What to try next"][::2] == ("Diagnose it", "diagnose=true")
 
