@@ -21,7 +21,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from multicard.ranks import interruption
 
@@ -189,119 +189,9 @@ def _sync(options: argparse.Namespace) -> int:
     return 1 if outcome.failed else 0
 
 
-Add = Callable[..., Any]  # of a parser: `add_argument`
 FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]}
 MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
 ALL = {"help": "include settings with few of the cells", "action": "store_true"}
-COMMON = {"help": "leave out cells that only one of them has", "action": "store_true"}
-
-
-class Command(NamedTuple):
-    """A command; about: the text of its --help, by default none."""
-
-    run: Callable[[argparse.Namespace], int]
-    help: str
-    about: str | None
-    add_options: Callable[[Add], None]
-
-
-def _list_options(add: Add) -> None:
-    add("folders", **FOLDERS)
-    add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
-    add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
-    add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
-    add("--json", metavar="FILE", help="write all columns, or those of --columns, to FILE", type=cli.file)
-    add("--csv", metavar="FILE", help="the same as CSV", type=cli.file)
-
-
-def _table_options(add: Add) -> None:
-    add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
-    add("folders", **FOLDERS)
-    add("--format", choices=table.FORMATS, default="text")
-    add("--out", metavar="FILE", help="write to FILE instead", type=cli.file)
-    add("--all", **ALL)
-    add("--mix", **MIX)
-
-
-def _compare_options(add: Add) -> None:
-    add("a", metavar="A", help="the folder of a sweep", type=Path)
-    add("b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?")
-    keys = "keys, separated by commas, that differ on purpose; without B, A's"
-    add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
-    margin = "the difference up to which two are equal (5%%)"
-    add("--margin", metavar="5%", help=margin, type=cli.share, default=MARGIN)
-    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share)
-    add("--common", **COMMON)
-    add("--mix", **MIX)
-
-
-def _best_options(add: Add) -> None:
-    add("folders", **FOLDERS)
-    add("--goal", choices=GOALS, required=True)
-    add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.accuracy)
-    add("--memory", metavar="80GB", help="the most memory of a GPU: GB, GiB, MB ...", type=cli.size_bytes)
-    add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
-    add("--mix", **MIX)
-
-
-def _claims_options(add: Add) -> None:
-    add("folders", **FOLDERS)
-    add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
-    add("--json", metavar="FILE", help="write all figures to FILE", type=cli.file)
-    add("--mix", **MIX)
-
-
-def _predictions_options(add: Add) -> None:
-    add("folders", **FOLDERS)
-    add("--json", metavar="FILE", help="write the tables and all figures to FILE", type=cli.file)
-    add("--csv", metavar="FILE", help="write a line for each predicted figure to FILE", type=cli.file)
-
-
-def _figure_options(add: Add) -> None:
-    add("name", metavar="NAME", help=FIGURES)
-    add("folders", **FOLDERS)
-    add("--out", metavar="FOLDER", help="the folder to write to (outputs/figures)", type=Path, default=figures.OUT)
-    add("--format", metavar="svg,pdf,png", help="the formats of the files (svg)", type=cli.names, default=["svg"])
-    add("--all", **ALL)
-    add("--mix", **MIX)
-
-
-def _report_options(add: Add) -> None:
-    add("folders", **FOLDERS)
-    add("--out", metavar="FILE", help="report.html in FOLDER, or in what several share", type=cli.file)
-    add("--title", metavar="TEXT", help="the heading of the page")
-    add("--mix", **MIX)
-
-
-def _dashboard_options(add: Add) -> None:
-    project = TrackerConfig().project
-    add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
-    add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
-    add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=cli.file)
-
-
-def _sync_options(add: Add) -> None:
-    add("folders", **FOLDERS)
-    add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
-    add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)
-
-
-COMMANDS = {
-    "list": Command(_of_runs(_list), "your runs", list_runs.__doc__, _list_options),
-    "table": Command(_table, "a table or figure of the papers", table.__doc__, _table_options),
-    "compare": Command(_compare, "two sweeps cell by cell", compare.__doc__, _compare_options),
-    "best": Command(_of_runs(_best), "the settings, ranked", best.__doc__, _best_options),
-    "claims": Command(_of_runs(_claims), "the papers' claims, tested", CLAIMS, _claims_options),
-    "predictions": Command(
-        _of_runs(_predictions), "how well runs were predicted", predictions.__doc__, _predictions_options
-    ),
-    "figure": Command(_of_runs(_figure), "the papers' figures, of your runs", figures.__doc__, _figure_options),
-    "report": Command(_report, "an HTML page about all runs", None, _report_options),
-    "dashboard": Command(
-        _dashboard, "a workspace and a report in Weights & Biases", dashboard.__doc__, _dashboard_options
-    ),
-    "sync": Command(_sync, "bring records to W&B", sync.__doc__, _sync_options),
-}
 
 
 def _parser() -> cli.Parser:
@@ -310,11 +200,90 @@ def _parser() -> cli.Parser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = cli.Parser("python -m analysis", description=f"{about}\n\n{notes}", formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        own = commands.add_parser(name, help=command.help, description=command.about)
-        own.set_defaults(run=command.run)
-        command.add_options(own.add_argument)
+
+    def command(name: str, run: Callable[..., int], summary: str, description: str | None) -> Callable[..., Any]:
+        own = commands.add_parser(name, help=summary, description=description)
+        own.set_defaults(run=run)
+        return own.add_argument
+
+    _add_commands_on_settings(command)
+    _add_commands_on_all_runs(command)
     return parser
+
+
+def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> None:
+    add = command("list", _of_runs(_list), "your runs", list_runs.__doc__)
+    add("folders", **FOLDERS)
+    add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
+    add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
+    add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
+    add("--json", metavar="FILE", help="write all columns, or those of --columns, to FILE", type=cli.file)
+    add("--csv", metavar="FILE", help="the same as CSV", type=cli.file)
+
+    add = command("table", _table, "a table or figure of the papers", table.__doc__)
+    add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
+    add("folders", **FOLDERS)
+    add("--format", choices=table.FORMATS, default="text")
+    add("--out", metavar="FILE", help="write to FILE instead", type=cli.file)
+    add("--all", **ALL)
+    add("--mix", **MIX)
+
+    add = command("compare", _compare, "two sweeps cell by cell", compare.__doc__)
+    add("a", metavar="A", help="the folder of a sweep", type=Path)
+    add("b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?")
+    keys = "keys, separated by commas, that differ on purpose; without B, A's"
+    add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
+    margin = "the difference up to which two are equal (5%%)"
+    add("--margin", metavar="5%", help=margin, type=cli.share, default=MARGIN)
+    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share)
+    add("--common", help="leave out cells that only one of them has", action="store_true")
+    add("--mix", **MIX)
+
+    add = command("best", _of_runs(_best), "the settings, ranked", best.__doc__)
+    add("folders", **FOLDERS)
+    add("--goal", choices=GOALS, required=True)
+    add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.accuracy)
+    add("--memory", metavar="80GB", help="the most memory of a GPU: GB, GiB, MB ...", type=cli.size_bytes)
+    add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
+    add("--mix", **MIX)
+
+
+def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> None:
+    add = command("claims", _of_runs(_claims), "the papers' claims, tested", CLAIMS)
+    add("folders", **FOLDERS)
+    add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
+    add("--json", metavar="FILE", help="write all figures to FILE", type=cli.file)
+    add("--mix", **MIX)
+
+    add = command("predictions", _of_runs(_predictions), "how well runs were predicted", predictions.__doc__)
+    add("folders", **FOLDERS)
+    add("--json", metavar="FILE", help="write the tables and all figures to FILE", type=cli.file)
+    add("--csv", metavar="FILE", help="write a line for each predicted figure to FILE", type=cli.file)
+
+    add = command("figure", _of_runs(_figure), "the papers' figures, of your runs", figures.__doc__)
+    add("name", metavar="NAME", help=FIGURES)
+    add("folders", **FOLDERS)
+    add("--out", metavar="FOLDER", help="the folder to write to (outputs/figures)", type=Path, default=figures.OUT)
+    add("--format", metavar="svg,pdf,png", help="the formats of the files (svg)", type=cli.names, default=["svg"])
+    add("--all", **ALL)
+    add("--mix", **MIX)
+
+    add = command("report", _report, "an HTML page about all runs", None)
+    add("folders", **FOLDERS)
+    add("--out", metavar="FILE", help="report.html in FOLDER, or in what several share", type=cli.file)
+    add("--title", metavar="TEXT", help="the heading of the page")
+    add("--mix", **MIX)
+
+    add = command("dashboard", _dashboard, "a workspace and a report in Weights & Biases", dashboard.__doc__)
+    project = TrackerConfig().project
+    add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
+    add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
+    add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=cli.file)
+
+    add = command("sync", _sync, "bring records to W&B", sync.__doc__)
+    add("folders", **FOLDERS)
+    add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
+    add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("COLUMNS('gpus$') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
-    message = r'^--sort: no column "gpu"; did you mean gpus, gpus_auto or cpus_per_gpu\? \(list --csv'
+    message = r'^--sort: no column "gpu"; did you mean gpus, gpus_auto, cpus_per_gpu\? \(list --csv'
     with pytest.raises(ValueError, match=message):
         found(None, "gpu")
 
@@ -132,22 +132,15 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("presicion='fp16'", 'no column "presicion"; did you mean precision'),
         ("nothing_alike=1", 'no column "nothing_alike" (list --csv FILE writes all columns)'),
         ("train_limit=1", 'did you mean "dataset.train_limit"'),
-        ("precision=bf16 and gpus=1", """text needs single quotes, and the shell double ones"""),
-        ("precision != bf16", """: "precision!='bf16'"\n"""),
-        ('("dataset.crop" = my-data)', """'my-data'"""),
+        ("precision=bf16 and gpus=1", "a text needs single quotes"),
         ("gpus ==", "Parser Error: syntax error"),
         ("gpus = 'two'", "Conversion Error"),
-        ("1=1); drop table runs; select (1", "one expression"),
-        ("1=1) union all (select 99", "one expression"),
+        ("1=1); drop table runs; select (1", "Parser Error"),
         ("1=1 union all select 99", "Parser Error"),
-        ("select 1", "one expression"),
-        ("1=1 limit 1", "Parser Error"),
-        (" ", "is empty"),
-        ("1 + " * 800 + "1 > 2", "has 3,205 characters; give at most 2,000"),
-        ("precision = '\udc80' and nothing", 'no column "nothing"'),
+        (" ", "Parser Error"),
+        ("precision = '\udc80'", "cannot encode"),
         ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),
-        ("exists(select * from '/etc/hostname.csv')", "Error"),
-        ("exists(select * from loaded)", "Error"),  # no Python variable either
+        ("exists(select * from words)", "does not exist"),  # nor a Python variable
     ],
 )
 def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -259,12 +252,10 @@ def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        *((["claims", ".", option, "no/o"], "there is no folder no") for option in ("--json",)),
-        *((["list", ".", option, "no/o"], "there is no folder no") for option in ("--json", "--csv")),
-        (["report", ".", "--out", "no/o"], "there is no folder no"),
-        (["table", "table2", ".", "--out", "no/o"], "there is no folder no"),
+        (["list", ".", "--csv", "no/o"], "there is no folder no"),
         (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
         (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
+        *((["compare", ".", f"--gate={gate}"], "is no share; write 5%") for gate in ("5", "x%", "-1%")),
     ],
 )
 def test_bad_arguments_are_one_line_and_make_no_folder(

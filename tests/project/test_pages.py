@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.__main__ import COMMANDS, main
+from analysis.__main__ import main
 from tests.analysis.test_compare import sweep
 from tests.conftest import ROOT, SHARED, has_dali
 from tests.helpers import records
@@ -148,12 +148,17 @@ def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Cal
 
 
 @pytest.mark.usefixtures("wandb_server")
-def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_documented_analysis_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
     for name in ("before", "after"):
         sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[3:] for line in ANALYSIS]
-    assert {words[0] for words in lines} == {*COMMANDS}
+    assert {words[0] for words in lines} == {*commands}
     assert [main(words) for words in lines] == [0] * len(lines)
     assert (tmp_path / "multirun" / "report.html").exists()
     assert list((tmp_path / "outputs" / "figures").glob("*.pdf"))
