@@ -17,7 +17,7 @@ from analysis.runs.grouping import MEMORY, is_exact
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
-from multicard.measure.repeated_runs import combined
+from multicard.measure.repeated_runs import Term
 from multicard.observe.profiles.metrics import Profile
 from multicard.observe.profiles.names import COPIES
 from multicard.records.schema_parts import ProfileRank
@@ -225,28 +225,19 @@ def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
     Many answers do not show how another training would have gone, nor do runs of the same seed, which count as one.
     """
     accuracies, samples = sides.values(figure, of_seeds=True), sides.values(ANSWERS, of_seeds=True)
-    over_answers = _answers(accuracies[0], samples[0], sides.confidence)
-    if not sides.bottom:
-        spread = sides.readings.machines(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True).of(sides.top[0])
-        half = sides.half_width(spread, len(accuracies[0]))
-    else:
-        over_answers = intervals.difference(over_answers, _answers(accuracies[1], samples[1], sides.confidence))
+    over_answers = intervals.of_answers(accuracies[0], samples[0], sides.confidence)
+    if sides.bottom:
+        over_answers = intervals.difference(
+            over_answers, intervals.of_answers(accuracies[1], samples[1], sides.confidence)
+        )
         spreads = sides.spreads(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True)
-        terms = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
-        half = None
-        if terms is not None:
-            between = combined(terms)
-            half = intervals.student_quantile(sides.confidence, between.degrees) * math.sqrt(between.variance)
-    if half is None:
+        between = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
+    else:
+        spread = sides.readings.machines(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True).of(sides.top[0])
+        between = [Term(spread.variance / len(accuracies[0]), spread.term.degrees)] if spread.degrees else None
+    if between is None:
         return Interval(over_answers.estimate, None, None, sides.basis)
-    return replace(intervals.difference(over_answers, Interval(0.0, -half, half)), basis=sides.basis)
-
-
-def _answers(accuracies: Sequence[float], samples: Sequence[float], confidence: float) -> Interval:
-    right = sum(round(share * int(count)) for share, count in zip(accuracies, samples, strict=True))
-    if not sum(samples):
-        raise ValueError("no image was tested")
-    return intervals.wilson(right, sum(map(int, samples)), confidence)
+    return replace(between_runs.widened(over_answers, between, sides.confidence), basis=sides.basis)
 
 
 def loss(sides: Sides) -> Interval:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import cached_property
 
 from analysis.runs import grouping
 from analysis.runs.columns import legend
@@ -18,62 +18,12 @@ from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
-from multicard.measure.repeated_runs import MARGIN
 from multicard.records import figures, text_table
 from multicard.records.figures import GOALS, SECONDS
 from multicard.records.text_table import clean, in_bytes
 
 LEAST_TIMES = 1.1  # ratio of costs below which the difference is said in percent
 MOST_EQUAL = 3  # settings not told from the best that are named
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Quantity(Generic[T]):
-    """A quantity in which settings are compared.
-
-    cost: of a setting, less is better; None where it is not known, which neither dominates nor is dominated.
-    better: True where the first of two settings is better by more than their runs differ.
-    """
-
-    cost: Callable[[T], float | None]
-    better: Callable[[T, T], bool]
-
-
-def front(settings: Sequence[T], quantities: Sequence[Quantity[T]]) -> list[T]:
-    """The settings that no other dominates, as far as each is told from those before it.
-
-    A setting is dominated by another whose figures are nowhere worse and somewhere better. Of settings that runs do not
-    tell apart, the first alone is on the front: a setting joins it that is better than each member in some quantity, by
-    more than runs differ.
-
-    Args:
-        settings: the best first.
-    """
-    members: list[T] = []
-    for setting in settings:
-        if any(_dominates(other, setting, quantities) for other in settings):
-            continue
-        if all(any(quantity.better(setting, member) for quantity in quantities) for member in members):
-            members.append(setting)
-    return members
-
-
-def _dominates(a: T, b: T, quantities: Sequence[Quantity[T]]) -> bool:
-    known = [(quantity.cost(a), quantity.cost(b)) for quantity in quantities]
-    pairs = [(cost_a, cost_b) for cost_a, cost_b in known if cost_a is not None and cost_b is not None]
-    return all(cost_a <= cost_b for cost_a, cost_b in pairs) and any(cost_a < cost_b for cost_a, cost_b in pairs)
-
-
-def equals(settings: Sequence[T], best: T, quantities: Sequence[Quantity[T]]) -> list[T]:
-    """The other settings that the runs tell from the best in no quantity."""
-
-    def told(a: T, b: T) -> bool:
-        return any(quantity.better(a, b) for quantity in quantities)
-
-    return [
-        setting for setting in settings if setting is not best and not told(best, setting) and not told(setting, best)
-    ]
 
 
 @dataclass(frozen=True)
@@ -123,9 +73,36 @@ class RankedSetting:
         return grouping.marks(self.runs)
 
     @property
-    def inaccuracy(self) -> float | None:
-        """A figure that is low where a setting is accurate: its loss where it has no accuracy."""
-        return self.loss if self.accuracy is None else -self.accuracy
+    def costs(self) -> tuple[float | None, ...]:
+        """What is low in a good setting: the goal's figure, GPUs, and errors (the loss where it has no accuracy)."""
+        return self.cost, self.gpus, self.loss if self.accuracy is None else -self.accuracy
+
+
+Told = Callable[[RankedSetting, RankedSetting], bool]
+
+
+def front(settings: Sequence[RankedSetting], told: Told) -> list[RankedSetting]:
+    """The settings that no other dominates, as far as each is told from those before it.
+
+    A setting is dominated by another whose figures are nowhere worse and somewhere better. Of settings that runs do not
+    tell apart, the first alone is on the front: a setting joins it that is better than each member in some figure, by
+    more than runs differ.
+
+    Args:
+        settings: the best first.
+        told: true where the first of two settings is better in some figure by more than runs differ.
+    """
+    members: list[RankedSetting] = []
+    for setting in settings:
+        dominated = any(_dominates(other, setting) for other in settings)
+        if not dominated and all(told(setting, member) for member in members):
+            members.append(setting)
+    return members
+
+
+def _dominates(a: RankedSetting, b: RankedSetting) -> bool:
+    pairs = [(own, other) for own, other in zip(a.costs, b.costs, strict=True) if own is not None and other is not None]
+    return all(own <= other for own, other in pairs) and any(own < other for own, other in pairs)
 
 
 @dataclass(frozen=True)
@@ -133,7 +110,6 @@ class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
     work: the name of the work among several, empty if there is one. amount: rows or pairs, if they differ.
-    front: the settings on the trade-off front, the best among them. equals: those that runs do not tell from the best.
     keys: the columns that tell settings apart.
     """
 
@@ -142,45 +118,54 @@ class Ranking:
     amount: str
     runs: list[Run]
     settings: list[RankedSetting]
-    front: list[RankedSetting]
-    equals: list[RankedSetting]
     keys: list[str]
     repeated: RepeatedRuns = field(repr=False)
 
     @property
-    def best(self) -> list[Run]:
-        """The runs of the best setting."""
-        return self.settings[0].runs
+    def best(self) -> RankedSetting:
+        return self.settings[0]
 
-    @property
-    def label(self) -> str:
-        return grouping.label(self.settings[0].cell, self.keys) or "the only setting"
+    @cached_property
+    def front(self) -> list[RankedSetting]:
+        """The settings on the trade-off front, the best among them."""
+        return front(self.settings, self._told)
 
-    @property
-    def figures(self) -> str:
-        """Cost, accuracy and number of runs of the best setting."""
-        return self._figures(self.settings[0])
+    @cached_property
+    def equals(self) -> list[RankedSetting]:
+        """The settings that runs do not tell from the best."""
+        return [one for one in self.settings[1:] if not self._told(one, self.best) and not self._told(self.best, one)]
 
-    @property
-    def marks(self) -> str:
-        return self.settings[0].marks
+    def _cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
+        return self.repeated.cheaper(GOALS[self.goal].name, a.runs, b.runs)
+
+    def _told(self, a: RankedSetting, b: RankedSetting) -> bool:
+        return self._cheaper(a, b) or a.gpus < b.gpus or self.repeated.more_accurate(a.runs, b.runs)
+
+    def label(self, setting: RankedSetting) -> str:
+        return grouping.label(setting.cell, self.keys) or "the only setting"
+
+    def figures(self, setting: RankedSetting) -> str:
+        """Cost, accuracy and number of runs of a setting."""
+        accuracy = f"{setting.accuracy:.1%}" if setting.accuracy is not None else ""
+        loss = f"loss {setting.loss:.3f}" if setting.loss is not None and not accuracy else ""
+        repetitions = f"n={len(setting.runs)}" if len(setting.runs) > 1 else ""
+        return ", ".join(filter(None, (self._cost(setting), accuracy, loss, repetitions)))
 
     @property
     def others(self) -> list[str]:
         """A sentence for each other setting of the front, then those that runs do not tell from the best."""
-        sentences, best = [], self.settings[0]
+        sentences = []
+        unit = "CPU rank" if self.best.runs[0]["cpu_ranks"] else "GPU"
         for other in self.front:
-            if other is not best:
-                fewer, accuracy, cost = _fewer_ranks(other, best), self._accuracy_compared(other), self._compared(other)
-                rest = ", ".join(filter(None, (cost, accuracy))) if fewer else cost
-                first = fewer or accuracy[:1].upper() + accuracy[1:]
-                sentences.append(f"{first}: {rest} ({self._named(other)}).")
-        near = {"Equally good": True, "Not told from the best by these runs": False}
-        for title, is_close in near.items():
-            named = [self._named(other) for other in self.equals if self._is_close(other) == is_close]
-            more = f"; and {len(named) - MOST_EQUAL} more" if len(named) > MOST_EQUAL else ""
-            sentences += [f"{title}: {'; '.join(named[:MOST_EQUAL])}{more}."] if named else []
-        return sentences
+            if other is not self.best:
+                fewer = f"{count(other.gpus, unit)} instead of {self.best.gpus}" * (other.gpus < self.best.gpus)
+                phrases = filter(None, (fewer, self._accuracy_compared(other), self._cost_compared(other)))
+                what = ": ".join([next(phrases), ", ".join(phrases)])
+                sentences.append(f"{what[0].upper()}{what[1:]} ({self._named(other)}).")
+        named = [self._named(other) for other in self.equals]
+        more = f"; and {len(named) - MOST_EQUAL} more" if len(named) > MOST_EQUAL else ""
+        equal = f"Not told from the best by these runs: {'; '.join(named[:MOST_EQUAL])}{more}."
+        return [*sentences, *([equal] if named else [])]
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -190,7 +175,7 @@ class Ranking:
                 "rank": str(rank),
                 **{key: grouping.typed(dict(setting.cell)[key]) for key in self.keys},
                 self.goal: self._cost(setting),
-                "x best": f"{setting.cost / self.settings[0].cost:.2f}",
+                "x best": f"{setting.cost / self.best.cost:.2f}",
                 "accuracy": figures.text(ACCURACY, setting.accuracy),
                 "loss": "-" if setting.loss is None else f"{setting.loss:.3f}",
                 "n": str(len(setting.runs)),
@@ -202,51 +187,32 @@ class Ranking:
         headings = [name for name in rows[0] if name in self.keys or {row[name] for row in rows} - {"-", ""}]
         return headings, [[row[name] for name in headings] for row in rows]
 
-    @property
-    def rows(self) -> list[list[str]]:
-        return self.table[1]
-
     def lines(self, width: int | None) -> list[str]:
         """The ranking in sentences and as a table of `width` cells; None: any."""
-        best = f"{_title(self.goal)}: {self.label}: {_with_marks(self.figures, self.marks)}."
+        title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         amount = [f"{self.amount}:"] if self.amount else []
-        return [*amount, best, *self.others, *text_table.text(*self.table, width)]
+        return [*amount, f"{title}: {self._named(self.best)}.", *self.others, *text_table.text(*self.table, width)]
 
     def _named(self, setting: RankedSetting) -> str:
-        return f"{grouping.label(setting.cell, self.keys)}: {_with_marks(self._figures(setting), setting.marks)}"
+        marks = f" [{setting.marks}]" if setting.marks else ""
+        return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
     def _cost(self, setting: RankedSetting) -> str:
         figure = GOALS[self.goal]
         return figure.unit.text(setting.cost) + " s" * (figure.unit is SECONDS)
 
-    def _figures(self, setting: RankedSetting) -> str:
-        parts = [self._cost(setting)]
-        if setting.accuracy is not None:
-            parts.append(f"{setting.accuracy:.1%}")
-        elif setting.loss is not None:
-            parts.append(f"loss {setting.loss:.3f}")
-        return ", ".join([*parts, *([f"n={len(setting.runs)}"] if len(setting.runs) > 1 else [])])
-
-    def _is_close(self, other: RankedSetting) -> bool:
-        return other.cost <= self.settings[0].cost * (1 + MARGIN)
-
-    def _compared(self, other: RankedSetting) -> str:
+    def _cost_compared(self, other: RankedSetting) -> str:
         """The cost of a setting compared with the best: "1.7 times slower", "4 % slower"."""
-        ratio = other.cost / self.settings[0].cost
-        told = self.repeated.cheaper(GOALS[self.goal].name, self.best, other.runs)
-        if not told and self._is_close(other):
-            return f"no {'slower' if self.goal == 'time' else f'more {self.goal}'} as far as the runs tell"
-        chance = "" if told else ", which these runs do not tell from chance"
+        ratio, chance = other.cost / self.best.cost, ", which these runs do not tell from chance"
         if ratio < LEAST_TIMES:
-            percent = 100 * (ratio - 1)
-            count = f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}"
-            return f"{count} % {'slower' if self.goal == 'time' else f'more {self.goal}'}{chance}"
-        count = f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
-        return f"{count} times {'slower' if self.goal == 'time' else f'the {self.goal}'}{chance}"
+            difference = f"{100 * (ratio - 1):.2g} % {'slower' if self.goal == 'time' else f'more {self.goal}'}"
+        else:
+            difference = f"{ratio:.3g} times {'slower' if self.goal == 'time' else f'the {self.goal}'}"
+        return difference + chance * (not self._cheaper(self.best, other))
 
     def _accuracy_compared(self, other: RankedSetting) -> str:
         """The accuracy or loss of a setting compared with the best; empty where the runs do not tell them apart."""
-        best = self.settings[0]
+        best = self.best
         more, less = (self.repeated.more_accurate(a.runs, b.runs) for a, b in ((other, best), (best, other)))
         if not (more or less):
             return ""
@@ -347,28 +313,6 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, repeated: Repea
         for cell, own in grouping.group(runs, setting_columns).items()
         if (cost := of_setting(own, column)) is not None
     ]
-    settings.sort(key=lambda one: (one.cost, one.gpus, one.inaccuracy or 0.0))
-    quantities = [
-        Quantity[RankedSetting](lambda one: one.cost, lambda a, b: repeated.cheaper(column, a.runs, b.runs)),
-        Quantity[RankedSetting](lambda one: one.gpus, lambda a, b: a.gpus < b.gpus),
-        Quantity[RankedSetting](lambda one: one.inaccuracy, lambda a, b: repeated.more_accurate(a.runs, b.runs)),
-    ]
+    settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
-    on_front, equal = front(settings, quantities), equals(settings, settings[0], quantities)
-    return Ranking(goal, work, amount, runs, settings, on_front, equal, keys, repeated)
-
-
-def _title(goal: str) -> str:
-    return "Fastest" if goal == "time" else f"Least {goal}"
-
-
-def _fewer_ranks(other: RankedSetting, best: RankedSetting) -> str:
-    """ "Half the GPUs", "1 CPU rank instead of 3"; empty for a setting with as many ranks as the best, or more."""
-    if other.gpus >= best.gpus:
-        return ""
-    unit = "CPU rank" if best.runs[0]["cpu_ranks"] else "GPU"
-    return f"Half the {unit}s" if other.gpus * 2 == best.gpus else f"{count(other.gpus, unit)} instead of {best.gpus}"
-
-
-def _with_marks(text: str, marks: str) -> str:
-    return f"{text} [{marks}]" if marks else text
+    return Ranking(goal, work, amount, runs, settings, keys, repeated)

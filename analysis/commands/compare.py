@@ -19,16 +19,15 @@ import numpy as np
 from msgspec import UNSET
 
 from analysis.runs import grouping
-from analysis.runs.columns import MARKS, RESERVED
+from analysis.runs.columns import MARKS
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines, RepeatedRuns
-from multicard.config.base import NOT_IDENTITY
 from multicard.config.job import count
 from multicard.measure import repeated_runs
-from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, MAX_RUNS, PRIOR_SD, Ratio
+from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.records import figures, text_table
 from multicard.records.comparable import DATA
 from multicard.records.schema import Cpu
@@ -146,23 +145,12 @@ def _pair(
     keys = ["kind", *(name for name in names if name not in compared_keys and name in in_a and name in in_b)]
     # A refused run has its axes alone, and no configuration
     cells_a, cells_b = (grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b))
-    _add_refused(cells_a, cells_b, b)
-    _add_refused(cells_b, cells_a, a)
     if not common:
         _require_same(cells_a, cells_b, keys, sides)
     shared = [cell for cell in cells_a if cell in cells_b]
     if not shared:
         raise ValueError(f"{' and '.join(sides)} have no cell in common")
     return [judge.cell(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
-
-
-def _add_refused(cells: dict[Cell, list[Run]], others: dict[Cell, list[Run]], runs: Sequence[Run]) -> None:
-    """Add to `others` the cells whose runs were refused there, which are known by their axes alone."""
-    for run in runs:
-        if run["status"] == "refused":
-            for cell in cells:
-                if all(run.columns.get(key, value) == value for key, value in cell) and cell not in others:
-                    others[cell] = [run]
 
 
 def _require_same(
@@ -265,7 +253,7 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
 def lines(compared: Sequence[Compared], width: int | None, margin: float = MARGIN) -> list[str]:
     """A table of the cells, a summary, and what its figures mean."""
     keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
-    rows = [_row(cell, keys, margin) for cell in compared]
+    rows = [_row(cell, keys) for cell in compared]
     headings = [name for name in rows[0] if name in keys or any(row[name] not in ("-", "") for row in rows)]
     table = text_table.text(headings, [[row[name] for name in headings] for row in rows], width)
     verdicts = Counter(cell.verdict if cell.verdict in VERDICTS.values() else "without a verdict" for cell in compared)
@@ -295,44 +283,32 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
     return explained
 
 
-def _row(compared: Compared, keys: Sequence[str], margin: float) -> dict[str, str]:
+def _row(compared: Compared, keys: Sequence[str]) -> dict[str, str]:
     step, values = compared.step, dict(compared.cell)
     counts = len(ok_runs(compared.a)), len(ok_runs(compared.b))
-    least = None if step is None else step.least_difference()
-    to_decide = "-"
-    if step is not None and compared.verdict.startswith(UNDECIDED):
-        runs = step.runs_to_decide(margin)
-        to_decide = f"over {MAX_RUNS} runs a side" if runs is None else f"{count(runs, 'run')} a side"
+    bounds, least = (None, None) if step is None else (step.bounds(), step.least_difference())
     return {
         **{key: grouping.typed(values[key]) for key in keys},
         "A": compared.sides[0],
         "B": compared.sides[1],
-        **{
-            f"{side} step s": figures.text("step_s", mean_s) for side, mean_s in zip("AB", compared.step_s, strict=True)
-        },
+        "A step s": figures.text("step_s", compared.step_s[0]),
+        "B step s": figures.text("step_s", compared.step_s[1]),
         "B / A": "-" if step is None else f"{step.ratio:.3f}",
-        "interval": _interval(step),
+        "interval": "-" if bounds is None else "{:.3f} to {:.3f}".format(*bounds),
         "runs": "" if counts == (1, 1) else f"{counts[0]} and {counts[1]}",
         "verdict": compared.verdict,
         "could see": "-" if least is None else f"{least:.1%}",
-        "to decide": to_decide,
         "marks": "".join(dict.fromkeys("".join(run["marks"] for run in (*compared.a, *compared.b)))),
     }
 
 
-def _interval(ratio: Ratio | None) -> str:
-    bounds = None if ratio is None else ratio.bounds()
-    return "-" if bounds is None else "{:.3f} to {:.3f}".format(*bounds)
-
-
 def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each version, device, driver, clock, flag, mark or key that A's runs and B's do not share; and
-    one if they were not measured by turns.
-    """
+    """A line for each version, device, driver, flag, mark or clock that A's runs and B's do not share; and one if they
+    were not measured by turns."""
     facts_a, facts_b = _facts(a), _facts(b)
     differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
     facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
-    return [*_turns(a, b), *_other_rows(a, b), *facts, *_clocks(a, b), *_marks(a, b), *_keys(a, b)]
+    return [*_turns(a, b), *facts, *_clocks(a, b)]
 
 
 def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
@@ -342,14 +318,6 @@ def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
         return []
     first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
     return [f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"]
-
-
-def _other_rows(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line where tuning runs of the two sides had other rows, which repetitions of one seed do not show."""
-    seeds_a, seeds_b = ({run["seed"] for run in runs if run["kind"] == "llm" and not run["packed"]} for runs in (a, b))
-    if not seeds_a or not seeds_b or seeds_a == seeds_b:
-        return []
-    return ["other seeds in A than in B: their rows, of other lengths, count as a difference"]
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, set[str]]:
@@ -378,6 +346,7 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     for gpu in environment.gpus:
         yield from (("driver", gpu.driver), ("highest SM clock, MHz", gpu.sm_clock_max_mhz))
     yield from ((name, run[name]) for name in ("threads", *grouping.PLACES, DATA))
+    yield from ((mark.meaning, "yes") for mark in MARKS if run[mark.column])
 
 
 def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
@@ -393,22 +362,3 @@ def _mean_clock_mhz(runs: Sequence[Run], key: str) -> float | None:
     gpus = [gpu for run in runs if (gpu := run.record().gpu) is not None]
     clocks_mhz = [mhz for gpu in gpus for device in gpu.devices if (mhz := getattr(device, key)) is not None]
     return float(np.mean(clocks_mhz)) if clocks_mhz else None
-
-
-def _marks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    differing = []
-    for mark in MARKS:
-        marked_a, marked_b = (sum(bool(run[mark.column]) for run in runs) for runs in (a, b))
-        if marked_a / len(a) != marked_b / len(b):
-            differing.append(f"{mark.meaning}: {marked_a} of A's {count(len(a), 'run')}, {marked_b} of B's {len(b)}")
-    return differing
-
-
-def _keys(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """Keys of the configuration that only one side has, as where one is of an older version."""
-    names_a, names_b = ({name for run in runs for name in run.columns} - RESERVED for runs in (a, b))
-    differing = []
-    for side, names in (("A", names_a - names_b), ("B", names_b - names_a)):
-        keys = sorted(name for name in names if name.partition(".")[0] not in NOT_IDENTITY)
-        differing += [f"only {side} has {', '.join(map(clean, keys))}"] if keys else []
-    return differing

@@ -273,7 +273,7 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 
 def _draw(ranking: Ranking, name: str) -> Figure | None:
     work = ", ".join(filter(None, (ranking.work, ranking.amount)))
-    group = SettingGroup({_label(ranking, one): one.runs for one in ranking.settings}, ranking.keys, work=work)
+    group = SettingGroup({ranking.label(one): one.runs for one in ranking.settings}, ranking.keys, work=work)
     values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
     few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES][:2]  # by colour and by shape
     orders = [list(dict.fromkeys(captions.value(key, value, group.runs) for value in values[key])) for key in few]
@@ -292,7 +292,7 @@ def _draw(ranking: Ranking, name: str) -> Figure | None:
         for one, value in known:
             front = next((number for number, member in enumerate(ranking.front, 1) if member is one), None)
             rows.append(
-                {"measure": measure, SERIES: _label(ranking, one), "mean": value, "total_s": one.cost}
+                {"measure": measure, SERIES: ranking.label(one), "mean": value, "total_s": one.cost}
                 | {key: captions.value(key, one.runs[0][key], group.runs) for key in few}
                 | {"front": front, "n": len(one.runs), "x": one.cost / time.divisor}
                 | {"chart": heading(captions.axis(measure, group.kind, unit)), "shown": value / unit.divisor}
@@ -307,14 +307,10 @@ def _draw(ranking: Ranking, name: str) -> Figure | None:
     return group.figure(name, chart, rows, title, [*notes, FRONT])
 
 
-def _label(ranking: Ranking, setting: RankedSetting) -> str:
-    return grouping.label(setting.cell, ranking.keys) or "all"
-
-
 def _named(title: str, ranking: Ranking, chosen: Sequence[RankedSetting], is_numbered: bool = False) -> str:
     """The chosen settings with their times."""
     texts = [
-        f"{number} " * is_numbered + f"{_label(ranking, one)} ({registry.seconds(one.cost)} s)"
+        f"{number} " * is_numbered + f"{ranking.label(one)} ({registry.seconds(one.cost)} s)"
         for number, one in enumerate(chosen, 1)
     ]
     rest = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""

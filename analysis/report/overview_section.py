@@ -79,11 +79,11 @@ def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Answer | None:
     by_time = by_goal["time"]
     if isinstance(by_time, str):
         return None
-    ranking = max(by_time, key=lambda ranking: len(ranking.rows))
-    folders = {run.folder for run in ranking.best}
+    ranking = max(by_time, key=lambda ranking: len(ranking.settings))
+    folders = {run.folder for run in ranking.best.runs}
     best = [run for run in runs if run.folder in folders]
     work = _joined(ranking.work, ranking.amount)
-    title = f"The fastest of {count(len(ranking.rows), 'setting')}" + f" of {work}" * bool(work)
+    title = f"The fastest of {count(len(ranking.settings), 'setting')}" + f" of {work}" * bool(work)
     return Answer(title, [_fastest(ranking), _cost(best), *_limit_and_next(best)], headline=True)
 
 
@@ -96,13 +96,13 @@ def finding(top: Answer) -> str:
 
 
 def _fastest(ranking: Ranking) -> Line:
-    accuracy, loss = (of_setting(ranking.best, column) for column in ("test_accuracy", "loss_last_tenth"))
+    accuracy, loss = (of_setting(ranking.best.runs, column) for column in ("test_accuracy", "loss_last_tenth"))
     reached = "" if loss is None else f"a loss of {loss:.3f}"
     reached = f"{accuracy:.1%} accuracy" if accuracy is not None else reached
-    several = f"the mean of {count(len(ranking.best), 'run')}" if len(ranking.best) > 1 else ""
-    label = "" if len(ranking.rows) == 1 else ranking.label
-    duration = _duration(of_setting(ranking.best, "total_s") or 0.0)
-    return Line("Fastest", duration, label, _joined(reached, several), ranking.marks)
+    several = f"the mean of {count(len(ranking.best.runs), 'run')}" if len(ranking.best.runs) > 1 else ""
+    label = "" if len(ranking.settings) == 1 else ranking.label(ranking.best)
+    duration = _duration(of_setting(ranking.best.runs, "total_s") or 0.0)
+    return Line("Fastest", duration, label, _joined(reached, several), ranking.best.marks)
 
 
 def _cost(runs: Sequence[DetailedRun]) -> Line:
@@ -147,9 +147,10 @@ def _best_settings(runs: Sequence[Run], by_goal: Ranked) -> list[Block]:
             title = _joined(ranking.work or _work(ranking.runs[0]), ranking.amount)
             more = f"And {len(ranking.others) - MOST_OTHERS} more: python -m analysis best --goal {goal}."
             others = [*ranking.others[:MOST_OTHERS], *[more] * (len(ranking.others) > MOST_OTHERS)]
-            line = Line(GOALS[goal], ranking.figures, ranking.label, " ".join(others), ranking.marks)
+            best = ranking.best
+            line = Line(GOALS[goal], ranking.figures(best), ranking.label(best), " ".join(others), best.marks)
             lines.setdefault(title, []).append(line)
-            settings[title] = max(settings[title], len(ranking.rows))
+            settings[title] = max(settings[title], len(ranking.settings))
     if not lines:
         causes = "" if any(run["status"] == "ok" for run in runs) else " The causes are below."
         return [Paragraph(f"Nothing can be ranked: {by_goal['time']}.{causes}")]

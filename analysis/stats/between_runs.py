@@ -162,45 +162,32 @@ class RepeatedRuns:
 
     def more_accurate(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
         """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss."""
-        share_a, share_b = of_setting(a, ACCURACY), of_setting(b, ACCURACY)
-        if share_a is not None and share_b is not None:
-            sides = Share.of(a, share_a), Share.of(b, share_b)
-            return share_a > share_b and differ(*sides, self.of_column(ACCURACY).of(a[0]))
-        loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
-        return loss_a is not None and loss_b is not None and loss_a < loss_b * (1 - LOSS_APART)
+        if of_setting(a, ACCURACY) is None or of_setting(b, ACCURACY) is None:
+            loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
+            return loss_a is not None and loss_b is not None and loss_a < loss_b * (1 - LOSS_APART)
+        spread, counts = self.of_column(ACCURACY).of(a[0]), [len(by_seed(side)) for side in (a, b)]
+        assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
+        over_answers = intervals.difference(_over_answers(a), _over_answers(b))
+        low = widened(over_answers, variance_between((spread, spread), *counts) or assumed, CONFIDENCE).low
+        return low is not None and low > 0
 
 
 def _is_relative(column: str) -> bool:
     return column not in FIGURES or FIGURES[column].log
 
 
-@dataclass(frozen=True)
-class Share:
-    """The mean share of right answers over `runs` runs, which gave `answers` answers together."""
-
-    share: float
-    answers: int
-    runs: int = 1
-
-    @classmethod
-    def of(cls, runs: Sequence[Run], accuracy: float) -> "Share":
-        """The accuracy of a setting; runs of one seed count as one."""
-        firsts = [of_seed[0] for of_seed in by_seed(runs)]
-        return cls(accuracy, sum(run["test_samples"] or 0 for run in firsts), len(firsts))
+def _over_answers(runs: Sequence[Run]) -> Interval:
+    """The accuracy of a setting over the answers of its runs, of which those of one seed count as one."""
+    firsts = [of_seed[0] for of_seed in by_seed(runs)]
+    return intervals.of_answers([run[ACCURACY] for run in firsts], [run["test_samples"] or 0 for run in firsts])
 
 
-def differ(a: Share, b: Share, spread: Spread) -> bool:
-    """True if two shares differ at 95 %, given their numbers of answers and how runs of other seeds differ.
-
-    One right and one wrong answer are added to each (Agresti and Caffo 2000). Where nothing was repeated, runs are
-    taken to differ by PRIOR_ACCURACY_SD exactly.
-    """
-    adjusted = [((one.share * one.answers + 1) / (one.answers + 2), one.answers + 2) for one in (a, b)]
-    of_answers = Term(sum(share * (1 - share) / count for share, count in adjusted), math.inf)
-    degrees = spread.term.degrees if spread.degrees else math.inf
-    total = combined([of_answers, Term(spread.variance * (1 / a.runs + 1 / b.runs), degrees)])
-    limit = student_quantile(CONFIDENCE, total.degrees) * math.sqrt(total.variance)
-    return abs(adjusted[0][0] - adjusted[1][0]) > limit
+def widened(over_answers: Interval, between: Sequence[Term], confidence: float) -> Interval:
+    """An interval over the answers of some runs, which do not show how another training would have gone, widened by the
+    variance between runs."""
+    total = combined(between)
+    half = student_quantile(confidence, total.degrees) * math.sqrt(total.variance)
+    return intervals.difference(over_answers, Interval(0.0, -half, half))
 
 
 def log_of(column: str) -> Callable[[Run], float | None]:
@@ -243,21 +230,16 @@ def ratio(
     if min(*means[0], *means[1]) <= 0:
         raise ValueError("samples that took no time")
     estimate = float(np.mean(means[1]) / np.mean(means[0]))
-    runs = min(len(a), len(b))
     between = variance_between(spreads, len(a), len(b))
-    if between is None:  # nothing was repeated
-        within = _within(a, b, paired)
-        run_variance = 2 * PRIOR_SD**2 + (0.0 if within is None else within.variance * runs)
-        error, degrees = (None, 0) if within is None else (math.sqrt(within.variance), within.degrees)
-        return Ratio(estimate, error, degrees, False, runs, run_variance)
-    share = _share_beyond([*a, *b], max(spread.within for spread in spreads))
+    share = 1.0 if between is None else _share_beyond([*a, *b], max(spread.within for spread in spreads))
+    terms = [] if between is None else between
     if share:
         within = _within(a, b, paired)
         if within is None:
-            return Ratio(estimate, None, 0, True, runs, combined(between).variance * runs)
-        between.append(Term(within.variance * share, within.degrees))
-    total = combined(between)
-    return Ratio(estimate, math.sqrt(total.variance), total.degrees, True, runs, total.variance * runs)
+            return Ratio(estimate, None, 0, between is not None)
+        terms = [*terms, Term(within.variance * share, within.degrees)]
+    total = combined(terms)
+    return Ratio(estimate, math.sqrt(total.variance), total.degrees, between is not None)
 
 
 def _share_beyond(runs: Sequence[np.ndarray], within: float) -> float:

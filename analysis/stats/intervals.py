@@ -52,6 +52,14 @@ def wilson(right: int, count: int, confidence: float) -> Interval:
     return Interval(share, low, high, f"{count:,} answers")
 
 
+def of_answers(accuracies: Sequence[float], samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The accuracy of some runs together, over all their answers; without bounds where no image was tested."""
+    if not sum(samples):
+        return Interval(math.fsum(accuracies) / len(accuracies), None, None)
+    right = sum(round(share * count) for share, count in zip(accuracies, samples, strict=True))
+    return wilson(right, int(sum(samples)), confidence)
+
+
 def difference(first: Interval, second: Interval) -> Interval:
     """first - second of two independent estimates, from the interval of each (Zou and Donner 2008, Stat. Med. 27:1693).
 

@@ -26,9 +26,7 @@ POWER = 0.8
 PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
 PRIOR_DEGREES, PRIOR_LIMIT = 1, 1.5
 MARGIN = 0.05  # relative difference up to which two settings count as equal
-QUANTILES = 64  # by which a distribution is represented
 MOST_LOG = 700.0  # of half an interval: its power is a number yet
-MAX_RUNS = 50  # a side, beyond which repeating is not worth naming
 ABOVE, BELOW, WITHIN, UNDECIDED = "above", "below", "within", "undecided"
 
 
@@ -107,15 +105,12 @@ class Ratio:
 
     error: standard error of the logarithm; None where the samples are too few. degrees: of freedom.
     repeated: `error` includes how runs differ; else it is that of the samples of single runs alone.
-    runs: of the smaller side. run_variance: of the logarithm of the ratio of one run a side.
     """
 
     ratio: float
     error: float | None
     degrees: float
     repeated: bool
-    runs: int
-    run_variance: float
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         if self.error is None:
@@ -141,15 +136,6 @@ class Ratio:
             return None
         return math.expm1(min(_noncentral(confidence, self.degrees) * self.error, MOST_LOG))
 
-    def runs_to_decide(self, margin: float = MARGIN) -> int | None:
-        """Runs a side with which a difference as large as this one would be decided, one way or the other, with a
-        probability of POWER; None if it takes more than MAX_RUNS."""
-        for count in range(self.runs + 1, MAX_RUNS + 1):
-            degrees = max(self.degrees if self.repeated else PRIOR_DEGREES, PRIOR_DEGREES) + 2 * (count - self.runs)
-            if _undecided(math.log(self.ratio), math.sqrt(self.run_variance / count), degrees, margin) <= 1 - POWER:
-                return count
-        return None
-
 
 def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
     """The mean of B's runs / the mean of A's, of one figure a run.
@@ -165,10 +151,9 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
     means = [math.fsum(side) / len(side) for side in (a, b)]
     if min(means) <= 0:
         raise ValueError("nothing to compare with: it is 0")
-    between, runs = variance_between(spreads, len(a), len(b)), min(len(a), len(b))
+    between = variance_between(spreads, len(a), len(b))
     total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
-    error, known = math.sqrt(total.variance), between is not None
-    return Ratio(means[1] / means[0], error, total.degrees, known, runs, total.variance * runs)
+    return Ratio(means[1] / means[0], math.sqrt(total.variance), total.degrees, repeated=between is not None)
 
 
 def half_width(runs: int, spread: Spread) -> float:
@@ -192,18 +177,3 @@ def _noncentral(confidence: float, degrees: float) -> float:
     from scipy.special import nctdtrinc
 
     return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(confidence, degrees)))
-
-
-def _undecided(difference: float, error: float, degrees: float, margin: float) -> float:
-    """The probability that an estimate of this difference of logarithms is neither told from 0 nor shown to be within
-    the margin, as the mean over the quantiles of the estimated standard error, whose true value is `error`."""
-    from scipy.special import chdtri, ndtr
-
-    if not error:
-        return 0.0
-    quantiles = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    estimated = error * np.sqrt(chdtri(min(degrees, NORMAL), quantiles) / min(degrees, NORMAL))
-    told_apart = student_quantile(CONFIDENCE, degrees) * estimated  # from here on
-    alike = np.clip(math.log1p(margin) - told_apart, 0.0, told_apart)  # up to here
-    between = [ndtr((told_apart - d) / error) - ndtr((alike - d) / error) for d in (difference, -difference)]
-    return float(np.mean(between[0] + between[1]))

@@ -108,7 +108,7 @@ def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, prec
     rankings = best.rankings(found.runs, "time", best.Limits(), mix=False)
     (ranking,) = [one for one in rankings if runs[0] in one.runs]
     places = [ranking.table[0].index(name) for name in ("gpus", "precision")]
-    costs = [row for row in ranking.rows if [row[place] for place in places] == [str(gpus), precision]]
+    costs = [row for row in ranking.table[1] if [row[place] for place in places] == [str(gpus), precision]]
     for value in (of_table["total_s"], of_figure["mean"], of_report.mean("total_s")):
         assert value == pytest.approx(mean_s)
     assert len(costs) == 1 and f"{mean_s:.1f} s" in costs[0]

@@ -1,5 +1,6 @@
 """`best`: which runs are ranked together, the trade-off front, and the sentences."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.commands import best
-from analysis.commands.best import Limits, Quantity, equals, front
+from analysis.commands.best import Limits, RankedSetting, front
 from analysis.figures.setting_charts import trade_off
 from analysis.report import build
 from analysis.report.blocks import Answer
 from analysis.runs import load
-from analysis.stats.between_runs import Share, Spread, differ
+from analysis.stats.between_runs import RepeatedRuns
 from tests.helpers import records
+from tests.helpers.records import write_all as write
 
 PRECISIONS = ("fp32", "fp16")
 
@@ -22,12 +24,6 @@ PRECISIONS = ("fp32", "fp16")
 def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, Any]:
     epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": samples, "test_accuracy": share}
     return {"test_accuracy": share, "epochs": [{"epoch": index, "train_s": 9.0, **epoch} for index in range(epochs)]}
-
-
-def write(folder: Path, *contents: dict[str, Any]) -> Path:
-    for index, record in enumerate(contents):
-        records.write(folder / f"{index:02d}", record)
-    return folder
 
 
 def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
@@ -50,8 +46,8 @@ def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accur
     lines = ranked(sweep)
     assert lines[:3] == [
         "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%.",
-        "Half the GPUs: 1.7 times slower (gpus=2 precision=bf16: 163.0 s, 99.1%).",
-        "Half the GPUs: 2.5 times slower, 0.8 points more accurate (gpus=2 precision=fp32: 240.0 s, 99.9%).",
+        "2 GPUs instead of 4: 1.7 times slower (gpus=2 precision=bf16: 163.0 s, 99.1%).",
+        "2 GPUs instead of 4: 0.8 points more accurate, 2.5 times slower (gpus=2 precision=fp32: 240.0 s, 99.9%).",
     ]
     assert [line.split()[1:3] for line in lines[4:8]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
     assert ["yes" in line for line in lines[4:8]] == [True, False, True, True]
@@ -59,21 +55,19 @@ def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accur
     assert lines[9] == "not ranked: 1 failed"
 
 
-def test_accuracies_within_the_error_of_the_test_set_are_equal(tmp_path: Path):
-    exact = Spread(0.0, 3)  # seeds that do not differ
-    assert differ(Share(0.99, 10_000), Share(0.98, 10_000), exact)
-    assert not differ(Share(0.99, 100), Share(0.98, 100), exact)
-    # by hand: (0.6 - 0.4) of 50 each: 31/52 - 21/52 = 0.1923, 1.96 sqrt(2 (31/52)(21/52)/52) = 0.1885
-    assert differ(Share(0.6, 50), Share(0.4, 50), exact)
-    assert not differ(Share(0.6, 48), Share(0.4, 46), exact)
-    close = [
-        records.vision(precision="bf16", total_s=10.0) | accurate(0.980, 100),
-        records.vision(precision="fp32", total_s=20.0) | accurate(0.985, 100),
-    ]
-    assert sum("yes" in line for line in ranked(write(tmp_path / "s", *close))) == 1
+@pytest.mark.parametrize(
+    ("a", "b", "samples", "told"),
+    [(0.99, 0.98, 10_000, True), (0.99, 0.98, 100, False), (0.6, 0.4, 60, True), (0.6, 0.4, 40, False)],
+)
+def test_accuracies_within_the_error_of_the_test_set_are_equal(
+    a: float, b: float, samples: int, told: bool, tmp_path: Path
+):
+    runs = load.read([write(tmp_path, *(records.vision() | accurate(share, samples) for share in (a, b)))]).runs
+    repeated = RepeatedRuns([])
+    assert repeated.more_accurate(runs[:1], runs[1:]) == told and not repeated.more_accurate(runs[1:], runs[:1])
 
 
-def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path):
     """One of three seeds is lucky; another needs more memory."""
     lucky = [
         records.vision(seed=seed, peak_memory_bytes={"max": peak}) | accurate(share)
@@ -89,20 +83,19 @@ def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path, capsys: pytest.Ca
     assert ranked(folder, "memory")[0].startswith("Least memory: precision=fp16: 5 GB")
     nodes = write(tmp_path / "nodes", records.vision(nodes=2, gpus=2), records.vision(gpus=2, total_s=200.0))
     assert ranked(nodes, limits=Limits(gpus=3))[0].startswith("Fastest: the only setting: 200.0 s")
-    alone = write(tmp_path / "lucky", *lucky)
-    assert main(["best", "--goal", "time", "--accuracy", "0.99", str(alone)]) == 1
-    assert "the highest accuracy is 98.65%" in capsys.readouterr().err
 
 
 def test_the_front_has_what_no_other_dominates_and_what_runs_tell_from_it():
     """Of cost and accuracy, where half a point is what runs tell apart."""
-    accuracy = Quantity[tuple[float, float]](lambda one: -one[1], lambda a, b: a[1] > b[1] + 0.005)
-    quantities = [Quantity[tuple[float, float]](lambda one: one[0], lambda a, b: a[0] < 0.9 * b[0]), accuracy]
-    settings = [(1.0, 0.970), (1.01, 0.969), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
-    assert front(settings, quantities) == [(1.0, 0.970), (3.0, 0.978)]  # the third is no better as far as runs tell
-    assert equals(settings, settings[0], quantities) == [(1.01, 0.969)]
-    unknown = Quantity[tuple[float, float]](lambda _: None, lambda a, b: False)
-    assert front(settings, [quantities[0], unknown]) == [(1.0, 0.970)]
+    figures = [(1.0, 0.970), (1.01, 0.969), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
+    first, *rest = settings = [RankedSetting((), [], cost, 1, share, None) for cost, share in figures]
+
+    def told(a: RankedSetting, b: RankedSetting) -> bool:
+        return a.cost < 0.9 * b.cost or (a.accuracy or 0.0) > (b.accuracy or 0.0) + 0.005
+
+    assert front(settings, told) == [first, rest[2]]  # the third is no better as far as runs tell
+    unknown = [replace(setting, accuracy=None) for setting in settings]
+    assert front(unknown, lambda a, b: a.cost < b.cost) == unknown[:1]
 
 
 def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path):
@@ -118,7 +111,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     (ranking,) = best.rankings(found.runs, "time", Limits(), mix=False)
     fronts = [{(one.runs[0]["precision"], one.gpus) for one in ranking.front}]
     places = [ranking.table[0].index(name) for name in ("precision", "gpus", "front")]
-    rows = [[row[place] for place in places] for row in ranking.rows]
+    rows = [[row[place] for place in places] for row in ranking.table[1]]
     fronts.append({(precision, int(gpus)) for precision, gpus, on_front in rows if on_front})
     (figure,) = trade_off(found.runs)
     for measure in ("test_accuracy", "peak_memory_bytes"):
@@ -128,7 +121,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     answers = [block for block in build(found, "Runs", mix=False).blocks() if isinstance(block, Answer)]
     _, fastest = [line for answer in answers for line in answer.lines if line.name == "Fastest"]  # headline, answer
     assert fastest.note.startswith(" ".join(ranking.others[:3])) and len(ranking.others) == 4
-    assert ranking.others[-1] == "Equally good: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
+    assert ranking.others[-1] == "Not told from the best by these runs: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
 
 
@@ -137,34 +130,27 @@ def label_cell(label: str) -> tuple[str, int]:
     return cell["precision"], int(cell["gpus"])
 
 
-def test_costs_that_runs_explain_are_equal(tmp_path: Path):
-    close = [records.vision(precision=precision, total_s=s) for precision, s in (("fp32", 50.0), ("fp16", 51.5))]
-    lines = ranked(write(tmp_path / "single", *close))
-    assert lines[:2] == ["Fastest: precision=fp32: 50.0 s, 98.0%.", "Equally good: precision=fp16: 51.5 s, 98.0%."]
-    repeated = [
-        records.vision(precision=precision, total_s=s + 0.1 * seed, seed=seed)
-        for precision, s in (("fp32", 50.0), ("fp16", 51.5))
-        for seed in range(4)
-    ]
-    assert sum("Equally good" in line for line in ranked(write(tmp_path / "repeated", *repeated))) == 0
-    # half the GPUs in the same time: the cheapest stays the best, and what is as fast with less is named beside it
-    halved = [records.vision(gpus=gpus, total_s=s) for gpus, s in ((4, 50.0), (2, 51.0))]
-    lines = ranked(write(tmp_path / "halved", *halved))
-    assert (
-        lines[0].startswith("Fastest: gpus=4")
-        and lines[1] == "Half the GPUs: no slower as far as the runs tell (gpus=2: 51.0 s, 98.0%)."
-    )
-
-
-def test_a_large_difference_that_the_runs_do_not_tell_from_chance_is_not_called_none(tmp_path: Path):
-    """Two runs of one setting that differ by 6 % leave one degree of freedom."""
-    best = [records.vision(gpus=4, seed=seed, total_s=s) for seed, s in ((0, 50.0), (1, 53.2))]
-    lines = ranked(write(tmp_path / "fewer", *best, records.vision(gpus=2, total_s=77.0)))
-    assert lines[1].startswith(
-        "Half the GPUs: 1.5 times slower, which these runs do not tell from chance (gpus=2: 77.0 s"
-    )
-    lines = ranked(write(tmp_path / "equal", *best, records.vision(gpus=4, precision="fp16", total_s=77.0)))
-    assert lines[1] == "Not told from the best by these runs: precision=fp16: 77.0 s, 98.0%."
+@pytest.mark.parametrize(
+    ("other", "other_s", "seeds", "says"),
+    [
+        ({"precision": "fp16"}, 51.5, 1, "Not told from the best by these runs: precision=fp16: 51.5 s, 98.0%."),
+        ({"precision": "fp16"}, 51.5, 4, None),
+        (
+            {"gpus": 2},
+            51.0,
+            1,
+            "2 GPUs instead of 4: 2 % slower, which these runs do not tell from chance (gpus=2: 51.0",
+        ),
+    ],
+)  # half the GPUs in the same time: the cheapest stays the best, and what is as fast with less is named beside it
+def test_costs_that_runs_explain_are_said_to_be_chance(
+    other: dict[str, Any], other_s: float, seeds: int, says: str | None, tmp_path: Path
+):
+    sides = (({}, 50.0), (other, other_s))
+    every = [records.vision(**{"gpus": 4} | c, total_s=s + 0.1 * n, seed=n) for c, s in sides for n in range(seeds)]
+    lines = ranked(write(tmp_path, *every))
+    assert lines[0].startswith("Fastest: ") and ": 50." in lines[0]
+    assert lines[1].startswith("rank ") if says is None else lines[1].startswith(says)
 
 
 def test_the_same_settings_are_told_apart_in_5_percent_of_the_cases(tmp_path: Path):
@@ -177,13 +163,12 @@ def test_the_same_settings_are_told_apart_in_5_percent_of_the_cases(tmp_path: Pa
         for run in runs:
             run.columns["total_s"] = 100.0 * float(np.exp(0.02 * random.normal()))
         (ranking,) = best.rankings(runs, "time", Limits(), False)
-        apart += not ranking.others
+        apart += not ranking.equals
     assert apart / 300 <= 0.06
 
 
 def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
     assert ranked(sweep, limits=Limits(gpus=2))[0].startswith("Fastest: precision=bf16: 163.0 s")
-    assert ranked(sweep, limits=Limits(accuracy=0.995))[0].startswith("Fastest: the only setting: 240.0 s")
     assert ranked(sweep, limits=Limits(accuracy=0.995))[-1] == "not ranked: 1 failed, 3 beyond the limits"
     limits = ["--accuracy", "0.9999", "--memory", "4.9GB", "--gpus", "1"]
     assert main(["best", "--goal", "time", *limits, str(sweep)]) == 1
@@ -221,7 +206,7 @@ def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, capsys: pytest.C
     spent = [records.vision(gpus=gpus, gpu=records.gpu(joules)) for gpus, joules in ((1, 9e4), (2, 6e4), (4, None))]
     lines = ranked(write(tmp_path / "s", *spent), "energy")
     assert lines[0] == "Least energy: gpus=2: 60 kJ, 98.0%."
-    assert lines[1] == "Half the GPUs: 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
+    assert lines[1] == "1 GPU instead of 2: 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
     assert lines[-1] == "not ranked: 1 without the figure"
     failed = write(tmp_path / "failed", *(records.vision(status=status) for status in ("oom", "diverged")))
     assert main(["best", "--goal", "time", str(failed)]) == 1
@@ -277,8 +262,8 @@ def test_sentences_say_what_less_costs_and_what_it_loses(tmp_path: Path):
     ]
     lines = ranked(write(tmp_path / "cpus", *of_cpus))
     assert lines[1:3] == [
-        "2 CPU ranks instead of 3: 6 % slower, 10.0 points less accurate (gpus=2: 106.0 s, 80.0%, n=4 [c]).",
-        "1 CPU rank instead of 3: 8.2 times slower, 8.3 points more accurate (gpus=1: 820.0 s, 98.3%, n=4 [c]).",
+        "2 CPU ranks instead of 3: 10.0 points less accurate, 6 % slower (gpus=2: 106.0 s, 80.0%, n=4 [c]).",
+        "1 CPU rank instead of 3: 8.3 points more accurate, 8.2 times slower (gpus=1: 820.0 s, 98.3%, n=4 [c]).",
     ]
     better = [
         records.vision(precision=p, total_s=s) | accurate(a) for p, s, a in (("bf16", 10, 0.9), ("fp64", 150, 0.99))

@@ -69,7 +69,6 @@ def test_without_a_repetition_nothing_is_decided(tmp_path: Path, capsys: pytest.
     assert main(["compare", str(a), str(b), "--gate", "0.1%"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "passed; 4 with too few runs or steps to judge" in printed and "nothing was repeated" in printed
-    assert printed.count("runs a side") == 4
     # One repeated cell tells how runs of the machine differ, and decides in all of them
     for seed in range(1, 6):
         write(tmp_path / "a" / str(seed), records.vision(precision="fp32", seed=seed), 0.1 * np.ones(50))
@@ -90,9 +89,6 @@ def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
         bounds = one.step.bounds()
         assert bounds is not None
         widths.append(bounds[1] - bounds[0])
-    a, same, other = (load.read([tmp_path / side]).runs for side in ("a", "same", "other"))
-    said = "other seeds in A than in B: their rows, of other lengths, count as a difference"
-    assert said in compare.differences(a, other) and said not in compare.differences(a, same)
     assert widths[1] > 4 * widths[0]
 
 
@@ -102,9 +98,9 @@ def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
             record = records.vision(seed=day, started_at=f"2026-11-{day:02d}T09:41:29Z")
             write(tmp_path / side / str(day), record, np.full(50, 0.1))
     a, b, c = (load.read([tmp_path / side]).runs for side in "abc")
-    older, drift = "all runs of A are older than those of B", ": a drift of the machine counts as a difference"
-    assert compare.differences(a, b) == [] and compare.differences(a, c) == [older + drift]
-    assert compare.differences(c, a) == ["all runs of B are older than those of A" + drift]
+    assert compare.differences(a, b) == []
+    for sides, older in (((a, c), "A are older than those of B"), ((c, a), "B are older than those of A")):
+        assert compare.differences(*sides) == [f"all runs of {older}: a drift of the machine counts as a difference"]
 
 
 def test_the_gate_keeps_5_percent_over_all_cells():
@@ -115,7 +111,7 @@ def test_the_gate_keeps_5_percent_over_all_cells():
         error, degrees = 0.03 * math.sqrt(2 / 3), 48
         deviation = math.sqrt(random.chisquare(degrees) / degrees)
         ratios = np.exp(math.log(1.05) + error * random.normal(size=12))
-        steps = [Ratio(float(ratio), error * deviation, degrees, True, 3, 1.0) for ratio in ratios]
+        steps = [Ratio(float(ratio), error * deviation, degrees, True) for ratio in ratios]
         cells = [compare.Compared((), [run], [run], step, "") for step in steps]
         failed += not compare.gated(cells, 0.05)[0]
         assert compare.gated(cells, 0.25)[0]
@@ -128,11 +124,7 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_warm_up_is_left_out(tmp_path: 
     record = records.vision(segments=segments)
     records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
     (run,) = load.read([tmp_path]).runs
-    assert run.measured_s().tolist() == [
-        2.0,
-        4.0,
-        1.0,
-    ]  # ends: 9 and 11, 4 and 13, 1
+    assert run.measured_s().tolist() == [2.0, 4.0, 1.0]  # ends: 9 and 11, 4 and 13, 1
     anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
     records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
     assert load.read([tmp_path]).runs[0].measured_s().tolist() == [2.0, 4.0, 9.0, 1.0]
@@ -222,11 +214,8 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
 def test_cells_that_failed_are_shown_and_fail_the_gate(tmp_path: Path):
     a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
     records.write(b / "fp16-2", records.vision(precision="fp16", gpus=2, status="oom"))
-    refused = records.vision(precision="fp16", gpus=1, status="refused")
-    del refused["config"]
-    records.write(b / "fp16-1", refused)
     cells = compared(a, b)
-    assert sorted(one.verdict for one in cells if one.step is None) == ["A ok, B oom", "A ok, B refused"]
+    assert [one.verdict for one in cells if one.step is None] == ["A ok, B oom"]
     assert not compare.gated(cells, 0.5)[0] and compare.gated(compared(b, a), 0.5)[0]
 
 
@@ -262,7 +251,6 @@ def test_other_circumstances_are_said(tmp_path: Path):
     other = records.vision(
         dataset__root="/mnt", commit="f" * 40, hardware="A100", gpu=records.gpu(sm_clock_mhz=1500.0, by="solve")
     )
-    other["config"]["added"] = 1
     machine = records.environment(
         packages={"torch": "2.12.0", "torchvision": "0.26.0"},
         gpus=[{"uuid": "GPU-1", "driver": "570"}],
@@ -281,16 +269,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "cudnn_allow_tf32: True in A, nothing in B",
         "dataset.root: /data in A, /mnt in B",
         "SM clock during the runs: 1,900 MHz in A, 1,500 MHz in B (means)",
-        "others used its GPUs meanwhile: 0 of A's 1 run, 1 of B's 1",
-        "only B has added",
+        "others used its GPUs meanwhile: nothing in A, yes in B",
     ):
         assert line in text
     assert "torchvision" not in text
-
-
-@pytest.mark.parametrize("gate", ["5", "x%", "-1%"])
-def test_a_gate_is_a_share(gate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="1"):
-        main(["compare", str(tmp_path), str(tmp_path), f"--gate={gate}"])
-    error = capsys.readouterr().err
-    assert "is no share; write 5%" in error and error.count("\n") == 1

@@ -88,7 +88,7 @@ def test_cores_and_company_make_other_settings(change: dict[str, Any], says: str
     assert sizes(grouping.by_setting(runs, without=grouping.RANKS)) == [1, 2]
     assert sizes(grouping.by_setting(runs, mix=True)) == [3]
     (ranking,) = best.rankings(runs, "time", Limits(), mix=False)
-    assert len(ranking.rows) == 2
+    assert len(ranking.settings) == 2
     with pytest.raises(ValueError, match=f"mixes commits, machines, data or cores in one cell: {says}"):
         compare.compare(runs, write(tmp_path / "b", on()), [], False, False)
 

@@ -297,3 +297,10 @@ def write(
         pq.write_table(pa.table(step_columns), folder / "steps.parquet")
     (folder / "result.json").write_text(json.dumps(record, indent=1))
     return folder
+
+
+def write_all(folder: Path, *records: dict[str, Any], step_columns: dict[str, Any] | None = None) -> Path:
+    """Write run folders 00, 01, ... below a folder."""
+    for index, record in enumerate(records):
+        write(folder / f"{index:02d}", record, step_columns)
+    return folder
