@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
-from multicard.llm.batches import COUNTS, Batch, count, half, on_device
+from multicard.llm.batches import COUNTS, Batch, count, half, mapped
 from multicard.llm.collectives import without_exchange
 from multicard.llm.step_probe import Batches, Probe
 from multicard.measure import timing
@@ -65,8 +65,7 @@ def step_batches(probe: Probe, feed: Iterator[Batch], proceed: Callable[[], bool
     """Batches of whole steps from `feed`, while `proceed()`, called before each step, returns True."""
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
-            batch = next(feed)
-            yield probe.moved(dict(batch) if isinstance(batch, dict) else batch)  # recipes take their batch apart
+            yield probe.moved(mapped(next(feed), lambda tensor: tensor))
 
 
 def profiled(
@@ -123,8 +122,11 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     def feed() -> Iterator[Batch]:
         return endless(recipe._dataloader, probe.config.epochs)
 
+    def on_device(batch: Batch) -> Batch:
+        return mapped(batch, lambda tensor: tensor.to(rank.device))
+
     cached = list(islice(feed(), per_step * diagnosis.MOST_STEPS))
-    resident = [on_device(batch, rank.device) for batch in cached]
+    resident = list(map(on_device, cached))
 
     def steps(batches: Iterator[Batch], count: int) -> float:
         marks_s: list[float] = []  # from the recipe's first request for a batch
@@ -140,7 +142,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
 
     def fetch(count: int) -> None:
         for batch in islice(feed(), count * per_step):
-            on_device(batch, rank.device)
+            on_device(batch)
 
     def alone(batches: Iterator[Batch], count: int) -> float:
         with without_exchange(recipe._model):
@@ -160,7 +162,8 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
         chosen["core"] = lambda count: alone(iter(resident), count)
     halves = [half(batch) for batch in resident]
     if all(batch is not None for batch in halves):
-        fixed = len({shape(batch) for batch in cached}) == 1
+        tokens = [batch[0] if isinstance(batch, tuple) else batch["tokens"] for batch in cached]
+        fixed = len({values.shape for values in tokens}) == 1
 
         def on_halves(count: int) -> float:
             # what is compiled, in the round that warms up, must not replace the code for whole batches of one shape
@@ -171,8 +174,3 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     # recipes' loaders have no workers, so no batch is prepared in advance
     warm_up = GRAPH_PASSES if rank.device.type == "cuda" and has_cuda_graphs(probe.config.compile) else 1
     return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0, warm_up)
-
-
-def shape(batch: Batch) -> torch.Size:
-    """The shape of the batch's tokens."""
-    return (batch[0] if isinstance(batch, tuple) else batch["tokens"]).shape

@@ -68,14 +68,11 @@ def count(batch: Batch, pad_id: int, device_type: str, copies: int = 1) -> tuple
     )
 
 
-def on_device(batch: Batch, device: torch.device, non_blocking: bool = False) -> Batch:
-    """The batch with its tensors on `device`."""
+def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """A batch of the same form, each of its tensors changed; recipes take the dictionary apart."""
     if isinstance(batch, tuple):
-        return tuple(tensor.to(device, non_blocking=non_blocking) for tensor in batch)
-    return {
-        key: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
-        for key, value in batch.items()
-    }
+        return tuple(map(change, batch))
+    return {key: change(value) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
 def half(batch: Batch) -> Batch | None:

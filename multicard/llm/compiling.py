@@ -16,7 +16,7 @@ from multicard.config import compilation
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.llm.after_tuning import train_on
-from multicard.llm.batches import Batch
+from multicard.llm.batches import Batch, mapped
 from multicard.llm.step_probe import Probe
 from multicard.measure import memory, timing
 from multicard.ranks import compiler
@@ -73,16 +73,11 @@ def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
     lengths = [1.0] if config.packed else [1.0, 0.75]
     if has_cuda_graphs(config.compile):
         lengths *= GRAPH_PASSES * config.gradient_accumulation_steps
-    return [probe.moved(part(loader.collate_fn(rows), share)) for share in lengths]
 
+    def cut(share: float) -> Batch:
+        return mapped(loader.collate_fn(rows), lambda values: values[:, : round(share * values.shape[1])])
 
-def part(batch: Batch, share: float) -> Batch:
-    """The first `share` of each row's tokens; the whole batch has 1."""
-    if share == 1:
-        return batch if isinstance(batch, tuple) else dict(batch)
-    if isinstance(batch, tuple):
-        return tuple(tensor[:, : round(share * tensor.shape[1])] for tensor in batch)
-    return {key: value[:, : round(share * value.shape[1])] for key, value in batch.items()}
+    return [probe.moved(cut(share)) for share in lengths]
 
 
 @contextmanager

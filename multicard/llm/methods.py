@@ -128,13 +128,12 @@ def check_nf4(config: LlmConfig) -> None:
     problem = f"method=qlora: torchtune quantises only linears with an adapter of model={model.name}"
     require(not plain, f"{problem}, and {', '.join(plain)} have none; {remedy}")
 
-    def divides(shape: tuple[int, int], ranks: int) -> bool:
+    def divides(shape: tuple[int, int]) -> bool:
         return math.prod(shape) % (NF4_BLOCK * ranks) == 0 and shape[0] % ranks == 0
 
-    uneven = [f"{name} ({math.prod(shape)})" for name, shape in shapes.items() if not divides(shape, ranks)]
-    fewer = [n for n in range(1, ranks) if all(divides(shape, n) for shape in shapes.values())]
-    remedy = f"use gpus={fewer[-1]}" if fewer else "use method=lora, or other sizes"
+    uneven = [f"{name} ({math.prod(shape)})" for name, shape in shapes.items() if not divides(shape)]
     problem = f"method=qlora: NF4 needs each layer's weights to divide by {NF4_BLOCK} x {ranks} rank(s)"
+    remedy = "use fewer gpus, method=lora, or other sizes"
     require(not uneven, f"{problem}; {', '.join(uneven)} of model={model.name} do not; {remedy}")
 
 
@@ -241,22 +240,18 @@ def check(config: LlmConfig) -> None:
     require(packs, f"packed=true: method={name} reads pairs, which cannot be packed; use packed=false")
     if config.optimizer_in_bwd:
         remedy, accumulation = "use optimizer_in_bwd=false", config.gradient_accumulation_steps
-        takes = method.optimizer_in_bwd
-        require(takes, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
+        require(method.optimizer_in_bwd, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
         require(accumulation == 1, f"gradient_accumulation_steps={accumulation}: must be 1; or {remedy}")
     # The papers' number may be set for several methods: this one's record says that it took none
     scheduled = method.scheduled or config.warmup_steps in (None, PAPERS_WARMUP)
     problem = f"warmup_steps={config.warmup_steps}: method={name}'s recipe keeps its learning rate"
     require(scheduled, f"{problem}; leave warmup_steps at null")
     if model.tied:
-        apart = (
-            f"custom_sharded_layers={config.custom_sharded_layers}: the output of model={model.name} is its embeddings"
-        )
+        apart, embeddings = config.custom_sharded_layers, f"the output of model={model.name} is its embeddings"
         remedy = "which cannot be gathered apart; use custom_sharded_layers=[]"
-        require(not config.custom_sharded_layers, f"{apart}, {remedy}")
-        adapted_output = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output
-        problem = f"method.apply_lora_to_output=true: the output of model={model.name} is its embeddings"
-        require(not adapted_output, f"{problem}; use method.apply_lora_to_output=false")
+        require(not apart, f"custom_sharded_layers={apart}: {embeddings}, {remedy}")
+        adapts = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output
+        require(not adapts, f"method.apply_lora_to_output=true: {embeddings}; use method.apply_lora_to_output=false")
     facts = DATASETS[data]
     if method.pairs:
         options = " or ".join(f"dataset={other}" for other in sorted(DATASETS) if DATASETS[other].has_pairs)

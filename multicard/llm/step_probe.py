@@ -16,7 +16,7 @@ from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.llm import methods
-from multicard.llm.batches import COUNTS, Batch, count, on_device
+from multicard.llm.batches import COUNTS, Batch, count, mapped
 from multicard.measure import memory, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
@@ -153,7 +153,7 @@ class Probe:
             return batch
         if self.ranges is not None:
             self.ranges.open("h2d")
-        return on_device(batch, self.rank.device, non_blocking=True)
+        return mapped(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
 
     def log(self, payload: Mapping[str, Any]) -> None:
         """A step's figures, as the recipe logs them on rank 0."""

@@ -11,7 +11,7 @@ from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
 from multicard.measure import formulas, memory
-from multicard.records.rank_files import LlmReport, peak_memory
+from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
 from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
 from multicard.records.steps import COLUMNS
@@ -22,16 +22,9 @@ AXES = (
     *("gpus", "nodes", "pin_memory", "batch_size", "gradient_accumulation_steps", "max_seq_len", "max_steps", "packed"),
     *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
 )
-REWARDS = {"chosen": "rewards_chosen", "rejected": "rewards_rejected", "accuracy": "rewards_accuracies"}
 FROM_RANK_0 = (
-    "text_rows",
-    "parameters",
-    "trainable_parameters",
-    "nf4_tensors",
-    "fake_quantised_linears",
-    "cuda_graphs",
-    "warmup_steps",
-    "threads",
+    *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears", "cuda_graphs"),
+    *("warmup_steps", "threads"),
 )
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
 
@@ -54,9 +47,7 @@ def summarise(
         ranks: their reports, by rank.
         steps: the steps of all ranks (an Arrow table), or None where no epoch ended.
     """
-    table = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
-    ended = min((len(rank.epochs) for rank in ranks), default=0)  # epochs, on all ranks
-    table = {name: column[table["epoch"] < ended] for name, column in table.items()} if ended else {}
+    ended, table = of_ended_epochs(steps, ranks)
     record.epochs = epochs = [_epoch(index, ranks, table) for index in range(ended)]
     record.total_s = epochs[-1].ended_s if epochs else None
     # a run that is stopped starts anew: it is measured in one piece
@@ -64,10 +55,15 @@ def summarise(
     _rate(record, ranks, table, config.skip_steps)
     if record.training_joules is not None and record.tokens and record.tokens.non_padding:
         record.joules_per_token = record.training_joules / record.tokens.non_padding
-    record.loss = _loss(table)
     pairs = methods.chosen(config).pairs
-    record.non_finite_losses, record.divergence = _judged(table, len(ranks), pairs)
-    record.rewards = _rewards(table) if pairs else UNSET
+    record.loss, record.rewards = Loss(), Rewards() if pairs else UNSET
+    if table and len(table["loss"]):
+        # rank 0 logs the loss of all; DPO's is divided by the number of ranks, over which torchtune sums it
+        logged = {name: column[table["rank"] == 0] for name, column in table.items()}
+        losses = logged["loss"]
+        record.loss = Loss(float(losses[0]), float(losses[-1]), _last_tenth(losses))
+        record.non_finite_losses, record.divergence = _judged(logged, len(ranks), pairs)
+        record.rewards = _rewards(logged) if pairs else UNSET
     record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
     record.peak_memory_bytes.setup = max((rank.setup_peak_memory_bytes or 0 for rank in ranks), default=0) or None
     record.peak_memory_bytes.train = max((rank.train_peak_memory_bytes or 0 for rank in ranks), default=0) or None
@@ -111,30 +107,16 @@ def _rate(record: LlmRecord, ranks: Sequence[LlmReport], table: dict[str, np.nda
         setattr(record.tokens_per_s, name, rate)
 
 
-def _first_rank(table: dict[str, np.ndarray], column: str) -> np.ndarray:
-    return table[column][table["rank"] == 0] if table else np.empty(0)
+def _last_tenth(values: np.ndarray) -> float:
+    """The mean of the last tenth of the steps."""
+    return float(values[-max(1, len(values) // 10) :].mean())
 
 
-def last_tenth(values: np.ndarray) -> np.ndarray:
-    return values[-max(1, len(values) // 10) :]
-
-
-def _loss(table: dict[str, np.ndarray]) -> Loss:
-    """Loss over all ranks, as rank 0 logs it; DPO's is divided by the world size, over which torchtune sums it."""
-    logged = _first_rank(table, "loss")
-    if not len(logged):
-        return Loss()
-    return Loss(float(logged[0]), float(logged[-1]), float(last_tenth(logged).mean()))
-
-
-def _judged(table: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int | None, Divergence | None]:
+def _judged(logged: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int, Divergence | None]:
     """The losses that are not finite; of several ranks only the loss of all together is known.
 
     DPO's rewards count too: its loss is 0 where the margin between them is infinite.
     """
-    if not table:
-        return None, None
-    logged = {name: _first_rank(table, name) for name in table}
     columns = ("loss", "rewards_chosen", "rewards_rejected") if pairs else ("loss",)
     count, first = formulas.not_finite(logged, np.all([np.isfinite(logged[column]) for column in columns], axis=0))
     if first is None:
@@ -143,16 +125,13 @@ def _judged(table: dict[str, np.ndarray], ranks: int, pairs: bool) -> tuple[int 
     return count, Divergence(epoch, step, None if ranks > 1 else rank)
 
 
-def _rewards(table: dict[str, np.ndarray]) -> Rewards:
+def _rewards(logged: dict[str, np.ndarray]) -> Rewards:
     """DPO's implicit rewards and the share of pairs that they order rightly: means of the last tenth of the steps.
 
     torchtune's single-device recipe logs those of the last batch of each step, the distributed one the ranks' mean.
     """
-    columns = {name: _first_rank(table, column) for name, column in REWARDS.items()}
-    rewards = Rewards(**{name: float(last_tenth(values).mean()) for name, values in columns.items() if len(values)})
-    if rewards.chosen is not None and rewards.rejected is not None:
-        rewards.margin = rewards.chosen - rewards.rejected
-    return rewards
+    chosen, rejected = _last_tenth(logged["rewards_chosen"]), _last_tenth(logged["rewards_rejected"])
+    return Rewards(chosen, rejected, _last_tenth(logged["rewards_accuracies"]), margin=chosen - rejected)
 
 
 def _communication(ranks: Sequence[LlmReport]) -> Communication | None:

@@ -56,13 +56,11 @@ class RandomWeight(torch.Tensor):
         numbers = torch.empty(min(CALL, out.numel()), device=out.device)
         bound = 1 / math.sqrt(out.shape[1])
         for part in out.view(-1).split(CALL):
-            drawn = part if part.dtype == numbers.dtype else numbers[: len(part)]
+            drawn = numbers[: len(part)]
             if "lora_a" in name:
-                drawn.uniform_(-bound, bound, generator=generator)
+                part.copy_(drawn.uniform_(-bound, bound, generator=generator))
             else:
-                drawn.normal_(0.0, STD, generator=generator)
-            if drawn is not part:
-                part.copy_(drawn)
+                part.copy_(drawn.normal_(0.0, STD, generator=generator))
         return out
 
     @classmethod

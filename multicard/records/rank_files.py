@@ -159,6 +159,19 @@ def peak_memory(reports: Sequence[RankReport], kind: str) -> Memory:
     return Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)
 
 
+def of_ended_epochs(table: Any, ranks: Sequence[AnyReport]) -> tuple[int, dict[str, np.ndarray]]:
+    """The number of epochs that all ranks have ended, and the columns of their steps; no column where it is 0.
+
+    Args:
+        table: the steps of all ranks (an Arrow table), or None.
+    """
+    ended = min((len(rank.epochs) for rank in ranks), default=0)
+    if table is None or not ended:
+        return ended, {}
+    within = table["epoch"].to_numpy() < ended
+    return ended, {name: table[name].to_numpy()[within] for name in table.column_names}
+
+
 def probe_end(reports: Sequence[RankReport], table: Any) -> ProbeEnd | None:
     """The record's `probe`, by the steps of all ranks; None where it has none.
 

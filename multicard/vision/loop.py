@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.functional import cross_entropy
 
 from multicard.config.base import ProfileName
@@ -251,10 +252,11 @@ def average_gradients(model: nn.Module, ranks_with_batch: int) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in gradients])
+    flat = _flatten_dense_tensors(gradients)
     dist.all_reduce(flat)
     flat /= ranks_with_batch
-    _copy_back(flat, gradients)
+    for gradient, average in zip(gradients, _unflatten_dense_tensors(flat, gradients), strict=True):
+        gradient.copy_(average)
 
 
 def broadcast_statistics(model: nn.Module, rank: Rank) -> None:
@@ -262,11 +264,7 @@ def broadcast_statistics(model: nn.Module, rank: Rank) -> None:
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if rank.world_size == 1 or not buffers:
         return
-    flat = torch.cat([b.reshape(-1) for b in buffers])
+    flat = _flatten_dense_tensors(buffers)
     dist.broadcast(flat, src=0)
-    _copy_back(flat, buffers)
-
-
-def _copy_back(flat: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    for part, values in zip(parts, flat.split([p.numel() for p in parts]), strict=True):
-        part.copy_(values.view_as(part))
+    for buffer, value in zip(buffers, _unflatten_dense_tensors(flat, buffers), strict=True):
+        buffer.copy_(value)

@@ -10,7 +10,7 @@ from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.measure import formulas, memory
 from multicard.measure.timing import PHASES
-from multicard.records.rank_files import VisionReport, peak_memory
+from multicard.records.rank_files import VisionReport, of_ended_epochs, peak_memory
 from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Communication, Divergence, Parts, Statistics, Transfers
 from multicard.records.steps import COLUMNS, is_warmup
@@ -39,19 +39,19 @@ def summarise(
         ranks: their reports, by rank. Epochs that not all of them finished are left out.
         steps: the steps of all ranks (an Arrow table); None before the end of the first epoch.
     """
-    finished = min((len(rank.epochs) for rank in ranks), default=0)
+    finished, table = of_ended_epochs(steps, ranks)
     ranks = [msgspec.structs.replace(rank, epochs=rank.epochs[:finished]) for rank in ranks]
-    columns = {} if steps is None or not finished else {name: steps[name].to_numpy() for name in steps.column_names}
-    table = {name: column[columns["epoch"] < finished] for name, column in columns.items()}
     record.epochs = epochs = [_epoch(index, ranks, table) for index in range(finished)]
     if epochs:
         record.total_s, record.test_accuracy = epochs[-1].ended_s, epochs[-1].test_accuracy
         record.train_s = sum(epoch.train_s or 0.0 for epoch in epochs)
         record.evaluate_s = sum(epoch.evaluate_s or 0.0 for epoch in epochs)
-    _rate(record, ranks, table, config.warmup_steps)
+    record.step_s = msgspec.convert(formulas.statistics([], config.warmup_steps), Statistics)
+    if table:
+        _rate(record, ranks, table, config.warmup_steps)
+        record.non_finite_losses, record.divergence = _judged(table)
     if record.training_joules is not None and record.samples_trained:
         record.joules_per_image = record.training_joules / record.samples_trained
-    record.non_finite_losses, record.divergence = _judged(table)
     record.time_to_target_s = time_to_target_s(epochs, config.target_accuracy)
     record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
     record.transfer_bytes = _transfers(ranks, table, placement)
@@ -94,10 +94,8 @@ def _steps_and_samples(ranks: Sequence[VisionReport], rows: dict[str, np.ndarray
     return steps, round(ranks[0].distinct_samples * steps / whole)
 
 
-def _judged(table: dict[str, np.ndarray]) -> tuple[int | None, Divergence | None]:
+def _judged(table: dict[str, np.ndarray]) -> tuple[int, Divergence | None]:
     """The losses that are not finite; a rank without a batch in a round has none there."""
-    if not table:
-        return None, None
     has_loss = table["samples"] > 0
     known = {name: column[has_loss] for name, column in table.items()}
     count, first = formulas.not_finite(known, np.isfinite(known["loss"]))
@@ -110,9 +108,6 @@ def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, 
     `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
     `trained_images_per_s` counts each time.
     """
-    if not table:
-        record.step_s = msgspec.convert(formulas.statistics([], warmup_steps), Statistics)
-        return
     number = table["epoch"] * ranks[0].steps_per_epoch + table["step"]
     warmup = is_warmup(number.max() + 1, ranks[0].segments, warmup_steps)
     measured = ~warmup[number]

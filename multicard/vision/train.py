@@ -77,8 +77,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     test_sampler = range(rank.rank, len(data.test), rank.world_size)
     testing = load(data.test, test_sampler, training=False)
 
-    replicas = len(share.devices)
-    if config.dataset.image_size <= 32 and smallest_batch(len(share.sampler), share.batch_size, replicas) == 1:
+    last = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
+    if config.dataset.image_size <= 32 and len(last.chunk(len(share.devices))[-1]) == 1:
         # at 32 px the last feature map is 1 x 1: BatchNorm would see one value per channel
         problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on"
         raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
@@ -171,13 +171,6 @@ def run_epochs(
 def epochs(config: VisionConfig) -> int:
     """Most epochs to train; a cell of a race trains until the race stops it."""
     return ENDLESS if pauses(config) else config.epochs
-
-
-def smallest_batch(samples: int, batch_size: int, replicas: int) -> int:
-    """The fewest images that a model sees in a step: of the last batch, or its last chunk where `replicas` share it."""
-    last = samples % batch_size or batch_size
-    chunk = -(-last // replicas)  # torch.chunk
-    return last - chunk * ((last - 1) // chunk)
 
 
 # ---- stopping and resuming

@@ -112,8 +112,11 @@ UNFIT = [
     (["dataset=samsum", "dataset.data_files={}"], "dataset.data_files={}: is a folder"),
     (["dataset=samsum", "dataset.data_files={}/rows.txt"], "dataset.data_files={}/rows.txt: must end in"),
     (["dataset=samsum", "dataset.data_files={}/empty.jsonl"], "dataset.data_files={}/empty.jsonl: holds no rows"),
-    (["dataset=samsum", "dataset.data_files={}/cut.jsonl"], "dataset.data_files={}/cut.jsonl: line 2 is not JSON"),
-    (["dataset=samsum", "dataset.data_files={}/cut.parquet"], "dataset.data_files={}/cut.parquet: is not a whole"),
+    (["dataset=samsum", "dataset.data_files={}/cut.jsonl"], "dataset.data_files={}/cut.jsonl: cannot be read (line 2"),
+    (
+        ["dataset=samsum", "dataset.data_files={}/cut.parquet"],
+        "dataset.data_files={}/cut.parquet: cannot be read (Could not open",
+    ),
     (
         ["dataset=samsum", "dataset.data_files={}/pairs.jsonl"],
         "dataset.data_files={}/pairs.jsonl: row 1 has no column dialogue, summary for template=summarize "
@@ -147,7 +150,7 @@ UNFIT = [
     (["model=qwen2_5_0_5b", "method=qat"], "method.groupsize=256: does not divide the width of attn.q_proj (896)"),
     (["model=qwen2_5_0_5b", *QLORA_OF_QWEN, "gpus=2"], "method=qlora: NF4 needs each layer's weights to divide"),
     ([*QWENS_TOKENIZER, "tokenizer.path={}/none"], "tokenizer.path={}/none: no such file"),
-    ([*QWENS_TOKENIZER, "tokenizer.path={}/rows.txt"], "tokenizer.path={}/rows.txt: is not JSON"),
+    ([*QWENS_TOKENIZER, "tokenizer.path={}/rows.txt"], "tokenizer.path={}/rows.txt: holds 0 tokens, not 151643"),
     ([*QWENS_TOKENIZER, "tokenizer.path={}/few.json"], "tokenizer.path={}/few.json: holds 1 tokens, not 151643"),
 ]
 

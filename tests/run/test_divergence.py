@@ -43,11 +43,11 @@ def test_a_run_diverged_where_its_last_losses_are_not_finite(by_rank: Any, count
 
 
 def test_infinite_rewards_are_a_divergence_of_dpo():
-    columns = {"rank": [0, 1, 0, 1], "epoch": [0] * 4, "step": [0, 0, 1, 1], "loss": [0.7, NAN, 0.0, NAN]}
-    rewards = {"rewards_chosen": [0.1, NAN, 5.0, NAN], "rewards_rejected": [0.1, NAN, -INF, NAN]}
-    table = {name: np.array(values) for name, values in (columns | rewards).items()}
-    assert summary._judged(table, ranks=2, pairs=False) == (0, None)
-    assert summary._judged(table, ranks=2, pairs=True) == (1, Divergence(epoch=0, step=1, rank=None))
+    columns = {"rank": [0, 0], "epoch": [0, 0], "step": [0, 1], "loss": [0.7, 0.0]}
+    rewards = {"rewards_chosen": [0.1, 5.0], "rewards_rejected": [0.1, -INF]}
+    logged = {name: np.array(values) for name, values in (columns | rewards).items()}  # by rank 0
+    assert summary._judged(logged, ranks=2, pairs=False) == (0, None)
+    assert summary._judged(logged, ranks=2, pairs=True) == (1, Divergence(epoch=0, step=1, rank=None))
 
 
 def trained(folder: Path, *words: str, bad: list[tuple[int, int]]) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Data sets: what is in them, and that broken ones are noticed before anything starts."""
 
-import contextlib
 import gzip
-import os
 import re
 import shutil
-import socket
 import struct
 from pathlib import Path
 
@@ -150,20 +147,11 @@ def test_hidden_files_and_folders_are_no_photographs(photographs: Path):
     assert (data.train.images, data.classes) == (expected, 2)
 
 
-@pytest.mark.parametrize("fault", ["loop", "circle", "pipe", "socket", "device", "nothing", "itself"])
-def test_what_cannot_be_read_to_its_end_is_refused_by_its_path(photographs: Path, fault: str):
-    train = photographs / "train"
-    path = train / "cat" / ("again" if fault in ("loop", "circle") else "x.jpg")
-    if fault == "pipe":
-        os.mkfifo(path)
-    elif fault == "socket":
-        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
-            server.bind(path.name)
-    else:
-        links = {"loop": ".", "circle": "../dog", "device": "/dev/null", "nothing": "gone.jpg", "itself": "x.jpg"}
-        path.symlink_to(links[fault])
-        if fault == "circle":
-            (train / "dog" / "back").symlink_to("../cat")
+@pytest.mark.parametrize("link", [".", "../dog"])
+def test_a_circle_of_links_is_refused_by_its_path(photographs: Path, link: str):
+    path = photographs / "train" / "cat" / "again"
+    path.symlink_to(link)
+    (photographs / "train" / "dog" / "back").symlink_to("../cat")
     with pytest.raises(ValueError, match=re.escape(str(path))) as error:
         datasets.check(typed("dataset=images", f"dataset.root={photographs}").dataset)
     assert "\n" not in str(error.value)

@@ -17,7 +17,6 @@ from multicard.records.progress import Board
 from multicard.vision import models
 from multicard.vision.data import datasets
 from multicard.vision.data.loaders import LOADERS
-from multicard.vision.train import smallest_batch
 from tests.conftest import SMALL, has_dali, typed, warm_up
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -135,16 +134,6 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
     config = small()
     bucketed_bytes, _ = on_ranks(2, "buckets", tmp_path, config, tmp_path)
     assert bucketed_bytes == sum(p.nbytes for p in models.build(config.model, 10, 32).parameters())
-
-
-@pytest.mark.parametrize(
-    ("samples", "batch_size", "replicas", "fewest"),
-    [(96, 16, 1, 16), (97, 16, 1, 1), (5, 1, 1, 1), (34, 32, 2, 1), (37, 32, 4, 1), (64, 32, 4, 8), (35, 32, 4, 1)],
-)
-def test_the_smallest_batch_a_model_sees(samples: int, batch_size: int, replicas: int, fewest: int):
-    last = torch.arange(samples).split(batch_size)[-1]
-    assert min(len(chunk) for chunk in last.chunk(replicas)) == fewest
-    assert smallest_batch(samples, batch_size, replicas) == fewest
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ ValueError, which names the key, or the row, and the remedy.
 import json
 import os
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -103,52 +102,37 @@ def read_file(data_files: str) -> list[Any]:
     require(file.exists(), f"{key}: no such file; give a .json, .jsonl or .parquet file")
     require(file.is_file(), f"{key}: is a folder; give a .json, .jsonl or .parquet file")
     require(file.suffix in READERS, f"{key}: must end in one of {', '.join(READERS)}")
-    return READERS[file.suffix](file, key)
+    try:
+        return READERS[file.suffix](file)
+    except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # Arrow's errors are of these types
+        cause = "nested too deep" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
+        raise ValueError(f"{key}: cannot be read ({cause}); mend it, or give another file") from None
 
 
-def _read_jsonl(file: Path, key: str) -> list[Any]:
+def _read_jsonl(file: Path) -> list[Any]:
     rows = []
-    for number, line in enumerate(_read_text(file, key).split("\n"), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError):
-                raise ValueError(f"{key}: line {number} is not JSON, or nested too deep; mend or remove it") from None
+                raise ValueError(f"line {number} is not JSON, or nested too deep") from None
     return rows
 
 
-def _read_json(file: Path, key: str) -> list[Any]:
-    try:
-        rows = json.loads(_read_text(file, key) or "[]")
-    except (ValueError, RecursionError):
-        raise ValueError(f"{key}: is not JSON, or nested too deep; for one object a line, name it .jsonl") from None
-    require(isinstance(rows, list), f"{key}: must hold a list of rows, as [{{...}}, ...]")
+def _read_json(file: Path) -> list[Any]:
+    rows = json.loads(file.read_text(encoding="utf-8") or "[]")
+    require(isinstance(rows, list), "no list of rows, as [{...}, ...]; one object a line is .jsonl")
     return rows
 
 
-def _read_text(file: Path, key: str) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{key}: cannot be read as UTF-8 text ({error}); give another file") from None
-
-
-def _read_parquet(file: Path, key: str) -> list[Any]:
-    import pyarrow as pa
+def _read_parquet(file: Path) -> list[Any]:
     import pyarrow.parquet as pq
 
-    try:
-        return pq.read_table(file).to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        cause = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{key}: is not a whole Parquet file ({cause}); write it again") from None
+    return pq.read_table(file).to_pylist()
 
 
-READERS: dict[str, Callable[[Path, str], list[Any]]] = {
-    ".json": _read_json,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
+READERS = {".json": _read_json, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def check_source(data: StoredTextConfig) -> None:

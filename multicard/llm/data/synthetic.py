@@ -20,6 +20,7 @@ Alpaca have 4.4.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -91,13 +92,10 @@ def deal(deck: tuple[Row, ...], random: Random) -> Iterator[Example]:
 # ---- grammar: sentences with an error made by rule, and the sentences themselves
 
 
-def _grammar(sentences: int, adjective: bool) -> Row:
-    def row(random: Random) -> Example:
-        pairs = [_sentence(random, adjective) for _ in range(sentences)]
-        wrong, right = (" ".join(parts) for parts in zip(*pairs, strict=True))
-        return Example({"input": wrong, "output": right}, wrong, right, wrong)
-
-    return row
+def _grammar(random: Random, sentences: int, adjective: bool) -> Example:
+    pairs = [_sentence(random, adjective) for _ in range(sentences)]
+    wrong, right = (" ".join(parts) for parts in zip(*pairs, strict=True))
+    return Example({"input": wrong, "output": right}, wrong, right, wrong)
 
 
 def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
@@ -125,7 +123,7 @@ def _sentence(random: Random, adjective: bool) -> tuple[str, str]:
 
 
 GRAMMAR = tuple(
-    _grammar(sentences, adjective)
+    partial(_grammar, sentences=sentences, adjective=adjective)
     for sentences, adjective, rows in ((1, False, 12), (1, True, 2), (2, False, 3), (2, True, 2), (3, False, 1))
     for _ in range(rows)
 )
@@ -148,45 +146,47 @@ FILLERS = (
 )
 
 
-def _summarize(meetings: int, fillers: int) -> Row:
-    def row(random: Random) -> Example:
-        first, second, third = random.sample(NAMES, 3)
-        lines = [(first, f"Hi {second}!"), (second, f"Hi {first}.")]
-        facts, wrong_facts = [], []
-        for number in range(meetings):
-            plan = random.choice(PLANS)
-            place, day, hour = random.choice(PLACES), random.choice(DAYS), random.randint(1, 11)
-            lines += [
-                (first, f"Do you want to {plan} on {day}?"),
-                (second, f"Yes, where do we meet for the {plan.split()[-1]}?"),
-                (first, f"At the {place}, at {hour} pm."),
-            ]
-            who = f"{first} and {second}"
-            if number % 3 == 2:
-                lines += [(second, f"Can {third} come too?"), (first, f"Of course, {third} is welcome.")]
-                who = f"{first}, {second} and {third}"
-            facts.append(f"{who} will {plan} on {day}. They meet at the {place} at {hour} pm.")
-            other = random.choice([name for name in DAYS if name != day])
-            wrong_facts.append(f"{who} will {plan} on {other}. They meet at the {place} at {hour % 11 + 1} pm.")
-            lines += [(random.choice((first, second)), filler) for filler in random.sample(FILLERS, fillers)]
-        lines.append((second, "See you then!"))
-        dialogue = "\n".join(f"{name}: {text}" for name, text in lines)
-        right, wrong = " ".join(facts), " ".join(wrong_facts)
-        return Example({"dialogue": dialogue, "summary": right}, dialogue, right, wrong)
-
-    return row
+def _summarize(random: Random, meetings: int, fillers: int) -> Example:
+    first, second, third = random.sample(NAMES, 3)
+    lines = [(first, f"Hi {second}!"), (second, f"Hi {first}.")]
+    facts, wrong_facts = [], []
+    for number in range(meetings):
+        plan = random.choice(PLANS)
+        place, day, hour = random.choice(PLACES), random.choice(DAYS), random.randint(1, 11)
+        lines += [
+            (first, f"Do you want to {plan} on {day}?"),
+            (second, f"Yes, where do we meet for the {plan.split()[-1]}?"),
+            (first, f"At the {place}, at {hour} pm."),
+        ]
+        who = f"{first} and {second}"
+        if number % 3 == 2:
+            lines += [(second, f"Can {third} come too?"), (first, f"Of course, {third} is welcome.")]
+            who = f"{first}, {second} and {third}"
+        facts.append(f"{who} will {plan} on {day}. They meet at the {place} at {hour} pm.")
+        other = random.choice([name for name in DAYS if name != day])
+        wrong_facts.append(f"{who} will {plan} on {other}. They meet at the {place} at {hour % 11 + 1} pm.")
+        lines += [(random.choice((first, second)), filler) for filler in random.sample(FILLERS, fillers)]
+    lines.append((second, "See you then!"))
+    dialogue = "\n".join(f"{name}: {text}" for name, text in lines)
+    right, wrong = " ".join(facts), " ".join(wrong_facts)
+    return Example({"dialogue": dialogue, "summary": right}, dialogue, right, wrong)
 
 
-SUMMARIZE = tuple(_summarize(meetings, fillers) for meetings in (1, 1, 1, 2, 3) for fillers in (0, 1, 3, 5))
+SUMMARIZE = tuple(
+    partial(_summarize, meetings=meetings, fillers=fillers) for meetings in (1, 1, 1, 2, 3) for fillers in (0, 1, 3, 5)
+)
 
 
-# ---- instruct: tasks on numbers and words. Each gives an instruction, its input, a right and a wrong answer
+# ---- instruct: tasks on numbers and words
 
 
-Task = Callable[[Random, int], tuple[str, str, str, str]]
+def _task(instruction: str, right: str, wrong: str, text: str = "") -> Example:
+    """A task on `text`, its input, or on what the instruction says itself."""
+    prompt = f"{instruction}\n\n### Input:\n{text}" if text else instruction
+    return Example({"instruction": instruction, "input": text, "output": right}, prompt, right, wrong)
 
 
-def _add(random: Random, size: int) -> tuple[str, str, str, str]:
+def _add(random: Random, size: int) -> Example:
     values = [random.randint(2, 99) for _ in range(size)]
     total, steps, running = sum(values), [], values[0]
     for value in values[1:]:
@@ -194,28 +194,30 @@ def _add(random: Random, size: int) -> tuple[str, str, str, str]:
         running += value
     right = " ".join([*steps, f"The sum is {total}."])
     wrong = " ".join([*steps[:-1], f"The sum is {total + random.randint(1, 9)}."])
-    return f"Add the numbers {', '.join(map(str, values))} and show each step.", "", right, wrong
+    return _task(f"Add the numbers {', '.join(map(str, values))} and show each step.", right, wrong)
 
 
-def _sort(random: Random, size: int) -> tuple[str, str, str, str]:
+def _sort(random: Random, size: int) -> Example:
     words = random.sample(WORDS, size)
-    return "Sort these words by the alphabet.", " ".join(words), " ".join(sorted(words)), " ".join(words)
+    given = " ".join(words)
+    return _task("Sort these words by the alphabet.", " ".join(sorted(words)), given, text=given)
 
 
-def _reverse(random: Random, size: int) -> tuple[str, str, str, str]:
+def _reverse(random: Random, size: int) -> Example:
     words = random.sample(WORDS, size)
-    return f"Write these words in the opposite order: {' '.join(words)}", "", " ".join(reversed(words)), " ".join(words)
+    given = " ".join(words)
+    return _task(f"Write these words in the opposite order: {given}", " ".join(reversed(words)), given)
 
 
-def _advice(random: Random, size: int) -> tuple[str, str, str, str]:
+def _advice(random: Random, size: int) -> Example:
     person, thing, adjective = random.choice(NOUNS), random.choice(THINGS), random.choice(ADJECTIVES)
     verbs = random.sample(VERBS, size)
     steps = [f"The {adjective} {person} {verb[0]} the {thing}." for verb in verbs]
     instruction = f"Say what the {adjective} {person} does with the {thing}: {' '.join(verb[1] for verb in verbs)}"
-    return instruction, "", " ".join(steps), " ".join(reversed(steps))
+    return _task(instruction, " ".join(steps), " ".join(reversed(steps)))
 
 
-def _past(random: Random, size: int) -> tuple[str, str, str, str]:
+def _past(random: Random, size: int) -> Example:
     present, past = [], []
     for _ in range(size):
         verb, noun, thing = random.choice(VERBS), random.choice(NOUNS), random.choice(THINGS)
@@ -223,21 +225,12 @@ def _past(random: Random, size: int) -> tuple[str, str, str, str]:
         present.append(f"The {who} {verb[0]} the {what}.")
         past.append(f"The {who} {verb[2]} the {what}.")
     now = " ".join(present)
-    return f"Rewrite in the past tense: {now}", "", " ".join(past), now
-
-
-def _instruct(task: Task, size: int) -> Row:
-    def row(random: Random) -> Example:
-        instruction, text, right, wrong = task(random, size)
-        prompt = f"{instruction}\n\n### Input:\n{text}" if text else instruction
-        return Example({"instruction": instruction, "input": text, "output": right}, prompt, right, wrong)
-
-    return row
+    return _task(f"Rewrite in the past tense: {now}", " ".join(past), now)
 
 
 INSTRUCT = tuple(
-    _instruct(task, size)
-    for task, sizes in {
+    partial(make, size=size)
+    for make, sizes in {
         _add: (4, 7),
         _sort: (8, 16, 28, 50),
         _reverse: (8, 16, 24, 36, 50),

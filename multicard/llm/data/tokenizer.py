@@ -5,7 +5,7 @@ The first two are files in tiktoken's form (a line a token: base64 and rank), wh
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,37 +87,27 @@ def component(config: TokenizerConfig, inputs: Path) -> dict[str, Any]:
 
 
 def check_files(config: TokenizerConfig) -> None:
-    """Refuse (ValueError) files of a model's own tokenizer that are not whole."""
+    """Refuse (ValueError) files of a model's own tokenizer that are not there, or not whole."""
     if isinstance(config, Llama3TokenizerConfig):
-        _check_llama3(config.path)
+        _check(config.path, LLAMA3_RANKS, "Llama 3's tokenizer.model", lambda content: len(content.splitlines()))
     elif isinstance(config, Qwen25TokenizerConfig):
-        _check_qwen25(config.path)
-        _file("merges_file", config.merges_file, "give the path of Qwen 2.5's merges.txt")
+        _check(config.path, QWEN25_TOKENS, "Qwen 2.5's vocab.json", lambda content: len(json.loads(content)))
+        _file("merges_file", config.merges_file, "Qwen 2.5's merges.txt")
 
 
-def _file(name: str, path: str | None, remedy: str) -> Path:
-    file = Path(_expand(path))
-    require(file.is_file(), f"tokenizer.{name}={path}: no such file; {remedy}")
-    return file
-
-
-def _check_llama3(path: str | None) -> None:
-    key, remedy = f"tokenizer.path={path}", "give the path of Llama 3's tokenizer.model"
-    lines = _file("path", path, remedy).read_bytes().splitlines()
-    require(len(lines) == LLAMA3_RANKS, f"{key}: holds {len(lines)} tokens, not {LLAMA3_RANKS}; {remedy}")
-    last = lines[-1].split()
-    require(len(last) == 2 and last[1] == b"%d" % (LLAMA3_RANKS - 1), f"{key}: is not a tiktoken file; {remedy}")
-
-
-def _check_qwen25(path: str | None) -> None:
-    key, remedy = f"tokenizer.path={path}", "give the path of Qwen 2.5's vocab.json"
-    file = _file("path", path, remedy)
+def _check(path: str | None, tokens: int, whose: str, count: Callable[[bytes], int]) -> None:
+    content = _file("path", path, whose).read_bytes()
     try:
-        tokens = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{key}: is not JSON; {remedy}") from None
-    size = len(tokens) if isinstance(tokens, dict) else 0
-    require(size == QWEN25_TOKENS, f"{key}: holds {size} tokens, not {QWEN25_TOKENS}; {remedy}")
+        held = count(content)
+    except (TypeError, ValueError):  # no JSON
+        held = 0
+    require(held == tokens, f"tokenizer.path={path}: holds {held} tokens, not {tokens}; give the path of {whose}")
+
+
+def _file(name: str, path: str | None, whose: str) -> Path:
+    file = Path(_expand(path))
+    require(file.is_file(), f"tokenizer.{name}={path}: no such file; give the path of {whose}")
+    return file
 
 
 def _expand(path: str | None) -> str:

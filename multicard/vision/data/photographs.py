@@ -4,7 +4,6 @@ What cannot be used is refused with ValueError, which names the key, or the file
 """
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,31 +94,21 @@ def images_in(folder: Path) -> list[Path]:
     """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
 
     Raises:
-        ValueError: an image that is no file, or a link to a folder that it lies in.
+        ValueError: a link to a folder that is read already, as in a circle of links.
         OSError: a folder that cannot be read.
     """
-    return [Path(*image) for image in sorted(_listed(str(folder), frozenset()))]
 
+    def stop(error: OSError) -> None:
+        raise error
 
-def _listed(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    """Folder and name of each image in `folder` and below it.
-
-    Args:
-        above: device and inode of the folders that it lies in, by the path that led here.
-    """
-    status = Path(folder).stat()
-    own = status.st_dev, status.st_ino
-    require(own not in above, f"{folder}: leads back to a folder that it lies in; remove this link")
-    with os.scandir(folder) as entries:  # they know their type, but for links: no call of the system for each image
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _listed(entry.path, above | {own})
-            elif entry.name.lower().endswith(SUFFIXES):
-                what = "neither a file nor a folder (a pipe, a socket, a device, or a link to nothing)"
-                require(entry.is_file(), f"{entry.path}: is {what}; replace or remove it")
-                yield folder, entry.name
+    images, seen = [], set()
+    for part, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        real = os.path.realpath(part)
+        require(real not in seen, f"{part}: leads to a folder of {folder} that is read already; remove this link")
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        images += [(part, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    return [Path(*image) for image in sorted(images)]
 
 
 def check(config: ImagesConfig) -> None:
