@@ -1,12 +1,18 @@
-"""The nodes of a run, and what SLURM says: why a job is being ended, and the states of all jobs of a sweep."""
+"""The nodes of a run, and what SLURM says: why a job is being ended, and the states of all jobs of a sweep.
+
+A job counts as ended only where two sources agree: it is not in the queue, and accounting or the controller says so.
+"""
 
 import os
 import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Any
 
 from multicard.machine.environment import host
 
@@ -24,6 +30,15 @@ ENDED = {
     "DEADLINE",
     "REVOKED",
 }
+# A user's variables that change what SLURM's commands answer
+CHANGES_ANSWERS = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_|SLURM_(CLUSTERS|TIME_FORMAT)$")
+# Those that reach sbatch: where SLURM is, and what a site's users choose once for all their jobs
+REACHES_SBATCH = re.compile(r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION)$")
+# Reasons for which a job never begins unless somebody changes it
+NEVER_BEGINS = re.compile(
+    r"DependencyNeverSatisfied|PartitionTimeLimit|PartitionNodeLimit|BadConstraints|Invalid(Account|QOS)"
+    r"|(Assoc|QOS)Max\w*Per(Job|Node)\w*"
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,10 @@ class State:
         """True where it waits until somebody releases it: "JobHeldUser", "launch failed requeued held"."""
         return self.queued and "held" in self.reason.lower()
 
+    @property
+    def never_begins(self) -> bool:
+        return self.queued and NEVER_BEGINS.match(self.reason) is not None
+
 
 class SilentError(ValueError):
     """SLURM does not answer, for example while its controller restarts: nothing is known of its jobs."""
@@ -95,13 +114,37 @@ class SilentError(ValueError):
 
 def ask(*words: str, timeout_s: float = 60.0) -> str | None:
     """The output of a SLURM command; None where it is not installed or fails."""
+    code, out, _ = _call(*words, timeout_s=timeout_s)
+    return out if code == 0 else None
+
+
+def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
+    """Exit code, output and errors of a SLURM command; the code is None where it cannot be called."""
     if shutil.which(words[0]) is None:
-        return None
+        return None, "", ""
+    variables = {name: value for name, value in os.environ.items() if not CHANGES_ANSWERS.match(name)}
+    form: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=timeout_s)
+        done = subprocess.run(words, **form, check=False, timeout=timeout_s, env=variables)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+        return None, "", ""
+    return done.returncode, done.stdout, done.stderr
+
+
+@contextmanager
+def submitting(options: Container[str]) -> Iterator[None]:
+    """Context without the variables that would override, for sbatch, what a job asks for.
+
+    Args:
+        options: the launcher's that are set; for others, variables such as SBATCH_PARTITION count.
+    """
+    from submitit.helpers import clean_env
+
+    kept = {name: value for name, value in os.environ.items() if REACHES_SBATCH.match(name)}
+    chosen = {name for name in kept if name.startswith("SBATCH_") and name[7:].lower() in options}
+    with clean_env():
+        os.environ.update({name: value for name, value in kept.items() if name not in chosen})
+        yield
 
 
 # ---- about the job that this process is a task of
@@ -178,28 +221,39 @@ def queued(jobs: list[str]) -> dict[str, State]:
     """The states of those `jobs` that are in the queue: pending, running, or on their way from one to the other.
 
     Raises:
-        SilentError: where SLURM does not answer.
+        SilentError: where SLURM does not answer, or not in its own form.
     """
     if not jobs:
         return {}
-    text = ask("squeue", "-h", "-r", "--me", "-o", "%i|%T|%N|%r")
-    if text is None:
+    text = ask("squeue", "-h", "-r", "-a", "--me", "-o", "%i|%T|%N|%r")
+    rows = [line.split("|", 3) for line in (text or "").splitlines()]
+    if text is None or any(len(row) != len(("job", "state", "nodes", "reason")) for row in rows):
         raise SilentError
-    rows = [line.split("|", 3) for line in text.splitlines()]
-    states = {row[0]: State(row[1], row[2], reason=row[3]) for row in rows if len(row) == 4}
+    states = {row[0]: State(row[1], row[2], reason=row[3]) for row in rows}
     return {job: states[job] for job in jobs if job in states and states[job].name not in ENDED}
 
 
+def unended(jobs: list[str]) -> set[str]:
+    """Those `jobs` that are in the queue, or of which nobody says that they have ended.
+
+    Raises:
+        SilentError: where SLURM does not answer.
+    """
+    listed = queued(jobs)
+    return {*jobs} - ended([job for job in jobs if job not in listed]).keys()
+
+
 def is_alive(job: str) -> bool:
-    """True where the job is queued or running, or SLURM does not answer."""
+    """True where SLURM does not say that the job has ended."""
     try:
-        return bool(queued([job]))
+        return bool(unended([job]))
     except SilentError:
         return True
 
 
-def accounted(jobs: list[str]) -> dict[str, State]:
-    """The last states of those `jobs` that have ended, as far as accounting knows them."""
+def ended(jobs: list[str]) -> dict[str, State]:
+    """The last states of those `jobs`, none of them in the queue, that have ended by accounting, or by the controller
+    where accounting does not know them. A job that the controller has forgotten has the state ""."""
     if not jobs:
         return {}
     arrays = sorted({job.partition("_")[0] for job in jobs}, key=int)  # one name stands for all tasks of an array
@@ -208,7 +262,15 @@ def accounted(jobs: list[str]) -> dict[str, State]:
     for line in (text or "").splitlines():
         name, state, nodes, code = [*line.split("|"), "", "", ""][:4]
         states[name] = State(state.split()[0] if state else "", nodes, code)  # "CANCELLED by 0"
-    return {job: states[job] for job in jobs if job in states and states[job].name in ENDED}
+    for job in jobs:
+        if job not in states:
+            code, out, error = _call("scontrol", "show", "job", "-o", job, timeout_s=10.0)
+            state = re.search(r"\bJobState=(\w+)", out)
+            if code == 0 and state is not None:
+                states[job] = State(state[1])
+            elif "Invalid job id" in error:
+                states[job] = State("")
+    return {job: states[job] for job in jobs if job in states and states[job].name in (*ENDED, "")}
 
 
 def ranges(jobs: list[str]) -> list[str]:

@@ -67,6 +67,9 @@ def submit(sweep: Sweep) -> dict[int, str]:
         has = shutil.which(program) is not None
         require(has, f"hydra/launcher=submitit_slurm: no {program} on this machine; {remedy}")
     left = sweep.left
+    place = left[0].folder.parent.absolute()
+    problem = f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a placeholder"
+    require("%" not in str(place), f"{problem}; choose a folder without it")
     arrays(left)  # refuses options before anything is written
     folder = jobs_folder(left[0].folder.parent)
     with FileLock(folder / "lock", mode=0o600) as lock:  # two commands at once would submit the same cell twice
@@ -93,7 +96,7 @@ def submit(sweep: Sweep) -> dict[int, str]:
 
 
 def queued_jobs(left: list[Cell]) -> dict[int, str]:
-    """The jobs of an earlier command that are still in the queue, by their cell's number."""
+    """The jobs of an earlier command that have not ended, by their cell's number."""
     folder = left[0].folder.parent / SUBMITTED if left else Path()
     numbers = {cell.folder.name: cell.number for cell in left}
     candidates: list[tuple[str, int]] = []  # several jobs of a cell that was submitted again after a failure
@@ -104,8 +107,8 @@ def queued_jobs(left: list[Cell]) -> dict[int, str]:
             jobs = [] if job is None else _array_jobs(job, len(array["cells"]))
             pairs = zip(jobs, array["cells"], strict=False)
             candidates += [(job, numbers[name]) for job, name in pairs if name in numbers]
-    queued = slurm.queued([job for job, _ in candidates])
-    return {number: job for job, number in candidates if job in queued}
+    unended = slurm.unended([job for job, _ in candidates])
+    return {number: job for job, number in candidates if job in unended}
 
 
 def arrays(left: list[Cell]) -> list[JobArray]:
@@ -118,18 +121,21 @@ def arrays(left: list[Cell]) -> list[JobArray]:
     for cell in left:
         options = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         assert isinstance(options, dict)
-        check_options(options)
         request = resources(cell.config)
+        check_options(options, request)
         key = f"{request} {json.dumps(options, sort_keys=True, default=str)}"
         groups.setdefault(key, JobArray(request, {str(k): v for k, v in options.items()}, [])).cells.append(cell)
     return list(groups.values())
 
 
-def check_options(options: Mapping[Any, Any]) -> None:
-    """Refuse options of the launcher that have the wrong type, before anything is written."""
+def check_options(options: Mapping[Any, Any], request: Resources) -> None:
+    """Refuse options of the launcher that have the wrong type, or that no job can keep, before anything is written."""
     for key in ("array_parallelism", "signal_delay_s"):
         value = options[key]
         require(type(value) is int and value > 0, f"hydra.launcher.{key}={value}: must be a whole number above 0")
+    early_s, limit_s = options["signal_delay_s"], request.time_min * 60
+    problem = f"hydra.launcher.signal_delay_s={early_s}: must be less than the time limit (time_min={request.time_min})"
+    require(early_s < limit_s, f"{problem}; else a job is asked to save before it has begun")
     for key, types, form in (("setup", list, "[command,...]"), ("additional_parameters", dict, "{option: value}")):
         value = options[key]
         require(isinstance(value, types | None), f"hydra.launcher.{key}={value}: write it as {form}, or null")
@@ -166,7 +172,8 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     file, names = folder / f"{name}.json", [cell.folder.name for cell in cells]
     run_folder.write_json(file, {"cells": names, "job": None})
     try:  # submitit prints what sbatch says
-        with terminal_blocked(), redirect_stderr(StringIO()), executor.batch():
+        chosen = {key for key, value in options.items() if value is not None}
+        with terminal_blocked(), redirect_stderr(StringIO()), slurm.submitting(chosen), executor.batch():
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:
         file.unlink()

@@ -69,7 +69,7 @@ class Queue:
         self.states: dict[str, State] = {}
         self.stopped: SameFailureError | None = None
         self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
-        self.held: set[str] = set()
+        self.stuck: set[str] = set()
         self.pace = Pace(len(jobs))
         self.streak = streak
 
@@ -100,11 +100,11 @@ class Queue:
             del self.jobs[cell.number]
         return ended
 
-    def newly_held(self) -> dict[str, list[str]]:
-        """The jobs that SLURM holds since the last call, by its reason."""
-        held = {job: self.states[job].reason for job in self.states if self.states[job].held}
-        new = {job: reason for job, reason in held.items() if job not in self.held}
-        self.held = {*held}
+    def newly_stuck(self) -> dict[str, list[str]]:
+        """The jobs that do not begin by themselves, since the last call, by SLURM's reason."""
+        stuck = {job: state.reason for job, state in self.states.items() if state.held or state.never_begins}
+        new = {job: reason for job, reason in stuck.items() if job not in self.stuck}
+        self.stuck = {*stuck}
         return {reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})}
 
     def stop(self) -> None:
@@ -135,23 +135,28 @@ class Queue:
         now_s = clock_s()
         missing_s = {cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s) for cell in waiting}
         gone = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
-        states = slurm.accounted([self.jobs[cell.number] for cell in gone])
-        lost = [c for c in gone if self.jobs[c.number] in states or missing_s[c.number] > ACCOUNTING_LAG_S]
+        states = slurm.ended([self.jobs[cell.number] for cell in gone])
+        lost = [  # accounting may not have heard yet of a job that the controller has forgotten
+            cell
+            for cell in gone
+            if (state := states.get(self.jobs[cell.number])) is not None
+            and (state.name or missing_s[cell.number] > ACCOUNTING_LAG_S)
+        ]
         for cell in lost:
             job = self.jobs[cell.number]
-            status, failure = judge(job, states.get(job), cell.folder)
+            status, failure = judge(job, states[job], cell.folder)
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status)
             ownership.release(cell.folder)
         return lost
 
 
-def judge(job: str, state: State | None, folder: Path) -> tuple[str, Failure]:
+def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     """The status and the cause of a job that left no record in `folder`.
 
     Args:
-        state: the job's last, by SLURM's accounting; None where that does not know the job.
+        state: the job's last; without a name where SLURM has forgotten the job.
     """
-    if state is None:
+    if not state.name:
         return "failed", Failure("slurm", f"job {job} left the queue without a record, and SLURM does not account jobs")
     if state.exit_code == NO_OUTPUT:
         message = f"hydra.sweep.dir: node {state.nodes} cannot write to {folder.parent}"
@@ -162,6 +167,8 @@ def judge(job: str, state: State | None, folder: Path) -> tuple[str, Failure]:
         tail = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):  # an earlier record of the cell is kept
         return "refused", Failure("refused", tail[-1].removeprefix(REFUSED), host=state.nodes)
+    if state.name == "CANCELLED" and state.nodes in ("", "None assigned"):
+        return "interrupted", Failure("slurm", f"job {job} was cancelled (scancel) before it began")
     message = f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code})"
     message += ", and no controller was left to record it"
     if state.name == "COMPLETED":
@@ -180,9 +187,12 @@ def _watch(queue: Queue, live: Live | None) -> None:
             queue.streak.add(cell)
         if queue.stopped is None and queue.streak.ends([cell for cell in queue.cells if cell.number in queue.jobs]):
             queue.stop()
-        for reason, jobs in queue.newly_held().items():
+        for reason, jobs in queue.newly_stuck().items():
             names = " ".join(slurm.ranges(jobs))
-            say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)
+            if slurm.NEVER_BEGINS.match(reason):
+                say(f"job {names} never begins ({reason}); to give it up: scancel {names}", error=True)
+            else:
+                say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)
         queue.pace.say_progress(ended)
         changed_s = clock_s() if ended else changed_s
         poll_s = min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S) if queue.jobs else 0.0

@@ -16,6 +16,9 @@ from tests.faults.harness import ENTRY
 CLUSTER = Path(__file__).parent / "cluster"
 QUICK = (*(word for word in SMALL if word != "device=cpu"), "dataset.train_limit=48", "cpus_per_gpu=1")
 
+# Variables that a user may have set: no answer of SLURM's, and no job, is another for them
+USERS = {"SQUEUE_STATES": "COMPLETED", "SACCT_FEDERATION": "1", "SBATCH_JOB_NAME": "other", "SBATCH_TIMELIMIT": "1"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -62,7 +65,7 @@ class Sweep:
 
     @property
     def _where(self) -> dict[str, Any]:
-        variables = os.environ | {"PYTHONPATH": str(self.root)}
+        variables = os.environ | {"PYTHONPATH": str(self.root), **USERS}
         return {"cwd": self.root, "env": variables, "stdin": subprocess.DEVNULL, "text": True}
 
     def results(self) -> list[dict[str, Any]]:

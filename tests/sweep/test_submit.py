@@ -1,5 +1,6 @@
 """Requests to SLURM, the meaning of its answers, and how the end of a job is judged; without a SLURM."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,44 +141,100 @@ def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monk
     assert [path.name for path in folder.iterdir()] == ["result.json"]
 
 
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[tuple[str, ...]]]:
-    """Have SLURM's commands print a text. Returns the commands."""
+Answers = Callable[..., list[tuple[str, ...]]]
 
-    def set_up(text: str) -> list[tuple[str, ...]]:
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Have SLURM's commands print these texts; one without a text fails, with `error`. Returns the commands."""
+
+    def set_up(error: str = "", **texts: str) -> list[tuple[str, ...]]:
         asked: list[tuple[str, ...]] = []
-        monkeypatch.setattr(slurm, "ask", lambda *words, **_: asked.append(words) or text)
+
+        def call(*words: str, **_: float) -> tuple[int, str, str]:
+            asked.append(words)
+            return (0, texts[words[0]], "") if words[0] in texts else (1, "", error)
+
+        monkeypatch.setattr(slurm, "_call", call)
         return asked
 
     return set_up
 
 
-def test_all_jobs_are_asked_about_in_one_call(answers: Callable[[str], list[tuple[str, ...]]]):
-    asked = answers("7_0|RUNNING|n1|None\n7_1|PENDING||Priority\n9|COMPLETED|n2|None\n")
+def test_all_jobs_are_asked_about_in_one_call(answers: Answers):
+    asked = answers(squeue="7_0|RUNNING|n1|None\n7_1|PENDING||Priority\n9|COMPLETED|n2|None\n")
     states = slurm.queued(["7_0", "7_1", "7_2", "9"])
     assert states == {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
     assert len(asked) == 1
-    asked = answers("7_2|CANCELLED by 0|n1|0:15\n7_0|RUNNING|n1|0:0\n")
-    assert slurm.accounted(["7_0", "7_2"]) == {"7_2": State("CANCELLED", "n1", "0:15")}
-    assert len(asked) == 1
 
 
-def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(
-    tmp_path: Path, answers: Callable[[str], list[tuple[str, ...]]]
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ({"sacct": "7_2|CANCELLED by 0|n1|0:15\n"}, State("CANCELLED", "n1", "0:15")),
+        ({"sacct": "7_2|RUNNING|n1|0:0\n"}, None),
+        ({"sacct": "", "scontrol": "JobId=7 ArrayTaskId=2 JobState=COMPLETED Reason=None"}, State("COMPLETED")),
+        ({"sacct": "", "scontrol": "JobId=7 ArrayTaskId=2 JobState=RUNNING Reason=None"}, None),
+        ({"error": "slurm_load_jobs error: Invalid job id specified"}, State("")),
+        ({"error": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"}, None),
+        ({"sacct": "?", "scontrol": "?"}, None),
+    ],
+)
+def test_a_job_has_ended_where_the_queue_and_a_second_source_say_so(
+    answers: Answers, said: dict[str, str], state: State | None
 ):
+    answers(squeue="", **said)
+    assert slurm.ended(["7_2"]) == ({} if state is None else {"7_2": state})
+    assert slurm.is_alive("7_2") is (state is None)
+    answers(squeue="7_2|RUNNING|n1|None\n", **said)
+    assert slurm.unended(["7_2"]) == {"7_2"}
+
+
+def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(tmp_path: Path, answers: Answers):
     for name, job, names in (("b", "5", ["x", "y"]), ("a", "7", ["y", "gone"]), ("c", "4", ["y"])):
         run_folder.write_json(tmp_path / ".submitit" / f"{name}.json", {"cells": names, "job": job})
     (tmp_path / ".submitit" / "cut.json").write_text('{"cells":')
     left = [cells.cell(number, tmp_path / name) for number, name in ((1, "x"), (2, "y"))]
-    answers("5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n")
+    ended = "5_1|FAILED|n1|1:0\n4|FAILED|n1|1:0\n"
+    answers(squeue="5_0|RUNNING|n1|None\n7_0|PENDING||None\n7_1|PENDING||None\n", sacct=ended)
     assert slurm_submit.queued_jobs(left) == {1: "5_0", 2: "7_0"}
 
 
-def test_no_answer_of_slurm_is_not_an_empty_queue(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(slurm, "ask", lambda *_, **__: None)
+@pytest.mark.parametrize("said", [{}, {"squeue": "CLUSTER: other\n7|RUNNING|n1|None\n"}], ids=["none", "garbage"])
+def test_no_answer_of_slurm_is_not_an_empty_queue(answers: Answers, said: dict[str, str]):
+    answers(**said, sacct="7|FAILED|n1|1:0\n")
     with pytest.raises(ValueError, match="SLURM does not answer"):
         slurm.queued(["7"])
     assert slurm.is_alive("7")
+
+
+def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "squeue").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    variables = ("SQUEUE_STATES", "SACCT_FEDERATION", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CPUS_PER_TASK")
+    for name in (*variables, "SBATCH_JOB_NAME", "SBATCH_PARTITION", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "x")
+    asked = {line.partition("=")[0] for line in (slurm.ask("squeue") or "").splitlines()}
+    assert "SLURM_CONF" in asked and not {"SQUEUE_STATES", "SACCT_FEDERATION", "SLURM_CLUSTERS"} & asked
+    before = dict(os.environ)
+    with slurm.submitting({"partition"}):
+        left = {name for name in os.environ if name.startswith(("SLURM", "SBATCH"))}
+    assert left == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+    assert dict(os.environ) == before
+
+
+def test_jobs_that_never_begin_are_told_from_those_that_wait():
+    reasons = (
+        "DependencyNeverSatisfied",
+        "PartitionTimeLimit",
+        "QOSMaxWallDurationPerJobLimit",
+        "Priority",
+        "Resources",
+    )
+    assert [State("PENDING", reason=reason).never_begins for reason in reasons] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("has_left", ["its folder", "the queue"])
@@ -274,7 +331,8 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
         (State("NODE_FAIL", "n[1-2]", "1:0"), "failed", "on n[1-2] as NODE_FAIL (exit code 1:0)"),
         (State("FAILED", "n1", "0:53"), "refused", "hydra.sweep.dir: node n1 cannot write to"),
         (State("COMPLETED", "n1", "0:0"), "failed", "do all nodes share it?"),
-        (None, "failed", "does not account jobs"),
+        (State("CANCELLED", "None assigned", "0:0"), "interrupted", "job 4_1 was cancelled (scancel) before it began"),
+        (State(""), "failed", "does not account jobs"),
     ],
 )
 def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
@@ -285,7 +343,7 @@ def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
     judged, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
     assert judged == status
     assert words in failure.message
-    if state is not None and status != "refused":
+    if failure.log:
         assert failure.log_tail == ("a", "slurmstepd: error: the end")
 
 
