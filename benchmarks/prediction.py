@@ -8,29 +8,26 @@ of all. Totals are those of `prediction_runs.csv`, whose runs on CPU ranks were 
 """
 
 import csv
-import os
 import re
 import resource
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
 from benchmarks import prediction_replays as replays
 from benchmarks.common import configuration, machine, parser, python
-from multicard.estimate import peaks, published
+from multicard.estimate import published
+from multicard.estimate.memory import answers
+from multicard.estimate.memory.answers import Request
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.published import Series
-from multicard.estimate.target import Target
 from multicard.measure.timing import clock_s
 from multicard.records import text_table
 
 RUNS = Path(__file__).with_name("prediction_runs.csv")
 QUICK_CELLS = "width=0.25 dataset.image_size=64 precision=fp32 strategy=ddp_ds"
 LLAMA = ("model=llama3_8b", "tokenizer=embedded", "dataset=synthetic", "device=cpu")
-H100 = Target(gpu="NVIDIA H100 NVL", memory_bytes=94 * 10**9)
 
 
 class Row(NamedTuple):
@@ -113,8 +110,7 @@ def llama_row(full: bool) -> Row:
     for method, gpus in cells:
         config = configuration("tune_llm", *LLAMA, f"method={method}", f"gpus={gpus}")
         started_s, before = clock_s(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        with tempfile.TemporaryDirectory() as empty, patch.dict(os.environ, XDG_CACHE_HOME=empty):  # no old answer
-            (peak,) = peaks.predict_all([config], H100, [TextFacts(128_256, 512)])
+        (peak,) = answers.computed([Request(config, TextFacts(128_256, 512))])
         failed += [f"{method} on {gpus}: {peak}"] * isinstance(peak, str)
         seconds.append(clock_s() - started_s)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

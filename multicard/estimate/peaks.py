@@ -1,14 +1,9 @@
 """Peak memory of runs on a target: by their steps without values, and by the peaks of earlier runs.
 
-    (peak,) = predict_all([config], Target(gpu="NVIDIA H100", memory_bytes=94 * 10**9), [facts.facts_of(config)])
-
 The steps are taken with tensors that have no values, in seconds, in a process of its own: this one imports no torch.
 """
 
 from collections.abc import Sequence
-from importlib.metadata import version
-
-import msgspec
 
 from multicard.config import compilation
 from multicard.config.base import RunConfig, plain
@@ -35,22 +30,6 @@ MIB = 1 << 20
 ALLOCATED = ("cublas", "cudnn", "compile")  # from torch's allocator: in `peak_memory_bytes` of a record
 
 
-class PeakMemory(msgspec.Struct, frozen=True):
-    """The most memory that a rank of a run takes, in bytes.
-
-    Fields:
-        active: bytes of tensors, by kind.
-        allocated: the record's `peak_memory_bytes`: active bytes, and the workspaces that come from torch's allocator.
-        total: needed of the GPU, with the allocator's slack, the CUDA context and NCCL.
-        basis: of the prediction, in words.
-    """
-
-    active: Active
-    allocated: Interval
-    total: Interval
-    basis: str
-
-
 def add(
     predictions: Sequence[Prediction],
     configs: Sequence[RunConfig],
@@ -58,40 +37,25 @@ def add(
     here: Sequence[PastRun],
     compute: bool,
 ) -> None:
-    """Complete predictions by their memory.
+    """Complete predictions by the most memory that a rank of each run takes, or by the reason that it is not known.
 
     Args:
         here: runs on GPUs of this name, those out of memory too.
         compute: False: by answers of earlier calls alone.
     """
-    peaks = predict_all(configs, target, [facts.sizes(config) for config in configs], compute)
-    for prediction, config, peak in zip(predictions, configs, peaks, strict=True):
-        _write(prediction, peak, target)
-        if config.predict.memory is None:
-            _believe_runs(prediction, config, here)
-
-
-def predict_all(
-    configs: Sequence[RunConfig],
-    target: Target,
-    sizes: Sequence[Facts | str],
-    compute: bool = True,
-) -> list[PeakMemory | str]:
-    """The peaks of one rank's memory in runs, all by one process; for one without prediction, the reason.
-
-    Args:
-        sizes: of each run's data set (`facts.facts_of`), or the reason for which they cannot be read.
-        compute: False: only from answers in the cache, so that no process is started.
-    """
+    sizes = [facts.sizes(config) for config in configs]
     asked = [_requests(config, size, target) for config, size in zip(configs, sizes, strict=True)]
     found = iter(answers.answer_all([request for requests in asked for request in requests], compute))
-    peaks: list[PeakMemory | str] = []
-    for config, size, requests in zip(configs, sizes, asked, strict=True):
+    for prediction, config, size, requests in zip(predictions, configs, sizes, asked, strict=True):
         at_lengths = [next(found) for _ in requests]
-        problems = [answer for answer in (size, *at_lengths, _refused(config, target)) if isinstance(answer, str)]
-        known = [answer for answer in at_lengths if isinstance(answer, Active)]
-        peaks.append(problems[0] if problems or isinstance(size, str) else _peak(config, target, size, known))
-    return peaks
+        problems = [said for said in (size, *at_lengths, _refused(config, target)) if isinstance(said, str)]
+        prediction.gpu_memory_bytes = target.memory_bytes if target.device_type == "cuda" else None
+        if problems or isinstance(size, str):
+            prediction.memory_basis = problems[0]
+        else:
+            _write(prediction, config, target, size, [peak for peak in at_lengths if isinstance(peak, Active)])
+        if config.predict.memory is None:
+            _believe_runs(prediction, config, here)
 
 
 def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Request]:
@@ -111,18 +75,28 @@ def _refused(config: RunConfig, target: Target) -> str | None:
     return None
 
 
-def _peak(config: RunConfig, target: Target, size: Facts, lengths: Sequence[Active]) -> PeakMemory:
-    active, basis = lengths[0], "steps without values"
+def _write(
+    prediction: Prediction, config: RunConfig, target: Target, size: Facts, at_lengths: Sequence[Active]
+) -> None:
+    """Write computed peaks into a prediction, on a GPU with what it holds beside tensors."""
+    active, ends = at_lengths[0], [peak.active_bytes for peak in at_lengths]
+    tensors = Interval(active.active_bytes, (1 - ERROR) * min(ends), (1 + ERROR) * max(ends))
+    extras = extras_of(config, target, active) if target.device_type == "cuda" else {}
+    prediction.active_bytes, prediction.memory_basis = active.active_bytes, "steps without values"
+    prediction.memory_bytes = _whole_bytes([tensors, *extras.values()])
     if isinstance(size, TextFacts):
-        ends = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
-        basis += f", rows of {size.length} tokens{ends}"
-    added = extras_of(config, target, active) if target.device_type == "cuda" else {}
-    ends = [answer.active_bytes for answer in lengths]
-    tensors = Interval(active.active_bytes, round((1 - ERROR) * min(ends)), round((1 + ERROR) * max(ends)))
-    allocated = [term for name, term in added.items() if name in ALLOCATED]
-    sums = (summed([tensors, *terms]) for terms in (allocated, added.values()))
-    totals = [Interval(round(each.value), round(each.low), round(each.high)) for each in sums]
-    return PeakMemory(active, totals[0], totals[1], basis)
+        between = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
+        prediction.memory_basis += f", rows of {size.length} tokens{between}"
+    if target.device_type == "cuda":
+        prediction.allocated_bytes = _whole_bytes([tensors, *(extras[name] for name in ALLOCATED if name in extras)])
+        prediction.fits = fits(prediction.memory_bytes, target.memory_bytes)
+    else:
+        prediction.memory_basis += "; tensors alone, of a rank's memory of the host"
+
+
+def _whole_bytes(parts: Sequence[Interval]) -> Interval:
+    total = summed(parts)
+    return Interval(round(total.value), round(total.low), round(total.high))
 
 
 def fits(needed: Interval, memory_bytes: int | None) -> str | None:
@@ -132,87 +106,36 @@ def fits(needed: Interval, memory_bytes: int | None) -> str | None:
     return "yes" if needed.high <= memory_bytes else "no" if needed.low > memory_bytes else "tight"
 
 
-def _write(prediction: Prediction, peak: PeakMemory | str, target: Target) -> None:
-    """Write a computed peak into a prediction, or the reason that there is none."""
-    on_gpu = target.device_type == "cuda"
-    prediction.gpu_memory_bytes = target.memory_bytes if on_gpu else None
-    if isinstance(peak, str):
-        prediction.memory_basis = peak
-        return
-    prediction.memory_bytes, prediction.active_bytes = peak.total, peak.active.active_bytes
-    prediction.memory_basis = peak.basis + "; tensors alone, of a rank's memory of the host" * (not on_gpu)
-    if on_gpu:
-        prediction.allocated_bytes, prediction.fits = peak.allocated, fits(peak.total, target.memory_bytes)
-
-
 def _believe_runs(prediction: Prediction, config: RunConfig, here: Sequence[PastRun]) -> None:
-    """Replace a prediction by what earlier runs took that had the same steps and a GPU for each rank, and met only data
-    that this one meets."""
+    """Replace a prediction by what earlier runs took that had the same steps and a GPU for each rank, and met the same
+    data; those that ran out of memory may have met a part of it."""
     own = setting(plain(config))
-    same_steps, misses_rows = axes(own), _rows_matter(config)
-    drawn = misses_rows and any(own.get(key, NULL) != NULL for key in DRAWN)
-    keys = (*ROWS, "seed") if drawn else ROWS
+    same_steps, is_padded = axes(own), isinstance(config, LlmConfig) and not config.packed
+    is_drawn = is_padded and any(own.get(key, NULL) != NULL for key in DRAWN)
+    keys = (*ROWS, "seed") if is_drawn else ROWS
     runs = [run for run in here if run.has_steps_of(same_steps) and not run.record.oversubscribed]
     runs = [run for run in runs if all(own.get(key, NULL) in (NULL, run.setting.get(key)) for key in keys)]
-    ended = [(run, run.peak_bytes) for run in runs if run.peak_bytes is not None and run.record.status != "oom"]
-    whole = [
-        peak
-        for run, peak in ended
-        if not (run.is_probe and misses_rows) and all(run.setting.get(key) == own.get(key) for key in ROWS)
-    ]
+    # The peak of padded rows is that of the longest, which a probe may not have met
+    ended = [run for run in runs if run.record.status != "oom" and not (run.is_probe and is_padded)]
+    whole = [run for run in ended if all(run.setting.get(key) == own.get(key) for key in ROWS)]
+    peaks = [run.peak_bytes for run in whole if run.peak_bytes is not None]
     # Where another process was at work on its GPUs, it may have had the memory that the run lacked
     failed = [run.record.gpu for run in runs if run.record.status == "oom"]
     ran_out = sum(gpu is None or not gpu.disturbed_by for gpu in failed)
-    if whole:
-        most, also = max(whole), f"; {ran_out} ran out of memory" if ran_out else ""
-        _shift(prediction, Interval(most, most * (1 - MEASURED), most * (1 + MEASURED)), most)
-        prediction.memory_basis = f"measured in {len(whole)} of this cell's runs{also}"
+    if peaks:
+        most, before, needed = max(peaks), prediction.allocated_bytes, prediction.memory_bytes
+        if before is not None and needed is not None:
+            more = most - before.value
+            prediction.memory_bytes = Interval(needed.value + more, max(needed.low + more, most), needed.high + more)
+        prediction.allocated_bytes = Interval(most, most * (1 - MEASURED), most * (1 + MEASURED))
+        also = f"; {ran_out} ran out of memory" if ran_out else ""
+        prediction.memory_basis = f"measured in {len(peaks)} of this cell's runs{also}"
         prediction.fits = "tight" if ran_out else "yes"
     elif ran_out:
         prediction.memory_basis, prediction.fits = RAN_OUT, "no"
-    else:
-        _raise(prediction, max((peak for _, peak in ended), default=0))
-
-
-def _raise(prediction: Prediction, least: int) -> None:
-    """Raise a prediction to what shorter runs took."""
-    before = prediction.allocated_bytes
-    if before is None or before.low >= least:
-        return
-    more = max(least - before.value, 0)
-    _shift(prediction, Interval(before.value + more, least, before.high + more), least)
-    if prediction.memory_bytes is not None and prediction.gpu_memory_bytes is not None:
-        prediction.fits = fits(prediction.memory_bytes, prediction.gpu_memory_bytes)
-    prediction.memory_basis += ", no less than shorter runs took"
-
-
-def _shift(prediction: Prediction, allocated: Interval, least: int) -> None:
-    """Replace the allocator's peak; the needed memory moves by as much, and is at least `least`."""
-    before, whole = prediction.allocated_bytes, prediction.memory_bytes
-    prediction.allocated_bytes = allocated
-    if before is not None and whole is not None:
-        more = allocated.value - before.value
-        prediction.memory_bytes = Interval(whole.value + more, max(whole.low + more, least), whole.high + more)
-
-
-def _rows_matter(config: RunConfig) -> bool:
-    """True for texts that are not packed: the peak is that of the longest row, which a run may not have met."""
-    return isinstance(config, LlmConfig) and not config.packed
 
 
 # ---- memory of a GPU beside a run's tensors: stated by public documents and issues
-
-
-def torch_version() -> tuple[int, int]:
-    """The installed torch's version: (major, minor)."""
-    major, minor = version("torch").split(".")[:2]
-    return int(major), int(minor)
-
-
-def is_compiled(config: RunConfig, device_type: str) -> bool:
-    if isinstance(config, VisionConfig):
-        return compiles(config, device_type)
-    return bool(getattr(config, "compile", False))
 
 
 def extras_of(config: RunConfig, target: Target, active: Active) -> dict[str, Interval]:
@@ -226,13 +149,13 @@ def extras_of(config: RunConfig, target: Target, active: Active) -> dict[str, In
     if vision:  # an assumption: 1 x 1 and depthwise convolutions need little; what is chosen depends on cudnn.benchmark
         searched = bool(getattr(config, "cudnn_benchmark", False))
         terms["cudnn"] = (0, 256 * MIB, 2048 * MIB) if searched else (0, 32 * MIB, 512 * MIB)
-    if is_compiled(config, target.device_type):
+    compiled = compiles(config, "cuda") if isinstance(config, VisionConfig) else getattr(config, "compile", False)
+    if compiled:
         # of what compiling may fuse a fifth less in pytorch/torchdynamo issue 1479, a third less in a published LoRA
-        # figure; more in pytorch/pytorch issue 122512 and from torch 2.10 on
+        # figure; more in pytorch/pytorch issue 122512 and with torch 2.10
         made = sum(active.by_kind.get(kind, 0) for kind in ("activations", "temporaries"))
-        highest = (0.15 if torch_version() >= (2, 10) else 0.0) * made
         graphs = 0.1 * active.active_bytes if compilation.has_cuda_graphs(getattr(config, "compile", False)) else 0.0
-        terms["compile"] = -0.5 * made, -0.2 * made, highest + graphs
+        terms["compile"] = -0.5 * made, -0.2 * made, 0.15 * made + graphs
     # reserved 11 % above allocated in pytorch/pytorch issue 40989; segments are of 2 or 20 MiB, or of what a larger
     # request needs
     slack = 20 * MIB + 0.05 * active.active_bytes, 60 * MIB + 0.15 * active.active_bytes

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from multicard.config.base import LATER, plain
 from multicard.estimate import estimates, history, peaks, target
 from multicard.estimate.estimates import Effort, Estimate, Predictor, estimate
 from multicard.estimate.history import PastRun
-from multicard.estimate.memory.answers import Active
+from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.target import Target, targets
 from multicard.machine import environment
 from multicard.machine.slurm import Allocation
@@ -273,31 +274,31 @@ def test_gpus_are_known_by_their_names_and_by_those_that_drivers_give():
 
 def test_memory_is_that_of_steps_without_values_until_it_was_measured(monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
-    size = 100e9
+    size = 10**11
 
-    def predict_all(configs: Any, machine: Target, _: Any, compute: bool) -> list[Any]:
+    def answer_all(requests: Sequence[Request], compute: bool) -> list[Active]:
         asked.append(compute)
-        assert (machine.gpu, machine.memory_bytes) == (H200.gpu, H200.memory_bytes)
-        allocated = Interval(size - 10e9, size - 12e9, size - 8e9)
-        active = Active(int(size) - 11 * 10**9, {}, {})
-        return [peaks.PeakMemory(active, allocated, Interval(size, size - 5e9, size + 5e9), "steps without values")]
+        assert [request.memory_bytes for request in requests] == [H200.memory_bytes]
+        return [Active(size, {})]
 
-    def told(*known: dict[str, Any], needed: float = 100e9, effort: Effort = Effort.all) -> Prediction:
+    def told(*known: dict[str, Any], active: int = 10**11, effort: Effort = Effort.all) -> Prediction:
         nonlocal size
-        size = needed
+        size = active
         (prediction,) = Predictor(H200, past(*known), None).predict_all([config(vision(device="cuda"))], effort)
         return prediction
 
-    monkeypatch.setattr(peaks, "predict_all", predict_all)
-    assert [told(needed=size).fits for size in (100e9, 148e9, 200e9)] == ["yes", "tight", "no"]
+    monkeypatch.setattr(peaks.answers, "answer_all", answer_all)
+    assert [told(active=size * 10**9).fits for size in (100, 138, 200)] == ["yes", "tight", "no"]
     known = told(effort=Effort.records)
-    assert asked[-1] is False and (known.memory_bytes, known.active_bytes) == (Interval(100e9, 95e9, 105e9), 89 * 10**9)
+    assert asked == [True, True, True, False] and known.active_bytes == 10**11
     assert (known.gpu_memory_bytes, known.basis) == (H200.memory_bytes, "unknown")  # the basis of its times
     ended = {"max": 10**11, "per_rank": [10**11], "kind": "cuda_allocated"}
-    ok = told(vision(device="cuda", peak_memory_bytes=ended), needed=148e9)
+    before, ok = told(active=138 * 10**9), told(vision(device="cuda", peak_memory_bytes=ended), active=138 * 10**9)
     assert (ok.fits, ok.memory_basis) == ("yes", "measured in 1 of this cell's runs")
-    assert ok.allocated_bytes is not None and ok.allocated_bytes.value == 10**11
-    assert ok.memory_bytes is not None and ok.memory_bytes.value == 110 * 10**9
+    assert ok.allocated_bytes == Interval(10**11, 0.98 * 10**11, 1.02 * 10**11)
+    assert before.allocated_bytes and before.memory_bytes and ok.memory_bytes  # what it needs beside that is the same
+    beside = before.memory_bytes.value - before.allocated_bytes.value
+    assert ok.memory_bytes.value == 10**11 + beside and ok.memory_bytes.low >= 10**11
     assert told(vision(device="cuda", status="oom")).fits == "no"
     assert told(vision(device="cuda", status="oom", hardware="Tesla T4")).fits == "yes"
 

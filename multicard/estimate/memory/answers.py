@@ -45,12 +45,10 @@ class Active(msgspec.Struct, frozen=True):
     Fields:
         active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without workspaces of libraries.
         by_kind: the same by kind (`tracker.KINDS`).
-        by_phase: the peak of each phase: setup, data, forward, backward, optimizer.
     """
 
     active_bytes: int
     by_kind: dict[str, int]
-    by_phase: dict[str, int]
 
 
 Answer = Active | str  # or the reason that there is none

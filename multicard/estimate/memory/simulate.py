@@ -22,7 +22,7 @@ from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, GPU, ddp_buckets, fake, fake_ranks, patched
 from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, Tracker
-from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
+from multicard.measure.timing import FORWARD
 from multicard.ranks.process import Rank
 from multicard.vision import models, optim
 from multicard.vision.data.batch import Batch
@@ -31,10 +31,8 @@ from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
-CONVOLUTIONS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
-GPU_ATTENTION = {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention"}
-MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
-PHASES = {DATA: "data", H2D: "data", FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
+MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
 
 
 class FellBackError(Exception):
@@ -60,16 +58,15 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
         _require(not synced, "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values")
         with fake(device):
             train(config, facts, device, tracker, memory_bytes)
-            _check_vision(config, device, tracker)
     else:
         from multicard.estimate.memory import tuning_step  # imports torchtune, which takes seconds
 
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):
             tuning_step.run(config, facts, device, tracker, mesh)
-        _check_tuning(config, device, tracker)
+    _check(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
-    return Active(tracker.peak_bytes, kinds, tracker.peaks)
+    return Active(tracker.peak_bytes, kinds)
 
 
 def _require(true: bool, problem: str) -> None:
@@ -77,30 +74,23 @@ def _require(true: bool, problem: str) -> None:
         raise FellBackError(problem)
 
 
-def _check_vision(config: VisionConfig, device: torch.device, tracker: Tracker) -> None:
-    """Check that autocast cast, that attention is fused and that the optimiser stepped."""
-    precision, seen = choose(config.precision.name, device), tracker.operators
-    expected = getattr(torch, precision.autocast or precision.model)
-    for name in CONVOLUTIONS:
-        _require(name not in seen or seen[name] == {expected}, f"{name} gave {seen.get(name)}, not {expected}")
-    _require(any(name in seen for name in CONVOLUTIONS), "the step ran neither convolutions nor products of matrices")
-    keeps_state = config.optimizer.name != "sgd" or getattr(config.optimizer, "momentum", 0) > 0
-    _check(device, tracker, keeps_state, may_be_math=expected is torch.float64)
-
-
-def _check_tuning(config: LlmConfig, device: torch.device, tracker: Tracker) -> None:
-    """Check that products have the run's type, that AdamW is the fused one and attention a GPU's."""
-    seen, expected = tracker.operators, {torch.bfloat16 if config.precision.name == "bf16" else torch.float32}
-    _require(seen.get("aten::mm", expected) == expected, f"aten::mm gave {seen.get('aten::mm')}, not {expected}")
-    _require("aten::_fused_adamw_" in seen, "AdamW was not fused")
-    _check(device, tracker, keeps_state=True, may_be_math=False)
-    if device.type == "cuda" and not config.packed:
-        _require(not GPU_ATTENTION.isdisjoint(seen), "attention did not take a GPU's operator")
-
-
-def _check(device: torch.device, tracker: Tracker, keeps_state: bool, may_be_math: bool) -> None:
+def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
+    """Check that products have the run's type, that the optimiser stepped, and that attention is a GPU's."""
+    seen, keeps_state = tracker.operators, True
+    if isinstance(config, VisionConfig):
+        precision = choose(config.precision.name, device)
+        expected = getattr(torch, precision.autocast or precision.model)
+        keeps_state = config.optimizer.name != "sgd" or getattr(config.optimizer, "momentum", 0) > 0
+    else:
+        assert isinstance(config, LlmConfig)
+        expected = torch.bfloat16 if config.precision.name == "bf16" else torch.float32
+        _require("aten::_fused_adamw_" in seen, "AdamW was not fused")
+    products = [name for name in PRODUCTS if name in seen]
+    _require(bool(products), "the step ran neither convolutions nor products of matrices")
+    for name in products:
+        _require(seen[name] == {expected}, f"{name} gave {seen[name]}, not {expected}")
     _require("optimizer" in tracker.kinds or not keeps_state, "the optimiser made no state: it did not step")
-    fell_back = device.type == "cuda" and not may_be_math and MATH_ATTENTION in tracker.operators
+    fell_back = device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen
     _require(not fell_back, "attention fell back to matrices of sequence x sequence")
 
 
@@ -124,7 +114,7 @@ class DryLoop(Loop):
         self.precision = choose(config.precision.name, rank.device)
         self.memory_format = memory_format(config)
         self.compiled = self.cuda_graphs = False
-        self.timer: Any = SimpleNamespace(begin=lambda phase: setattr(tracker, "phase", PHASES[phase]))
+        self.timer: Any = SimpleNamespace(begin=lambda phase: setattr(tracker, "is_forward", phase == FORWARD))
         self.peek: Any = SimpleNamespace(offer=lambda loss: None)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
 

@@ -5,11 +5,9 @@ written in full, as an import, an attribute or a target to patch: `tests/estimat
 them up, and says which a new release has lost. Patches are of the whole process: call this in one of its own.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -103,33 +101,18 @@ def fake(device: torch.device) -> Iterator[None]:
 
 
 # ---- autocast("cuda"): torch's C++ casts nothing of a tensor whose device it does not see as CUDA, and says nothing.
-# Here the same casts are made in Python, for the operators that the installed torch names in its own header, at the
-# same place: the dispatcher's key AutocastCUDA.
+# Here the same casts are made in Python, at the same place: the dispatcher's key AutocastCUDA.
 
-HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
-LISTS = {
-    "AT_FORALL_LOWER_PRECISION_FP": "lower",
-    "AT_FORALL_FP32": "fp32",
-    "AT_FORALL_FP32_SET_OPT_DTYPE": "fp32 result",
+# The policies of autocast on CUDA (pytorch.org/docs/stable/amp.html, "CUDA Op-Specific Behavior") for the operators
+# that classifiers of images and their losses call
+POLICIES = {
+    "lower": "addmm baddbmm bmm conv1d conv2d conv3d conv_transpose2d.input convolution einsum linear matmul mm mv "
+    "prelu",
+    "fp32": "exp group_norm layer_norm log logsumexp native_layer_norm nll_loss nll_loss2d pow.Tensor_Scalar "
+    "pow.Tensor_Tensor reciprocal rsqrt softplus upsample_bilinear2d upsample_nearest2d",
+    # asked for a type of their result where the caller names none
+    "fp32 result": "cumsum linalg_vector_norm log_softmax.int prod softmax.int sum sum.dim_IntList",
 }
-
-
-def autocast_policies() -> dict[str, str]:
-    """The policy of each operator of torch's lists for CUDA, by its name with the overload: "lower", "fp32", or
-    "fp32 result" for those that are asked for a type of their result where the caller names none.
-
-    Raises:
-        RuntimeError: the header is not as expected.
-    """
-    header = HEADER.read_text() if HEADER.is_file() else ""
-    policies: dict[str, str] = {}
-    for name, policy in LISTS.items():
-        body = re.search(rf"#define {name}\(_\)((?:[^\n]*\\\n)*[^\n]*)", header)
-        for entry in re.findall(r"_\(([\w, ]+)\)", body[1] if body else ""):
-            policies[".".join(part.strip() for part in entry.split(","))] = policy
-    if policies.get("conv2d") != "lower" or policies.get("layer_norm") != "fp32":
-        raise RuntimeError(f"{HEADER}: torch {torch.__version__} does not list autocast's operators as expected")
-    return policies
 
 
 @contextmanager
@@ -144,13 +127,12 @@ def cuda_autocast() -> Iterator[None]:
         clear()
 
     library = torch.library.Library("aten", "IMPL")
-    for name, policy in autocast_policies().items():
+    for policy, name in ((policy, name) for policy, names in POLICIES.items() for name in names.split()):
         packet, _, overload = name.partition(".")
-        operator = getattr(getattr(aten, packet, None), overload or "default", None)
-        if operator is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a kernel is overridden
-                library.impl(name, _casting(operator, policy, copies), "AutocastCUDA", allow_override=True)
+        kernel = _casting(getattr(getattr(aten, packet), overload or "default"), policy, copies)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            library.impl(name, kernel, "AutocastCUDA", allow_override=True)
     try:
         with mock.patch.object(torch, "clear_autocast_cache", clear_both):
             yield
@@ -205,8 +187,9 @@ class PackedMask(BlockMask):
         return self
 
 
-class _Flex(torch.autograd.Function):
-    """Tensors that compiled flex attention keeps: its inputs, its output and the log-sums of each query, in float32."""
+class FusedAttention(torch.autograd.Function):
+    """Tensors that flash attention, memory-efficient attention and compiled flex attention keep: their inputs, their
+    output and the log-sums of each query, in float32."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -217,9 +200,7 @@ class _Flex(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value, _, log_sums = ctx.saved_tensors
-        row_sums = torch.empty_like(log_sums)  # of the output times its gradient, which the kernel reads
-        del row_sums
+        query, key, value, _, _ = ctx.saved_tensors
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -230,42 +211,23 @@ def attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **other: Any,
 ) -> torch.Tensor:
-    """torch's `scaled_dot_product_attention` with the operator that a GPU from Ampere on takes: flash attention for
-    16-bit types without a mask, memory-efficient attention otherwise, `math` for float64. (B, heads, S, width) each."""
-    if isinstance(attn_mask, PackedMask):
-        return _Flex.apply(query, key, value)  # pyright: ignore[reportReturnType]
-    if enable_gqa:
-        raise NotImplementedError("attention with grouped heads: no prediction")
+    """torch's `scaled_dot_product_attention` as on a GPU from Ampere on: fused, but for float64. (B, heads, S, width)
+    each."""
+    if other.get("enable_gqa") or isinstance(attn_mask, torch.Tensor):
+        raise NotImplementedError("attention with grouped heads or a dense mask: no prediction")
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     if dtype is torch.float64:
         math: Any = torch.ops.aten._scaled_dot_product_attention_math
-        return math(query, key, value, attn_mask, dropout_p, is_causal)[0]
+        return math(query, key, value, None, dropout_p, is_causal)[0]
     query, key, value = (part.to(dtype) for part in (query, key, value))
-    if dtype in HALVES and attn_mask is None:
-        width = query.shape[-1]
-        if width % 8:
-            padding = (0, 8 - width % 8)
-            query, key, value = (nn.functional.pad(part, padding) for part in (query, key, value))
-        flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal)[0][..., :width]
-    mask = attn_mask
-    if mask is not None:
-        if mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
-        mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention
-    return efficient(query, key, value, mask, True, dropout_p, is_causal)[0]
+    return FusedAttention.apply(query, key, value)  # pyright: ignore[reportReturnType]
 
 
-def torchtune_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False
-) -> torch.Tensor:
-    """Attention as torchtune's layer calls it; a mask of booleans is (B, S, S)."""
-    mask = mask[:, None] if isinstance(mask, torch.Tensor) else mask
-    return attention(q, k, v, mask, dropout_p, is_causal)
+def torchtune_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **_: Any) -> torch.Tensor:
+    """Attention as torchtune's layer calls it."""
+    return attention(q, k, v, mask)
 
 
 def torchtune_on_gpu() -> dict[str, Any]:

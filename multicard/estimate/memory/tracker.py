@@ -1,4 +1,4 @@
-"""Bytes of live storages by kind and phase, counted where operators are dispatched: for fake tensors and real ones.
+"""Bytes of live storages by kind, counted where operators are dispatched: for fake tensors and real ones.
 
 torch's own `torch.distributed._tools.MemTracker` counts the same totals, and `benchmarks/prediction_memory.py` compares
 the two. It is not used here because it sees neither what is inside NF4 tensors, which have no `__tensor_flatten__`, nor
@@ -66,9 +66,8 @@ class Tracker(TorchDispatchMode):
         block_bytes: storages are rounded up to a multiple of it; 1 counts them as they are.
 
     Attributes:
-        phase: what the run is doing, as set from outside.
+        is_forward: the run is in a forward pass, as set from outside.
         now: bytes by kind; peak_bytes, peak_now: when they were most together.
-        peaks: the most in each phase.
         kinds: that were there at any time.
         operators: the result types seen for each operator, by its name without the overload; for assertions.
     """
@@ -76,19 +75,18 @@ class Tracker(TorchDispatchMode):
     def __init__(self, device_type: str, block_bytes: int = CUDA_BLOCK_BYTES) -> None:
         super().__init__()
         self.device_type, self.block_bytes = device_type, block_bytes
-        self.phase = "setup"
+        self.is_forward = False
         self.now: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.total = self.peak_bytes = 0
         self.peak_now = dict(self.now)
-        self.peaks: dict[str, int] = {}
         self.operators: dict[str, set[torch.dtype]] = {}
         self.kinds: set[str] = set()
         self._paused, self._patches = False, []
         self._live: dict[int, _Live] = {}  # by the address of the storage's implementation
 
     def restart_peak(self) -> None:
-        """Forget the peaks so far, as a run does before it trains."""
-        self.peak_bytes, self.peaks = 0, {}
+        """Forget the peak so far, as a run does before it trains."""
+        self.peak_bytes = 0
         self._compare()
 
     def note(self, tensors: Iterable[torch.Tensor | None] | torch.Tensor | None, kind: str | None = None) -> None:
@@ -129,7 +127,7 @@ class Tracker(TorchDispatchMode):
                 return
             end = weakref.finalize(storage, self._gone, address)
             end.atexit = False
-            first = "activations" if self.phase == "forward" else "temporaries"
+            first = "activations" if self.is_forward else "temporaries"
             live = self._live[address] = _Live(kind or first, end)
         elif kind is not None and live.kind != kind:
             self.now[live.kind] -= live.bytes
@@ -152,7 +150,6 @@ class Tracker(TorchDispatchMode):
         self.total -= live.bytes
 
     def _compare(self) -> None:
-        self.peaks[self.phase] = max(self.total, self.peaks.get(self.phase, 0))
         if self.total > self.peak_bytes:
             self.peak_bytes, self.peak_now = self.total, dict(self.now)
 

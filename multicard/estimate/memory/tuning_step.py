@@ -101,7 +101,7 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         save_nothing(recipe)
         model = recipe._model
         recipes.check_built(recipe, config)
-        model.register_forward_pre_hook(lambda *_: setattr(tracker, "phase", "forward"))
+        model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
         if not config.optimizer_in_bwd:
             tracker.make_states(recipe._optimizer)
         tracker.restart_peak()
@@ -189,13 +189,12 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
 
 @contextmanager
 def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
-    """Replace what a recipe asks of files, of the GPU and of a terminal, and follow its phases."""
+    """Replace what a recipe asks of files, of the GPU and of a terminal, and end its forward passes."""
     backward = torch.Tensor.backward
 
     def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        tracker.phase = "backward"
+        tracker.is_forward = False
         backward(loss, *arguments, **keywords)
-        tracker.phase = "optimizer"
 
     replaced: dict[str, Any] = {
         "torch.Tensor.backward": followed,
