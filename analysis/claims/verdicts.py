@@ -26,7 +26,7 @@ from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records.comparable import DOUBTFUL
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, first_few
 
 MAX_SETTINGS = 8  # of an experiment that are judged
 MAX_NAMED = 3  # comparisons, or cells, that a line names
@@ -316,23 +316,18 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
     reasons = []
     if verdict == FAILS:
-        reasons.append(f"refuted by {_first_few(labels(by_verdict[FAILS]))}")
+        reasons.append(f"refuted by {first_few(labels(by_verdict[FAILS]), MAX_NAMED)}")
     if verdict == UNDECIDED and by_verdict[UNDECIDED]:
         without_interval = [figure.why for figure in by_verdict[UNDECIDED] if figure.why]
         remedy = f" ({without_interval[0]}; {REMEDY})" if without_interval else ""
-        reasons.append(f"undecided: {_first_few(labels(by_verdict[UNDECIDED]))}{remedy}")
+        reasons.append(f"undecided: {first_few(labels(by_verdict[UNDECIDED]), MAX_NAMED)}{remedy}")
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:
         reasons.append(f"{measured} of {count(asked, 'comparison')}")
     reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
     if lost:
-        reasons.append(f"not ok: {_first_few(lost)}")
+        reasons.append(f"not ok: {first_few(lost, MAX_NAMED)}")
     return clean("; ".join(reasons))
-
-
-def _first_few(texts: Sequence[str]) -> str:
-    rest = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
-    return ", ".join(texts[:MAX_NAMED]) + rest
 
 
 def labels(figures: Sequence[ClaimFigure]) -> list[str]:

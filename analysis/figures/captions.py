@@ -7,7 +7,7 @@ from analysis.runs import columns, grouping
 from analysis.runs.load import Run
 from multicard.records import figures
 from multicard.records.figures import Scale
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, first_few
 
 COLUMNS = {
     "gpus": "GPUs",
@@ -125,6 +125,5 @@ def missing_cells(cells: Sequence[grouping.Cell]) -> list[str]:
     """A line about the cells that were not measured."""
     if not cells:
         return []
-    named = "; ".join(grouping.label(cell, [key for key, _ in cell]) for cell in cells[:MOST_CELLS])
-    rest = f" and {len(cells) - MOST_CELLS} more" if len(cells) > MOST_CELLS else ""
-    return [f"Not measured: {named}{rest}"]
+    labels = [grouping.label(cell, [key for key, _ in cell]) for cell in cells]
+    return [f"Not measured: {first_few(labels, MOST_CELLS, '; ')}"]

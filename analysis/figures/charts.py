@@ -113,7 +113,7 @@ def facets(
     return {
         "facet": {"field": "chart", "type": "nominal", "sort": charts, "header": header},
         "columns": max(1, min(columns, len(charts))),
-        "spec": layered([*limited, *layers], [], width, height),
+        "spec": layered([*limited, *layers], width, height),
         "resolve": resolve | ({"scale": {free: "independent"}} if free else {}),
     }
 

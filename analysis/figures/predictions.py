@@ -6,8 +6,8 @@ import altair as alt
 
 from analysis.commands.predictions import BASES, NAMES, PREDICTED, Comparison, compare
 from analysis.figures import captions
-from analysis.figures.chart_data import Row
-from analysis.figures.charts import WIDTH, by_series, facets, intervals, number_axis, y_axis
+from analysis.figures.chart_data import MEASURED, Row
+from analysis.figures.charts import WIDTH, by_series, drawn, facets, intervals, number_axis, y_axis
 from analysis.figures.vega import Figure
 from analysis.runs import grouping
 from analysis.runs.load import Run
@@ -15,9 +15,7 @@ from multicard.config.job import count
 from multicard.records.text_table import clean
 
 MOST_RUNS = 200  # in a chart, the last ones
-ROOM = 0.1  # share of the range of a chart, around its points
-MOST_TIMES = 2.0  # beyond the outermost ratio, where intervals are cut
-HOLLOW = "Hollow: predictions as multiples of what was measured (filled), with their 90 % interval"
+HOLLOW = "Hollow: predictions as multiples of what was measured (filled), with 90 % intervals, cut where wide"
 
 
 def predicted(runs: Sequence[Run]) -> list[Figure]:
@@ -38,6 +36,7 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     marks, legend = captions.marks(compared_runs)
     below = [HOLLOW, *([f"Basis of all: {bases[0]}"] if len(bases) == 1 else []), *notes, *legend]
     x = number_axis("run", [*range(1, max(row["run"] for row in rows) + 1)], "run, in the order of their starts")
+    rows = drawn(rows, "")
     chart = facets(_layers(x, rows, bases), rows, 2)
     title = "Predicted against measured"
     return [Figure("predicted", title, chart, rows, [_above(compared_runs)], below, marks, 2 * WIDTH)]
@@ -56,21 +55,12 @@ def _above(runs: Sequence[Run]) -> str:
 
 
 def _rows(column: str, known: Sequence[Comparison]) -> list[Row]:
-    """A row for each run, with ratios to the measured figure; its interval as far as the chart goes."""
-    points = [1.0, *(each.predicted / each.measured for each in known)]
-    bounds = [bound / each.measured for each in known for bound in (each.low, each.high)]
-    least = max(min(points + bounds), min(points) / MOST_TIMES)
-    most = min(max(points + bounds), max(points) * MOST_TIMES)
-    room = ROOM * (most - least) or ROOM
-    limits = {"least": least - room, "most": most + room, "chart": f"{NAMES[column]}: predicted / measured"}
+    """A row for each run, with ratios to the measured figure."""
     return [
-        {"measure": column, "run": number, "folder": str(each.run.folder), **limits}
-        | {name: getattr(each, name) for name in ("basis", "predicted", "low", "high", "measured")}
-        | {"shown": each.predicted / each.measured}
-        | {
-            f"shown_{end}": min(max(getattr(each, end) / each.measured, least - room), most + room)
-            for end in ("low", "high")
-        }
+        {"measure": f"{NAMES[column]}: predicted / measured", "of": MEASURED, "run": number}
+        | {"folder": str(each.run.folder), "basis": each.basis}
+        | {"predicted": each.predicted, "measured": each.measured, "mean": each.predicted / each.measured}
+        | {"low": each.low / each.measured, "high": each.high / each.measured}
         for number, each in enumerate(known, 1)
     ]
 
@@ -80,7 +70,7 @@ def _layers(x: alt.X, rows: Sequence[Row], bases: Sequence[str]) -> list[alt.Cha
     base, told = alt.Chart().encode(x=x, y=y_axis()), by_series(bases, "color", "shape", field="basis")
     one = alt.Y(datum=1)
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("folder", "basis")]
-    tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("predicted", "low", "high", "measured")]
+    tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("predicted", "measured", "low", "high")]
     points = base.mark_point(filled=False, size=42, opacity=1, strokeWidth=1.5)
     return [
         alt.Chart().transform_aggregate(n="count()").mark_rule(style="ideal").encode(y=one),

@@ -5,14 +5,13 @@ A setting is the runs of one configuration (apart from the seed), commit and mac
 can be told apart in it; the others are figures of their own.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import Limits, RankedSetting, Ranking, rankings
+from analysis.commands.best import Limits, Ranking, rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
 from analysis.figures.charts import (
@@ -21,7 +20,6 @@ from analysis.figures.charts import (
     by_series,
     drawn,
     facets,
-    heading,
     line_layers,
     number_axis,
     tooltips,
@@ -37,6 +35,7 @@ from multicard.config.job import count
 from multicard.measure import formulas, timing
 from multicard.records import figures as registry
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.records.text_table import first_few
 
 MOST_SERIES = 8  # settings in a figure with lines
 MOST_BARS = 30  # settings in a figure with bars
@@ -49,8 +48,6 @@ REST_NOTES = {
 }
 RANKS = "ranks"
 MOST_NAMED = 6  # settings of the front that are named below the chart
-ROOM = 0.08  # of the range of the points, around them
-EQUAL = 1e-6  # relative range up to which points are level
 FRONT = "Numbers: the front in time, ranks and accuracy, as python -m analysis best --goal time has it"
 
 
@@ -272,62 +269,43 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _draw(ranking: Ranking, name: str) -> Figure | None:
+    """Settings as points, coloured and shaped by the first two columns that have few values."""
     work = ", ".join(filter(None, (ranking.work, ranking.amount)))
     group = SettingGroup({ranking.label(one): one.runs for one in ranking.settings}, ranking.keys, work=work)
     values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
-    few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES][:2]  # by colour and by shape
-    orders = [list(dict.fromkeys(captions.value(key, value, group.runs) for value in values[key])) for key in few]
+    few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES]
     encodings = {}
-    for channel, key, order in zip(("color", "shape"), few, orders, strict=False):
+    for channel, key in zip(("color", "shape"), few, strict=False):
+        order = list(dict.fromkeys(captions.value(key, value, group.runs) for value in values[key]))
         encodings |= by_series(order, channel, field=escaped(key))
     time = captions.unit("total_s", max(setting.cost for setting in ranking.settings))
-    rows, measures = list[Row](), list[str]()
+    rows = list[Row]()
     for measure in (ACCURACY, MEMORY):
         known = [(one, value) for one in ranking.settings if (value := of_setting(one.runs, measure)) is not None]
-        if len(known) < 2:
-            continue
-        measures.append(measure)
-        unit = captions.unit(measure, max(value for _, value in known))
-        least, most = _around([value for _, value in known], 1.0 if measure == ACCURACY else math.inf)
-        for one, value in known:
-            front = next((number for number, member in enumerate(ranking.front, 1) if member is one), None)
-            rows.append(
-                {"measure": measure, SERIES: ranking.label(one), "mean": value, "total_s": one.cost}
-                | {key: captions.value(key, one.runs[0][key], group.runs) for key in few}
-                | {"front": front, "n": len(one.runs), "x": one.cost / time.divisor}
-                | {"chart": heading(captions.axis(measure, group.kind, unit)), "shown": value / unit.divisor}
-                | {"least": least / unit.divisor, "most": most / unit.divisor}
-            )
+        rows += [
+            {"measure": measure, SERIES: ranking.label(one), "of": MEASURED, "mean": value, "n": len(one.runs)}
+            | {key: captions.value(key, one.runs[0][key], group.runs) for key in few}
+            | {"front": {id(each): number for number, each in enumerate(ranking.front, 1)}.get(id(one))}
+            | {"total_s": one.cost, "x": one.cost / time.divisor}
+            for one, value in known * (len(known) > 1)
+        ]
     if not rows:
         return None
-    chart = facets(_layers(rows, encodings, captions.axis("total_s", group.kind, time)), rows, 2)
-    notes = [_named("Front", ranking, ranking.front, is_numbered=True)]
-    notes += [_named("Not told from the first by these runs", ranking, ranking.equals)] if ranking.equals else []
+    rows = drawn(rows, group.kind)
+    chart = facets(_layers(encodings, captions.axis("total_s", group.kind, time)), rows, 2)
+    front, equals = (
+        [f"{ranking.label(one)} ({registry.seconds(one.cost)} s)" for one in chosen]
+        for chosen in (ranking.front, ranking.equals)
+    )
+    notes = [f"Front: {first_few([f'{number} {text}' for number, text in enumerate(front, 1)], MOST_NAMED, '; ')}"]
+    notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []
+    measures = dict.fromkeys(row["measure"] for row in rows)
     title = f"Time against {captions.listed([captions.measure(measure, group.kind) for measure in measures])}"
     return group.figure(name, chart, rows, title, [*notes, FRONT])
 
 
-def _named(title: str, ranking: Ranking, chosen: Sequence[RankedSetting], is_numbered: bool = False) -> str:
-    """The chosen settings with their times."""
-    texts = [
-        f"{number} " * is_numbered + f"{ranking.label(one)} ({registry.seconds(one.cost)} s)"
-        for number, one in enumerate(chosen, 1)
-    ]
-    rest = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
-    return f"{title}: {'; '.join(texts[:MOST_NAMED])}{rest}"
-
-
-def _around(values: Sequence[float], most: float = math.inf) -> tuple[float, float]:
-    """Limits with room around the values, nothing below 0 or above `most`."""
-    span = max(values) - min(values)
-    room = ROOM * (span if span > EQUAL * max(values) else max(values)) or 1.0
-    return max(0.0, min(values) - room), min(most, max(values) + room)
-
-
-def _layers(rows: Sequence[Row], encodings: dict[str, Any], title: str) -> list[Any]:
-    scale = alt.Scale(domain=list(_around([row["x"] for row in rows])), nice=False, zero=False)
-    x = alt.X("x:Q", title=title, axis=alt.Axis(tickCount=6), scale=scale)
-    base = alt.Chart().encode(x=x, y=y_axis())
+def _layers(encodings: dict[str, Any], title: str) -> list[Any]:
+    base = alt.Chart().encode(x=alt.X("x:Q", title=title, axis=alt.Axis(tickCount=6)), y=y_axis())
     columns = [alt.Tooltip(f"{SERIES}:N"), alt.Tooltip("x:Q", title="time"), *tooltips(interval=False)]
     points = base.mark_point(size=60, opacity=0.9, filled=True)
     numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8)

@@ -14,10 +14,11 @@ import numpy as np
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
 from analysis.figures.setting_charts import groups
-from analysis.figures.vega import LETTER_POINTS, Figure, calculated, layered, numbered
+from analysis.figures.vega import LETTER_POINTS, Figure, layered, numbered
 from analysis.runs import details
 from analysis.runs.load import Run
 from multicard.measure.timing import in_hours
+from multicard.records.figures import SECONDS
 from multicard.records.text_table import cut
 
 NEEDS = "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
@@ -31,7 +32,6 @@ MEASURES = {  # heading, factor, and the least upper end of the axis
 PLAN_WIDTH = 560  # points
 BAR, GAP = 18, 5  # points: of a bar, and between rows
 PLANNED, REAL = "planned", "real"
-UNITS = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
@@ -120,12 +120,13 @@ def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
     if not (rows := _plan_rows(plan)):
         return None
     longest_s = max(row["end_s"] for row in rows)
-    second, unit = next((seconds, word) for least, seconds, word in UNITS if longest_s >= least)
+    unit = SECONDS.scale(longest_s)
     for row in rows:
         letters = int(PLAN_WIDTH * (row["end_s"] - row["start_s"]) / longest_s / LETTER_POINTS) - 1
         row["label"] = cut(row["job"], letters) if letters >= 3 else ""
+        row |= {end: row[f"{end}_s"] / unit.divisor for end in ("start", "end")}
     kinds = [kind for kind in (PLANNED, REAL) if any(row["kind"] == kind for row in rows)]
-    x = alt.X("start:Q", title=f"time ({unit})", scale=alt.Scale(domain=[0, longest_s / second], nice=False))
+    x = alt.X("start:Q", title=f"time ({unit.name})", scale=alt.Scale(domain=[0, longest_s / unit.divisor], nice=False))
     y = alt.Y("gpu:N", title=None, sort=None, axis=alt.Axis(ticks=False))
     offset = alt.YOffset("kind:N", sort=kinds)
     tooltip = [alt.Tooltip(field) for field in ("job:N", "kind:N", "gpus:Q", "start:Q", "end:Q", "status:N")]
@@ -137,8 +138,7 @@ def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
         bars.encode(x=x, x2="end:Q", y=y, yOffset=offset, color=colour, opacity=pale, tooltip=tooltip),
         names.encode(x=x, y=y, yOffset=offset, text="label:N"),
     ]
-    transform = calculated(start=f"datum.start_s / {second}", end=f"datum.end_s / {second}")
-    spec = layered(layers, transform, PLAN_WIDTH, len({row["gpu"] for row in rows}) * (len(kinds) * BAR + GAP))
+    spec = layered(layers, PLAN_WIDTH, len({row["gpu"] for row in rows}) * (len(kinds) * BAR + GAP))
     below = ["Pale: as it was planned at first; full: what became of it"] if REAL in kinds else []
     title = f"Plan of {len({row['job'] for row in rows})} jobs on {plan.get('node', 'a node')}"
     return Figure(name, title, spec, rows, [_makespan(plan)], below, width=PLAN_WIDTH)

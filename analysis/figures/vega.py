@@ -115,25 +115,15 @@ def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(clean(line), letters) or [""]]
 
 
-def layered(layers: Sequence[alt.Chart], transform: Sequence[Spec], width: int, height: int) -> Spec:
-    """Layers over one another, with a transform that they share.
+def layered(layers: Sequence[alt.Chart], width: int, height: int) -> Spec:
+    """Layers over one another.
 
     Only marks and encodings are Altair's: it copies a whole chart at each step, which would take most of the time.
     """
     marks = [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers]
     for mark in marks:
         mark.pop("data", None)  # "empty" where a layer has no data of its own
-    return {"layer": marks, "transform": list(transform), "width": width, "height": height}
-
-
-def only(field: str, value: str) -> Spec:
-    """A transform that keeps the rows with this value."""
-    return {"filter": {"field": field, "equal": value}}
-
-
-def calculated(**fields: str) -> list[Spec]:
-    """Transforms that add fields to rows, by Vega expressions."""
-    return [{"calculate": expression, "as": name} for name, expression in fields.items()]
+    return {"layer": marks, "width": width, "height": height}
 
 
 def escaped(column: str) -> str:

@@ -109,6 +109,12 @@ def cut(line: str, width: int | None) -> str:
     return line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + CUT
 
 
+def first_few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first of some texts: "a, b and 3 more"."""
+    rest = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + rest
+
+
 def escape_markdown(content: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", clean(content))
 
