@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED, UNMEASURED
-from analysis.claims.verdicts import ClaimFigure, Verdict, labels
+from analysis.claims.verdicts import Verdict, labels
 from analysis.runs.columns import legend
 from analysis.runs.load import Skipped
 from analysis.stats.between_runs import REMEDY
@@ -22,34 +22,25 @@ WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of 
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
 MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
 SUMMARISED = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", UNMEASURED: "not measured"}
-COUNTED = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided"}
-HEADINGS = ("claim", "source", "printed", "measured", "verdict")
-CLAIM_SHARE, PRINTED_SHARE = 0.26, 0.14  # of the width, that these columns of the terminal take at most
-PLACE_WIDTH, VERDICT_WIDTH = 14, 13
+HEADINGS = ("claim", "printed", "measured", "verdict")
 
 
 def table(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    """A row for each measured claim, by section; the names of the rest, and the commands that would measure those."""
-    width = WIDTH if limit is None else max(LEAST_WIDTH, limit)
+    """A table of the measured claims of each section; the names of the rest, and the commands that measure these."""
+    width, lines = _width(limit), list[str]()
     judged = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
     rest = [verdict for verdict in verdicts if verdict.verdict == UNMEASURED]
-    lines = _by_section(judged, width) if judged else []
+    for title, of_section in sections(judged):
+        rows = [row for verdict in of_section for row in (_row(verdict), [""] * len(HEADINGS))]
+        lines += [title, "", *text_table.text(HEADINGS, rows, width, wrap=True)]
     if rest:
         names = [verdict.claim.name + f" ({verdict.why})" * (not verdict.why.startswith("no runs")) for verdict in rest]
-        lines += ["", *_wrapped(f"not measured: {'; '.join(names)}", width)]
+        lines += _wrapped(f"not measured: {'; '.join(names)}", width)
     return [*lines, "", *_notes(verdicts, width)]
 
 
-def _by_section(verdicts: Sequence[Verdict], width: int) -> list[str]:
-    """One table, in which a line over the claims of a section has its title and the papers' sections."""
-    rows, titles = [], []
-    for title, of_section in sections(verdicts):
-        for number, verdict in enumerate(of_section):
-            rows += [[""] * len(HEADINGS), _narrowed(_row(verdict), width)]
-            titles.append(["", *([title, ""] if number == 0 else [])])
-    above = iter(titles)
-    lines = text_table.text(HEADINGS, rows, width, wrap=True)
-    return [text for line in lines for text in ([line] if line else next(above))]
+def _width(limit: int | None) -> int:
+    return WIDTH if limit is None else max(LEAST_WIDTH, limit)
 
 
 def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
@@ -62,8 +53,7 @@ def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
 
 def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
     """A block for each claim: its test, every figure, and the other settings."""
-    width = WIDTH if limit is None else max(LEAST_WIDTH, limit)
-    lines = []
+    width, lines = _width(limit), list[str]()
     for verdict in verdicts:
         lines.append(f"{verdict.claim.name}: {marked(verdict)}")
         for name, texts in fields(verdict).items():
@@ -139,22 +129,11 @@ def _explained(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _row(verdict: Verdict) -> list[str]:
     claim = verdict.claim
-    places = "\n".join(f"{paper}: {place}" for paper, place in claim.cited.items())
-    says = "\n".join(text for text in (claim.name, claim.says, claim.note and f"({claim.note})") if text)
-    figures = "\n".join(_listed(verdict)) or verdict.why
-    return [says, places or "-", claim.printed or "-", figures, marked(verdict)]
-
-
-def _narrowed(row: Sequence[str], width: int) -> list[str]:
-    """A row whose texts are wrapped, so that the figures have room."""
-
-    def filled(text: str, column_width: int) -> str:
-        return "\n".join(textwrap.fill(clean(line), column_width) for line in text.split("\n"))
-
-    says, places, printed, figures, verdict = row
-    claim_width, printed_width = round(CLAIM_SHARE * width), round(PRINTED_SHARE * width)
-    wrapped = filled(says, claim_width), filled(places, PLACE_WIDTH), filled(printed, printed_width)
-    return [*wrapped, figures, filled(verdict, VERDICT_WIDTH)]
+    note = [f"({claim.note})"] if claim.note else []
+    says = "\n".join([claim.name, claim.says, *note, *(f"{paper}, {place}" for paper, place in claim.cited.items())])
+    lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
+    measured = [*listed(verdict), f"n={verdict.n}{lost}"] if verdict.figures else [verdict.why]
+    return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
 
 
 def marked(verdict: Verdict) -> str:
@@ -163,37 +142,18 @@ def marked(verdict: Verdict) -> str:
     return f"{verdict.verdict} [{marks}]" if marks else verdict.verdict
 
 
-def _listed(verdict: Verdict) -> list[str]:
-    """Rule by rule a line for each figure, or for the extremes of many; at last how many runs were compared."""
-    lines, same_cell = [], len({figure.where for figure in verdict.figures}) == 1
-    for part in sorted({figure.part for figure in verdict.figures}):
-        known = [figure for figure in verdict.figures if figure.part == part and figure.verdict != UNMEASURED]
-        if not known:
-            continue
-        if len({figure.what for figure in known}) == 1 and known[0].where and not same_cell:
-            lines.append(f"{known[0].what}:")
-        names = [figure.what for figure in known] if same_cell else labels(known)
-        labelled = list(zip(names, known, strict=True))
-        listed = labelled if len(known) <= MAX_LISTED else extremes(labelled)
-        lines += [f"{label}: {figure.text}" for label, figure in listed]
-        if len(listed) < len(known):
-            counts = Counter(figure.verdict for figure in known)
-            phrases = ", ".join(f"{counts[kind]} {short}" for kind, short in COUNTED.items() if counts[kind])
-            lines.append(f"least and greatest of {len(known)}: {phrases}")
-    if verdict.figures:
-        measured = sum(figure.verdict != UNMEASURED for figure in verdict.figures)
-        share = f"; {measured} of {count(verdict.asked, 'comparison')}" if measured < verdict.asked else ""
-        lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
-        lines.append(f"n={verdict.n}{share}{lost}")
-    return lines
-
-
-def extremes(labelled: Sequence[tuple[str, ClaimFigure]]) -> list[tuple[str, ClaimFigure]]:
-    """The least and the greatest; the first few where there are no numbers."""
-    numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(labelled) if figure.estimate is not None]
-    if not numbers:
-        return list(labelled[:MAX_LISTED])
-    return [labelled[min(numbers)[1]], labelled[max(numbers)[1]]]
+def listed(verdict: Verdict) -> list[str]:
+    """A line for each figure; of many, the least and the greatest, and how many there are of each verdict."""
+    known = [figure for figure in verdict.figures if figure.verdict != UNMEASURED]
+    labelled = list(zip(labels(known), known, strict=True))
+    counts, lines = Counter(figure.verdict for figure in known), list[str]()
+    if len(known) > MAX_LISTED:
+        numbers = [(figure.estimate, index) for index, figure in enumerate(known) if figure.estimate is not None]
+        labelled = [labelled[index] for _, index in (min(numbers), max(numbers))] if numbers else labelled[:MAX_LISTED]
+        lines = [f"least and greatest of {len(known)}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}"]
+    if len(known) < verdict.asked:
+        lines.append(f"{len(known)} of {count(verdict.asked, 'comparison')}")
+    return [*(f"{label}: {figure.text}" for label, figure in labelled), *lines]
 
 
 def fields(verdict: Verdict) -> dict[str, list[str]]:
@@ -208,24 +168,19 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
         "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
         "paper": [claim.printed] if claim.printed else [],
         "holds if": [claim.test],
-        "measured": [measured(verdict) if figures else verdict.why],
+        "measured": [_measured(verdict) if figures else verdict.why],
         "figures": lines,
-        "others": _other_settings(verdict),
+        "others": [
+            f"{other.apart or other.setting}: {other.verdict}" + f" [{other.marks}]" * bool(other.marks)
+            for other in verdict.others
+        ],
     }
 
 
-def measured(verdict: Verdict) -> str:
+def _measured(verdict: Verdict) -> str:
     """The measured setting, the number of runs, and the reason for the verdict."""
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
     return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
-
-
-def _other_settings(verdict: Verdict) -> list[str]:
-    lines = [
-        f"{other.apart or other.setting}: {other.verdict}" + f" [{other.marks}]" * bool(other.marks)
-        for other in verdict.others
-    ]
-    return [*lines, *([f"and {count(verdict.unjudged, 'more setting')}, not judged"] if verdict.unjudged else [])]
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:

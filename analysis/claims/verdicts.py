@@ -28,7 +28,6 @@ from multicard.config.job import count
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean, first_few
 
-MAX_SETTINGS = 8  # of an experiment that are judged
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 NOT_THE_PAPERS = ("oversubscribed", "cpu_ranks", "smoke")  # marks of runs that say nothing of the papers' GPUs
 SETTING = {
@@ -173,7 +172,7 @@ class Verdict:
     setting: what was measured, and where. apart: what tells it from other settings of the experiment.
     unlike: what the experiment chooses for all cells and these runs had otherwise.
     command: measures the claim; None where it was measured.
-    others: other settings, each judged by itself. unjudged: how many more there are.
+    others: other settings, each judged by itself.
     """
 
     claim: Claim
@@ -189,7 +188,6 @@ class Verdict:
     lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
-    unjudged: int = 0
 
     @property
     def of_gpus(self) -> bool:
@@ -272,13 +270,13 @@ def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAI
 def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdict:
     candidates = [candidate for panel in settings if (candidate := _Candidate(claim, panel)).runs]
     candidates.sort(key=lambda candidate: candidate.weight, reverse=True)
-    verdicts = [candidate.judge(readings) for candidate in candidates[:MAX_SETTINGS]]
+    verdicts = [candidate.judge(readings) for candidate in candidates]
     verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)  # stable: those without a figure come last
     if not verdicts:
         return Verdict(claim, UNMEASURED, why="no runs of these cells", command=load(claim.experiment).command)
     first, *rest = verdicts
     others = tuple(Other(one.apart, one.setting, one.verdict, one.marks, len(one.figures)) for one in rest if one.n)
-    return replace(first, others=others, unjudged=max(0, len(candidates) - MAX_SETTINGS))
+    return replace(first, others=others)
 
 
 def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:

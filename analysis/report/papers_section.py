@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from analysis.claims import Verdict, render
-from analysis.claims.verdicts import labels
 from analysis.commands import table
 from analysis.experiments import Experiment, Panel, measuring
 from analysis.figures import draw
@@ -147,17 +146,10 @@ def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
     columns = {
         "claim": [verdict.claim.says for _, verdict in rows],
         "verdict": [render.marked(verdict) for _, verdict in rows],
-        "measured": [_compared(verdict) for _, verdict in rows],
+        "measured": ["; ".join(render.listed(verdict)) for _, verdict in rows],
         "printed": [verdict.claim.printed for _, verdict in rows],
     }
     opened = {key: ["; ".join(each[key]) for each in details] for key in details[0]}
     shown, hidden = ([Column.of(*each) for each in both.items() if any(each[1])] for both in (columns, opened))
     commands = Column.of("measured by", [verdict.command for _, verdict in rows], code=True)
     return Grid(name, "claims", shown, [*hidden, *[commands] * (not commands.is_empty)], page_rows=100)
-
-
-def _compared(verdict: Verdict) -> str:
-    """The figures of a verdict; of many the extremes."""
-    labelled = list(zip(labels(verdict.figures), verdict.figures, strict=True))
-    shown = labelled if len(labelled) <= render.MAX_LISTED else render.extremes(labelled)
-    return "; ".join(f"{label}: {figure.text}" for label, figure in shown)

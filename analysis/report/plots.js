@@ -10,15 +10,12 @@ const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; //
 const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
 const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, logLevel: ERRORS };
 
-// The specification with charts `factor` times as wide, below each other in a narrow window
-function adapted(spec, factor, isNarrow) {
-  if (Array.isArray(spec)) return spec.map((part) => adapted(part, factor, isNarrow));
-  if (spec === null || typeof spec !== "object") return spec;
-  const rename = (key) => (isNarrow && key === "hconcat" ? "vconcat" : key);
-  const copy = Object.fromEntries(Object.entries(spec).map(([key, value]) => [rename(key), adapted(value, factor, isNarrow)]));
-  if (isNarrow && "columns" in copy) copy.columns = 1;
-  if (typeof copy.width === "number") copy.width = Math.floor(copy.width * factor);
-  return copy;
+// The chart `factor` times as wide, its parts below each other in a narrow window
+function adapted(chart, factor, isNarrow) {
+  const { spec, columns, ...facet } = chart;
+  const inner = spec ?? chart;
+  const narrower = { ...inner, width: Math.floor(inner.width * factor) };
+  return spec ? { ...facet, columns: isNarrow ? 1 : columns, spec: narrower } : narrower;
 }
 
 // The factor with which a figure fits: its width grows linearly with it, by an amount that two drawings tell

@@ -95,7 +95,8 @@ def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
     assert memory.verdict == needs.verdict == "holds" and memory.asked == 33 and len(memory.figures) == 9
     assert "9 of 33 comparisons; not ok: method=qat template=instruct gpus=1 oom, method=qat" in memory.why
-    assert "9 of 33 comparisons; 9 cells did not end ok" in " ".join(" ".join(render.table([memory], 200)).split())
+    assert "9 of 33 comparisons" in render.listed(memory)
+    assert "9 cells did not end ok" in " ".join(render.table([memory], 200))
     assert [figure.text for figure in needs.figures] == ["oom", "oom", "oom", "ok"]
     some = [run for run in runs_of(tmp_path) if run["gpus"] != 4]
     assert judge(some, claims=named(["qat-needs-4-gpus"]))[0].verdict == "undecided"

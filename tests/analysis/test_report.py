@@ -29,12 +29,11 @@ THEMES = {name: {"axis": {"labelColor": ink}} for name, ink in (("light", "#111"
 
 
 def plot(name: str) -> Plot:
-    """A figure of two charts side by side, with a stranger's text in its rows."""
+    """A figure with a stranger's text in its rows."""
     encoding = {"x": {"field": "gpus", "type": "ordinal"}, "y": {"field": "total_s", "type": "quantitative"}}
     in_s = {"calculate": "datum.total_s * 1", "as": "shown_s"}  # an expression, which must not need eval
-    chart = {"mark": "bar", "transform": [in_s], "encoding": encoding | {"tooltip": {"field": "label"}}}
-    figure = Figure(name, "Time by precision", {"hconcat": [chart, chart]}, ROWS, ["How to read it."], marks="c")
-    return Plot(figure, ["run me"])
+    chart = {"mark": "bar", "transform": [in_s], "encoding": encoding | {"tooltip": {"field": "label"}}, "width": 200}
+    return Plot(Figure(name, "Time by precision", chart, ROWS, ["How to read it."], marks="c"), ["run me"])
 
 
 def strangers_section() -> Section:
@@ -58,9 +57,15 @@ def sweep(folder: Path, **changes: Any) -> Path:
     diagnosis = {"bound": "input", "sentence": f"bound {EVIL}", **measured}
     path = EVIL.replace("/", "").replace("\n", "")
     records.write(folder / "other" / path, named | {"diagnosis": diagnosis})
-    broken = records.write(folder / "grid" / "broken", record) / "result.json"
-    broken.write_text("{")
+    (records.write(folder / "grid" / "broken", record) / "result.json").write_text("{")
+    swept(folder / "grid", "precision=fp64,fp32,fp16 gpus=1,2,4")
     return folder
+
+
+def swept(folder: Path, overrides: str) -> None:
+    """Write a sweep's last command of training, as Hydra leaves it."""
+    hydra = {"overrides": {"task": shlex.split(overrides)}, "job": {"config_name": "train_vision"}}
+    (folder / "multirun.yaml").write_text(json.dumps({"hydra": hydra}))
 
 
 def build(folder: Path) -> Report:
@@ -162,8 +167,7 @@ def test_a_sweep_has_its_last_command_and_a_run_that_of_its_cell(
     overrides: str, record: dict[str, Any], command: str | None, of_cell: str | None, tmp_path: Path
 ):
     records.write(tmp_path / "cell", record | {"name": "s"})
-    task = {"overrides": {"task": shlex.split(overrides)}, "job": {"config_name": "train_vision"}}
-    (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": task}))
+    swept(tmp_path, overrides)
     (run,) = load.read([tmp_path]).runs
     found = [*(rerun_commands.of_sweeps([run, run]) or [None]), rerun_commands.of_cell(run)]
     for words, expected in zip(found, (command, of_cell), strict=True):

@@ -139,7 +139,7 @@ def test_every_figure_is_drawn_in_the_systems_theme_and_hands_out_its_data(brows
     view.draw_all()
     for figure in view.page.locator(".drawing").all():
         assert figure.locator("svg").count() == 1
-        assert figure.locator(".mark-rect.role-mark path").count() == 6
+        assert figure.locator(".mark-rect.role-mark path").count() == 3
     view.page.locator("#figure-bars .mark-rect.role-mark path").first.hover()
     view.until(lambda: EVIL in (view.page.get_attribute("#figure-bars .drawing", "title") or ""))
 
@@ -186,7 +186,7 @@ def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
         assert view.page.get_by_role(role, name=name).count() >= 1, name
     view.draw_all()
     letters_px = view.letters_px()
-    assert len(letters_px) > 1000 and min(letters_px) >= LEAST_LETTERS_PX
+    assert len(letters_px) > 500 and min(letters_px) >= LEAST_LETTERS_PX
     fill = "all => all.map(each => each.getAttribute('fill'))"
     marks = view.page.eval_on_selector_all("#figure-predicted .mark-symbol.role-mark path", fill)
     assert marks.count("transparent") == marks.count("#EEEEEE" if scheme == "dark" else "#1A1A1A") > 0
