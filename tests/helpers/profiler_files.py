@@ -36,8 +36,7 @@ def kineto_events(events: Sequence[Event], pid: int = 77) -> list[dict[str, Any]
         args: dict[str, Any] = {"External id": 1}
         args |= {} if on_host else {"device": event.device, "stream": event.lane}
         args |= {} if event.launch is None else {"correlation": event.launch}
-        if event.bytes is not None:  # on ROCm the calls have them, as text
-            args |= {"size": str(event.bytes)} if event.kind == "api" else {"bytes": event.bytes}
+        args |= {} if event.bytes is None else {"bytes": event.bytes}
         name = re.sub(r"_v\d+$", "", event.name) if event.kind == "api" else event.name
         driver = event.kind == "api" and name.startswith("cu") and not name.startswith("cuda")
         category = "cuda_driver" if driver else CATEGORIES[event.kind]

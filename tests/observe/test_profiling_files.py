@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from multicard.observe.profiles import kineto
 from multicard.observe.profiles.command import main
 from multicard.observe.profiles.load import read
 from multicard.observe.profiles.text import profile_lines
@@ -88,14 +87,6 @@ def test_awkward_names_nested_arguments_and_what_only_python_calls_json_are_read
     assert "NaN" in text
     path.write_bytes(text.replace('"tab"', '"\t"').encode() + b"\n")
     assert figures(read([path])) == figures(whole)
-    path.write_text(json.dumps(content["traceEvents"]))  # Chrome's bare list, which names no rank
-    assert rows_of(read([path])) == rows_of(whole)
-
-
-def as_gz(path: Path) -> Path:
-    packed = path.with_suffix(".json.gz")
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    return packed
 
 
 def test_ranks_come_from_a_folder_or_several_files(tmp_path: Path):
@@ -105,7 +96,7 @@ def test_ranks_come_from_a_folder_or_several_files(tmp_path: Path):
     for index, event in enumerate(longer):
         path = write_kineto(folder / f"worker{index}.json", [*MADE, event])
         if index % 2:
-            as_gz(path)
+            path.with_suffix(".json.gz").write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
     (folder / "notes.txt").write_text("nothing")
     profile = read([folder])
@@ -154,16 +145,11 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
     cases = {
         tmp_path / "absent.json": "no such file",
         written("empty.json", b""): "an empty file",
-        written("space.json", b" \n"): "an empty file",
-        written("text.json", b"hello"): "neither a Kineto trace",
         written("binary", os.urandom(64) + b"\xff\x00"): "neither a Kineto trace",
         written("object.json", b'{"a": [1, {"b": 2}]}'): "no traceEvents",
         written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): "not valid JSON",
-        written("comma.json", content.replace(b'"cat"', b'"cat" 1', 1)): "not valid JSON",
         written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): "not a trace of Kineto",
         write_kineto(tmp_path / "none.json", []): "no events",
-        write_kineto(tmp_path / "instants.json", [{"ph": "i", "name": "a", "ts": 1}]): "no events",
-        written("cut.json.gz", packed[: len(packed) // 2]): "damaged or cut off",
         written("bad.json.gz", packed[:100] + b"\0" * 50 + packed[150:]): "damaged or cut off",
         tmp_path / "other.sqlite": "no CUPTI tables",
         older: "a form that is not known (no such column: globalPid)",
@@ -172,8 +158,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
     }
     for path, why in cases.items():
         line = refused(capsys, path)
-        assert line.startswith(f"refused: {path}: "), line
-        assert why in line, line
+        assert line.startswith(f"refused: {path}: ") and why in line, line
     (tmp_path / "folder").mkdir()
     assert "no trace in this folder" in refused(capsys, tmp_path / "folder")
     assert "are of nsys" in refused(capsys, sqlite, whole) or "is of nsys" in refused(capsys, sqlite, whole)
@@ -191,8 +176,8 @@ def test_a_trace_cut_off_anywhere_is_known_as_such(tmp_path: Path, capsys: pytes
         assert f"cut off after {int(len(content) * share):,} bytes" in refused(capsys, tmp_path / "cut.json")
 
 
-@pytest.mark.parametrize("width", [100, 140])
-def test_the_table_fits_and_says_what_it_must(tmp_path: Path, width: int):
+def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
+    width = 100
     name = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor<float>, at::detail::Array<int> >(int)"
     paths = [write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)]) for i in range(2)]
     lines = profile_lines(read(paths), top=3, width=width)
@@ -202,7 +187,6 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path, width: int):
         assert words in text
     launches = next(line for line in lines if line.startswith("  cudaLaunchKernel  "))
     assert launches.split()[1:6] == ["4", "24", "us", "6.001", "us"]
-    assert ("least" in text) == (width == 140)
     kernel = next(line for line in lines if line.startswith("  at::native"))  # its name gives way to its figures
     assert kernel.partition("…")[2].split()[:5] == ["2", "11", "us", "5.5", "us"]
     alone = profile_lines(read(paths), top=2, rank=1, width=width)
@@ -221,14 +205,12 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     with (tmp_path / "out.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert list(lines[0]) == ["rank", "metric", "calls", "total_s", "bytes"]
-    by_row = {(line["rank"], line["metric"]): line for line in lines}
-    for row in profile.rows:
-        line = by_row["all" if row.rank is None else str(row.rank), row.metric]
-        assert line["calls"] == ("" if row.calls is None else str(row.calls))
-        assert float(line["total_s"]) == row.total_s
-        assert line["bytes"] == ("" if row.bytes is None else str(row.bytes))
-    dropped = by_row["all", "cudaEventDestroy"]
-    assert (dropped["calls"], dropped["total_s"]) == ("", "")
+    rows = [
+        ("all" if row.rank is None else row.rank, row.metric, row.calls, row.total_s, row.bytes) for row in profile.rows
+    ]
+    rows += [(None, name, None, None, None) for name in profile.not_recorded]
+    expected = [[rank, *("" if cell is None else str(cell) for cell in cells)] for rank, *cells in rows]
+    assert [[*line.values()] for line in lines] == [["all" if r is None else str(r), *cells] for r, *cells in expected]
 
 
 def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,11 +241,8 @@ def test_a_report_is_exported_by_nsys_where_it_is(
     assert not report.with_suffix(".sqlite").exists()  # nothing is left beside it
     stand_in(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
     assert "nsys export failed: FATAL: no such report format" in refused(capsys, report)
-    folder = tmp_path / "both"
-    folder.mkdir()
-    shutil.copy(report, folder / "a.nsys-rep")
-    shutil.copy(export, folder / "a.sqlite")
-    assert len(read([folder]).ranks) == 1  # the export that is there already
+    shutil.copy(export, report.with_suffix(".sqlite"))
+    assert len(read([tmp_path]).ranks) == 1  # the export that is there already
 
 
 def test_a_trace_made_here_has_the_fields_of_torchs(tmp_path: Path):
@@ -273,4 +252,4 @@ def test_a_trace_made_here_has_the_fields_of_torchs(tmp_path: Path):
     (ours,) = kineto_events([Event("range", "forward", 0, 1, 1)])
     assert set(ours) == set(entry)
     assert type(entry["ts"]) is float
-    assert BASE_US / 10 < entry["ts"] < kineto.EXACT_BELOW_US
+    assert BASE_US / 10 < entry["ts"] < 2**43  # where a float64 holds it to the nanosecond

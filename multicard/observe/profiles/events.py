@@ -13,8 +13,9 @@ of the device, the steps take as long as the device does.
   with overlapping kernels on several streams is busy once. They are summed over the devices of a rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -53,17 +54,15 @@ class Collector:
     slabs: list[dict[str, np.ndarray]] = field(default_factory=list)
     spans_ns: list[tuple[int, int]] = field(default_factory=list)
 
-    def code(self, name: str) -> int:
-        return self.codes.setdefault(name, len(self.codes))
-
-    def extend_span(self, start_ns: np.ndarray, end_ns: np.ndarray) -> None:
-        """Extend the trace's span over these events (N,)."""
-        if len(start_ns):
-            self.spans_ns.append((int(start_ns.min()), int(end_ns.max())))
-
-    def add(self, **columns: np.ndarray) -> None:
-        """Store events, given by COLUMNS (N,)."""
-        self.slabs.append({name: np.asarray(columns[name], kind) for name, kind in COLUMNS.items()})
+    def add(self, names: Sequence[str | None], **columns: Any) -> None:
+        """Store events, given by the other COLUMNS (N,). Those without a name are in the span only."""
+        if not names:
+            return
+        self.spans_ns.append((int(np.min(columns["start_ns"])), int(np.max(columns["end_ns"]))))
+        codes = [-1 if name is None else self.codes.setdefault(name, len(self.codes)) for name in names]
+        columns["name"] = np.array(codes)
+        counts = columns["name"] >= 0
+        self.slabs.append({name: np.asarray(columns[name], kind)[counts] for name, kind in COLUMNS.items()})
 
     def trace(self, where: str, rank: int | None) -> Trace:
         """The gathered events.
@@ -74,8 +73,7 @@ class Collector:
         if not self.spans_ns:
             raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
         span_ns = min(first for first, _ in self.spans_ns), max(last for _, last in self.spans_ns)
-        empty = [{name: np.empty(0, kind) for name, kind in COLUMNS.items()}]
-        columns = {name: np.concatenate([slab[name] for slab in empty + self.slabs]) for name in COLUMNS}
+        columns = {name: np.concatenate([slab[name] for slab in self.slabs]) for name in COLUMNS}
         return Trace(where, rank, columns, list(self.codes), span_ns)
 
 
@@ -94,8 +92,6 @@ class RankEvents:
         bounds = whole if whole.any() else marked
         if bounds.any():
             self.open, self.close = int(self.start[bounds].min()), int(self.end[bounds].max())
-        self._launching_call = self._launching_calls()
-        self._take_bytes_from_calls()
         counted_at = self._counted_at()
         self._counts = (counted_at >= self.open) & (counted_at < self.close)
         work = self._counts & self._is(*ON_DEVICE)
@@ -122,7 +118,7 @@ class RankEvents:
         keys, group = np.unique(self.kind[inside] * np.int64(len(self.names)) + self.name[inside], return_inverse=True)
         calls = sums_by_group(np.ones(len(inside), np.int64), group, len(keys))
         ns = sums_by_group(self.end[inside] - self.start[inside], group, len(keys))
-        sized = (self.bytes[inside] >= 0) & (self.kind[inside] != Kind.API)
+        sized = self.bytes[inside] >= 0
         sizes = sums_by_group(self.bytes[inside][sized], group[sized], len(keys))
         have_size = set(group[sized].tolist())
         range_ns = self._range_ns()
@@ -171,12 +167,13 @@ class RankEvents:
         kernels and copies that are still to run. CUPTI numbers calls in ascending order, so that those have numbers
         below all calls in the trace; they do not count.
         """
-        launched = np.flatnonzero(self._launching_call >= 0)
+        launching_call = self._launching_calls()
+        launched = np.flatnonzero(launching_call >= 0)
         # without markers nothing is outside; where no launching call is recorded at all, their absence means nothing
         if not self.steps or not len(launched):
             return self.start
         at = self.start.copy()
-        at[launched] = self.start[self._launching_call[launched]]
+        at[launched] = self.start[launching_call[launched]]
         numbered = self.correlation >= 0
         first_call = self.correlation[(self.kind == Kind.API) & numbered].min()
         at[self._is(*ON_DEVICE) & numbered & (self.correlation < first_call)] = self.open - 1
@@ -194,16 +191,6 @@ class RankEvents:
             in_trace = numbers[nearest] == self.correlation[operations]
             launching[operations[in_trace]] = calls[nearest[in_trace]]
         return launching
-
-    def _take_bytes_from_calls(self) -> None:
-        """Give copies without bytes those of the call that started them (ROCm), the first of several copies all."""
-        without = np.flatnonzero(self._is(Kind.COPY, Kind.SET) & (self.bytes < 0) & (self._launching_call >= 0))
-        calls, first = np.unique(self._launching_call[without], return_index=True)
-        sized = self.bytes[calls] >= 0
-        if sized.any():
-            self.bytes = self.bytes.copy()
-            self.bytes[without[np.isin(self._launching_call[without], calls[sized])]] = 0
-            self.bytes[without[first[sized]]] = self.bytes[calls[sized]]
 
     def _range_ns(self) -> dict[tuple[int, int], int]:
         """ns in ranges by kind and name, as unions of each name on each thread or device."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from multicard.observe.profiles.events import RankEvents, Trace
-from multicard.observe.profiles.names import COPIES, HIP_APIS, LAUNCH, MEMSET, always_listed, metric
+from multicard.observe.profiles.names import COPIES, CUDA_APIS, LAUNCH, MEMSET, metric
 from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
 
 GROUPS = ("derived", "phase", "api", "copy", "collective", "kernel", "annotation")
@@ -65,8 +65,7 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
         rows += _rank_rows(trace.rank, events, derived, omitted)
         apis |= events.apis
     rows += _sum_over_ranks(rows, sum(rank.window_s for rank in ranks))
-    runtime = "hip" if always_listed(apis) == HIP_APIS else "cuda"
-    not_recorded = tuple(name for name in omitted if apis and name not in apis and name.startswith(runtime))
+    not_recorded = tuple(name for name in omitted if apis and name not in apis)
     return Profile(source, ranks, rows, not_recorded)
 
 
@@ -82,7 +81,7 @@ class _Total:
 
 def _rank_rows(rank: int, events: RankEvents, derived: ProfileDerived, omitted: Sequence[str]) -> list[ProfileRow]:
     """All metrics of a rank. Where a GPU was used, some calls and all COPIES have rows with 0 calls too."""
-    always = [("api", name) for name in always_listed(events.apis) if name not in omitted]
+    always = [("api", name) for name in CUDA_APIS if events.apis and name not in omitted]
     always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
     totals = {key: _Total() for key in always}
     for kind, name, calls, ns, size in events.counts():

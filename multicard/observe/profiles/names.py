@@ -1,7 +1,6 @@
 """The metric that each kind and name of event counts for."""
 
 import re
-from collections.abc import Set
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -39,18 +38,8 @@ CUDA_APIS = (
     "cudaEventDestroy",
     "cudaDeviceSynchronize",
 )
-HIP_APIS = (
-    "hipLaunchKernel",
-    "hipModuleLaunchKernel",
-    "hipExtModuleLaunchKernel",
-    "hipMemcpyAsync",
-    "hipMemcpyWithStream",
-    "hipStreamSynchronize",
-    "hipEventSynchronize",
-    "hipDeviceSynchronize",
-)
-# A call that launches a kernel, several, or a graph: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel
-LAUNCH = re.compile(r"(cuda|cu|hip)(Ext|Hcc|Drv)?(Module)?(Graph)?Launch(?!HostFunc)\w*")
+# A call that launches a kernel, several, or a graph: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
+LAUNCH = re.compile(r"(cuda|cu)(Drv)?(Graph)?Launch(?!HostFunc)\w*")
 # Calls in which a host thread only waits for the device. Synchronous copies wait too, but move bytes meanwhile
 BLOCKING = (
     "cudaStreamSynchronize",
@@ -59,9 +48,6 @@ BLOCKING = (
     "cuStreamSynchronize",
     "cuEventSynchronize",
     "cuCtxSynchronize",
-    "hipStreamSynchronize",
-    "hipEventSynchronize",
-    "hipDeviceSynchronize",
 )
 COPIES = {
     "HtoD": "memcpy Host-to-Device",
@@ -100,13 +86,6 @@ def _range_metric(kind: Kind, name: str) -> Metric:
     return Metric(group, f"{name} (device)" if kind is Kind.DEVICE_RANGE else name)
 
 
-def always_listed(apis: Set[str]) -> tuple[str, ...]:
-    """The calls that have a row with 0 calls too, of the runtime that these calls are of; none without calls."""
-    if not apis:
-        return ()
-    return HIP_APIS if any(name.startswith("hip") for name in apis) else CUDA_APIS
-
-
 def api(name: str) -> str:
     """The call's name without CUPTI's version, `_v7000`.
 
@@ -115,10 +94,9 @@ def api(name: str) -> str:
     return re.sub(r"_v\d{4,}$", "", name)
 
 
-# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before,
-# ncclAllReduceRingLLKernel_sum_f32(...) before 2.8; ncclDevKernel_Generic_4(...) runs several fused operations
+# ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) since NCCL 2.19, ncclKernel_AllReduce_RING_LL_Sum_float(...) before;
+# ncclDevKernel_Generic_4(...) runs several fused operations
 _NCCL = re.compile(r"nccl\w*?Kernel_(?P<name>[A-Z][A-Za-z]*)(?P<rest>[^(<]*)")
-_OLD_NCCL = re.compile(r"nccl(?P<name>[A-Z][A-Za-z]*?)(?P<algorithm>Ring|Tree|CollNet)?(?P<protocol>LL128|LL)?Kernel")
 _DETAILS = {"RING", "TREE", "COLLNET", "DIRECT", "CHAIN", "NVLS", "PAT", "LL", "LL128", "SIMPLE"}
 
 
@@ -127,10 +105,8 @@ def collective(kernel: str) -> Metric | None:
     bare = kernel.removeprefix("void ")
     if not bare.startswith("nccl"):
         return None
-    if match := _NCCL.match(bare):
-        words = [word for word in match["rest"].split("_") if word in _DETAILS]
-    elif match := _OLD_NCCL.match(bare):
-        words = [word.upper() for word in (match["algorithm"], match["protocol"]) if word]
-    else:
+    match = _NCCL.match(bare)
+    if match is None:
         return Metric("collective", "nccl other")
+    words = [word for word in match["rest"].split("_") if word in _DETAILS]
     return Metric("collective", f"nccl {match['name']}", " ".join(words))

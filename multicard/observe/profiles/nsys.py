@@ -97,46 +97,37 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     if "StringIds" not in tables or not any(table in tables for table in TABLES.values() if table.startswith(CUPTI)):
         raise ValueError(f"{where}: no CUPTI tables: no export of nsys, or profiled without --trace=cuda")
     collectors: dict[int, Collector] = {}
-    devices: dict[int, int] = {}
     for kind, table in TABLES.items():
         if table in tables:
             cursor = database.execute(QUERIES[kind])
             while rows := cursor.fetchmany(ROWS):
-                _collect(rows, kind, collectors, devices)
+                _collect(rows, kind, collectors)
     if not collectors:
         raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
-    ranks = [process for process in collectors if process in devices] or list(collectors)
-    ranks.sort(key=lambda process: (devices.get(process, 0), process))
-    if len(ranks) == 1:
-        return [collectors[ranks[0]].trace(where, None)]
-    return [collectors[process].trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None) for process in ranks]
+    traces = [
+        collector.trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None)
+        for process, collector in sorted(collectors.items())
+    ]
+    first_device = [min(trace.columns["device"][trace.columns["device"] >= 0], default=-1) for trace in traces]
+    on_device = [(device, i) for i, device in enumerate(first_device) if device >= 0]
+    return [traces[i] for _, i in sorted(on_device)] or traces
 
 
-def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector], devices: dict[int, int]) -> None:
-    """Give each row to the collector of its process; `devices` gets the lowest device of each process."""
-    start, end, device, owner, size, launch, text = zip(*rows, strict=True)
-    start_ns, end_ns = np.array(start, np.int64), np.array(end, np.int64)
-    owners, device_ids = np.array(owner, np.int64), np.array(device, np.int32)
-    names = [_name(kind, entry) for entry in text]
-    counts = np.array([name is not None for name in names])
-    sizes, correlations = np.array(size, np.int64), np.array(launch, np.int64)
-    for process in np.unique(owners & PROCESS).tolist():
-        of_process = owners & PROCESS == process
-        collector = collectors.setdefault(process, Collector())
-        collector.extend_span(start_ns[of_process], end_ns[of_process])
-        lowest = int(device_ids[of_process].min())
-        if lowest >= 0:
-            devices[process] = min(lowest, devices.get(process, lowest))
-        index = np.flatnonzero(of_process & counts)
-        collector.add(
-            kind=np.full(len(index), kind, np.int8),
-            name=np.array([collector.code(names[i] or "") for i in index], np.int32),
-            start_ns=start_ns[index],
-            end_ns=end_ns[index],
-            device=device_ids[index],
-            thread=np.where(device_ids[index] < 0, owners[index], 0),
-            bytes=sizes[index],
-            correlation=correlations[index],
+def _collect(rows: list[DbRow], kind: Kind, collectors: dict[int, Collector]) -> None:
+    """Give each row to the collector of its process."""
+    names = [_name(kind, row[-1]) for row in rows]
+    start, end, device, owner, size, launch = np.array([row[:-1] for row in rows], np.int64).T
+    for process in np.unique(owner & PROCESS).tolist():
+        own = np.flatnonzero(owner & PROCESS == process)
+        collectors.setdefault(process, Collector()).add(
+            [names[i] for i in own],
+            kind=np.full(len(own), kind),
+            start_ns=start[own],
+            end_ns=end[own],
+            device=device[own],
+            thread=np.where(device[own] < 0, owner[own], 0),
+            bytes=size[own],
+            correlation=launch[own],
         )
 
 

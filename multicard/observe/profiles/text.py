@@ -1,5 +1,6 @@
 """A profile as text tables."""
 
+import re
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
@@ -20,7 +21,6 @@ TITLES = {
 }
 assert set(TITLES) == set(GROUPS)
 WIDTH = 140  # of output that is no terminal
-SPREAD_WIDTH = 120  # from which on the columns least and most fit in
 NAME_WIDTH = 24  # to which names are cut at most
 
 
@@ -39,26 +39,20 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
     if not ranks:
         raise ValueError(f"--rank {rank}: the profile has ranks {', '.join(str(r.rank) for r in profile.ranks)}")
     summed = len(ranks) > 1
-    spread = summed and width >= SPREAD_WIDTH
-    totals_s = [{(row.group, row.metric): row.total_s for row in profile.rank_rows(entry.rank)} for entry in ranks]
     body = []
     for group, heading, rows in _groups(profile.rank_rows(None if summed else ranks[0].rank), top):
         body += [[], [heading]]
         for row in rows:
             calls = "-" if row.calls is None else f"{row.calls:,}"
-            figures = [calls, in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
-            times_s = [times.get((group, row.metric), 0.0) for times in totals_s]  # a rank without it spent no time
-            body.append([_label(row), *figures, in_bytes(row.bytes), *(_extremes(times_s, ranks) if spread else ())])
+            times = [in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
+            body.append([_label(row), calls, *times, in_bytes(row.bytes)])
         if group == "api":
             omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
             body += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
-    notes = []
-    if summed:
-        more = "; least and most of any rank, with its number" if spread else ""
-        notes.append(f"Summed over ranks, shares of their summed windows{more}")
+    notes = ["Summed over ranks, shares of their summed windows"] if summed else []
     if profile.not_recorded:
         notes.append(f"not recorded by {profile.source}: {', '.join(profile.not_recorded)}")
-    headings = ["metric", "calls", "total", "mean", "share", "bytes", *(["least", "most"] if spread else [])]
+    headings = ["metric", "calls", "total", "mean", "share", "bytes"]
     wrapped = [line for note in notes for line in wrap(note, width)]
     return [*_rank_lines(ranks, width), "", *_table(headings, body[1:], width), *wrapped]
 
@@ -110,21 +104,10 @@ def _table(headings: Sequence[str], body: Sequence[Sequence[str]], width: int) -
 
 def _label(row: ProfileRow) -> str:
     """The indented name of a metric, of a kernel without its result type and its arguments, and its detail."""
-    name = row.metric.removeprefix("void ") if row.group == "kernel" else row.metric
-    if row.group == "kernel" and name.endswith(")"):
-        depth = 0
-        for index in range(len(name) - 1, 0, -1):  # to the bracket that opens the last parentheses
-            depth += {")": 1, "(": -1}.get(name[index], 0)
-            if depth == 0:
-                name = name[:index]
-                break
+    name = row.metric
+    if row.group == "kernel":
+        name = re.sub(r"\([^()]*\)$", "", name.removeprefix("void "))
     return f"  {name}  {row.detail}".rstrip()
-
-
-def _extremes(times_s: Sequence[float], ranks: Sequence[ProfileRank]) -> tuple[str, str]:
-    """The least and the most, each with its rank."""
-    cells = [(time_s, f"{in_seconds(time_s)} r{rank.rank}") for time_s, rank in zip(times_s, ranks, strict=True)]
-    return (min(cells)[1], max(cells)[1]) if max(times_s) else ("-", "-")
 
 
 def _percent(share: float | None) -> str:
