@@ -180,16 +180,13 @@ class Replay(NamedTuple):
     """The outcome of a race.
 
     loss: share by which its winner is slower than the best cell. share: of the grid's time that it took, where each
-    cell is a process of its own; finals: that of the finalists' runs alone; of_sweep: where cells share a process.
-    started: cells. dropped_wrongly: a cell that dropped out as beaten is better than the winner. covered: the winner's
-    95 % interval contains its true figure.
+    cell is a process of its own; of_sweep: where cells share a process. started: cells. dropped_wrongly: a cell that
+    dropped out as beaten is better than the winner. covered: the winner's 95 % interval contains its true figure.
     """
 
     loss: float
     share: float
-    finals: float
     of_sweep: float
-    finalists: int
     started: int
     blocks: int
     dropped_wrongly: bool
@@ -210,7 +207,8 @@ def swept(world: World) -> float:
 def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> Replay:
     """Run a race to its end, and its finals."""
     full_s = world.start_s + float(np.median(world.full_s))
-    race = Race(world.settings, world.predictions, world.start_s, world.block_s, options, seed, full_s)
+    race = Race(world.settings, world.predictions, options, seed)
+    race.costs(world.start_s, world.block_s, full_s)
     processes: dict[int, int] = {}
     now_s, blocks = 0.0, 0
 
@@ -229,7 +227,7 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
             unmeasured = UNMEASURED * (2 if cell in begun else 1)  # a process leaves its first steps out besides
             now_s += QUIET_S + float(steps_s.sum() + unmeasured * steps_s.mean())
             blocks += 1
-    race_s = now_s
+        race.costs(world.start_s, world.block_s, full_s, now_s)
     for turn, cell in race.final_runs:
         processes[cell] += 1
         block, steps_s = train(cell, turn, float(world.full_s[cell]))
@@ -239,12 +237,10 @@ def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> R
     assert verdict.winner is not None
     grid_s = float((world.start_s + world.full_s).sum())
     loss = -math.expm1(world.truth[verdict.winner] - world.truth.max())
-    finals = (now_s - race_s) / grid_s
     standings = race.standings
     figure = world.truth[verdict.winner]
     dropped_wrongly = any(one.state == OUT and world.truth[one.cell] > figure for one in standings)  # none fails here
     winner = standings[verdict.winner]
     covered = bool(abs(winner.log_figure - figure) <= NORMAL_95 * winner.error)
-    counts = len(race.finalists), len(processes), blocks
     of_sweep = now_s / float((world.sweep_start_s + world.full_s).sum())
-    return Replay(loss, now_s / grid_s, finals, of_sweep, *counts, dropped_wrongly, covered, verdict)
+    return Replay(loss, now_s / grid_s, of_sweep, len(processes), blocks, dropped_wrongly, covered, verdict)

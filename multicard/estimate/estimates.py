@@ -51,11 +51,6 @@ class Estimate:
         """The basis of the times."""
         return Basis(self.prediction.basis)
 
-    @property
-    def may_exclude(self) -> bool:
-        """True where the times may decide that a cell is not measured: its own runs or probes tell, unmarked."""
-        return self.basis.may_exclude and not self.prediction.marks
-
 
 def estimate(
     configs: Sequence[RunConfig],
@@ -146,7 +141,7 @@ class Predictor:
         alike = Alike(own, here)
         step_s = Interval(estimated.value, estimated.low, estimated.high)
         prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s, marks=estimated.marks)
-        if estimated.basis.may_exclude and not alike.of_this_cell():
+        if estimated.basis in (Basis.measured, Basis.probed) and not alike.of_this_cell():
             prediction.basis, prediction.about = Basis.scaled, f"{estimated.about}, of another length"
         length = totals.length(config, alike, here)
         if length is None:

@@ -43,11 +43,6 @@ class Basis(StrEnum):
         """True where the figures are of this machine."""
         return self in (Basis.measured, Basis.probed, Basis.scaled)
 
-    @property
-    def may_exclude(self) -> bool:
-        """True where the very cell ran: only then may an estimate decide that a cell is not measured."""
-        return self in (Basis.measured, Basis.probed)
-
     @staticmethod
     def of_memory(prediction: Prediction) -> "Basis":
         """The basis of a prediction's memory, which may differ from that of its times."""

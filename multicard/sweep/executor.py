@@ -8,8 +8,8 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,20 @@ class Executor:
             self.collect(process, interrupted=True)
 
 
+@contextmanager
+def ending_on_error(executor: Executor) -> Iterator[None]:
+    """End what runs, and say why, where a signal or an error leaves the block."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):  # the disk may be full, or the terminal gone
+            interrupted = isinstance(error, KeyboardInterrupt)
+            why = f"interrupted by {str(error) or 'SIGINT'}" if interrupted else f"{type(error).__name__}: {error}"
+            say(f"{why}: ending what runs", error=True)
+        executor.interrupt()
+        raise
+
+
 def _interrupt(process: Running, signalled: set[int]) -> None:
     """Have the job record its interruption and end. The terminal may have sent it the same signal.
 
@@ -261,7 +275,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
     most = len(waiting)
     executor, pace = Executor(waiting[0].folder.parent), Pace(most)
     streak, stopped = streak or Streak(), None
-    try:
+    with ending_on_error(executor):
         while waiting or executor.running:
             for cell in [*waiting]:
                 full = len(executor.running) >= (cell.config.max_jobs or most)
@@ -280,10 +294,6 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
             pace.say_progress(ended)
             if streak.ends(waiting):
                 stopped, waiting = streak.error(), []
-    except KeyboardInterrupt as interrupted:
-        say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
-        executor.interrupt()
-        raise
     if stopped is not None:
         raise stopped
 

@@ -64,7 +64,7 @@ class Pair:
 
 def test_a_missed_goal_is_said():
     def ended(loss, share, dropped_wrongly=False, sure=0.98):
-        return Replay(loss, share, 0.02, share, 1, 20, 30, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
+        return Replay(loss, share, share, 20, 30, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
 
     near, far, long, unsure = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2), ended(0.0, 0.1, sure=0.9)
     sweeps = [0.01, 0.02, 0.03, 0.0]

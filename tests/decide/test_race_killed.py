@@ -52,7 +52,10 @@ def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path:
     said, _ = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 0, said
     assert "goes on after" in said and "winner: [" in said
-    ended = [path for path in tmp_path.glob("*/result.json") if not path.parent.name.endswith("-probe")]
-    (final,) = [json.loads(path.read_text()) for path in ended]
-    assert final["status"] == "ok" and final["probe"] is None
+    results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")}
+    probes = [record for name, record in results.items() if name.endswith("-probe") and record["status"] == "ok"]
+    (final,) = [record for name, record in results.items() if not name.endswith("-probe")]
+    assert final["status"] == "ok" and final["probe"] is None and final["config"]["race"]["figure"] is None
+    assert {probe["probe"]["ended_by"] for probe in probes} == {"race"}
+    assert all(probe["load"]["others_cores"] >= 0 and probe["beside"] is None for probe in probes)
     assert not [*tmp_path.glob(f"*/{ownership.RUNNING}")]

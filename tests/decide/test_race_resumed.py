@@ -14,7 +14,7 @@ import pytest
 from benchmarks.race_replays import Kind, MadeGrid
 from multicard.decide.race import live
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.rules import OUT
+from multicard.decide.race.rules import CLOSE, OUT
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked
@@ -51,75 +51,58 @@ def of_size(cell: Cell, size: int) -> Cell:
     return replace(cell, number=size, cfg=cfg, config=config, folder=cell.folder.parent / f"{size}-{config.identity()}")
 
 
-def decide(race: LiveRace) -> tuple[Any, ...]:
-    """What the rules say next, and what they rest on beside the blocks."""
-    order, told = race.rules.next_round(), race.rules
-    learned = told._model.log_scales.tolist()
-    return order, told.fresh, told.finalists, told.ending, told._spent, dict(told._enough_s), learned
-
-
-def run(race: LiveRace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """What the rules decided in a race that runs to its end, and its lines."""
-    decided: list[tuple[Any, ...]] = []
-    real = race.rules.next_round
-
-    def note() -> list[int]:
-        with monkeypatch.context() as patched:
-            patched.setattr(race.rules, "next_round", real)
-            decided.append(decide(race))
-        return decided[-1][0]
-
-    monkeypatch.setattr(race.rules, "next_round", note)
+def ran(race: LiveRace) -> list[dict[str, Any]]:
+    """The journal of a race that runs to its end."""
     race.run(SHARE)
     race.journal.close()
-    return decided, race.journal.path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in race.journal.path.read_text().splitlines()]
 
 
-def ends_of_rounds(lines: list[str]) -> list[int]:
-    return [place for place, line in enumerate(lines, 1) if "round_s" in line]
+def test_a_race_goes_on_with_all_that_an_earlier_command_measured(resumed: Resumed):
+    first = resumed([])
+    entries = ran(first)
+    ends = [place for place, entry in enumerate(entries, 1) if "round_s" in entry]
+    assert len(ends) > 4 and first.rules._spent > 0  # cells dropped out
+    for kept in (ends[1], ends[2] + 3, ends[-1]):  # at the end of a round, within one, and before the full runs
+        again = resumed([json.dumps(entry) + "\n" for entry in entries[:kept]])
+        blocks = [entry for entry in entries[:kept] if "log_figure" in entry]
+        assert [(each.cell, each.process) for each in again.rules._blocks] == [
+            (e["cell"], e["process"]) for e in blocks
+        ]
+        assert again.raced_s == pytest.approx(sum(entry.get("round_s", 0.0) for entry in entries[:kept]))
+        ran(again)
+        assert again.rules.finalists == first.rules.finalists and again.rules.ending == first.rules.ending
 
 
-def test_at_the_end_of_each_round_it_is_where_the_uncut_one_is(resumed: Resumed, monkeypatch: pytest.MonkeyPatch):
-    decided, lines = run(resumed([]), monkeypatch)
-    ends = ends_of_rounds(lines)
-    assert len(ends) == len(decided) - 1 > 4 and decided[-1][4] > 0  # cells dropped out
-    for number, end in enumerate(ends, 1):
-        for more in (0, 1):  # the beginning of the next round, of which nothing came
-            race = resumed(lines[: end + more])
-            assert decide(race) == decided[number]
-            race.journal.close()
+def test_a_race_that_was_cut_off_in_its_full_runs_has_its_finalists(resumed: Resumed):
+    first = resumed([])
+    entries = ran(first)
+    entries[-1] |= {"ending": CLOSE, "finalists": [3, 5]}
+    again = resumed([json.dumps(entry) + "\n" for entry in entries])
+    Process.log.clear()
+    assert ran(again)[: len(entries)] == entries and not Process.log
+    assert (again.rules.ending, again.rules.finalists) == (CLOSE, (3, 5))
+    beaten = [[each.cell for each in race.rules.standings if each.state == OUT] for race in (first, again)]
+    assert beaten[1] == beaten[0] != []
 
 
-def test_cut_off_within_a_round_and_again_it_is_where_it_was(resumed: Resumed, monkeypatch: pytest.MonkeyPatch):
-    _, lines = run(resumed([]), monkeypatch)
-    blocks = [place for place, line in enumerate(lines, 1) if "log_figure" in line]
-    decided, lines = run(resumed(lines[: blocks[1]]), monkeypatch)
-    ends = ends_of_rounds(lines)
-    assert json.loads(lines[blocks[1]]) == {"resumed": True} and len(ends) == len(decided) - 1
-    for number, end in enumerate(ends, 1):
-        race = resumed(lines[:end])
-        assert decide(race) == decided[number]
-        race.journal.close()
-
-
-def test_a_cell_that_was_killed_is_in_again(resumed: Resumed, monkeypatch: pytest.MonkeyPatch):
+def test_a_cell_that_was_killed_is_in_again(resumed: Resumed):
     first = resumed([])
     (place,) = first.rules.next_round()[:1]
     first.journal.close()
     again = resumed([])
     Process.statuses = {("block", SIZES[place]): ["killed"]}
-    _, lines = run(again, monkeypatch)
+    entries = ran(again)
     assert again.rules.standings[place].reason == "failed: rank 0 was killed by SIGKILL"
-    assert [json.loads(line)["lost"] for line in lines if '"lost"' in line] == [again.rules.standings[place].reason]
-    race = resumed(lines)
-    assert race.rules.standings[place].state != OUT and place not in race.ended
+    race = resumed([json.dumps(entry) + "\n" for entry in entries])
+    assert race.rules.standings[place].state != OUT
     race.journal.close()
 
 
 def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(live, "Race", Rules(2))  # two cells do not pay for themselves by the real ones
+    monkeypatch.setattr(live, "Race", Rules)  # two cells do not pay for themselves by the real ones
     race = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     ended: list[Any] = []
     monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
@@ -129,10 +112,9 @@ def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
     race.journal.close()
     assert len(ended) == 1  # that of the other cell
     capsys.readouterr()
-    monkeypatch.setattr(live, "Race", told := Rules(2))
     again = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     assert "goes on after 2 blocks" in capsys.readouterr().out
-    known = {(block.cell, block.round) for block in told.blocks}
+    known = {(block.cell, block.round) for block in again.rules._blocks}
     assert known == {(0, 0), (1, 0)} and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]} and again.started == 2
     again.journal.close()
     with pytest.raises(ValueError, match="its race: it was cut off with another cells; choose another name"):

@@ -12,12 +12,14 @@ workloads.register()
 
 
 class ThreeRounds(Rules):
+    rounds = 3
+
     @property
     def final_runs(self) -> list[tuple[int, int]]:
         return [(3, self.finalists[0])]
 
 
-live.Race = ThreeRounds(3)  # pyright: ignore[reportAttributeAccessIssue]
+live.Race = ThreeRounds  # pyright: ignore[reportAttributeAccessIssue]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from multicard.decide.race import processes
-from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import LEAST_STEPS, Measured
-from multicard.decide.race.rules import IN, NOT_STARTED, OUT, SURE, RaceOptions, Standing, Verdict
+from multicard.decide.race.rules import OUT, SURE, Race
 from multicard.machine.shares import MachineShare
 from multicard.ranks.gates import blocks_file
 from multicard.sweep.cells import Cell
@@ -39,74 +38,22 @@ def write_block(folder: Path, rank: int = 0, end: str = "\n", **values: Any) -> 
         file.write(json.dumps(line | {"step_s": [0.1] * LEAST_STEPS, "samples": [8.0] * LEAST_STEPS} | values) + end)
 
 
-@dataclass
-class Rules:
-    """Rules of a race that ends after some rounds of all that are in."""
+class Rules(Race):
+    """Rules of a race that ends after some rounds of all cells that are in; full runs of all of these follow."""
 
-    rounds: int = 2
-    blocks: list[Block] = field(default_factory=list)
-    reasons: dict[int, str] = field(default_factory=dict)
-    full: dict[int, list[float]] = field(default_factory=dict)
-    cells: int = 0
-    round: int = -1
-    fresh: frozenset[int] = frozenset()
-    options: RaceOptions = RaceOptions()
-    raced_s: float = 0.0
-    ending: str = SURE
-    gives_up: bool = False
-    most_s: float = 100.0
+    rounds = 2
 
-    def costs(self, _: float, __: float, ___: float, raced_s: float) -> None:
-        self.raced_s = raced_s
-
-    def __call__(self, settings: Sequence[Any], *_: Any, **__: Any) -> "Rules":
-        self.cells = len(settings)
-        return self
+    @property
+    def gives_up(self) -> bool:
+        return False
 
     def next_round(self) -> list[int]:
-        self.rounds, self.round = self.rounds - 1, self.round + 1
-        return [cell for cell in range(self.cells) if cell not in self.reasons] if self.rounds >= 0 else []
-
-    def replay_round(self) -> None:
-        self.next_round()
-
-    def add(self, block: Block) -> None:
-        self.blocks.append(block)
-
-    def add_full(self, block: Block, is_alike: bool = True) -> None:
-        self.blocks += [block] if is_alike else []
-        self.full.setdefault(block.cell, []).append(block.log_figure)
-
-    def out(self, cell: int, reason: str) -> None:
-        self.reasons[cell] = reason
-
-    @property
-    def standings(self) -> list[Standing]:
-        known = {block.cell: block.log_figure for block in self.blocks}
-        return [
-            Standing(
-                cell,
-                OUT if cell in self.reasons else IN if cell in known else NOT_STARTED,
-                self.reasons.get(cell, ""),
-                cell in known,
-                known.get(cell, 0.0),
-                0.005,
-            )
-            for cell in range(self.cells)
-        ]
-
-    @property
-    def finalists(self) -> list[int]:
-        alive = [each for each in self.standings if each.state == IN]
-        return [each.cell for each in sorted(alive, key=lambda each: -each.log_figure)]
-
-    @property
-    def final_runs(self) -> list[tuple[int, int]]:
-        return [(turn, cell) for turn in (7, 8, 9) for cell in self.finalists]
-
-    def verdict(self) -> Verdict:
-        best, *others = self.finalists or [None]
-        return Verdict(best, 0.97, equal=tuple(cell for cell in others if cell is not None))
+        alive = [each for each in self.standings if each.state != OUT]
+        if self.round + 1 >= self.rounds:
+            self.end(SURE, [each.cell for each in sorted(alive, key=lambda each: -each.log_figure)])
+            return []
+        self._rounds += 1
+        return [each.cell for each in alive]
 
 
 class Process:

@@ -3,7 +3,6 @@
 import math
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from multicard.records import run_folder
 from multicard.records.journal import Journal
 from multicard.records.schema_parts import Interval
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import Executor
+from multicard.sweep.executor import Executor, ending_on_error
 
 FOLDER = ".plan"  # of the sweep
 POLL_S = 0.2
@@ -146,20 +145,14 @@ class CarryingOut:
         self.journal.add(began=began)
         self.began = began if self.began is None else self.began
         self._follow(schedule)
-        with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
-            try:
-                while self.left():
-                    reasons = self._start_ready()
-                    pause(POLL_S)
-                    reasons += [*self._take_ended(), *self._overdue()]
-                    if reasons and any(each.waits for each in self.progress):
-                        self._plan("; ".join(reasons))
-            except BaseException as error:
-                with suppress(OSError):  # also where the disk is full or the terminal gone
-                    why = "interrupted by" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}:"
-                    say(f"{why} {error}: ending what runs", error=True)
-                self.executor.interrupt()
-                raise
+        answered = interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name))
+        with answered, ending_on_error(self.executor):
+            while self.left():
+                reasons = self._start_ready()
+                pause(POLL_S)
+                reasons += [*self._take_ended(), *self._overdue()]
+                if reasons and any(each.waits for each in self.progress):
+                    self._plan("; ".join(reasons))
 
     # ---- planning
 

@@ -96,8 +96,8 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     lines = ["", *_table(race, ran[:LISTED], accuracies, verdict.winner)]
     if len(ran) > LISTED:
         lines.append(f"and {count(len(ran) - LISTED, 'cell')} that ran, and came after these")
-    for place in sorted(race.ended - {each.cell for each in ran[:LISTED]}):
-        lines.append(f"out: {race.cells[place].label}{standings[place].reason}")
+    failed = [each for each in standings if each.failed and each not in ran[:LISTED]]
+    lines += [f"out: {race.cells[each.cell].label}{each.reason}" for each in failed]
     unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
     if unstarted:
         why = ", as cells with the same settings say enough of them" if race.rules.ending in (SURE, CLOSE) else ""
@@ -179,7 +179,7 @@ def _alternatives(race: LiveRace, ran: Sequence[Standing], accuracies: Mapping[i
     peaks, gpus = [max(race.peaks.get(ran[0].cell, [0]), default=0)], [race.cells[ran[0].cell].config.gpus]
     for each in ran[1:]:
         cell, own = race.cells[each.cell], accuracies.get(each.cell, ())
-        if each.cell in race.ended or each.cell not in race.peaks:
+        if each.failed or each.cell not in race.peaks:
             continue
         peak = max(race.peaks[each.cell])
         is_accurate = len(own) >= LEAST_RUNS and min(own) > max(map(max, accurate))

@@ -18,27 +18,27 @@ from multicard.config.job import Device, count
 from multicard.config.sweeps import share
 from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes, readings
-from multicard.decide.race.posterior import NORMAL_90, Block, Prior
+from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import Measured
 from multicard.decide.race.rules import IN, MISSED, NOT_STARTED, OUT, Race, RaceOptions
 from multicard.estimate import estimates, totals
+from multicard.estimate.observations import NORMAL_90
 from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import say
 from multicard.ranks.elastic import KILLED
 from multicard.records import comparable, run_folder
-from multicard.records.journal import Journal, JournalError, code_and_machine
+from multicard.records.journal import Journal, code_and_machine
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import NO_RECORD, Executor, SameFailureError, would_fail_too
+from multicard.sweep.executor import NO_RECORD, Executor, SameFailureError, ending_on_error, would_fail_too
 
 FOLDER = ".race"  # of a sweep: the journals of its races
 FINAL_RUNS = 3  # of each finalist
 MARGIN = 0.1  # of the available memory, which stays free
 ON_GPU_BYTES = 2 * 10**9  # of a process on a GPU, beside what torch has allocated: its context, and what torch keeps
-START_S = 20.0  # of a process, before one was started
 MANY = 10**7  # images, so many that the last batch of an epoch does not count
 
 
@@ -64,16 +64,16 @@ def priors(cells: Sequence[Cell]) -> list[Prior | None]:
             if isinstance(config, VisionConfig) and step_s is not None and each.basis.is_own and step_s.low > 0:
                 images = MANY / totals.length_of_images(config, MANY, 0).steps
                 sd = math.log(step_s.high / step_s.low) / (2 * NORMAL_90)
-                found[place] = Prior(math.log(images / step_s.value), sd, str(each.basis), each.may_exclude)
+                found[place] = Prior(math.log(images / step_s.value), sd, str(each.basis))
     return found
 
 
 class LiveRace:
     """The cells of a race, their processes, and its rules.
 
-    widest: configuration of a cell that needs GPUs, if any does. ended: cells that cannot go on. raced_s: seconds of
-    all rounds, with starts and ends. By the cell's place among `cells`: alive, the processes; peaks, peak memory in
-    bytes of each rank; steps, seconds of a step, and steps of an epoch.
+    widest: configuration of a cell that needs GPUs, if any does. raced_s: seconds of all rounds, with starts and ends.
+    By the cell's place among `cells`: alive, the processes; peaks, peak memory in bytes of each rank; steps, seconds of
+    a step, and steps of an epoch.
 
     Raises:
         ValueError: an earlier race of this name was of other cells or code, or on another machine, or goes on now.
@@ -96,11 +96,10 @@ class LiveRace:
             self.journal.add(priors=priors(cells))
         known = [prior and Prior(*prior) for prior in self.journal.entries[0]["priors"]]
         options = RaceOptions(self.options.confidence, share(self.options.tolerance), runs=FINAL_RUNS)
-        self.rules = Race(settings(cells), known, START_S, self.options.block, options)
+        self.rules = Race(settings(cells), known, options)
         self.alive: dict[int, CellProcess] = {}
         self.peaks: dict[int, list[int]] = {}
         self.steps: dict[int, tuple[float, int]] = {}
-        self.ended: set[int] = set()
         self.started, self.raced_s = 0, 0.0
         self._said_out: set[int] = set()
         self._starts_s: list[float] = []
@@ -108,30 +107,17 @@ class LiveRace:
         self._resume()
 
     def _resume(self) -> None:
-        """Take what an earlier race knew. Its rounds are decided anew, as they were then, so that this race goes on as
-        that one would have."""
-        lost, began = set[int](), False
-        for entry in [*self.journal.entries, {"resumed": True}]:
-            self.raced_s += entry.get("round_s", 0.0)
-            if "began" in entry:
-                self._tell_costs()
-                began = True
-            if began and entry.keys() & {"log_figure", "out", "lost"}:  # else nothing came of the round
-                self.rules.replay_round()
-                began = False
-            if "resumed" in entry:  # what ended these cells from outside may be gone
-                for place in lost:
-                    self.rules.take_back(place)
-                self.ended -= lost
-                lost.clear()
+        """Take what an earlier command measured, and its finalists where it came to them."""
+        for entry in self.journal.entries[1:]:
             if "cell" in entry:
                 self._take(**entry)
-                lost |= {entry["cell"]} if "lost" in entry else set()
+            self.raced_s += entry.get("round_s", 0.0)
         self._tell_costs()
         if self._blocks_s:
-            self._said_out |= {standing.cell for standing in self.rules.standings if standing.state == OUT}
-            self.journal.add(resumed=True)
             say(f"race={self.options.figure}: goes on after {count(len(self._blocks_s), 'block')} of an earlier one")
+        if self.journal.entries[-1].keys() >= {"ending", "finalists"}:
+            self.rules.next_round()  # beaten cells drop out again
+            self.rules.end(**self.journal.entries[-1])
 
     def _note(self, **entry: Any) -> None:
         """Keep what was learnt of a cell in the journal, and take it."""
@@ -149,30 +135,23 @@ class LiveRace:
         elif "used_s" in entry:
             self._starts_s.append(entry["used_s"])
         else:
-            self.rules.out(cell, entry.get("out") or entry["lost"])
-            self.ended.add(cell)
+            self.rules.out(cell, entry["out"])
 
     def run(self, machine_share: MachineShare) -> None:
         """Race until the rules say that it is over."""
         self.share = machine_share
-        try:
+        with ending_on_error(self.executor):
             while order := self.rules.next_round():
                 self._round(order)
+            if self.rules.finalists:
+                self.journal.add(ending=self.rules.ending, finalists=self.rules.finalists)
             self._drop()
             for place in [*self.alive]:
                 self._end(place)
-        except KeyboardInterrupt as interrupted:
-            say(f"interrupted by {str(interrupted) or 'SIGINT'}: ending what runs", error=True)
-            self.executor.interrupt()
-            raise
-        except (SameFailureError, JournalError):
-            self.executor.interrupt()
-            raise
 
     def _round(self, order: Sequence[int]) -> None:
         """Have these cells train a block each, one after the other."""
         began_s = clock_s()
-        self.journal.add(began=self.rules.round)
         self._drop()
         for place in self.rules.fresh & self.alive.keys():
             self._end(place)
@@ -225,7 +204,7 @@ class LiveRace:
     def _block(self, place: int) -> CellProcess | None:
         """Have a cell train a block, in a process that is started where it has none. Returns it; None where the cell is
         out."""
-        while place not in self.ended:
+        while self.rules.standings[place].state != OUT:
             try:
                 process = self.alive.get(place) or self._start(place)
                 measured = process.run_block(self.options.block)
@@ -288,21 +267,19 @@ class LiveRace:
         Args:
             lasts: the cell stays out when the race goes on after an interruption.
         """
-        self._note(cell=place, **{"out" if lasts else "lost": reason})
+        if lasts:
+            self.journal.add(cell=place, out=reason)
+        self.rules.out(place, reason)
         self._drop()
 
     def _drop(self) -> None:
-        """End the processes of cells that are out. Say which are out, and why, and which are in again."""
-        for standing in self.rules.standings:
-            label, is_out = self.cells[standing.cell].label, standing.state == OUT
-            if is_out and standing.cell not in self._said_out:
-                self._said_out.add(standing.cell)
-                say(f"{label}out: {standing.reason}")
-            elif not is_out and standing.cell in self._said_out:
-                self._said_out.discard(standing.cell)
-                say(f"{label}in again: estimates like the one by which it was out have missed")
-            if is_out and standing.cell in self.alive:
-                self._end(standing.cell)
+        """Say which cells are out, and why, and end their processes."""
+        for place, standing in enumerate(self.rules.standings):
+            if standing.state == OUT and place not in self._said_out:
+                self._said_out.add(place)
+                say(f"{self.cells[place].label}out: {standing.reason}")
+                if place in self.alive:
+                    self._end(place)
 
     def _end(self, place: int) -> None:
         self.alive.pop(place).end()
@@ -347,7 +324,6 @@ class LiveRace:
             # A run's energy has that of evaluation, which blocks do not have
             is_alike = self.options.figure != "energy_joules"
             self.rules.add_full(Block(place, turn, *known, self.started), is_alike)
-        self.ended |= missed.keys()
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
 

@@ -11,7 +11,7 @@ one axis rest on the same pairs of runs, and many of them are no surer of it tha
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,8 +32,7 @@ MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # on the scales of interactions
 PRIOR_SHARES = (0.25, 0.5, 0.25)  # of an estimate's variance: common to all cells, to those alike, its own
 FRESH = 10**6  # the number of a process that has not run
 BLOCK_ERROR = 0.01  # of a block before there is one
-NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
-HOPELESS = 4.0  # standard deviations between two estimates by which the worse cell is excluded
+FORGOTTEN = 4.0  # standard deviations by which a block misses the estimate of its cell, for its basis to be forgotten
 FLOOR = 1e-9  # added to variances, for rounding
 
 
@@ -55,20 +54,11 @@ class Block:
 
 
 class Prior(NamedTuple):
-    """An estimate of a cell's log figure before the race.
-
-    basis: what it rests on. may_exclude: a cell that is far behind by it need not run.
-    """
+    """An estimate of a cell's log figure before the race, and what it rests on."""
 
     mean: float
     sd: float
     basis: str = ""
-    may_exclude: bool = False
-
-    @property
-    def interval(self) -> str:
-        """90 %, of the figure."""
-        return " to ".join(f"{math.exp(self.mean + side * NORMAL_90 * self.sd):,.4g}" for side in (-1, 1))
 
 
 class Row(NamedTuple):
@@ -124,7 +114,6 @@ class Model:
         self._cells = cells = len(settings)
         self._figures = [Row(cell) for cell in range(cells)]
         self._priors = {cell: prior for cell, prior in enumerate(priors) if prior is not None}
-        self._missed = set[str]()  # bases of estimates that no longer exclude
         axes = sorted({axis for setting in settings for axis in setting})
         codes = [np.unique([repr(own.get(axis)) for own in settings], return_inverse=True)[1] for axis in axes]
         used = [each for each in codes if each.max() > 0]  # an axis with one value tells nothing apart
@@ -139,34 +128,10 @@ class Model:
         self.log_scales = self._default_log_scales
 
     def check(self, block: Block) -> None:
-        """Compare a block with the estimate of its cell. One that misses by far has all of its basis forgotten; outside
-        its 90 % interval, those of its basis no longer exclude cells."""
+        """Forget all estimates of a basis by which a block misses its cell by far."""
         prior = self._priors.get(block.cell)
-        if prior is None:
-            return
-        apart = abs(block.log_figure - prior.mean) / math.hypot(prior.sd, block.error)
-        if apart > NORMAL_90:
-            self._missed.add(prior.basis)
-        if apart > HOPELESS:
+        if prior and abs(block.log_figure - prior.mean) > FORGOTTEN * math.hypot(prior.sd, block.error):
             self._priors = {cell: other for cell, other in self._priors.items() if other.basis != prior.basis}
-
-    def hopeless(self, ended: Collection[int]) -> dict[int, str]:
-        """The cells that are far behind another by estimates that may exclude, with the reason.
-
-        Args:
-            ended: cells that no longer count.
-        """
-        usable = {
-            cell: prior
-            for cell, prior in self._priors.items()
-            if prior.may_exclude and prior.basis not in self._missed and cell not in ended
-        }
-        best = max(usable.values(), key=lambda prior: prior.mean, default=None)
-        return {
-            cell: f"cannot win: {prior.interval} by its estimate ({prior.basis}), where another has {best.interval}"
-            for cell, prior in usable.items()
-            if best and best.mean - prior.mean > HOPELESS * math.hypot(prior.sd, best.sd)
-        }
 
     def learn(self, blocks: Sequence[Block]) -> None:
         """Take the scales of the highest likelihood of these blocks times the scales' prior density."""

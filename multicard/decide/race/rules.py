@@ -10,8 +10,6 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
 - A cell drops out when it is beaten. The posterior probability that a cell is the best is a martingale: however often
   one looks, the best cell drops out with at most the sum of these probabilities at the times at which cells dropped
   out. The sum stays below DROP_SHARE of 1 - confidence; one look may spend a quarter of what is left.
-- A cell that is far behind by estimates that may exclude it does not start. It comes back once a block of any cell lies
-  outside the interval of an estimate of the same basis. A basis that misses by as much as it excludes is forgotten.
 - The race is over when, but for a share of 1 - confidence, no cell is better than the best finalist by more than the
   tolerance. The share grows with the race's time from the first to the second of MISS_SHARES, over SPENT of the grid's
   time; the rest of 1 - confidence is for machines that differ from the model. Several finalists end it where cells are
@@ -36,6 +34,7 @@ BEATEN, MISSED = "beaten: ", "missed target_accuracy"
 DRAWS = 4096
 DROP_SHARE = 0.1  # of 1 - confidence, for dropping the best cell
 MISS_SHARES, SPENT = (0.1, 0.75), (0.04, 0.10)  # of 1 - confidence, for missing it; by the share of the grid's time
+START_S, BLOCK_S, FULL_S = 20.0, 5.0, 3600.0  # of a process, a block and a full run, before one is known
 NOISE_DEGREES = 3  # of freedom of a cell's noise before its first block
 PROCESSES = 3  # of a cell before the finals
 SPENT_AT_ONCE = 0.25  # of the probability that is left for dropping the best cell
@@ -83,6 +82,11 @@ class Standing:
     error: float
     in_full: float | None = None
 
+    @property
+    def failed(self) -> bool:
+        """True for a cell that could not go on, or did not reach its target; False for one that was beaten."""
+        return self.state == OUT and not self.reason.startswith(BEATEN)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -114,41 +118,46 @@ class _Look:
 class Race:
     """A race between cells, by the figures of their blocks.
 
-    Decisions follow from the arguments and the calls, in their order: a race that is called again with the same blocks
-    decides the same, so one that was killed can go on.
+    Decisions follow from the arguments and the blocks, so that a race which is told the blocks of an earlier one goes
+    on from there.
 
     Args:
         settings: of each cell, by axis.
         priors: of each cell's log figure, or None.
-        start_s: seconds of starting a process. block_s: of a block. full_s: of a full run with its start; None: unknown
-            until `costs` tells it.
+
+    Attributes:
+        fresh: cells of the last round that end their process and start another. ending: why it is over; "" before.
+        finalists: the cells that are then measured in full.
     """
 
     def __init__(
         self,
         settings: Sequence[Mapping[str, object]],
         priors: Sequence[Prior | None],
-        start_s: float,
-        block_s: float,
         options: RaceOptions | None = None,
         seed: int = 0,
-        full_s: float | None = None,
     ) -> None:
         self.options = options or RaceOptions()
-        self.finalists: tuple[int, ...] = ()
         self.fresh: frozenset[int] = frozenset()
-        self.over, self.ending = False, ""
+        self.ending = ""
+        self.finalists: tuple[int, ...] = ()
         self._count = len(settings)
-        self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, 0.0
         self._model = Model(settings, priors)
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
-        self._ended: dict[int, str] = {}  # reasons of cells that ran, or cannot
-        self._spent = 0.0
+        self._out: dict[int, str] = {}  # reasons
+        self._spent = 0.0  # of the probability that the best cell drops out
         self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
         self._rounds = self._finals = 0
+        self.costs()
+
+    def costs(
+        self, start_s: float = START_S, block_s: float = BLOCK_S, full_s: float = FULL_S, raced_s: float = 0.0
+    ) -> None:
+        """Set the seconds of a start, a block, a full run with its start, and of the race so far."""
+        self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, raced_s
 
     @property
     def round(self) -> int:
@@ -158,48 +167,36 @@ class Race:
     def next_round(self) -> list[int]:
         """The cells that run next, a block each in this order; none when the race is over.
 
-        Those without a process are started before the first block, so that the blocks follow one another closely; those
-        in `fresh` end theirs and are started anew.
+        Those without a process are started before the first block, so that the blocks follow one another closely.
         """
         self.fresh = frozenset()
-        if self.over:
+        if self.ending:
             return []
         self._model.learn(self._blocks)
         look = self._look()
-        cells, self.ending = self._round(look) if look else ([], NO_CELL)
+        cells, ending = self._round(look) if look else ([], NO_CELL)
         if cells:
             self._rounds += 1
-            return cells
-        self.over, self._finals = True, self._rounds
-        alive = np.flatnonzero(self._alive()).tolist()
-        self.finalists = tuple(alive) if self.ending == NOT_WORTH else self._chosen(self._look(), self._finalists())
-        return []
+        else:
+            alive = np.flatnonzero(self._alive()).tolist()
+            self.end(ending, alive if ending == NOT_WORTH else self._chosen(self._look(), self._finalists()))
+        return cells
 
-    def replay_round(self) -> None:
-        """Decide as before a round of an earlier race, whose blocks follow."""
-        self.next_round()
-        if self.over:  # by rounding alone, as that race went on
-            self.over, self._rounds = False, self._rounds + 1
-
-    def costs(self, start_s: float, block_s: float, full_s: float, raced_s: float = 0.0) -> None:
-        """Set the seconds that this machine takes; `raced_s` is the race so far, with what is no start and no block."""
-        self._start_s, self._block_s, self._full_s, self._raced_s = start_s, block_s, full_s, raced_s
+    def end(self, ending: str, finalists: Sequence[int]) -> None:
+        """End the race, as `next_round` does, or as an earlier command ended it."""
+        self.ending, self.finalists, self._finals = ending, tuple(finalists), self._rounds
 
     @property
     def gives_up(self) -> bool:
         """True where, by the first round, the starts, a block of each and the fewest full runs take longer than the
         whole grid."""
-        if self._full_s is None or self._rounds > 1:
-            return False
         started = min(self._count, CELLS_AN_EFFECT * self._model.effects)
         least_s = started * (self._start_s + self._block_s) + self.options.runs * self._full_s
-        return least_s >= self._count * self._full_s
+        return self._rounds <= 1 and least_s >= self._count * self._full_s
 
     @property
     def most_s(self) -> float:
         """Seconds after which the race ends undecided: the full runs of one cell fit into the grid's time after it."""
-        if self._full_s is None:
-            return math.inf
         return max(min(MOST_SPENT * self._count, self._count - self.options.runs), 0) * self._full_s
 
     @property
@@ -226,22 +223,18 @@ class Race:
 
     def out(self, cell: int, reason: str) -> None:
         """Take a cell out that cannot go on: failed, out of memory, diverged."""
-        self._ended.setdefault(cell, reason)
-
-    def take_back(self, cell: int) -> None:
-        """Let a cell run again that was out for a cause that may be gone."""
-        self._ended.pop(cell, None)
+        self._out.setdefault(cell, reason)
 
     @property
     def standings(self) -> list[Standing]:
         """All cells, in their order."""
-        posterior, reasons = self._model.posterior(self._blocks), self._reasons
+        posterior = self._model.posterior(self._blocks)
         blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
         return [
             Standing(
                 cell,
-                OUT if cell in reasons else IN if blocks[cell] or cell in self._full else NOT_STARTED,
-                reasons.get(cell, ""),
+                OUT if cell in self._out else IN if blocks[cell] or cell in self._full else NOT_STARTED,
+                self._out.get(cell, ""),
                 int(blocks[cell]),
                 float(posterior.mean[cell]),
                 float(posterior.sd[cell]),
@@ -252,36 +245,28 @@ class Race:
 
     def verdict(self) -> Verdict:
         """The winner by the finalists' full runs, and how sure that is by all that was measured."""
-        look, reasons = self._look(), self._reasons
-        cells = [cell for cell in self.finalists if cell not in reasons]
+        look = self._look()
+        cells = [cell for cell in self.finalists if cell not in self._out]
         if look is None or not cells:
             return Verdict(None, 0.0)
         figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
         winner = max(figures or cells, key=lambda cell: figures.get(cell, float(look.posterior.mean[cell])))
-        started = [*self._started(), *(cell for cell, why in reasons.items() if why.startswith(BEATEN))]
-        apart = {cell: look.posterior.difference(winner, cell) for cell in sorted(started) if cell != winner}
+        ran = sorted({block.cell for block in self._blocks if self._out.get(block.cell, BEATEN).startswith(BEATEN)})
+        apart = {cell: look.posterior.difference(winner, cell) for cell in ran if cell != winner}
         ends = {cell: [(side * self._tolerance - mean) / sd for side in (-1, 1)] for cell, (mean, sd) in apart.items()}
         near = {cell: float(ndtr(high) - ndtr(low)) for cell, (low, high) in ends.items()}  # within the tolerance
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
         unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
-        close = tuple(cell for cell in unsure if cell not in reasons)
+        close = tuple(cell for cell in unsure if cell not in self._out)
         return Verdict(winner, max(float(look.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
 
-    @property
-    def _reasons(self) -> dict[int, str]:
-        """Why cells are out."""
-        ran = {block.cell for block in self._blocks}
-        hopeless = self._model.hopeless(self._ended.keys())
-        return {cell: reason for cell, reason in hopeless.items() if cell not in ran} | self._ended
-
     def _alive(self) -> np.ndarray:
-        reasons = self._reasons
-        return np.array([cell not in reasons for cell in range(self._count)])
+        return np.array([cell not in self._out for cell in range(self._count)])
 
     def _started(self) -> list[int]:
         """Cells in the race that ran a block."""
-        return sorted({block.cell for block in self._blocks} - self._ended.keys())
+        return sorted({block.cell for block in self._blocks} - self._out.keys())
 
     def _look(self) -> _Look | None:
         """None where no cell is left."""
@@ -319,41 +304,30 @@ class Race:
             self._spent += wrong[cell]
             mean, sd = behind[cell]
             share, least = (-math.expm1(-value) for value in (mean, mean - 2 * sd))
-            self._ended[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
+            self._out[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
 
     def _worth_ending(self, look: _Look) -> str:
         """Why to end: the time is over, one finalist is enough, or several are cheaper than going on; else empty."""
-        seconds = self._seconds()
-        if max(seconds, self._raced_s) >= self.most_s:
+        if self._raced_s >= self.most_s:
             return TIME
         for count in range(1, self._finalists() + 1):
             finalists = self._chosen(look, count)
             if look.enough[:, finalists].any(axis=1).mean() < 1 - self._accepted_risk():
                 self._enough_s.pop(count, None)
                 continue
-            since_s = self._enough_s.setdefault(count, seconds)
-            more_runs = (count - 1) * self.options.runs
-            if not more_runs or (self._full_s is not None and seconds - since_s >= more_runs * self._full_s):
-                return CLOSE if more_runs else SURE
+            since_s = self._enough_s.setdefault(count, self._raced_s)
+            if self._raced_s - since_s >= (count - 1) * self.options.runs * self._full_s:
+                return SURE if count == 1 else CLOSE
         return ""
 
     def _finalists(self) -> int:
         """Most finalists whose full runs fit into what is left of the grid's time, one at least."""
-        if self._full_s is None:
-            return self.options.finalists
-        left_s = self._count * self._full_s - max(self._seconds(), self._raced_s)
+        left_s = self._count * self._full_s - self._raced_s
         return max(1, min(self.options.finalists, int(left_s / (self.options.runs * self._full_s))))
-
-    def _seconds(self) -> float:
-        """Seconds of all starts and blocks."""
-        return len(self._processes()) * self._start_s + len(self._blocks) * self._block_s
-
-    def _processes(self) -> set[tuple[int, int]]:
-        return {(block.cell, block.process) for block in self._blocks}
 
     def _accepted_risk(self) -> float:
         """Probability of missing the best cell at which the race ends."""
-        spent = SPENT[1] if self._full_s is None else self._seconds() / (self._count * self._full_s)
+        spent = self._raced_s / (self._count * self._full_s)
         return float(np.interp(spent, SPENT, MISS_SHARES)) * (1 - self.options.confidence)
 
     def _chosen(self, look: _Look | None, most: int) -> tuple[int, ...]:
@@ -399,6 +373,7 @@ class Race:
         """Blocks that can run, first of running and then of fresh processes (2 cells,), and their seconds."""
         alive, running = self._alive(), np.zeros(self._count, bool)
         running[self._started()] = True
-        processes = np.bincount([cell for cell, _ in self._processes()], minlength=self._count)
+        started = {(block.cell, block.process) for block in self._blocks}
+        processes = np.bincount([cell for cell, _ in started], minlength=self._count)
         seconds = np.repeat([self._block_s, self._block_s + self._start_s], self._count)
         return np.concatenate((alive & running, alive & (processes < PROCESSES))), seconds
