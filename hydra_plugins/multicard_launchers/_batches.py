@@ -1,13 +1,14 @@
 """The work of the launchers: batches of cells, measured or only checked."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 
 from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from multicard import workloads
-from multicard.config.job import count
+from multicard.config.job import Device, count
 from multicard.config.keys import require
 from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
@@ -48,6 +49,7 @@ class Batches:
         self.command, self.context, self.config = command, context, config
         self.on_slurm, self.packs = on_slurm, packs
         self.streak = Streak()
+        self.leases = ExitStack()  # of GPUs that gpus=auto chose
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
         """Measure the cells of a batch as the configuration asks.
@@ -89,7 +91,13 @@ class Batches:
             from multicard.decide.plan import planning  # imports the solver
 
             pack = planning.pick
-        return auto_gpus.resolve(self.command, self.context, config, job_overrides, pack)
+        self.leases.close()
+        on_gpus = config.device is not Device.cpu
+        with nullcontext() if self.packs else shares.kept_to_unleased(on_gpus):
+            resolved, own = auto_gpus.resolve(self.command, self.context, config, job_overrides, pack)
+            if not self.packs:
+                self.leases.enter_context(shares.announced(own))  # before others may choose
+        return resolved
 
     def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
         """Measure cells for a sweeper that is not multicard's.

@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
+from multicard.config.job import AUTO_GPUS
 from multicard.config.keys import require
 from multicard.config.sweeps import REPETITION, SWITCHED
 from multicard.run.workload import Workload
@@ -22,7 +23,6 @@ SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "gpus_auto")
 ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
-AUTO_GPUS = ("gpus=1", "gpus_auto=true")  # the first takes the place of an experiment's axis
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
 

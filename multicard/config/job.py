@@ -23,6 +23,8 @@ class Numa(StrEnum):
     none = "none"
 
 
+# What gpus=auto is read as: an experiment's axis is replaced, and a single run is a sweep of one cell
+AUTO_GPUS = ("gpus=1", "gpus_auto=true", "hydra.mode=MULTIRUN")
 # Keys of `JobConfig` that do not change what is measured, and so are no part of a cell's identity
 ASKED = (
     "gpus_auto",

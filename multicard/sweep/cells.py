@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +99,12 @@ class Sweep:
     cells: list[Cell] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, command: Command, cells: Iterable[Cell | Refused]) -> "Sweep":
+        """The sweep of cells of both kinds."""
+        every = [*cells]
+        return cls(command, [c for c in every if isinstance(c, Cell)], [c for c in every if isinstance(c, Refused)])
+
     @property
     def left(self) -> list[Cell]:
         """The cells without a record."""
@@ -190,8 +196,7 @@ def compose(
     several = f"{len(alike)} of {total} cells measure the same as others: left out"
     for line in alike if len(alike) <= NAMED_CELLS else [several]:
         say(line)
-    cells = [cell for cell in placed.values() if isinstance(cell, Cell)]
-    return Sweep(command, cells, [cell for cell in placed.values() if isinstance(cell, Refused)])
+    return Sweep.of(command, placed.values())
 
 
 def task_of(cfg: DictConfig) -> DictConfig:

@@ -1,6 +1,5 @@
 """Measures cells in this process: Hydra's task, which is a single run, and the cells of a sweep in turn."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from multicard.estimate import estimates
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
-from multicard.sweep import auto_gpus, cells, objective, predicted
-from multicard.sweep.cells import Cell, Refused, Sweep
+from multicard.sweep import cells, objective, predicted
+from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 
 
@@ -29,46 +28,30 @@ class Task:
         Returns:
             The figure that `objective` names.
         """
-        with ExitStack() as until_ended:
-            sweep = self._single(cfg, until_ended)
-            try:
-                _refuse_keys_of_sweeps(cfg)
-                objective.refuse(self.command.workload, cfg.objective)
-                cells.settle(sweep)
-                if cfg.predict.enabled and sweep.cells:
-                    predicted.show(sweep)
-                    return objective.value(None, cfg.objective)  # a prediction has no run to hand over
-                predicted.check_fit(sweep)
-                if cfg.dry_run:
-                    cells.check(sweep, sweep.left)
-            except ValueError as error:
-                sweep.refuse_all(str(error))
-            if sweep.refused:
-                sweep.refused[0].record(keep=False)
-            elif cfg.dry_run and sweep.left:
-                say(f"dry_run=true: nothing is started. To be measured in this process: {sweep.cells[0].folder}")
-            elif sweep.left:
-                with shares.announced([sweep.cells[0].config]):
-                    run(self.command, sweep.cells[0], keep_refused=False)
-            sweep.finish()
-        return objective.value(self.command.runs[-1] if self.command.runs else None, cfg.objective)
-
-    def _single(self, cfg: DictConfig, until_ended: ExitStack) -> Sweep:
-        """The sweep of one cell that a single run is.
-
-        Args:
-            until_ended: closed when the run has ended, which gives its GPUs back.
-        """
         composed: Any = HydraConfig.instance().cfg
-        problem = auto_gpus.resolve_single(self.command, cfg, composed, until_ended) if cfg.gpus_auto else None
         folder, words = Path(composed.hydra.runtime.output_dir), list(composed.hydra.overrides.task)
-        cell = cells.cell_of(self.command.workload, composed, cfg, folder, words)
-        if isinstance(cell, Refused):
-            return Sweep(self.command, refused=[cell])
-        sweep = Sweep(self.command, [cell])
-        if problem is not None:
-            sweep.refuse(cell, problem)
-        return sweep
+        sweep = Sweep.of(self.command, [cells.cell_of(self.command.workload, composed, cfg, folder, words)])
+        try:
+            _refuse_keys_of_sweeps(cfg)
+            objective.refuse(self.command.workload, cfg.objective)
+            cells.settle(sweep)
+            if cfg.predict.enabled and sweep.cells:
+                predicted.show(sweep)
+                return objective.value(None, cfg.objective)  # a prediction has no run to hand over
+            predicted.check_fit(sweep)
+            if cfg.dry_run:
+                cells.check(sweep, sweep.left)
+        except ValueError as error:
+            sweep.refuse_all(str(error))
+        if sweep.refused:
+            sweep.refused[0].record(keep=False)
+        elif cfg.dry_run and sweep.left:
+            say(f"dry_run=true: nothing is started. To be measured in this process: {sweep.cells[0].folder}")
+        elif sweep.left:
+            with shares.announced([sweep.cells[0].config]):
+                run(self.command, sweep.cells[0], keep_refused=False)
+        sweep.finish()
+        return objective.value(self.command.runs[-1] if self.command.runs else None, cfg.objective)
 
 
 def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:

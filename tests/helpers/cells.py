@@ -29,8 +29,7 @@ def refused(number: int, reason: str, folder: Path = Path("x"), **values: Any) -
 
 def sweep(*members: Cell | Refused) -> Sweep:
     """A sweep of a command of its own."""
-    cells = [member for member in members if isinstance(member, Cell)]
-    return Sweep(Command(WORKLOAD), cells, [member for member in members if isinstance(member, Refused)])
+    return Sweep.of(Command(WORKLOAD), members)
 
 
 def _place(number: int, folder: Path) -> dict[str, Any]:

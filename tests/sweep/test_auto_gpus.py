@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from multicard.cli import command_line
 from multicard.config.base import RunConfig
 from multicard.config.keys import require
 from multicard.decide.plan import planning
@@ -17,8 +16,7 @@ from multicard.machine import devices, shares
 from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep import auto_gpus
-from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, typed
+from tests.conftest import SMALL, typed
 from tests.helpers import records
 
 Called = Callable[..., tuple[int, str]]
@@ -72,18 +70,6 @@ def test_cells_beside_each_other_end_soonest_together(shown: Shown):
     assert "[3/3] gpus=auto: 1 (no time is predicted, and cells run beside each other)\n" in printed
     assert shown("precision=bf16,fp64", *PACKED)[1] == ["2", "1"]
     assert shown("precision=fp32,bf16", *PACKED, "max_jobs=1")[1] == ["4", "2"]  # one at a time
-    assert shown("precision=fp64", *PACKED, "max_jobs=2")[1] == ["2"]
-
-
-def test_max_jobs_leaves_out_numbers_that_leave_gpus_idle(
-    shown: Shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(shares, "machine", lambda: Pool([], [*range(6)]))
-    assert shown("precision=fp64", *PACKED, "max_jobs=2")[1] == ["2"]  # of 2, 4 and 6: 3 is no candidate
-    assert shown("precision=bf16", *PACKED, "max_jobs=2")[1] == ["2"]
-    digits = typed(*SMALL, *PACKED[1:], "gpus=1", "precision=fp64").identity()
-    records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
-    assert "gpus=auto: 1 (measured so before)\n" in shown("precision=fp64", *PACKED, "max_jobs=2")[0]
 
 
 def exact(seconds: dict[int, float]) -> dict[int, Interval]:
@@ -112,9 +98,9 @@ def test_runs_that_differ_in_their_seed_are_planned_as_so_many_runs(shown: Shown
 def test_gpus_that_no_cell_can_use_alone_are_planned_with_all_the_same(monkeypatch: pytest.MonkeyPatch, shown: Shown):
     real = auto_gpus.place
 
-    def refuse(config: RunConfig, *more: int) -> Any:
+    def refuse(config: RunConfig, *more: int, **processes: int) -> Any:
         require(config.gpus < 4, "gpus=4: not of this batch")
-        return real(config, *more)
+        return real(config, *more, **processes)
 
     monkeypatch.setattr(auto_gpus, "place", refuse)
     assert shown("precision=bf16", "seed=1,2", *PACKED)[1] == ["2"] * 2  # 470 s; on a machine of two, one each
@@ -129,12 +115,11 @@ def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_
     assert shown("precision=fp32,bf16", "seed=2", "rerun=true")[1] == ["4", "2"]
 
 
-def test_a_single_run_is_named_by_its_number(called: Called, tmp_path: Path):
-    words = [*SMALL, "gpus=auto", "precision=bf16", f"hydra.run.dir={tmp_path / 'x'}"]
+def test_a_single_run_is_a_sweep_of_one_cell(called: Called, tmp_path: Path):
+    words = [*SMALL, "gpus=auto", "precision=bf16", f"hydra.sweep.dir={tmp_path / 'x'}"]
     code, printed = called(*words, "dry_run=true")
-    assert code == 0 and printed.startswith("gpus=auto: 2 (the least predicted time, 0:07:50; 1: 0:08:00, 4: ")
-    own = typed(*SMALL, "gpus=2", "precision=bf16").identity()
-    assert "gpus=2" in printed.splitlines()[-1] and printed.splitlines()[-1].endswith(own)
+    assert code == 0 and printed.startswith("[1/1] gpus=auto: 2 (the least predicted time, 0:07:50; 1: 0:08:00, 4: ")
+    assert typed(*SMALL, "gpus=2", "precision=bf16").identity() in printed
     assert typed("gpus_auto=true").identity() == typed().identity()
 
 
@@ -173,8 +158,3 @@ def test_single_runs_that_begin_at_once_choose_different_gpus(bound: list[list[i
         monkeypatch.setattr(shares, "pause", choose)
         with shares.kept_to_unleased(True):
             assert os.environ[devices.VISIBLE] == "b" and bound == [[1, 2, 3]]
-
-
-def test_it_takes_the_place_of_an_axis():
-    assert command_line.switched(["gpus=auto"], WORKLOAD) == ["gpus=1", "gpus_auto=true"]
-    assert composed("gpus=1", "gpus_auto=true").gpus_auto is True
