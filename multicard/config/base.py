@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
-from math import inf
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from omegaconf import MISSING
 
 from multicard.config.job import ASKED, Device
-from multicard.config.keys import flat, key, require
+from multicard.config.keys import key, require
 from multicard.config.sweeps import (
     AUTO,
     PREDICTION,
@@ -83,27 +82,20 @@ class WindowConfig(ProfileConfig):
     window: ProfileWindow = key(
         ProfileWindow.after, "after: steps of their own after training; start: training from its start, slowed by it"
     )
-    skip: int = key(3, "window=after: steps before the profiler is switched on")
-    warmup: int = key(3, "window=after: steps whose events are dropped, before those that are profiled")
-    steps: Optional[int] = key(10, "steps that are profiled; null, window=start: to the end of the training")
-    seconds: Optional[float] = key(None, "profile as many steps as these take, instead of profile.steps")
+    skip: int = key(3, "window=after: steps before the profiler is switched on", least=0)
+    warmup: int = key(3, "window=after: steps whose events are dropped, before those that are profiled", least=1)
+    steps: Optional[int] = key(10, "steps that are profiled; null, window=start: to the end of the training", least=1)
+    seconds: Optional[float] = key(None, "profile as many steps as these take, instead of profile.steps", above=0)
     budget_bytes: int = key(
         1_000_000_000,
         "kineto, window=start: host memory of a rank for events (200 bytes each), at which recording stops; "
         "writing them takes six times as much",
+        least=1,
     )
 
     def __post_init__(self) -> None:
-        for name, least in (("skip", 0), ("warmup", 1), ("steps", 1), ("budget_bytes", 1)):
-            value = getattr(self, name)
-            require(value is None or value >= least, f"profile.{name}={value}: must be {least} or more")
-        seconds = self.seconds
-        bounded = self.steps is not None or seconds is not None or self.from_start
+        bounded = self.steps is not None or self.seconds is not None or self.from_start
         require(bounded, "profile.steps=null: give the steps, or profile.seconds, or profile.window=start")
-        require(
-            seconds is None or 0 < seconds < inf,
-            f"profile.seconds={seconds}: must be above 0, or null for profile.steps",
-        )
 
     @property
     def from_start(self) -> bool:
@@ -165,11 +157,11 @@ class RunConfig(RepeatedConfig):
     scale: Scale = key(Scale.full, "smoke shrinks a command to minutes on 2 cores, to try the code (never for figures)")
     backend: Backend = key(Backend.auto, "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo")
     oversubscribe: bool = key(False, "let ranks share a GPU, to try the code (never for figures)")
-    seed: int = key(0, "seed of the weights, the order of samples and augmentation")
-    epochs: int = key(1, "passes over the training set")
-    batch_size: int = key(1, "samples per rank and step")
+    seed: int = key(0, "seed of the weights, the order of samples and augmentation", least=0)
+    epochs: int = key(1, "passes over the training set", least=1)
+    batch_size: int = key(1, "samples per rank and step", least=1)
     pin_memory: bool = key(True, "keep batches in page-locked host memory, so that they are copied without waiting")
-    lr: float = key(MISSING, "learning rate; the highest of a schedule")
+    lr: float = key(MISSING, "learning rate; the highest of a schedule", above=0)
     malloc: Malloc = key(Malloc.tuned, "CPU ranks: tuned has glibc keep freed memory for reuse; system does not")
     stop_on_divergence: bool = key(
         True, "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone"
@@ -188,16 +180,9 @@ class RunConfig(RepeatedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: must be 1 or more")
-        require(self.seed >= 0, f"seed={self.seed}: must be 0 or more")
-        for name, value in flat(asdict(self)).items():  # beyond, they overflow in torch, NumPy or SLURM
-            bits = 63 if name == "seed" or name.endswith("_bytes") else 31
-            require(not isinstance(value, int) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
         for name in ("gpu", "memory") if self.device is Device.cpu else ():
             asked, cause = getattr(self.predict, name), "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
             require(asked is None, f"predict.{name}={asked}: {cause} has no GPU; leave one of them out")
-        require(0 < self.lr < inf, f"lr={self.lr}: must be above 0, and finite")
         if self.probe.enabled:
             problem = "probe=true: measures a short run as it is"
             require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
-from multicard.config.keys import key, require
+from multicard.config.keys import check_bounds, key
 
 
 class Device(StrEnum):
@@ -43,20 +43,22 @@ ASKED = (
 class JobConfig:
     """Where a run runs, and what its job asks for. Only launchers other than the default read the keys of jobs."""
 
-    gpus: int = key(1, "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times")
+    gpus: int = key(
+        1, "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times", least=1
+    )
     gpus_auto: bool = key(False, "what gpus=auto sets, until the number is chosen")
-    nodes: int = key(1, "nodes; more than one needs hydra/launcher=submitit_slurm")
+    nodes: int = key(1, "nodes; more than one needs hydra/launcher=submitit_slurm", least=1)
     device: Device = key(Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device")
     numa: Numa = key(Numa.node, "node binds each rank to the NUMA node of its GPU (needs numactl); none does not")
-    cpus_per_gpu: int = key(2, "submitit launchers: cores for each GPU or CPU rank")
-    memory_gb: Optional[int] = key(None, "SLURM: memory of a node, in GB; null is the site's default")
-    time_min: int = key(60, "SLURM: time limit of a job, in minutes")
-    max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue")
+    cpus_per_gpu: int = key(2, "submitit launchers: cores for each GPU or CPU rank", least=1)
+    memory_gb: Optional[int] = key(None, "SLURM: memory of a node, in GB; null is the site's default", least=1)
+    time_min: int = key(60, "SLURM: time limit of a job, in minutes", least=1)
+    max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue", least=0)
     exclusive: Optional[bool] = key(
         None, "submitit launchers: true gives each run its machine or nodes alone; null is true here, false on SLURM"
     )
     max_jobs: Optional[int] = key(
-        None, "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine"
+        None, "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine", least=1
     )
     code: Code = key(
         Code.submitted, "submitit launchers: submitted refuses a job whose code has changed since; latest runs it"
@@ -64,12 +66,7 @@ class JobConfig:
     dry_run: bool = key(False, "check everything and say what would be measured, without measuring it")
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "nodes", "cpus_per_gpu", "time_min"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: must be 1 or more")
-        memory = self.memory_gb
-        require(memory is None or memory >= 1, f"memory_gb={memory}: must be 1 or more, or null for the site's default")
-        require(self.max_jobs is None or self.max_jobs >= 1, f"max_jobs={self.max_jobs}: must be 1 or more, or null")
-        require(self.max_requeues >= 0, f"max_requeues={self.max_requeues}: must be 0 or more")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)

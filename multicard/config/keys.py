@@ -1,21 +1,43 @@
 """Building blocks of the schemas: described keys, refusals, and keys as they are typed."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import field, fields, is_dataclass
+from math import inf
+from typing import Any, get_args
 
 
-def key(default: Any, description: str) -> Any:
+def key(default: Any, description: str, *, least: int | None = None, above: int | None = None) -> Any:
     """A key of a schema, with its default and the line that `--help` shows for it.
 
     Args:
         default: MISSING where a file under `conf/` sets it; a callable (`list`) makes a new value each time.
         description: what the value means, with its unit, and what null stands for.
+        least: the least value. above: what the value must exceed, and be finite.
     """
-    metadata = {"help": description}
+    metadata = {"help": description, "least": least, "above": above}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def check_bounds(config: Any, prefix: str = "") -> None:
+    """Refuse numbers beyond the bounds of their keys, those of groups too.
+
+    Raises:
+        ValueError: with the key.
+    """
+    for each in fields(config):
+        value, name = getattr(config, each.name), f"{prefix}{each.name}"
+        if is_dataclass(value):
+            check_bounds(value, f"{name}.")
+        if not isinstance(value, int | float):
+            continue
+        least, above = each.metadata.get("least"), each.metadata.get("above")
+        otherwise = ", or null" if type(None) in get_args(each.type) else ""
+        require(least is None or value >= least, f"{name}={value}: must be {least} or more{otherwise}")
+        require(above is None or above < value < inf, f"{name}={value}: must be above {above}, and finite{otherwise}")
+        bits = 63 if name == "seed" or name.endswith("_bytes") else 31  # beyond, they overflow in torch, NumPy or SLURM
+        require(isinstance(value, float) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from omegaconf import MISSING
 
 from multicard.config import compilation
 from multicard.config.base import PrecisionConfig, RunConfig
-from multicard.config.keys import key, require
+from multicard.config.keys import check_bounds, key, require
 
 PRECISIONS = ("fp32", "bf16")
 PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
@@ -55,20 +55,14 @@ class StoredTextConfig(TextConfig):
     source: Optional[str] = key(None, "name on the Hugging Face hub")
     revision: Optional[str] = key(None, "branch, tag or commit there; null: the latest")
     data_files: Optional[str] = key(None, "local .json, .jsonl or .parquet file instead of the hub")
-    rows: Optional[int] = key(None, "a random sample of so many rows, by seed; null: all")
-
-    def __post_init__(self) -> None:
-        require(self.rows is None or self.rows >= 1, f"dataset.rows={self.rows}: must be 1 or more, or null for all")
+    rows: Optional[int] = key(None, "a random sample of so many rows, by seed; null: all", least=1)
 
 
 @dataclass
 class SyntheticConfig(TextConfig):
     """Rows generated from the seed: no file, no download."""
 
-    rows: int = key(500, "how many rows to generate")
-
-    def __post_init__(self) -> None:
-        require(self.rows >= 1, f"dataset.rows={self.rows}: must be 1 or more")
+    rows: int = key(500, "how many rows to generate", least=1)
 
 
 @dataclass
@@ -78,17 +72,16 @@ class DecoderConfig:
     name: str = MISSING
     weights: str = key("random", "random, or a folder with Hugging Face's safetensors or, for Llama, Meta's format")
     vocab_size: Optional[int] = key(None, "rows of the embedding; null follows the tokenizer")
-    num_layers: int = key(MISSING, "transformer layers")
-    num_heads: int = key(MISSING, "query heads")
-    num_kv_heads: int = key(MISSING, "key and value heads; must divide model.num_heads")
-    embed_dim: int = key(MISSING, "width of a layer")
-    intermediate_dim: int = key(MISSING, "width within the MLP")
-    max_seq_len: int = key(MISSING, "longest sequence that the model takes, in tokens")
+    num_layers: int = key(MISSING, "transformer layers", least=1)
+    num_heads: int = key(MISSING, "query heads", least=1)
+    num_kv_heads: int = key(MISSING, "key and value heads; must divide model.num_heads", least=1)
+    embed_dim: int = key(MISSING, "width of a layer", least=1)
+    intermediate_dim: int = key(MISSING, "width within the MLP", least=1)
+    max_seq_len: int = key(MISSING, "longest sequence that the model takes, in tokens", least=1)
     tied: bool = key(False, "share the embedding with the output; of a Llama, makes it a Llama 3.2")
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_heads", "num_kv_heads", "embed_dim", "intermediate_dim", "max_seq_len"):
-            require(getattr(self, name) >= 1, f"model.{name}={getattr(self, name)}: must be 1 or more")
+        check_bounds(self, "model.")  # divisors, here
         heads, width = self.num_heads, self.embed_dim
         fits = width % heads == 0 and (width // heads) % 2 == 0
         require(fits, f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even width")
@@ -207,13 +200,17 @@ class LlmConfig(RunConfig):
     recipe: Recipe = key(
         Recipe.auto, "single_device, distributed, or auto: single_device on one GPU where there is one"
     )
-    weight_decay: float = key(0.01, "AdamW's weight decay")
+    weight_decay: float = key(0.01, "AdamW's weight decay", least=0)
     warmup_steps: Optional[int] = key(
-        None, "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than 1000 steps"
+        None,
+        "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than 1000 steps",
+        least=0,
     )
-    skip_steps: int = key(5, "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked")
-    max_steps: Optional[int] = key(None, "stop an epoch after so many steps; null: all")
-    gradient_accumulation_steps: int = key(1, "batches whose gradients are summed for one step")
+    skip_steps: int = key(
+        5, "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked", least=0
+    )
+    max_steps: Optional[int] = key(None, "stop an epoch after so many steps; null: all", least=1)
+    gradient_accumulation_steps: int = key(1, "batches whose gradients are summed for one step", least=1)
     custom_sharded_layers: list[str] = key(
         list, "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings, output"
     )
@@ -221,7 +218,7 @@ class LlmConfig(RunConfig):
     compile: Union[bool, str] = key(False, "torch.compile the model: true, or one of its modes, as max-autotune")
     packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
     max_seq_len: Optional[int] = key(
-        None, "cut longer rows, in tokens, and leave out those without a label then; null: whole rows"
+        None, "cut longer rows, in tokens, and leave out those without a label then; null: whole rows", least=2
     )
     optimizer_in_bwd: bool = key(False, "method=full or qat: update each weight as soon as its gradient is there")
 
@@ -232,19 +229,9 @@ class LlmConfig(RunConfig):
         require(has, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
         super().__post_init__()
         self.compile = compilation.checked(self.compile) or False
-        for name in ("max_steps", "gradient_accumulation_steps"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name}={value}: must be 1 or more")
-        length, remedy = self.max_seq_len, "a token is predicted from those before it"
-        require(
-            length is None or length >= 2, f"max_seq_len={length}: must be 2 or more, or null for whole rows: {remedy}"
-        )
         parts = self.custom_sharded_layers
         known = len({*parts}) == len(parts) and {*parts} <= {*SHARDABLE}
         require(known, f"custom_sharded_layers={parts}: name some of {', '.join(SHARDABLE)}, each once")
-        for name in ("skip_steps", "warmup_steps", "weight_decay"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"{name}={value}: must be 0 or more")
         bounded = self.max_seq_len is not None or not self.packed
         require(bounded, "packed=true: needs max_seq_len, the length to pack to (as max_seq_len=512)")
         longest, limit = self.max_seq_len or 1, self.model.max_seq_len

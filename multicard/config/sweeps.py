@@ -8,11 +8,10 @@ Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a gr
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config.job import JobConfig
-from multicard.config.keys import key, require
+from multicard.config.keys import check_bounds, key, require
 
 AUTO = "auto"
 LEAST_AUTO = 2  # one run does not show how runs differ
@@ -28,16 +27,15 @@ UNITS = {"GB": 10**9, "GiB": 2**30}
 class RepeatedConfig(JobConfig):
     repeat: str = key("1", "sweeps: number of runs of each cell, by turns; auto: until it is sure enough")
     repeat_error: str = key("1%", "repeat=auto: half width of the mean step's interval that is sure enough")
-    repeat_max: int = key(10, "repeat=auto: most runs of a cell")
+    repeat_max: int = key(10, "repeat=auto: most runs of a cell", least=LEAST_AUTO)
     repeat_compare: Optional[str] = key(
         None, "repeat=auto: a swept key; sure enough is also when its values differ, or differ by 5% at most"
     )
-    repetition: int = key(1, "which of its repetitions a run is, from 1; repeat sets it")
+    repetition: int = key(1, "which of its repetitions a run is, from 1; repeat sets it", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_repetition(self)
-        require(self.repetition >= 1, f"repetition={self.repetition}: must be 1 or more")
 
 
 def check_repetition(config: Any) -> None:
@@ -89,11 +87,10 @@ class ProbeConfig:
 
     enabled: bool = key(False, "probe=true: train until the mean step is known; feeds predictions, is no result")
     error: str = key("1%", "probe=true: known is a mean step with a 95% interval of so much to either side")
-    seconds: float = key(60.0, "probe=true: train no longer than so many seconds, known or not")
+    seconds: float = key(60.0, "probe=true: train no longer than so many seconds, known or not", above=0)
 
     def __post_init__(self) -> None:
         require(0 < share(self.error) < 1, f"probe.error={self.error}: must be above 0% and below 100%")
-        require(0 < self.seconds < inf, f"probe.seconds={self.seconds}: must be above 0")
 
 
 def starts_nothing(config: Any) -> bool:
@@ -121,14 +118,13 @@ class RaceConfig:
     )
     confidence: float = key(0.95, "race: probability, over the whole race, that no cell that drops out is the best")
     tolerance: str = key("2%", "race: cells that are shown to be within this share of the best count as equally good")
-    block: float = key(5.0, "race: seconds of training that a cell is given at a time")
+    block: float = key(5.0, "race: seconds of training that a cell is given at a time", above=0)
 
     def __post_init__(self) -> None:
         names = ", ".join(RACED)
         require(self.figure is None or self.figure in RACED, f"race={self.figure}: choose one of {names}")
         require(0.5 <= self.confidence < 1, f"race.confidence={self.confidence}: must be 0.5 or more, and below 1")
         require(0 < share(self.tolerance) < 1, f"race.tolerance={self.tolerance}: must be above 0% and below 100%")
-        require(0 < self.block < inf, f"race.block={self.block}: must be above 0")
 
 
 def refuse_race(config: Any, on_slurm: bool, own_sweeper: bool, batch_size: int | None) -> None:
@@ -143,7 +139,7 @@ def refuse_race(config: Any, on_slurm: bool, own_sweeper: bool, batch_size: int 
     """
     if config.race.figure is None:
         return
-    RaceConfig(**config.race)
+    check_bounds(RaceConfig(**config.race), "race.")
     race = f"race={config.race.figure}"
     inside = "within a job, as by srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32 python ... -m ... race=..."
     packed = config.get("exclusive") is False

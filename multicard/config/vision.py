@@ -46,12 +46,9 @@ class StrategyConfig:
 class DdpConfig(StrategyConfig):
     """The options of `DistributedDataParallel`, with its own defaults."""
 
-    bucket_cap_mb: float = key(25.0, "DDP: size of a bucket of gradients that are reduced together, in MiB")
+    bucket_cap_mb: float = key(25.0, "DDP: size of a bucket of gradients that are reduced together, in MiB", above=0)
     gradient_as_bucket_view: bool = key(False, "DDP: gradients share the memory of the buckets, which saves a copy")
     sync_batchnorm: bool = key(False, "CUDA: BatchNorm statistics over all ranks instead of one")
-
-    def __post_init__(self) -> None:
-        require(self.bucket_cap_mb > 0, f"strategy.bucket_cap_mb={self.bucket_cap_mb}: must be above 0 (default 25)")
 
 
 @dataclass
@@ -63,31 +60,19 @@ class LoaderConfig:
 class WorkersConfig(LoaderConfig):
     """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
 
-    prefetch_factor: int = key(2, "batches that each worker loads ahead")
+    prefetch_factor: int = key(2, "batches that each worker loads ahead", least=1)
     persistent_workers: bool = key(True, "keep the workers from epoch to epoch")
-
-    def __post_init__(self) -> None:
-        require(self.prefetch_factor >= 1, f"loader.prefetch_factor={self.prefetch_factor}: must be 1 or more")
 
 
 @dataclass
 class BatchedConfig(LoaderConfig):
-    ahead: int = key(2, "batches that the threads make ahead of the step; host memory holds up to three more")
-
-    def __post_init__(self) -> None:
-        require(self.ahead >= 1, f"loader.ahead={self.ahead}: must be 1 or more")
+    ahead: int = key(2, "batches that the threads make ahead of the step; host memory holds up to three more", least=1)
 
 
 @dataclass
 class DaliConfig(LoaderConfig):
-    threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores")
-    prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead")
-
-    def __post_init__(self) -> None:
-        threads, depth = self.threads, self.prefetch_queue_depth
-        remedy = "must be 1 or more, or null for the rank's share of the cores"
-        require(threads is None or threads >= 1, f"loader.threads={threads}: {remedy}")
-        require(depth >= 1, f"loader.prefetch_queue_depth={depth}: must be 1 or more")
+    threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores", least=1)
+    prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead", least=1)
 
 
 @dataclass
@@ -96,31 +81,25 @@ class DatasetConfig:
 
     name: str = MISSING
     image_size: int = key(MISSING, "side of the square images that are trained on, in pixels")
-    train_limit: Optional[int] = key(None, "train on so many images; null: all")
-    test_limit: Optional[int] = key(None, "evaluate on so many images; null: all")
+    train_limit: Optional[int] = key(None, "train on so many images; null: all", least=1)
+    test_limit: Optional[int] = key(None, "evaluate on so many images; null: all", least=1)
     mean: list[float] = key(MISSING, "of the channels R, G, B, with values in 0..1; subtracted from each image")
     std: list[float] = key(MISSING, "of the channels R, G, B; each image is divided by it")
     augment: bool = key(False, "augment training images, by dataset.crop and dataset.flip")
     crop: float = key(0.875, "augment: train on a random window of this share of the sides, in (0, 1]")
     flip: bool = key(False, "augment: mirror half of the images")
     device_budget_bytes: Optional[int] = key(
-        None, "loader=device: a larger data set crosses batch by batch; null is a quarter of the free memory"
+        None, "loader=device: a larger data set crosses batch by batch; null is a quarter of the free memory", least=0
     )
 
     def __post_init__(self) -> None:
         size = self.image_size
         require(size >= 32, f"dataset.image_size={size}: MobileNetV2 halves an image five times; take 32 or more")
-        for name in ("train_limit", "test_limit"):
-            limit = getattr(self, name)
-            require(limit is None or limit >= 1, f"dataset.{name}={limit}: must be 1 or more, or null for all")
         for name in ("mean", "std"):
             values = getattr(self, name)
             require(len(values) == 3, f"dataset.{name}={values}: give three values, one per channel (R, G, B)")
         require(min(self.std) > 0, f"dataset.std={self.std}: must be above 0")
         require(0 < self.crop <= 1, f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]")
-        budget = self.device_budget_bytes
-        remedy = "must be 0 or more, or null for a quarter of the memory that is free"
-        require(budget is None or budget >= 0, f"dataset.device_budget_bytes={budget}: {remedy}")
 
 
 @dataclass
@@ -157,11 +136,10 @@ class Pointwise(StrEnum):
 @dataclass
 class ModelConfig:
     name: str = key(MISSING, "mobilenet_v2, or another classification model of torchvision (resnet50)")
-    width: float = key(1.0, "MobileNetV2's width multiplier")
+    width: float = key(1.0, "MobileNetV2's width multiplier", above=0)
     pointwise: Pointwise = key(Pointwise.convolution, "1 x 1 convolutions: convolution, or linear with layout=nhwc")
 
     def __post_init__(self) -> None:
-        require(self.width > 0, f"model.width={self.width}: must be above 0")
         has_width = self.name == "mobilenet_v2"
         require(has_width or self.width == 1, f"model.width={self.width}: only mobilenet_v2 has it; leave it at 1")
 
@@ -169,11 +147,8 @@ class ModelConfig:
 @dataclass
 class OptimizerConfig:
     name: str = MISSING
-    weight_decay: float = key(0.0, "factor of weight decay; decoupled with adamw")
+    weight_decay: float = key(0.0, "factor of weight decay; decoupled with adamw", least=0)
     fused: bool = key(False, "one kernel for all parameters")
-
-    def __post_init__(self) -> None:
-        require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}: must be 0 or more")
 
 
 @dataclass
@@ -182,7 +157,6 @@ class SgdConfig(OptimizerConfig):
     nesterov: bool = key(False, "Nesterov's momentum")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 <= self.momentum < 1, f"optimizer.momentum={self.momentum}: must be in [0, 1)")
         works = self.momentum > 0 or not self.nesterov
         require(works, "optimizer.nesterov=true: needs optimizer.momentum above 0")
@@ -194,13 +168,11 @@ class AdamConfig(OptimizerConfig):
         lambda: [0.9, 0.999],
         "decay rates of the two moments, in [0, 1); schedule=onecycle takes the first from 0.95 to 0.85 and back",
     )
-    eps: float = key(1e-8, "added to the denominator of a step")
+    eps: float = key(1e-8, "added to the denominator of a step", above=0)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         works = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(works, f"optimizer.betas={self.betas}: give two values in [0, 1)")
-        require(self.eps > 0, f"optimizer.eps={self.eps}: must be above 0")
 
 
 @dataclass
@@ -219,11 +191,14 @@ class VisionConfig(RunConfig):
         False, "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on CUDA alone"
     )
     cudnn_benchmark: bool = key(False, "let cuDNN try its convolutions and take the fastest")
-    warmup_steps: int = key(5, "first steps that step_s and images_per_s leave out; they are recorded and marked")
+    warmup_steps: int = key(
+        5, "first steps that step_s and images_per_s leave out; they are recorded and marked", least=0
+    )
     num_workers: Optional[int] = key(
         None,
         "loader workers per rank, which loader=batched has as threads and loader=torch as processes; "
         "null takes none on CPU ranks, and min(8, cores / ranks) on CUDA",
+        least=0,
     )
     target_accuracy: Optional[float] = key(None, "test accuracy, in (0, 1], to which the time is recorded; null: none")
     stop_at_target: bool = key(False, "stop when target_accuracy is reached")
@@ -234,9 +209,7 @@ class VisionConfig(RunConfig):
         linear = self.model.pointwise is Pointwise.linear
         fits = self.layout.name is LayoutName.nhwc or not linear
         require(fits, "model.pointwise=linear: reads the channels of NHWC images as a matrix; use layout=nhwc")
-        require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps}: must be 0 or more")
-        workers, target = self.num_workers, self.target_accuracy
-        require(workers is None or workers >= 0, f"num_workers={workers}: must be 0 or more, or null to choose")
+        target = self.target_accuracy
         in_range = target is None or 0 < target <= 1
         require(in_range, f"target_accuracy={target}: is a share; give a value in (0, 1], as 0.97")
         stops = target is not None or not self.stop_at_target

@@ -21,16 +21,14 @@ FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 class LoraConfig(MethodConfig):
     """Low-rank adapters (Hu et al., 2021) beside the named linears."""
 
-    lora_rank: int = key(8, "rank of the adapters")
-    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank")
+    lora_rank: int = key(8, "rank of the adapters", least=1)
+    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", above=0)
     lora_dropout: float = key(0.0, "share of inputs that an adapter drops, in [0, 1)")
     lora_attn_modules: list[str] = key(list, "attention layers with adapters: q_proj, k_proj, v_proj, output_proj")
     apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too")
     apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
 
     def __post_init__(self) -> None:
-        require(self.lora_rank >= 1, f"method.lora_rank={self.lora_rank}: must be 1 or more")
-        require(self.lora_alpha > 0, f"method.lora_alpha={self.lora_alpha}: must be above 0")
         in_range = 0 <= self.lora_dropout < 1
         require(in_range, f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)")
         modules = self.lora_attn_modules
@@ -42,21 +40,14 @@ class LoraConfig(MethodConfig):
 class DpoConfig(LoraConfig):
     """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
 
-    beta: float = key(0.1, "how strongly the tuned model is held to the base model")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.beta > 0, f"method.beta={self.beta}: must be above 0")
+    beta: float = key(0.1, "how strongly the tuned model is held to the base model", above=0)
 
 
 @dataclass
 class QatConfig(MethodConfig):
     """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
 
-    groupsize: int = key(256, "weights that share a scale; must divide the width of every linear layer")
-
-    def __post_init__(self) -> None:
-        require(self.groupsize >= 1, f"method.groupsize={self.groupsize}: must be 1 or more")
+    groupsize: int = key(256, "weights that share a scale; must divide the width of every linear layer", least=1)
 
 
 @dataclass(frozen=True)
