@@ -80,6 +80,7 @@ QUICK = (  # in `make test-all`
     replace(AT_STEP, name="controller-killed", act=kill_command(), code=-signal.SIGKILL, statuses=()),
     replace(SIGNALLED, name="ctrl-c-in-training", act=from_terminal(), check=lambda trial: (
         None if trial.command.said(r"^To resume: .*-m ") else "it does not say how to resume")),
+    replace(SIGNALLED, name="ctrl-c-ten-times", act=from_terminal(times=10)),
     replace(SIGNALLED, name="ctrl-c-of-jobs", words=LOCAL_JOBS, act=from_terminal()),
     replace(SIGNALLED, name="sigterm", act=kill_command(signal.SIGTERM)),
     replace(EARLY, name="ctrl-c-at-0.4s", at=computed(0.4)),
@@ -104,6 +105,8 @@ LONG = (  # in `make faults`
         statuses=None),
     replace(FULL, name="full-in-training", inside="hold@step3"),
     replace(FULL, name="full-in-recording", inside="hold@record"),
+    Fault("full-temporary", prepare=both(mount("temporary", "size=64k"), lambda trial: fill(trial, "temporary")),
+        code=None, mend=empty, needs=root),
     Fault("no-inodes", RUN, prepare=mount("sweep", "size=8m,nr_inodes=12"), mend=remount("nr_inodes=2000"), needs=root,
         says=r"^(\[1/2\] refused|  failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
     Fault("torn-record", prepare=both(type_again, edit("*seed=1*/result.json", lambda content: content[:999])), code=0,
