@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from multicard.sweep.command import Command
 
 
-class SweepLauncher(Launcher):
-    """Composes all cells of a batch, takes the records of those measured before, and has the rest measured.
+class CellLauncher(Launcher):
+    """Composes all cells of a batch, takes the records of those measured before, and has the rest measured. A bad cell
+    does not stop the rest, as it would with Hydra's own launcher.
 
-    on_slurm: cells run on nodes of which this machine knows nothing. packs: they can run beside each other here.
+    Args:
+        on_slurm: cells are jobs of SLURM, on nodes of which this machine knows nothing.
+        packs: each cell is a process, on GPUs or cores of this machine that no other has.
     """
 
-    on_slurm, packs = False, False
-
-    def __init__(self, **_: Any) -> None:
-        """The options are in each cell's configuration too, and read there."""
+    def __init__(self, on_slurm: bool, packs: bool, **_: Any) -> None:
+        """The other options are in each cell's configuration too, and read there."""
+        self.on_slurm, self.packs = on_slurm, packs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from hydra_plugins.multicard_launchers._batches import Batches
@@ -39,23 +41,6 @@ class SweepLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         return self.batches.launch(job_overrides, initial_job_idx)
-
-
-class LocalLauncher(SweepLauncher):
-    """The default: cells one after the other, in this process. A bad cell does not stop the rest, as it would with
-    Hydra's own launcher."""
-
-
-class SubmititLocalLauncher(SweepLauncher):
-    """`hydra/launcher=submitit_local`: each cell is a process, on GPUs or cores of this machine that no other has."""
-
-    packs = True
-
-
-class SlurmLauncher(SweepLauncher):
-    """`hydra/launcher=submitit_slurm`: each cell is a job of SLURM, with the resources of its own configuration."""
-
-    on_slurm = True
 
 
 class CellSweeper(BasicSweeper):
@@ -94,7 +79,7 @@ class CellSweeper(BasicSweeper):
         from multicard.sweep.axes import Axes
 
         assert self.config is not None and self.hydra_context is not None
-        assert isinstance(self.launcher, SweepLauncher)
+        assert isinstance(self.launcher, CellLauncher)
         own = self.config.hydra.experiment
         sweeps = [(Axes(self.axes, own.smoke, own.exclude), arguments)]
         if self.config.hydra.runtime.choices.get("experiment") == workloads.ALL:

@@ -4,7 +4,6 @@ Sweeps, races and plans decide which cell starts next; the executor starts and e
 time left; `Streak` stops a sweep after several failures of one cause. Sweeps on SLURM use both too.
 """
 
-import errno
 import os
 import re
 import signal
@@ -41,9 +40,6 @@ FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # keys of the folder that a run 
 # Keys of the places of data, with which refusals and errors begin
 PLACES = ("dataset.root", "dataset.data_files", "dataset.source", "dataset.download", "dataset.cache_dir")
 PLACES += ("tokenizer.path", "tokenizer.merges_file")
-# Errors of disks and of what lies there
-GONE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENOTCONN)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass
@@ -241,16 +237,10 @@ def cause_of(cell: Cell) -> str:
     kind, message = cause.kind, cause.message
     if kind in EVERYWHERE and f"disk of {SHARED_MEMORY}" not in message:
         return kind
-    if kind == "refused" and message.startswith(FOLDERS) and "cannot write to" in message:
+    key = re.split("[=:]", message)[0] if kind == "refused" else ""
+    if key in FOLDERS and "cannot write to" in message:
         return "disk"
-    if kind not in ("refused", "exception"):
-        return ""
-    error = re.match(r"\w+: \[Errno (\d+)\]", message)
-    if error is None:
-        key = message.partition("=")[0].partition(":")[0]
-        return key if key == "code" else f"data, {key}" if key in PLACES else ""
-    is_full = int(error[1]) in FULL and str(SHARED_MEMORY) not in message
-    return f"data, error {error[1]}" if is_full or int(error[1]) in GONE else ""
+    return key if key == "code" else f"data, {key}" if key in PLACES else ""
 
 
 def _data(cell: Cell) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, m
 # Files that submitit writes before it submits, and leaves where sbatch refuses
 UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
 # Options of the launcher that are not sbatch's
-OWN_OPTIONS = ("_target_", "mode", "additional_parameters", "setup", "array_parallelism", "signal_delay_s")
+OWN_OPTIONS = ("_target_", "mode", "on_slurm", "packs")
+OWN_OPTIONS += ("additional_parameters", "setup", "array_parallelism", "signal_delay_s")
 
 Options = dict[str, Any]
 

@@ -1,17 +1,13 @@
-"""Waits for the jobs of a sweep, shows their progress, and records the end of jobs that left no record."""
+"""Waits for the jobs of a sweep, and records the end of jobs that left no record."""
 
 import sys
-from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-
-from rich.console import Console
-from rich.live import Live
 
 from multicard.config.job import count
 from multicard.machine import slurm
 from multicard.machine.slurm import State
-from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.measure.timing import clock_s, pause
 from multicard.messages import say
 from multicard.ranks import interruption
 from multicard.ranks.failures import Failure
@@ -47,12 +43,9 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
         SameFailureError: the cells that are left would fail as those before; their jobs are cancelled.
     """
     queue = Queue(sweep.cells, jobs, streak)
-    console = Console(stderr=True)
-    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     while queue.jobs:
         try:
-            with live or nullcontext():
-                _watch(queue, live)
+            _watch(queue)
         except KeyboardInterrupt as interrupted:
             interruption.answer_again()  # at the question, and when it goes on waiting
             if not _cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT")):
@@ -176,7 +169,7 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     return STATUS_OF.get(state.name, "failed"), Failure("slurm", message, host=state.nodes, log=str(log), log_tail=tail)
 
 
-def _watch(queue: Queue, live: Live | None) -> None:
+def _watch(queue: Queue) -> None:
     """Poll until all jobs have ended."""
     changed_s = clock_s()
     while queue.jobs:
@@ -195,24 +188,8 @@ def _watch(queue: Queue, live: Live | None) -> None:
                 say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)
         queue.pace.say_progress(ended)
         changed_s = clock_s() if ended else changed_s
-        poll_s = min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S) if queue.jobs else 0.0
-        until_s = clock_s() + poll_s
-        while (rest_s := until_s - clock_s()) > 0:
-            if live is not None:
-                live.update(progress(queue), refresh=True)
-            pause(min(rest_s, 1.0))
-
-
-def progress(queue: Queue) -> str:
-    """A line with the numbers of cells by state, the time so far and an estimate of the rest."""
-    states = [queue.states.get(job) for job in queue.jobs.values()]
-    running = sum(state is not None and not state.queued for state in states)
-    ended = Counter(cell.result.status for cell in queue.cells if cell.result is not None)
-    counts = {"queued": len(states) - running, "running": running, **ended}
-    left_s = queue.pace.left_s()
-    left = f", about {in_hours(left_s)} left" if left_s is not None else ""
-    cells = ", ".join(f"{number} {state}" for state, number in counts.items())
-    return f"{cells} in {in_hours(clock_s() - queue.pace.started_s)}{left}"
+        if queue.jobs:
+            pause(min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S))
 
 
 def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:

@@ -24,6 +24,8 @@ ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=
 SITE = {
     "_target_": "x",
     "mode": "MULTIRUN",
+    "on_slurm": True,
+    "packs": False,
     "partition": "long",
     "account": None,
     "setup": ["module load cuda"],
@@ -276,7 +278,7 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch.setattr(run_folder, "read", lambda _: None)
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        slurm_wait._watch(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}, Streak()), None)
+        slurm_wait._watch(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}, Streak()))
     line = "SLURM holds job {0} (launch failed requeued held); to let it go on: scontrol release {0}"
     said = capsys.readouterr().err.splitlines()
     assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
