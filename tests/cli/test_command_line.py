@@ -68,37 +68,22 @@ COMPOSED = [
     (["-m", "gpus=${nope},1"], "${nope} is not there; write the value"),
     (["-m", "gpus=1,two"], "gpus=two: must be a whole number"),
     (['name="a\nb"'], r"name='a\nb': is the name of a folder under multirun/"),
-    (["dry_run=true", "name=.."], "name='..': is the name of a folder under multirun/"),
     (["dry_run=true", "gpus=0"], "gpus=0: must be 1 or more"),
-    (["dry_run=true", "seed=99999999999999999999"], "seed=99999999999999999999: must be below 2^63"),
     (["gpus=1,2"], "gpus=1,2: several values are a sweep"),
-    (["name='a\x1b[2Jb'"], "name="),
+    (["name='a\x1b[2Jb'"], "name="),  # and without the escape
     (["device=cuda"], "device=cuda"),
     (["device=tpu"], "device=tpu: invalid value 'tpu', expected one of [auto, cuda, cpu]"),
-    (["dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
     (["dry_run=true", "dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
     (["dataset=images", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
-    (["dataset=images", "dataset.root=/nowhere", "dataset.cache=disk"], "dataset.cache"),
     (["dataset=mnits"], "dataset=mnits: no such option; choose one of digits, mnist, images"),
     (["dataset.downlod=true"], "dataset.downlod: no such key here; nearest: dataset.download"),
     (["dataset.download=true"], "dataset.download: not a key of the option chosen for dataset; "),  # digits
-    (["precison=fp32"], "precison: no such key here; nearest: precision"),
     (["zzzz=1"], "zzzz: no such key here; --help shows all keys"),
     (["precision=fp8"], "precision=fp8: no such option; choose one of bf16, fp16, fp32, fp32_ieee, fp64, half, tf32"),
     (["method=lora"], "method: belongs to tune_llm.py"),
-    (["tokenizer.vocab_size=300"], "tokenizer.vocab_size: belongs to tune_llm.py"),
-    (["-m", "model=mobilenet_v2,llama3_8b"], "model=llama3_8b: belongs to tune_llm.py; train_vision.py has mobile"),
-    (
-        ["experiment=templates", "dry_run=true"],
-        "experiment=templates: belongs to tune_llm.py; train_vision.py has image_",
-    ),
-    (
-        ["experiment=tabel2", "dry_run=true"],
-        "experiment=tabel2: no such option; choose one of image_size, layout",
-    ),
-    (["scale=tiny", "dry_run=true"], "scale=tiny: no such option; choose one of full, smoke"),
+    (["experiment=templates"], "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
+    (["experiment=tabel2"], "experiment=tabel2: no such option; choose one of image_size, layout"),
     (["-m", "hydra/sweeper=basic", "repeat=3"], "repeat=3: needs multicard's own sweeper; leave hydra/sweeper out"),
-    (["-m", "hydra/sweeper=basic", "repeat=auto"], "repeat=auto: needs multicard's own sweeper"),
     (["-m", "hydra/sweeper=basic", "experiment=all"], "experiment=all: needs multicard's own sweeper"),
     (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
     (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
@@ -109,14 +94,7 @@ COMPOSED = [
     ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "hydra.launcher.signal_delay_s=x: must be a whole num"),
     ([SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"], "hydra.launcher.array_parallelism=0: must be a who"),
     ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "hydra.launcher.setup=x: write it as [command,...]"),
-    (
-        [SLURM, "device=cpu", "hydra.launcher.additional_parameters=x"],
-        "hydra.launcher.additional_parameters=x: write it",
-    ),
-    (
-        [SLURM, "device=cpu", "+hydra.launcher.mail=me"],
-        "hydra.launcher.mail: submitit has no such option; use hydra",
-    ),
+    ([SLURM, "device=cpu", "+hydra.launcher.mail=me"], "hydra.launcher.mail: submitit has no such option; use hydra"),
 ]
 
 
@@ -144,11 +122,6 @@ def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
     (tmp_path / "made" / "empty" / "multirun.yaml").write_text("")
     hydra_config.remove_unused()
     assert {path.name for path in tmp_path.iterdir()} == {"there", "measured"}
-
-
-def test_help_of_a_sweep_shows_its_first_cell(called: Callable[..., tuple[int, str]]):
-    code, printed = called("-m", "gpus=3,4", "precision=fp16,bf16", "--help")
-    assert code == 0 and "  gpus=3 " in printed and "  precision=fp16 " in printed
 
 
 def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts():

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -68,21 +67,16 @@ def test_half_is_bf16_where_there_is_bf16(monkeypatch: pytest.MonkeyPatch):
 
 # Refused by a message that begins with the last word
 ALONE = """
-gpus=0 nodes=0 epochs=0 batch_size=0 seed=-1 warmup_steps=-1 lr=0 num_workers=-1 dataset.crop=0
-dataset.device_budget_bytes=-1 target_accuracy=97 stop_at_target=true lr=inf seed=9223372036854775808
-dataset.image_size=31 dataset.train_limit=0 dataset.test_limit=0 model.width=0 optimizer.momentum=1
-optimizer.weight_decay=-1 strategy.bucket_cap_mb=0 tracker.project=a/b tracker.entity=a/b
-loader.prefetch_factor=0
+gpus=0 nodes=0 epochs=0 batch_size=0 seed=-1 lr=0 lr=inf num_workers=-1 dataset.train_limit=0 dataset.crop=0
+target_accuracy=97 stop_at_target=true seed=9223372036854775808 dataset.image_size=31 model.width=0
+optimizer.momentum=1 optimizer.weight_decay=-1 tracker.project=a/b tracker.entity=a/b
 """
 REFUSED = [
     *(([word], word) for word in ALONE.split()),
-    (["loader=dali", "loader.threads=0"], "loader.threads=0"),
-    (["loader=dali", "loader.prefetch_queue_depth=0"], "loader.prefetch_queue_depth=0"),
+    (["loader=dali", "loader.threads=0"], "loader.threads=0: must be 1 or more, or null"),
     (["model.name=resnet18", "model.width=2"], "model.width=2"),
-    (["optimizer=adam", "optimizer.eps=0"], "optimizer.eps=0"),
     (["dataset=images", "dataset.root=x", "dataset.cache=none", "dataset.skip_broken=true"], "dataset.skip_broken"),
     (["name=a/b"], "name='a/b'"),
-    (["epochs=2147483648"], "epochs=2147483648: must be below 2^31"),
     (["dataset.image_size=99999999999999999999"], "dataset.image_size=99999999999999999999: must be below 2^31"),
     (["dataset.mean=[0.1]"], "dataset.mean"),
     (["dataset.std=[1,1,0]"], "dataset.std"),
@@ -90,7 +84,6 @@ REFUSED = [
     (["optimizer.momentum=0"], "optimizer.nesterov=true"),
     (["optimizer=adam", "optimizer.betas=[1,0]"], "optimizer.betas"),
     ([f"tracker.tags=[short,{'x' * 65}]"], "tracker.tags="),
-    (["loader=batched", "loader.ahead=0"], "loader.ahead=0: must be 1 or more"),
     (["model.pointwise=linear"], "model.pointwise=linear: reads the channels of NHWC images as a matrix; use"),
 ]
 
@@ -134,7 +127,6 @@ def placed(config: VisionConfig, cuda_devices: int) -> Placement:
 @pytest.mark.parametrize(
     ("words", "devices", "least", "most", "value_bytes"),
     [
-        (["num_workers=3", "loader.prefetch_factor=5"], 0, 3 * 5 + 1, 3 * 5 + 2, 4),
         (["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"], 0, 2 * 16, 2 * 17, 8),
         (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),  # page-locked, two of each worker ahead
         (["gpus=2", "num_workers=8", "strategy=dp"], 2, 2, 2 * (8 * 2 + 2), 4),  # one process with twice the batch
@@ -169,15 +161,6 @@ def test_batches_of_workers_must_fit_into_shared_memory(
     assert said(0, typed("loader=device", "num_workers=8")) == ""
 
 
-def test_a_run_whose_workers_do_not_fit_is_refused_before_it_starts(
-    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(memory, "free_shared_memory_bytes", lambda: 64 << 20)  # Docker's
-    result = measured("num_workers=2", "dataset.image_size=500", "dataset.train_limit=null", "batch_size=64")
-    assert result["status"] == "refused"
-    assert "the workers of 1 rank need 960 MB in /dev/shm, which has 67.1 MB free" in result["cause"]["message"]
-
-
 @pytest.mark.parametrize(("overrides", "devices", "key"), UNPLACED)
 def test_what_the_machine_cannot_do_is_refused_by_its_key(overrides: list[str], devices: int, key: str):
     with pytest.raises(ValueError, match=r".+") as refusal:
@@ -205,7 +188,8 @@ def test_placement(overrides: list[str], devices: int, expected: tuple[str, str,
 
 def test_the_identity_is_what_is_measured():
     one = typed("name=a").identity()
-    assert one == typed("name=b", "rerun=true", "tracker.mode=disabled").identity()
+    unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "objective=total_s", "max_jobs=3", "gpus_auto=true")
+    assert one == typed(*unmeasured).identity()
     others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
     assert len({one, *(other.identity() for other in others)}) == 5
     assert len(one) == 8
@@ -233,24 +217,14 @@ def test_the_folder_says_what_was_changed():
     assert run_folder.cell_name(run_folder.REFUSED, ["gpus=0"], 1) == "gpus=0-00000000"
 
 
-def test_a_cell_keeps_its_folder_however_it_is_typed(tmp_path: Path):
-    typed_out = folder_name("gpus=1")
-    (tmp_path / typed_out).mkdir()
-    assert run_folder.find_cell(tmp_path, folder_name()) == tmp_path / typed_out
-    assert run_folder.find_cell(tmp_path, "gpus=0-00000000") == tmp_path / "gpus=0-00000000"
-
-
 def test_a_repetition_has_a_folder_of_its_own_and_the_same_identity(tmp_path: Path):
     first, second = (folder_name(f"repetition={n}") for n in (1, 2))
     assert (first, second) == (f"default-{typed().identity()}", f"default-{typed().identity()}-r2")
-    (tmp_path / first).mkdir()
     assert run_folder.find_cell(tmp_path, second) == tmp_path / second
-    typed_out = tmp_path / second.replace("default", "gpus=1")
-    typed_out.mkdir()
-    assert (
-        run_folder.find_cell(tmp_path, second) == typed_out
-        and run_folder.find_cell(tmp_path, first) == tmp_path / first
-    )
+    typed_out = [tmp_path / name.replace("default", "gpus=1") for name in (first, second)]
+    for folder in typed_out:
+        folder.mkdir()
+    assert [run_folder.find_cell(tmp_path, name) for name in (first, second)] == typed_out  # however it is typed
 
 
 def described(schema: type, prefix: str) -> Iterator[tuple[str, str | None]]:

@@ -4,18 +4,15 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from multicard.config.base import RunConfig
-from multicard.config.keys import require
 from multicard.decide.plan import planning
 from multicard.estimate.estimates import Predictor
 from multicard.machine import devices, shares
 from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.sweep import auto_gpus
 from tests.conftest import SMALL, typed
 from tests.helpers import records
 
@@ -33,7 +30,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return [Prediction("scaled", total_s=None if s is None else Interval(s, s, s)) for s in seconds]
 
     monkeypatch.setenv(shares.VARIABLE, str(tmp_path / "leases"))
-    monkeypatch.setattr(shares, "machine", lambda: Pool([], [0, 1, 2, 3]))
+    monkeypatch.setattr(shares, "machine", lambda: Pool([], [*range(4)]))
     monkeypatch.setattr(Predictor, "predict_all", predict_all)
 
 
@@ -95,17 +92,6 @@ def test_runs_that_differ_in_their_seed_are_planned_as_so_many_runs(shown: Shown
     assert shown("precision=bf16", "seed=1,2,3,4", *PACKED)[1] == ["1"] * 4  # 480 s; two at a time, 940 s
 
 
-def test_gpus_that_no_cell_can_use_alone_are_planned_with_all_the_same(monkeypatch: pytest.MonkeyPatch, shown: Shown):
-    real = auto_gpus.place
-
-    def refuse(config: RunConfig, *more: int, **processes: int) -> Any:
-        require(config.gpus < 4, "gpus=4: not of this batch")
-        return real(config, *more, **processes)
-
-    monkeypatch.setattr(auto_gpus, "place", refuse)
-    assert shown("precision=bf16", "seed=1,2", *PACKED)[1] == ["2"] * 2  # 470 s; on a machine of two, one each
-
-
 def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_seeds(shown: Shown, tmp_path: Path):
     digits = typed(*SMALL, "gpus=1", "precision=fp32", "seed=2").identity()
     records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None))
@@ -120,7 +106,6 @@ def test_a_single_run_is_a_sweep_of_one_cell(called: Called, tmp_path: Path):
     code, printed = called(*words, "dry_run=true")
     assert code == 0 and printed.startswith("[1/1] gpus=auto: 2 (the least predicted time, 0:07:50; 1: 0:08:00, 4: ")
     assert typed(*SMALL, "gpus=2", "precision=bf16").identity() in printed
-    assert typed("gpus_auto=true").identity() == typed().identity()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from multicard.llm import workload as llm
 from multicard.sweep import objective
 from multicard.sweep.axes import shrunk
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, typed
+from tests.conftest import SMALL
 from tests.helpers import records
 from tests.helpers.cells import cell
 
@@ -59,10 +59,6 @@ def test_cells_that_measure_the_same_return_the_same():
     assert jobs[0].return_value == jobs[2].return_value == 2.0
     with pytest.raises(objective.NoFigureError, match=r"objective=total_s: x has none \(not measured\)"):
         assert jobs[1].return_value
-
-
-def test_a_search_changes_nothing_that_is_measured():
-    assert typed("objective=total_s", "max_jobs=3").identity() == typed().identity()
 
 
 def test_smoke_values_fill_what_a_cell_does_not_set():
