@@ -11,7 +11,7 @@ from multicard.llm import preflight, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
 from multicard.llm.methods import METHODS
 from multicard.llm.workload import WORKLOAD
-from tests.conftest import ROOT, typed_llm
+from tests.conftest import typed_llm
 
 GROUPS = {group: sorted(options) for group, options in WORKLOAD.options.items()}
 NEEDS = {
@@ -26,11 +26,6 @@ def test_each_option_composes(word: str):
     group, _, option = word.partition("=")
     chosen = getattr(typed_llm(word, *NEEDS.get(word, [])), group)
     assert chosen.name == option
-
-
-@pytest.mark.parametrize("group", ["method", "template", "tokenizer"])
-def test_each_option_has_its_object(group: str):
-    assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(WORKLOAD.options[group])
 
 
 def test_each_dataset_is_read_by_a_template_that_exists():
