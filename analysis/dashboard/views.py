@@ -55,9 +55,9 @@ def summary_keys(column: str, kinds: Sequence[str] = BOTH) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _title(column: str, kind: str) -> str:
+def _title(column: str) -> str:
     """A figure in words with the unit in which W&B shows it: "Peak memory (bytes)"."""
-    words, unit = FIGURES[column].title_of(kind), figures.unit(column).name
+    words, unit = FIGURES[column].title, figures.unit(column).name
     return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
 
 
@@ -70,8 +70,7 @@ def bars(title: str, metrics: Sequence[str], by: str | None = None) -> wr.BarPlo
 
 def measure(column: str, by: str | None = None) -> wr.BarPlot:
     """Bars of a figure, of the kinds of run that have it."""
-    kinds = FIGURES[column].kinds or BOTH
-    return bars(_title(column, kinds[0]) + (f" by {by}" if by else ""), summary_keys(column), by)
+    return bars(_title(column) + (f" by {by}" if by else ""), summary_keys(column), by)
 
 
 def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
@@ -80,9 +79,9 @@ def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
     Against GPUs both axes are logarithmic: ideal scaling is a straight line.
     """
     (y_key,), scales = summary_keys(y, [kind]), x == "gpus" or None
-    words = "GPUs" if scales else _title(x, kind)[:1].lower() + _title(x, kind)[1:]
+    words = "GPUs" if scales else _title(x)[:1].lower() + _title(x)[1:]
     x_axis = wr.Config(x) if scales else wr.SummaryMetric(*summary_keys(x, [kind]))
-    both = f"{_title(y, kind)} against {words}"
+    both = f"{_title(y)} against {words}"
     return wr.ScatterPlot(title=both, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales)
 
 

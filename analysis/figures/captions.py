@@ -46,17 +46,15 @@ def unit(measure: str, largest: float) -> Scale:
     return Scale("bytes") if is_copied else figures.unit(measure).scale(largest)
 
 
-def measure(name: str, kind: str) -> str:
+def measure(name: str) -> str:
     """A measure in a few words."""
     figure = figures.find(name)
-    return figure.title_of(kind) if figure is not None else name
+    return figure.title if figure is not None else name
 
 
-def axis(name: str, kind: str, unit: Scale) -> str:
+def axis(name: str, unit: Scale) -> str:
     """A measure as the title of an axis, with its unit."""
-    figure = figures.find(name)
-    title = figure.axis_of(kind) if figure is not None else name
-    return f"{title} ({unit.name})" if unit.name else title
+    return f"{measure(name)} ({unit.name})" if unit.name else measure(name)
 
 
 def column(name: str, runs: Sequence[Run]) -> str:

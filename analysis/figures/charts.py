@@ -49,9 +49,7 @@ def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Enco
     return {name: kinds[name](field, scale=scales[name], legend=legend, **options) for name in channels}
 
 
-def drawn(
-    rows: Sequence[Row], kind: str, x: str = "", are_bars: bool = False, titles: dict[str, str] | None = None
-) -> list[Row]:
+def drawn(rows: Sequence[Row], x: str = "", are_bars: bool = False, titles: dict[str, str] | None = None) -> list[Row]:
     """The rows with what is drawn of them, in the unit of their measure, and of lines within its limits.
 
     Args:
@@ -65,7 +63,7 @@ def drawn(
         own = [absent | row for row in rows if row["measure"] == measure]
         least, most = chart_data.axis_limits(own, measure)
         unit = captions.unit(measure, most)
-        title = titles[measure].format(unit.name) if titles else captions.axis(measure, kind, unit)
+        title = titles[measure].format(unit.name) if titles else captions.axis(measure, unit)
         crosses = Counter((row[PART], row.get(x)) for row in own if row["status"] != "ok")
         strip = STRIP * (most - least)
         top = most + strip * max(crosses.values(), default=0)

@@ -111,7 +111,7 @@ class Layout:
         """
         panel, experiment = self.panel, self.panel.experiment
         measures = dict.fromkeys(row["measure"] for row in rows)
-        shown = what or captions.listed([captions.measure(measure, experiment.kind) for measure in measures])
+        shown = what or captions.listed([captions.measure(measure) for measure in measures])
         title = f"{shown} by {captions.listed([captions.column(column, panel.runs) for column in self.by])}"
         title = title[:1].upper() + title[1:] + (f" ({panel.apart})" if panel.apart else "")
         above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, self.by)]
@@ -138,14 +138,14 @@ class Layout:
 def by_measure(panel: Panel, name: str) -> Figure | None:
     """Charts of each measure of an experiment in the view's form: lines, groups of bars, or curves over epochs, of
     which the papers print none. None without any row."""
-    experiment, kind = panel.experiment, panel.experiment.kind
+    experiment = panel.experiment
     form = "bars" if experiment.view.form == "copies" else experiment.view.form
     layout = Layout.of(panel, x="epoch" if form == "curves" else None)
     rows, notes = list[Row](), list[str]()
     for measure in CURVES if form == "curves" else experiment.view.measures:
         own = _rows(panel, measure, form)
         if rows and not any(row["status"] == "ok" and "mean" in row for row in own):
-            notes.append(f"No run has {captions.measure(measure, kind)}")
+            notes.append(f"No run has {captions.measure(measure)}")
         else:
             rows += own
     if not rows:
@@ -153,8 +153,8 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
     notes = [*chart_data.means_notes(rows, are_cut=form != "bars"), *notes, *_notes(panel, rows, form)]
     measures = len({row["measure"] for row in rows})
     if form == "bars":
-        return layout.bars(name, drawn(layout.with_places(rows), kind, are_bars=True), notes, measures)
-    rows = drawn(layout.told(rows), kind, layout.x)
+        return layout.bars(name, drawn(layout.with_places(rows), are_bars=True), notes, measures)
+    rows = drawn(layout.told(rows), layout.x)
     parts = len(layout.order(layout.parts))
     across, width = min(MOST_ACROSS, parts) or measures, FACET_WIDTH if parts else WIDTH
     epochs = sorted({row["epoch"] for row in rows}) if form == "curves" else []

@@ -66,7 +66,7 @@ def _bars(
         rows += chart_data.paper(panel, WINDOW, f"{METRIC}{metric}", metric=metric)
     told = [row | {PART: profile_metrics.name(row["metric"])} for row in layout.with_places(rows)]
     told = sorted((row for row in told if row["metric"] in shown), key=lambda row: shown.index(row["metric"]))
-    rows = drawn(told, "", are_bars=True, titles=TITLES)
+    rows = drawn(told, are_bars=True, titles=TITLES)
     rows.sort(key=lambda row: shown.index(row["metric"]))  # the measures of a metric beside each other
     absent = {
         "In none of these profiles": [metric for metric in names or () if metric in seen and metric not in shown],

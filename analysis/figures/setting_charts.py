@@ -86,7 +86,7 @@ class SettingGroup:
         self, name: str, rows: list[Row], x: str, title: str, notes: Sequence[str], axis: str = ""
     ) -> Figure:
         """Lines over a number for each measure of the rows."""
-        shown = drawn(rows, self.kind, x)
+        shown = drawn(rows, x)
         ticks = number_axis(x, sorted({row[x] for row in rows}), axis or x)
         chart = facets(line_layers(shown, ticks, list(self.settings), band=True), shown, 2)
         return self.figure(name, chart, shown, title, notes)
@@ -291,8 +291,8 @@ def _draw(ranking: Ranking, name: str) -> Figure | None:
         ]
     if not rows:
         return None
-    rows = drawn(rows, group.kind)
-    chart = facets(_layers(encodings, captions.axis("total_s", group.kind, time)), rows, 2)
+    rows = drawn(rows)
+    chart = facets(_layers(encodings, captions.axis("total_s", time)), rows, 2)
     front, equals = (
         [f"{ranking.label(one)} ({registry.seconds(one.cost)} s)" for one in chosen]
         for chosen in (ranking.front, ranking.equals)
@@ -300,7 +300,7 @@ def _draw(ranking: Ranking, name: str) -> Figure | None:
     notes = [f"Front: {first_few([f'{number} {text}' for number, text in enumerate(front, 1)], MOST_NAMED, '; ')}"]
     notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []
     measures = dict.fromkeys(row["measure"] for row in rows)
-    title = f"Time against {captions.listed([captions.measure(measure, group.kind) for measure in measures])}"
+    title = f"Time against {captions.listed([captions.measure(measure) for measure in measures])}"
     return group.figure(name, chart, rows, title, [*notes, FRONT])
 
 

@@ -4,56 +4,16 @@ Beside those declared here: the axes, and the configuration's keys, which are ca
 (`"dataset.train_limit"`; in SQL such a name needs its double quotes).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from multicard.config.base import ProfileWindow
 from multicard.config.keys import flat
-from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.config.sweeps import PREDICTION
-from multicard.records.comparable import (
-    BUSY_SHARE,
-    CROWD,
-    DISTURBED,
-    LOADED,
-    PROFILED,
-    PROFILED_MEANING,
-    busy_share,
-    crowded,
-)
+from multicard.records.comparable import MARKS
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
-from multicard.records.table import MARK
-
-
-@dataclass(frozen=True)
-class Mark:
-    sign: str
-    column: str  # true or false for every run
-    meaning: str
-    applies: Callable[[Mapping[str, Any]], bool]
-
-
-def _loaded(run: Mapping[str, Any]) -> bool:
-    return busy_share(run.get("others_cores"), run.get("stolen_cores"), run.get("cores")) > BUSY_SHARE
-
-
-MARKS = (
-    Mark(MARK, "oversubscribed", OVERSUBSCRIBED, lambda run: run["oversubscribed"]),
-    Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.get("device") == "cpu"),
-    Mark(DISTURBED, "disturbed", "others used its GPUs meanwhile", lambda run: run["disturbed"]),
-    Mark(LOADED, "loaded", "others kept over a tenth of its cores busy", _loaded),
-    Mark(CROWD, "crowded", CROWDED, lambda run: crowded(run.get("device"), run.get("gpus") or 1, run.get("cores"))),
-    Mark("p", "beside_others", "beside other runs on its machine", lambda run: bool(run.get("beside"))),
-    Mark("r", "random_weights", "random weights: its loss is no model's", lambda run: run.get("weights") == "random"),
-    Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.get("scale") == "smoke"),
-    Mark(PROFILED, "profiled", PROFILED_MEANING, lambda run: run.get("profile.window") == ProfileWindow.start),
-    Mark("+", "restarted", "in several segments: stopped and started again", lambda run: run["segments"] > 1),
-    Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run["dirty"])),
-)
 
 
 def legend(signs: Iterable[str]) -> list[str]:
@@ -97,13 +57,7 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     about["segments"] = len(record.segments)
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
     about[ALL_THREADS] = None if record.threads is None else record.threads * ranks
-    facts = {
-        "oversubscribed": bool(record.oversubscribed),
-        "disturbed": bool(record.gpu and record.gpu.disturbed_by),
-        "scale": record.config.get("scale"),
-        "profile.window": config.get("profile.window"),
-    }
-    flags = {mark.column: mark.applies(about | axes | facts) for mark in MARKS}
+    flags = {mark.column: mark.applies(record) for mark in MARKS}
     signs = "".join(mark.sign for mark in MARKS if flags[mark.column])
     measured = {name: figure.value(record) for name, figure in FIGURES.items()}
     return {**about, **config, **axes, **measured, **flags, MARKED: signs}

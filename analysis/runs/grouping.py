@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.runs.columns import ALL_THREADS, MARKS, RESERVED
+from analysis.runs.columns import ALL_THREADS, RESERVED
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY, Scale
 from multicard.records import figures
-from multicard.records.comparable import DATA, HAVE_DATA
+from multicard.records.comparable import DATA, HAVE_DATA, MARKS
 from multicard.records.text_table import clean
 
 ACCURACY, MEMORY, LOSS = "test_accuracy", "peak_memory_bytes", "loss_last_tenth"

@@ -35,7 +35,11 @@ LATER_KEYS = {
     "profile.budget_bytes": "profile.steps",
 }
 # Marks of runs that say nothing about time; other marked runs count where no unmarked one tells
-LEFT_OUT = {comparable.PROFILED: "profiled", comparable.CROWD: "more ranks than cores"}
+LEFT_OUT = {
+    comparable.PROFILED: "profiled",
+    comparable.CROWD: "more ranks than cores",
+    comparable.SHARED: "shared a GPU",
+}
 UNKNOWN_ERROR = 0.05  # relative standard error of a mean without a known spread
 DRIFTING_ERROR = 0.25  # of a probe that drifted, or had too few steps to know its error
 NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
@@ -92,8 +96,6 @@ class PastRun:
         for mark, reason in LEFT_OUT.items():
             if mark in self.marks:
                 return reason
-        if record.oversubscribed:
-            return "shared a GPU"
         if self.step_s is None or (_positive(record.total_s) is None and not self.is_probe):
             return "no times"
         return None

@@ -1,13 +1,13 @@
 """Which runs may be compared: those that differ in one thing, on the same machine and commit."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from multicard.config.base import NOT_IDENTITY, ProfileWindow
 from multicard.config.job import count
 from multicard.config.keys import flat
-from multicard.config.placement import CROWDED
+from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.measure import formulas
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
 from multicard.records.schema_parts import TextRows
@@ -17,18 +17,50 @@ REPETITION = "repetition"  # the number of the repetition, also a column
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 APART = 0.02  # share by which counted and profiled bytes may differ without a note
 
-# The marks of runs, in tables and in `notes`
-DISTURBED = "!"  # others used its GPUs
-LOADED = "&"  # others kept its cores busy
-CROWD = ">"  # more CPU ranks than cores
-DOUBTFUL = "?"  # an efficiency above the possible
-PROFILED = "t"  # traced by a profiler while it trained
-PROFILED_MEANING = "traced by a profiler while it trained: its times are longer than without"
+# The marks of runs that stand in tables of commands and in `notes` too
+SHARED, DISTURBED, LOADED, CROWD, PROFILED = AT_END = "*!&>t"
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
+DOUBTFUL = "?"  # marks an efficiency above the possible
 DOUBTFUL_MEANING = (
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
     "slower for another cause (fewer cores, load of others, clocks); measure it again"
 )
+
+
+class Mark(NamedTuple):
+    """A sign behind a run's status or figures."""
+
+    sign: str
+    column: str  # true or false for every run
+    meaning: str
+    applies: Callable[[AnyRecord], bool]
+
+
+def _is_crowded(record: AnyRecord) -> bool:
+    """True where a node ran more CPU ranks than it had cores."""
+    ranks = int(record.axes.get("gpus") or 1)
+    return record.axes.get("device") == "cpu" and record.cores is not None and ranks > record.cores
+
+
+def _is_traced(record: AnyRecord) -> bool:
+    profile = record.config.get("profile")
+    return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
+
+
+MARKS = (
+    Mark(SHARED, "oversubscribed", OVERSUBSCRIBED, lambda run: bool(run.oversubscribed)),
+    Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.axes.get("device") == "cpu"),
+    Mark(DISTURBED, "disturbed", "others used its GPUs meanwhile", lambda run: bool(run.gpu and run.gpu.disturbed_by)),
+    Mark(LOADED, "loaded", "others kept over a tenth of its cores busy", lambda run: busy_share(run) > BUSY_SHARE),
+    Mark(CROWD, "crowded", CROWDED, _is_crowded),
+    Mark("p", "beside_others", "beside other runs on its machine", lambda run: bool(run.beside)),
+    Mark("r", "random_weights", "random weights: its loss is no model's", lambda r: r.axes.get("weights") == "random"),
+    Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.config.get("scale") == "smoke"),
+    Mark(PROFILED, "profiled", "traced by a profiler while it trained: its times are longer than without", _is_traced),
+    Mark("+", "restarted", "in several segments: stopped and started again", lambda run: len(run.segments) > 1),
+    Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run.dirty)),
+)
+MEANINGS = {mark.sign: mark.meaning for mark in MARKS}
 
 
 def measured_settings(config: dict[str, Any]) -> dict[str, str]:
@@ -91,35 +123,15 @@ def content(record: AnyRecord) -> str | None:
     return record.data and record.data.fingerprint
 
 
-def busy_share(others_cores: float | None, stolen_cores: float | None, cores: int | None) -> float:
-    """The share of the run's cores that others had while it was measured, by the record's `load` and `cores`."""
-    return ((others_cores or 0.0) + (stolen_cores or 0.0)) / cores if cores else 0.0
-
-
-def crowded(device: Any, ranks: int, cores: int | None) -> bool:
-    """True where a node ran more CPU ranks than it had cores."""
-    return device == "cpu" and cores is not None and ranks > cores
+def busy_share(record: AnyRecord) -> float:
+    """The share of the run's cores that others had while it was measured."""
+    load = record.load
+    return ((load.others_cores or 0.0) + (load.stolen_cores or 0.0)) / record.cores if load and record.cores else 0.0
 
 
 def marks(record: AnyRecord) -> str:
     """The marks behind the status of a run."""
-    signs = {
-        DISTURBED: bool(record.gpu and record.gpu.disturbed_by),
-        LOADED: _busy_share(record) > BUSY_SHARE,
-        CROWD: crowded(record.axes.get("device"), int(record.axes.get("gpus") or 1), record.cores),
-        PROFILED: _traced(record),
-    }
-    return "".join(sign for sign, applies in signs.items() if applies)
-
-
-def _traced(record: AnyRecord) -> bool:
-    profile = record.config.get("profile")
-    return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
-
-
-def _busy_share(record: AnyRecord) -> float:
-    load = record.load
-    return 0.0 if load is None else busy_share(load.others_cores, load.stolen_cores, record.cores)
+    return "".join(mark.sign for mark in MARKS if mark.sign in AT_END and mark.applies(record))
 
 
 def cell(record: AnyRecord, name: str) -> str:
@@ -162,8 +174,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)})"
         lines.append(f"{shared}: see gpu.disturbed_by in the records")
     lines += _load_notes(measured)
-    if traced := sum(map(_traced, measured)):
-        lines.append(f"{PROFILED} {PROFILED_MEANING}, in {count(traced, 'run')} (profile.window=start)")
+    if traced := sum(map(_is_traced, measured)):
+        lines.append(f"{PROFILED} {MEANINGS[PROFILED]}, in {count(traced, 'run')} (profile.window=start)")
     copies = [record.profile.h2d for record in measured if record.profile and record.profile.h2d]
     off = max((each.disagreement or 0.0 for each in copies), key=abs, default=0.0)
     if abs(off) > APART:
@@ -179,12 +191,12 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
 def _load_notes(records: Sequence[AnyRecord]) -> list[str]:
     """Others on the machine, other runs of the sweep, and ranks that took turns."""
     lines = []
-    if busy := [record for record in records if _busy_share(record) > BUSY_SHARE]:
-        most = max(busy, key=_busy_share)
-        cores = f"up to {_busy_share(most) * (most.cores or 0):.1f} of {most.cores} cores"
+    if busy := [record for record in records if busy_share(record) > BUSY_SHARE]:
+        most = max(busy, key=busy_share)
+        cores = f"up to {busy_share(most) * (most.cores or 0):.1f} of {most.cores} cores"
         lines.append(f"{LOADED} others kept {cores} busy during {count(len(busy), 'run')}: see load in the records")
-    if crowd := sum(CROWD in marks(record) for record in records):
-        lines.append(f"{CROWD} {CROWDED}, in {count(crowd, 'run')}")
+    if crowd := sum(map(_is_crowded, records)):
+        lines.append(f"{CROWD} {MEANINGS[CROWD]}, in {count(crowd, 'run')}")
     if packed := sum(bool(record.beside) for record in records):
         were = f"{count(packed, 'run')} {'was' if packed == 1 else 'were'}"
         lines.append(f"{were} measured beside other runs of the sweep, on the same machine")

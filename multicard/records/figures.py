@@ -67,11 +67,10 @@ class Figure:
     """A figure of a run.
 
     name: of its column, as `list --columns` takes it.
-    title: the figure in a few words, for a chart or a panel; llm_title: where tuning calls it otherwise.
+    title: the figure in a few words, for a chart or a panel.
     place: attribute of the record struct, with dots between nested ones; by default the name.
     unit: as recorded. better: which direction is better.
     head: heading of its column in a table for people; by default the name.
-    axis: title of an axis, where that has to say more.
     summed: how the runs of a setting are summed up; of peak memory the highest, which must fit.
     log: whether differences between runs are relative, so that logarithms are compared.
     counted: whether it is exact, as it is counted and not timed.
@@ -88,8 +87,6 @@ class Figure:
     unit: Unit = PLAIN
     better: Literal["lower", "higher"] | None = None
     head: str = ""
-    axis: str = ""
-    llm_title: str = ""
     summed: Literal["mean", "max"] = "mean"
     log: bool = True
     counted: bool = False
@@ -117,26 +114,14 @@ class Figure:
         return (key,) if key in numbers(RECORDS[kind]) else ()
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of runs that have the figure."""
-        return tuple(kind for kind in BOTH if self.keys_of(kind))
-
-    @property
     def sentence(self) -> str:
         """The schema's description."""
         if self.keys is None:
-            return next(numbers(RECORDS[kind])[key] for kind in self.kinds for key in self.keys_of(kind))
+            return next(numbers(RECORDS[kind])[key] for kind in BOTH for key in self.keys_of(kind))
         return inspect.getdoc(getattr(VisionRecord, self.place or self.name)) or ""
 
     def heading(self) -> str:
         return self.head or self.name
-
-    def title_of(self, kind: str) -> str:
-        return (self.llm_title if kind == LLM else "") or self.title
-
-    def axis_of(self, kind: str) -> str:
-        """The title of an axis, without its unit."""
-        return (self.llm_title if kind == LLM else "") or self.axis or self.title
 
 
 STEPS = {VISION: "step_s", LLM: "iteration_s"}  # keys of result.json that the record's `steps` is
@@ -162,22 +147,13 @@ def _counted(name: str, title: str, place: str = "", **more: Any) -> Figure:
 FIGURES = {
     figure.name: figure
     for figure in (
-        _time(
-            "total_s",
-            "training time",
-            llm_title="tuning time",
-            head="total s",
-            axis="time of training and evaluation",
-            goal="time",
-            listed=True,
-            at_end=BOTH,
-        ),
+        _time("total_s", "training time", head="total s", goal="time", listed=True, at_end=BOTH),
         _time("startup_s", "start-up"),
         _time("train_s", "training without evaluation"),
         _time("evaluate_s", "evaluation"),
         _time("compile_s", "compilation"),
         _time("time_to_target_s", "time to the target accuracy"),
-        _time("step_s", "time of a step", "steps.mean", llm_title="time of an iteration", head="s/step", at_end=(LLM,)),
+        _time("step_s", "time of a step", "steps.mean", head="s/step", at_end=(LLM,)),
         _time("step_median_s", "step, median", "steps.median"),
         _time("step_p95_s", "step, 95th percentile", "steps.p95"),
         _time("step_std_s", "step, standard deviation", "steps.std"),
@@ -189,7 +165,6 @@ FIGURES = {
             "tokens a second",
             "tokens_per_s.non_padding",
             head="tokens/s",
-            axis="tokens a second, without padding",
             listed=True,
             at_end=(LLM,),
         ),
@@ -223,30 +198,15 @@ FIGURES = {
             "peak_memory_bytes.max",
             better="lower",
             head="peak memory",
-            axis="peak memory of the rank that holds most",
             summed="max",
             goal="memory",
             listed=True,
             at_end=BOTH,
         ),
-        _counted(
-            "h2d_bytes",
-            "bytes moved to the device",
-            "transfer_bytes.h2d",
-            head="to device",
-            axis="host to device, all ranks",
-            at_end=(VISION,),
-        ),
-        _counted("d2d_bytes", "bytes moved within devices", "transfer_bytes.d2d", axis="device to device, all ranks"),
-        _counted("d2h_bytes", "bytes moved from the device", "transfer_bytes.d2h", axis="device to host, all ranks"),
-        _counted(
-            "received_bytes",
-            "bytes received",
-            head="collectives",
-            axis="received by a rank in collectives",
-            at_end=(LLM,),
-            keys=COLLECTIVES,
-        ),
+        _counted("h2d_bytes", "bytes moved to the device", "transfer_bytes.h2d", head="to device", at_end=(VISION,)),
+        _counted("d2d_bytes", "bytes moved within devices", "transfer_bytes.d2d"),
+        _counted("d2h_bytes", "bytes moved from the device", "transfer_bytes.d2h"),
+        _counted("received_bytes", "bytes received", head="collectives", at_end=(LLM,), keys=COLLECTIVES),
         Figure(
             "energy_joules",
             "energy of all GPUs",
@@ -268,13 +228,7 @@ DERIVED = {
     for figure in (
         Figure("efficiency", "parallel efficiency", unit=SHARE, better="higher"),
         Figure("speedup", "speed-up over one", better="higher"),
-        Figure(
-            "train_loss",
-            "training loss",
-            axis="training loss, mean of the epoch",
-            llm_title="training loss",
-            better="lower",
-        ),
+        Figure("train_loss", "training loss", better="lower"),
     )
 }
 GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}

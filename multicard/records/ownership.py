@@ -108,33 +108,21 @@ def clear(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def results(sweep: Path) -> dict[str, tuple[int, int]]:
-    """Inode and change time of each record of a sweep, by the name of its run: they tell it from one that replaces it.
+def beside(folder: Path, hosts: set[str]) -> int:
+    """Other runs of the sweep that were measured on one of these hosts since the run in `folder` was claimed.
 
-    No time is compared with a clock: it may be set meanwhile, and that of a file server is another.
+    The time of its marker is compared with those of records, as they are of one file server, and with no clock.
     """
-    known = {}
-    for path in sweep.glob(f"[!.]*/{RESULT}"):
+    own = folder / RUNNING
+    marked = read_json(own)
+    if marked is None:
+        return 0
+    job, began_ns = marked.get("job"), own.stat().st_mtime_ns
+    running = {path.parent: read_json(path) or {} for path in folder.parent.glob(f"[!.]*/{RUNNING}") if path != own}
+    count = sum(marker.get("host") in hosts and owner(other, job) is not None for other, marker in running.items())
+    for path in folder.parent.glob(f"[!.]*/{RESULT}"):
         with suppress(FileNotFoundError):
-            status = path.stat()
-            known[path.parent.name] = (status.st_ino, status.st_mtime_ns)
-    return known
-
-
-def beside(folder: Path, hosts: set[str], before: dict[str, tuple[int, int]]) -> int:
-    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now.
-
-    Args:
-        before: `results` of the sweep when the run began.
-    """
-    marked, count = read_json(folder / RUNNING) or {}, 0
-    now = results(folder.parent)
-    running = {path.parent.name: read_json(path) for path in folder.parent.glob(f"[!.]*/{RUNNING}")}
-    for name in (now | running).keys() - {folder.name}:
-        other, marker = folder.parent / name, running.get(name)
-        if marker is not None:
-            count += marker["host"] in hosts and owner(other, marked.get("job")) is not None
-        elif name in now and now[name] != before.get(name):
-            ended = read(other)
-            count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
+            if path.parent not in {folder, *running} and path.stat().st_mtime_ns > began_ns:
+                ended = read(path.parent)
+                count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
     return count

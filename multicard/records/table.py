@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Sequence
 
 from multicard.config.base import Scale
-from multicard.config.placement import OVERSUBSCRIBED
 from multicard.measure import formulas
 from multicard.records import comparable, text_table
+from multicard.records.comparable import MEANINGS, SHARED
 from multicard.records.figures import FIGURES, LLM, VISION
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, LlmRecord
 
 AGAINST_ONE, AGAINST_FP64 = "x 1 GPU", "x fp64"
 COMPARED = (AGAINST_ONE, AGAINST_FP64)  # left out where no run has its counterpart
-MARK = "*"
 RATES = {VISION: ("images_per_s", "warmup_steps"), LLM: ("tokens_per_s", "skip_steps")}  # and what leaves steps out
 ALWAYS = {VISION: ("precision", "gpus"), LLM: ("method", "template", "gpus")}
 NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), and stand in no other table."
@@ -40,7 +39,7 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
             cell = " ".join(f"{axis}={comparable.cell(record, axis)}" for axis in axes)
             printed.append(f"{cell}: diverged: {record.cause.message}")
     if any(record.oversubscribed for record in records):
-        printed.append(f"{MARK} {OVERSUBSCRIBED} (oversubscribe=true)")
+        printed.append(f"{SHARED} {MEANINGS[SHARED]} (oversubscribe=true)")
     if any(record.axes.get("scale") == Scale.smoke for record in records):
         printed.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]
@@ -80,7 +79,7 @@ def _table(
 ) -> list[str]:
     rows = []
     for record, texts in zip(records, figures, strict=True):
-        status = record.status + MARK * bool(record.oversubscribed) + comparable.marks(record)
+        status = record.status + comparable.marks(record)
         rows.append([*(comparable.cell(record, axis) for axis in axes), status, *texts])
     return text_table.text([*axes, "status", *headings], rows, width, "l" * (len(axes) + 1) + "r" * len(headings))
 

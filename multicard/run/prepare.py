@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
     load: of the machine, from here on; None where an earlier start trained the run, and only its record is missing.
-    others: the records of the sweep by now (`ownership.results`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
 
@@ -49,7 +48,6 @@ class PreparedRun:
     folder: Path
     allocation: Allocation
     load: Load | None = None
-    others: dict[str, tuple[int, int]] = field(default_factory=dict)
     arguments: tuple[Any, ...] = ()
 
 
@@ -146,7 +144,7 @@ def prepare(
                 return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
                 ownership.clear(folder)  # nothing to resume from: start over
-            data, load, others, taken_s = _untimed(workload, config, folder.parent, family)
+            data, load, taken_s = _untimed(workload, config, family)
             attempts.require_same_data(folder, data)
             machine = environment.collect()
             run_folder.write_environment(folder, msgspec.convert(machine, Environment))
@@ -168,7 +166,7 @@ def prepare(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
+    return PreparedRun(workload, config, placement, folder, allocation, load, arguments)
 
 
 def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
@@ -180,18 +178,15 @@ def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
     return own
 
 
-def _untimed(
-    workload: Workload, config: RunConfig, sweep: Path, family: int | None
-) -> tuple[Data, Load, dict[str, tuple[int, int]], float]:
-    """The fingerprint of a run's data, the machine's load from now on, the records of the sweep, and the seconds that
-    all of it took."""
+def _untimed(workload: Workload, config: RunConfig, family: int | None) -> tuple[Data, Load, float]:
+    """The fingerprint of a run's data, the machine's load from now on, and the seconds that both took."""
     began_s = clock_s()
     try:
         data = content.fingerprint(workload.data(config))
     except OSError as error:
         raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
-    others, load = ownership.results(sweep), Load(family)
-    return data, load, others, clock_s() - began_s
+    load = Load(family)
+    return data, load, clock_s() - began_s
 
 
 def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: Path, allocation: Allocation) -> Job:

@@ -5,7 +5,7 @@ start by the clock of the day, to a second. Runtime leaves out the time between 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,8 +22,6 @@ from multicard.tracking import keys
 
 RESOLUTION_S = 1.0  # of the record's times of day
 Columns = dict[str, np.ndarray]
-RISE = 0.3  # share of the steps in which `onecycle` rises: torch's defaults of OneCycleLR, which the run has
-FIRST, LAST = 25.0, 1e4  # highest rate / rate of the first step, and rate of the first step / rate of the last
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,6 @@ def rows(record: AnyRecord, steps: Any) -> list[Row]:
         steps: of all ranks (an Arrow table); None where there are none.
     """
     timeline, columns = Timeline.of(record), _columns(steps)
-    planned = record.probe.steps_per_epoch if record.probe else None  # steps that a probe's whole run takes an epoch
     every: list[Row] = []
     number, ended_s = 0, 0.0
     for epoch in record.epochs:
@@ -115,10 +112,7 @@ def rows(record: AnyRecord, steps: Any) -> list[Row]:
         if own and len(own["step"]):
             figures = step_figures(own)
             ends_s = ended_s - evaluate_s - train_s + np.minimum(figures["train/step_s"].cumsum(), train_s)
-            numbers = number + np.arange(len(ends_s))
-            total = max((planned or len(ends_s)) * (record.config.get("epochs") or 1), number + len(ends_s))
-            rates = None if "train/lr" in figures else learning_rates(record.config, numbers, total)
-            figures |= {keys.STEP: numbers} | ({} if rates is None else {"train/lr": rates})
+            figures[keys.STEP] = number + np.arange(len(ends_s))
             for at, end_s in enumerate(ends_s.tolist()):
                 values = {name: column[at].item() for name, column in figures.items()}
                 every.append(Row(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
@@ -158,30 +152,6 @@ def step_figures(columns: Columns) -> Columns:
         chosen, rejected, accuracy = (columns[name][first] for name in names)
         figures |= dict(zip(keys.REWARDS, (chosen, rejected, chosen - rejected, accuracy), strict=True))
     return figures
-
-
-def learning_rates(config: Mapping[str, Any], steps: np.ndarray, total: int) -> np.ndarray | None:
-    """The learning rate of each step of a training run, by its schedule; None under one that is not known here.
-
-    Args:
-        steps: their numbers in the run, from 0; `total` that the schedule is made for.
-    """
-    highest: float = config.get("lr") or 0.0
-    match config.get("schedule"):
-        case "constant":
-            return np.full(len(steps), highest)
-        case "cosine":
-            return _cosine(highest, 0.0, steps / total)
-        case "onecycle":
-            turn, first = RISE * total - 1, highest / FIRST
-            falling = _cosine(highest, first / LAST, (steps - turn) / (total - 1 - turn))
-            return np.where(steps <= turn, _cosine(first, highest, steps / turn), falling)
-    return None
-
-
-def _cosine(start: float, end: float, share: np.ndarray) -> np.ndarray:
-    """From `start` to `end` along half a cosine."""
-    return end + (start - end) / 2 * (1 + np.cos(np.pi * share))
 
 
 def samples(folder: Path, gpu: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:

@@ -13,7 +13,7 @@ STEP = "train/step"  # the x axis of BY_STEP
 REWARDS = tuple(f"train/reward_{name}" for name in ("chosen", "rejected", "margin", "accuracy"))
 BY_STEP: dict[str, Kinds] = {
     "train/loss": BOTH,
-    "train/lr": BOTH,
+    "train/lr": (LLM,),
     "train/step_s": BOTH,
     "train/images_per_s": (VISION,),
     "train/tokens_per_s": (LLM,),

@@ -27,7 +27,7 @@ OF_COMMANDS = (*PREDICTION, "objective", "tracker")  # keys of a configuration t
 # Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = ("profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
-RECORD, DATASET = "run-record", "dataset"  # types of artifacts
+RECORD = "run-record"  # type of an artifact
 FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, MACHINE, "torchtune.yaml")
 PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
 
@@ -154,15 +154,3 @@ def profile_rows(record: AnyRecord) -> list[list[Any]]:
         ["all" if row.rank is None else str(row.rank), *(getattr(row, name) for name in PROFILE_COLUMNS[1:])]
         for row in ([] if rows is UNSET else rows)
     ]
-
-
-def dataset(record: AnyRecord) -> tuple[str, dict[str, Path | str], dict[str, Any]] | None:
-    """Name, files and facts of the artifact that stands for the data; None where it was not identified.
-
-    Its only file is the fingerprint: the same data is the same version, whichever run used it.
-    """
-    name = record.axes.get("dataset")
-    if record.data is None or not name:
-        return None
-    facts = {"dataset": name, **msgspec.to_builtins(record.data)}
-    return re.sub(r"[^\w.-]", "-", str(name)), {"fingerprint.json": json.dumps(facts, indent=1) + "\n"}, facts

@@ -72,9 +72,6 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
             run.sample(at, values)
     if profiled := run_record.profile_rows(result):
         run.media(len(rows), keys.PROFILE_TABLE, Table(run_record.PROFILE_COLUMNS, profiled), timeline.end)
-    if (data := run_record.dataset(result)) is not None:
-        name, files, facts = data
-        run.artifact(name, run_record.DATASET, files, facts, used=True)
     facts = {name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")}
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     files = {name: folder / name for name in run_record.FILES if (folder / name).exists()}

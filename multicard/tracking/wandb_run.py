@@ -145,24 +145,15 @@ class WandbRun:
             stats.timestamp.FromMicroseconds(round(at * 1e6))
             interface._publish(interface._make_record(stats=stats))
 
-    def artifact(
-        self, name: str, kind: str, files: Mapping[str, Path | str], facts: Mapping[str, Any], used: bool = False
-    ) -> None:
-        """Log an artifact of files and texts, by their names in it; `used` by the run, else its product."""
+    def artifact(self, name: str, kind: str, files: Mapping[str, Path], facts: Mapping[str, Any]) -> None:
+        """Log an artifact of files, by their names in it."""
         import wandb
 
         with _as_runtime_error():
             artifact = wandb.Artifact(name, kind, metadata=dict(facts))
             for target, source in files.items():
-                if isinstance(source, Path):
-                    artifact.add_file(str(source), target, policy="immutable", skip_cache=True)
-                else:
-                    with artifact.new_file(target, "w", encoding="utf-8") as file:
-                        file.write(source)
-            if used:  # as `use_artifact` does with one that is new, but offline too
-                self._run._log_artifact(artifact, is_user_created=True, use_after_commit=True)
-            else:
-                self._run.log_artifact(artifact)
+                artifact.add_file(str(source), target, policy="immutable", skip_cache=True)
+            self._run.log_artifact(artifact)
 
     def media(self, number: int, key: str, content: Table | Path, moment: Moment) -> None:
         """Log a table or an HTML file, as a row of its own and in the summary, unless W&B has the row."""

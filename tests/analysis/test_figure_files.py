@@ -22,7 +22,7 @@ from tests.helpers.grids import drawn, svg, texts
 
 WRITTEN = {  # in figures whose measures are no axes
     "calls": ("Time of a step and rank (ms)", "Share of the profiled time (%)", "memcpy Host-to-Device"),
-    "curves": ("training loss, mean of the epoch", "test accuracy (%)", "epoch"),
+    "curves": ("training loss", "test accuracy (%)", "epoch"),
     "shares": ("Share of the profiled time (%)", "cudaLaunchKernel"),
     "copies": ("In a step, all ranks together (bytes)", "memcpy Device-to-Device"),
 }
@@ -128,7 +128,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
     assert figure.title in words and f"{name}: " in words and "commit 8fdd49003" in words
     ranks = "CPU ranks" if device == "cpu" else "GPUs"
     if device == "cuda":
-        axes = [captions.axis(measure, experiment.kind, Scale("")) for measure in experiment.view.measures]
+        axes = [captions.axis(measure, Scale("")) for measure in experiment.view.measures]
         assert all(title in words for title in WRITTEN.get(experiment.view.form, axes))
     elif "gpus" in experiment.swept:
         assert ranks in words

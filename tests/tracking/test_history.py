@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
-from multicard.config.vision import Schedule
 from multicard.records import run_folder
 from multicard.tracking import history, keys, run_record
 from multicard.tracking.history import Timeline, step_figures
-from multicard.vision import optim
 from tests.conftest import ROOT
 from tests.helpers import records
 from tests.helpers.records import as_record
@@ -42,20 +39,6 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_its_loss_the_weighted_mean():
     tuning = step_figures(columns(tokens=[1] * 4, non_padding=[6, 5, 6, 5]))
     assert tuning["train/loss"].tolist() == [1.0, 2.0]
     assert tuning["train/tokens_per_s"].tolist() == [4.0, 10.0] and "train/images_per_s" not in tuning
-
-
-@pytest.mark.parametrize("name", list(Schedule))
-@pytest.mark.parametrize("steps", [1, 7, 40])
-def test_the_learning_rate_is_that_of_torchs_schedule(name: Schedule, steps: int):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5, momentum=0.9)
-    schedule = optim.schedule(optimizer, name, 0.5, steps)
-    rates = history.learning_rates({"schedule": name.value, "lr": 0.5}, np.arange(steps), steps)
-    assert rates is not None and len(rates) == steps
-    for step, rate in enumerate(rates):
-        assert rate == pytest.approx(schedule.get_last_lr()[0])
-        optimizer.step()
-        if step < steps - 1:
-            schedule.step()
 
 
 def clock(**content: Any) -> Timeline:
