@@ -3,8 +3,8 @@
     python -m benchmarks.plan [--quick]
 
 Made lists of jobs show how far a plan is from a bound that none beats. Published tables (`estimate/published.py`) give
-jobs of mixed kinds on nodes of 8 GPUs, compared with one job after the other on all GPUs. The papers' Table 2 has
-four trainings in fp64 on four GPUs. --quick takes fewer lists, and 2 s for each.
+jobs of mixed kinds on nodes of 8 GPUs, compared with one job after the other on all GPUs. --quick takes fewer lists,
+and 2 s for each.
 """
 
 import math
@@ -106,27 +106,13 @@ def published_row(family: str, number: int, limit_s: float, seeds: int) -> Row:
     return what, f">= {goal:.0%}", reached, "yes" if medians[users] >= goal else "no"
 
 
-def papers_row(limit_s: float) -> Row:
-    """Four trainings in fp64 on the papers' four GPUs."""
-    rows = [row for row in published.paper_totals() if row.series == ("table2", "fp64")]
-    job = Job("fp64", seconds={row.gpus: row.total_s for row in rows}, repeat=4)
-    plan, slower = (planned([job], 4, limit_s, slowdown) for slowdown in (NONE, SLOWDOWN))
-    makespan_s, in_turn_s = plan.schedule.makespan_s, plan.in_turn.makespan_s
-    on_one = all(placed.option.gpus == 1 for placed in plan.schedule.placed)
-    reached = f"{makespan_s:,.0f} s against {in_turn_s:,.0f} s in turn; "
-    reached += f"{slower.schedule.makespan_s:,.0f} s with the slowdown of {SLOWDOWN.value:g} that is assumed"
-    met = on_one and round(makespan_s) == 6266 and round(in_turn_s) == 7748
-    what = "papers' Table 2: four trainings in fp64 on four GPUs"
-    return what, "6,266 s side by side, 7,748 s in turn", reached, "yes" if met else "no"
-
-
 def main() -> None:
     commands = parser(__doc__)
     commands.add_argument("--quick", action="store_true", help="fewer lists of jobs, 2 s for each")
     options = commands.parse_args()
     limit_s, seeds = (2.0, 1) if options.quick else (LIMIT_S, 5)
     print(machine(), flush=True)
-    rows = [papers_row(limit_s), gap_row(limit_s, seeds)]
+    rows = [gap_row(limit_s, seeds)]
     rows += [published_row(family, number, limit_s, seeds) for family in SAVED_GOALS for number in (8, 24)]
     for line in text_table.text(("what", "goal", "reached", "met"), rows, 160, wrap=True):
         print(line)

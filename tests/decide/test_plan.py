@@ -193,7 +193,7 @@ def test_the_bound_is_of_plans_that_keep_the_deadlines_where_this_one_does():
     assert "bound: no plan ends before 0:00:10: gap 37.5%" in shown(late)
 
 
-def test_a_plan_is_never_worse_than_the_simple_ones_and_the_plan_so_far(monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_is_never_worse_than_the_simple_ones():
     for seed in range(3):
         wanted = [replace(each, deadline_s=60.0 + place) for place, each in enumerate(random_tasks(seed, 7, 4))]
         found = planning.make(wanted, 4, 2.0)
@@ -202,18 +202,14 @@ def test_a_plan_is_never_worse_than_the_simple_ones_and_the_plan_so_far(monkeypa
     slow = Task("slow", (Option(1, 21.0, exact(21.0), 10.0),))  # more than twice as long beside another
     found = plan([slow, slow], 2)
     assert found.schedule.makespan_s == 20 == found.in_turn.makespan_s == found.bound_s
-    # With no time to search, an order that no simple plan finds is kept
-    monkeypatch.setattr(planning, "solve", lambda *a: (a[2], 0.0))
-    wanted = [task({1: 4, 3: 9}), task({1: 2, 2: 1.9}), task({2: 3})]
-    order = [(2, wanted[2].options[0]), (0, wanted[0].options[0]), (1, wanted[1].options[0])]
-    assert planning.make(wanted, 2, before=order).schedule.makespan_s == 7
 
 
 def test_deadlines_that_have_passed_count_with_all_of_their_delay():
     found = plan([task({1: 10}, deadline_s=-500), task({1: 10}, deadline_s=12)], 1)
     delays = found.schedule.late_s(found.tasks)
     assert delays == {0: pytest.approx(510), 1: pytest.approx(8)}  # 25 more the other way round
-    assert "0:08:20 ago (0:08:30 late)" in "\n".join(shown(found))
+    said = "\n".join(shown(found))
+    assert "0:08:20 ago (0:08:30 late)" in said and "not kept: task by 0:08:30, task by 0:00:08; 0:08:38 in all" in said
 
 
 def test_what_is_left_is_planned_around_what_runs():
@@ -289,20 +285,6 @@ jobs: {fp64: {seconds: {1: 6266, 2: 3339, 3: 2318, 4: 1937}, repeat: 4}}
     _, printed, content = planned(file.replace("slowdown: 1.0\n", ""))
     assert content["makespan_s"] == pytest.approx(6266 * 1.03)
     assert "slowdown: 1.03 of runs that leave GPUs for others is assumed (1 to 1.1)" in printed
-
-
-def test_a_deadline_that_cannot_be_kept_is_said_with_the_least_delay(planned: Main):
-    file = """
-node: {gpus: 1}
-jobs:
-  x: {seconds: {1: 600}, deadline: 15min}
-  y: {seconds: {1: 600}, deadline: 12min}
-"""
-    code, printed, content = planned(file)
-    assert code == 0 and content["late_s"] == pytest.approx(300)
-    assert "deadlines that are not kept: x by 0:05:00; 0:05:00 in all" in printed
-    code, printed, content = planned(file.replace("15min", "20min"))
-    assert content["late_s"] == 0 and "not kept" not in printed
 
 
 def test_the_file_of_the_page_is_planned_as_it_says(planned: Main):

@@ -108,29 +108,21 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
 def test_what_is_left_of_an_overdue_job_is_by_what_its_siblings_are_scaled_by(world: World):
     world.add("slow#1", {1: 50}, job="slow", lasts=6)
     world.add("slow#2", {1: 50}, 0, job="slow")
-    with world.journal() as journal:
-        carried = world.carrying(journal)
-        carried._follow(planning.make(carried.rest(), 2, 0.5).schedule)
-        carried.began = world.now_s
-        carried._start_ready()
-        world.now_s += 20
-        first, second = carried.progress
-        assert first.rest(carried.now_s()).planned_s == pytest.approx(30)
-        world.now_s += 40
+    with world.started_plan() as carried:
+        world.now_s += 60
         assert carried._overdue()
+        first, second = carried.progress
         assert first.rest(carried.now_s()).planned_s == pytest.approx(90 - 60) and second.options[0].planned_s == 90
 
 
 def test_a_plan_waits_for_gpus_that_others_have_leased(world: World):
     world.add("wide", {2: 20})
     world.add("narrow", {1: 10}, 0)
-    world.leased, now_s = 1, world.now_s
-    with world.journal() as journal:
-        carried = world.carrying(journal)
-        carried._follow(planning.make(carried.rest(), 2, 0.5).schedule)
-        carried._start_ready()
+    world.leased = 1
+    with world.started_plan() as carried:
         assert not world.started
-        world.leased, world.now_s = 0, now_s + 30
+        world.leased = 0
+        world.now_s += 30
         carried._start_ready()
     assert [name for name, *_ in world.started] == ["wide"]
 
@@ -273,4 +265,4 @@ def test_a_name_of_a_plan_of_other_jobs_is_refused(
     (tmp_path / "jobs.yaml").write_text("jobs: {e: {run: train_vision.py, seconds: {1: 5}}}")
     for _ in range(2):  # the lock was given back
         assert command.main(["jobs.yaml", "--run"]) == 1
-        assert "--name jobs: is a plan of other jobs (a, b, c ...); choose another name" in capsys.readouterr().err
+        assert "--name jobs: is a plan of other jobs, as a; choose another name" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(raced: Raced, st
 @pytest.mark.parametrize("place", range(4))
 def test_a_race_that_does_not_pay_measures_the_grid(raced: Raced, monkeypatch: pytest.MonkeyPatch, place: int):
     """It stops after its first block, as a process starts in 2 s and a full run takes less than 2 s more."""
-    monkeypatch.setattr(LiveRace, "full_s", lambda race: 3.0 if race.steps else None)
+    monkeypatch.setattr(LiveRace, "full_s", lambda race: 3.0 if race.trained_s else None)
     sizes = (8, 16, 32, 64)
     race, said = raced({size: 400.0 if number == place else 200.0 + size for number, size in enumerate(sizes)})
     assert [when for when, _ in Process.log] == ["start", "block", "quiet", "end"]

@@ -255,13 +255,11 @@ def test_a_process_that_is_killed_is_out_with_the_reason(tmp_path: Path, monkeyp
 def test_a_process_takes_a_folder_without_a_finished_record(race: Made, monkeypatch: pytest.MonkeyPatch):
     ran = race(8, rounds=1)
     first = processes.as_run(ran.cells[0], 1, is_probe=True).folder
-    assert first.name.endswith("-probe")
-    first.mkdir()
     monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
     ran.share = SHARE
-    ran._start(0)
-    cell = ran.alive[0].cell
-    assert cell.folder.name.endswith("-r2-probe") and cell.cfg.probe.enabled and cell.config.probe.enabled
+    cell = ran._start(0).cell
+    assert first.name.endswith("-probe") and cell.folder.name.endswith("-r2-probe")
+    assert cell.cfg.probe.enabled and cell.config.probe.enabled
 
 
 def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

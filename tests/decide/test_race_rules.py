@@ -109,15 +109,6 @@ def test_scales_are_learned_within_bounds():
     assert np.abs(model.log_scales - defaults).max() <= race_model.MOST_APART + 1e-9
 
 
-def test_draws_are_of_posteriors_with_smaller_and_larger_interactions_by_their_likelihood():
-    normals = np.random.default_rng(0).standard_normal((4096, len(GRID)))
-    model = modelled(GRID)
-    posterior, draws = model.drawn(blocks(*FIGURES[:8]), normals)
-    assert draws.shape == normals.shape
-    assert draws.mean(axis=0) == pytest.approx(posterior.mean, abs=0.02)
-    assert (draws.std(axis=0)[8:] > posterior.sd[8:]).all()  # wider than with the learned scales alone
-
-
 def test_a_full_run_has_the_error_that_its_steps_tell():
     """Not that of blocks, which is inflated."""
     model = modelled(PAIR_OF_CELLS, process=1e-6, drift=1e-6)
@@ -179,13 +170,6 @@ def test_a_race_finds_the_best_cell_without_starting_all_and_drops_the_beaten_wi
     assert 0 < race._spent <= DROP_SHARE * 0.05
     assert standings[11].in_full == pytest.approx(FIGURES[11], abs=0.003) and standings[0].in_full is None
     assert run(Race(GRID, NONE), FIGURES) == rounds and len(rounds) > 1  # the same blocks, the same rounds
-
-
-def test_two_equal_cells_end_and_are_said_to_be_equal():
-    race = Race(GRID, NONE)
-    run(race, [5.0 if cell in (3, 7) else 4.0 for cell in range(12)])
-    verdict = race.verdict()
-    assert {verdict.winner, *verdict.equal, *verdict.close} == {3, 7} and len(verdict.equal) + len(verdict.close) == 1
 
 
 def test_a_cell_that_dropped_out_within_the_tolerance_is_named_as_good():

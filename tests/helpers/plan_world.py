@@ -1,8 +1,8 @@
 """Plans carried out in a time of their own, by an executor whose cells only leave records."""
 
 import json
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,6 +112,16 @@ class World:
             if rest := carried.rest():
                 carried.run(planning.make(rest, self.gpus, 0.5).schedule)
         return carried
+
+    @contextmanager
+    def started_plan(self) -> Iterator[CarryingOut]:
+        """A plan whose first tasks have been started, as far as they can."""
+        with self.journal() as journal:
+            carried = self.carrying(journal)
+            carried._follow(planning.make(carried.rest(), self.gpus, 0.5).schedule)
+            carried.began = self.now_s
+            carried._start_ready()
+            yield carried
 
     def began(self, *events: dict[str, Any]) -> None:
         """Leave what a command noted that began AGO_S ago."""

@@ -38,8 +38,7 @@ class Progress:
         status: "" until it is over, then that of its record, or "skipped".
         cell: while it runs.
         gpus: that it was started with; 0 before.
-        expected_s: the time that it is expected to take: as planned, and longer once it is overdue.
-        limit_s: time after which the rest is planned again.
+        limit_s: the longest time that it is expected to take, after which the rest is planned again.
     """
 
     task: Task
@@ -53,7 +52,6 @@ class Progress:
     gpu_ids: tuple[int, ...] = ()
     start_s: float | None = None
     end_s: float | None = None
-    expected_s: float = 0.0
     limit_s: float = 0.0
 
     @property
@@ -65,9 +63,9 @@ class Progress:
         return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
 
     def rest(self, now_s: float) -> Option:
-        """The time left of a running task, by what it is expected to take; other runs of its job are scaled by that."""
+        """The longest time that is left of a running task."""
         assert self.start_s is not None and self.placed is not None
-        left_s = max(self.expected_s - (now_s - self.start_s), LEAST_LEFT_S)
+        left_s = max(self.limit_s - (now_s - self.start_s), LEAST_LEFT_S)
         return Option(self.gpus, left_s, Interval(left_s, left_s, left_s), left_s, self.placed.option.basis)
 
 
@@ -101,12 +99,9 @@ class CarryingOut:
         self.began: float | None = next((event["began"] for event in events if "began" in event), None)
         plans = [event["planned"] for event in reversed(events) if "planned" in event]
         self.first: dict[str, dict[str, Any]] = {name: placed for plan in plans for name, placed in plan.items()}
-        others = [*self.first]
-        some = ", ".join(others[:3]) + (" ..." if len(others) > 3 else "")
-        is_same = not others or any(task.name in self.first for task in tasks)
-        require(
-            is_same, f"--name {journal.path.parents[1].name}: is a plan of other jobs ({some}); choose another name"
-        )
+        is_same = not self.first or any(task.name in self.first for task in tasks)
+        others = f"a plan of other jobs, as {next(iter(self.first), '')}"
+        require(is_same, f"--name {journal.path.parents[1].name}: is {others}; choose another name")
         self.progress = [Progress(task, task.options) for task in tasks]
         for each in self.progress:
             self._take_record(each)
@@ -158,13 +153,8 @@ class CarryingOut:
 
     def _plan(self, reason: str) -> None:
         """Plan what is left anew, and say so with the reason."""
-        rest, now_s = self.rest(), self.now_s()
-        placed = [(index, each) for index, number in enumerate(self.left()) if (each := self.progress[number].placed)]
-        placed.sort(key=lambda pair: pair[1].start_s)
-        before = [(index, rest[index].options[0] if rest[index].held else each.option) for index, each in placed]
-        if any(option not in rest[index].options for index, option in before):
-            before = []
-        schedule = planning.make(rest, self.gpus, self.limit_s, before).schedule
+        now_s = self.now_s()
+        schedule = planning.make(self.rest(), self.gpus, self.limit_s).schedule
         self._follow(schedule)
         say(f"{in_hours(now_s)} planned again, as {reason}: all end at {in_hours(now_s + schedule.makespan_s)}")
 
@@ -192,9 +182,8 @@ class CarryingOut:
 
     def _take_record(self, each: Progress) -> None:
         """Take what an earlier command has done of a task."""
-        name, last = each.task.name, dict[str, Any]()
-        for event in self.journal.entries:
-            last = event if event.get("ended") == name else last
+        name = each.task.name
+        last = next((event for event in reversed(self.journal.entries) if event.get("ended") == name), {})
         for option in each.task.options:
             run = run_folder.read(self.cells[name, option.gpus].folder)
             if run is not None and run.status == "oom":
@@ -229,7 +218,7 @@ class CarryingOut:
                 continue
             process = self.executor.start(cell, share)
             each.cell, each.gpus, each.gpu_ids, each.start_s = cell, option.gpus, each.placed.gpu_ids, now_s
-            each.expected_s, each.limit_s = each.planned_s, _latest_s(option)
+            each.limit_s = _latest_s(option)
             where = f"{self.noun}{'s' if option.gpus > 1 else ''} {ranges(each.gpu_ids)}"
             planned = f"{in_hours(each.placed.start_s)} to {in_hours(each.placed.end_s)}"
             log = f"{self.executor.folder}/{process.pid}_0_log.out"
@@ -282,8 +271,8 @@ class CarryingOut:
         reasons, now_s = [], self.now_s()
         for each in self.progress:
             if each.cell is not None and each.start_s is not None and now_s - each.start_s > each.limit_s:
-                each.expected_s = each.limit_s = LONGER * (now_s - each.start_s)
-                self._scale(each, each.expected_s)
+                each.limit_s = LONGER * (now_s - each.start_s)
+                self._scale(each, each.limit_s)
                 reasons.append(f"{each.task.name} still runs after {in_hours(now_s - each.start_s)}")
         return reasons
 

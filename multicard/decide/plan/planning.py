@@ -6,13 +6,13 @@ Times are whole ticks, rounded up, so that every solution is a schedule.
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from multicard.decide.plan import schedule
 from multicard.decide.plan.jobs_file import SLOWDOWN
-from multicard.decide.plan.schedule import Option, Schedule, Task, timed_option
+from multicard.decide.plan.schedule import Schedule, Task, timed_option
 from multicard.decide.plan.tasks import START
 from multicard.estimate.totals import summed
 from multicard.records.schema_parts import Interval
@@ -48,20 +48,14 @@ class Plan:
         return max(1 - self.bound_s / makespan_s, 0.0) if makespan_s else 0.0
 
 
-def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S, before: Sequence[tuple[int, Option]] = ()) -> Plan:
-    """Plan tasks, around those that run already; never worse than the simple schedules, nor than the plan so far.
-
-    Args:
-        before: place and option of each task in the order of the plan so far; empty where there is none.
+def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S) -> Plan:
+    """Plan tasks, around those that run already; never worse than the simple schedules.
 
     Raises:
         ValueError: OR-Tools is not installed.
     """
     in_turn, one_gpu_each = schedule.in_turn(tasks, gpus), schedule.one_gpu_each(tasks, gpus)
     known = [one_gpu_each, schedule.balanced(tasks, gpus)]
-    if before:
-        options = [each for _, each in sorted(before, key=lambda pair: pair[0])]
-        known.append(schedule.earliest(tasks, options, [place for place, _ in before], gpus))
     found, bound_s = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
     best = min((in_turn, *known, found), key=lambda each: float(f"{cost(each, tasks):.9g}"))  # the first of several
     bound_s = min(bound_s, best.makespan_s)  # above it by rounding alone
@@ -117,8 +111,9 @@ def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> 
     for place, other in ((place, other) for place, task in enumerate(tasks) for other in task.after):
         model.add(starts[place] >= ends[other])
     _add_redundant(model, tasks, sizes, chosen, makespan, horizon, gpus)
-    for first, second in _interchangeable(tasks):
-        model.add(starts[first] <= starts[second])
+    for place, (one, other) in enumerate(pairwise(tasks)):
+        if replace(one, name="") == replace(other, name=""):  # runs of a job: the solver need not try both orders
+            model.add(starts[place] <= starts[place + 1])
     delays = {place: model.new_int_var(0, horizon + max(-limit, 0), "delay") for place, limit in limits.items()}
     for place, delay in delays.items():
         model.add(delay >= ends[place] - limits[place])
@@ -128,13 +123,7 @@ def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> 
         for each, is_taken in zip(task.options, taken, strict=True):
             model.add_hint(is_taken, each.gpus == placed.option.gpus)
 
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(limit_s, 0.1)
-    solver.parameters.num_workers = WORKERS
-    solver.parameters.random_seed = 0
-    solver.parameters.absolute_gap_limit = GAP * TICKS
-    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the search alone, and the plan is carried out
-    status = _solved(solver, model)
+    solver, status = _searched(model, limit_s)
     bound_s = schedule.lower_bound_s(tasks, gpus)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return known, bound_s
@@ -172,21 +161,19 @@ def _add_redundant(
             model.add(begins[place] >= begins[other] + lasting[other])
 
 
-def _interchangeable(tasks: Sequence[Task]) -> list[tuple[int, int]]:
-    """Pairs of runs of a job that differ in nothing: the solver need not try both orders."""
-    groups: dict[Any, list[int]] = {}
-    for place, task in enumerate(tasks):
-        options = tuple((each.gpus, each.planned_s) for each in task.options)
-        groups.setdefault((task.job, options, task.after, task.deadline_s, task.held), []).append(place)
-    return [pair for group in groups.values() for pair in pairwise(group)]
+def _searched(model: Any, limit_s: float) -> tuple[Any, Any]:
+    """The solver after its search, which Ctrl-C ends at once, and its status."""
+    from ortools.sat.python import cp_model
 
-
-def _solved(solver: Any, model: Any) -> Any:
-    """Search in a thread, so that Ctrl-C ends it at once. Returns the status."""
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(limit_s, 0.1)
+    solver.parameters.num_workers = WORKERS
+    solver.parameters.random_seed = 0
+    solver.parameters.absolute_gap_limit = GAP * TICKS
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C ends the search alone, and the plan is carried out
     with ThreadPoolExecutor(1) as pool:
-        search = pool.submit(solver.solve, model)
         try:
-            return search.result()
+            return solver, pool.submit(solver.solve, model).result()
         except KeyboardInterrupt:
             solver.stop_search()
             raise

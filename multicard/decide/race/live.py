@@ -72,8 +72,8 @@ class LiveRace:
     """The cells of a race, their processes, and its rules.
 
     widest: configuration of a cell that needs GPUs, if any does. raced_s: seconds of all rounds, with starts and ends.
-    By the cell's place among `cells`: alive, the processes; peaks, peak memory in bytes of each rank; steps, seconds of
-    a step, and steps of an epoch.
+    By the cell's place among `cells`: alive, the processes; peaks, peak memory in bytes of each rank; trained_s,
+    seconds of all epochs by its steps.
 
     Raises:
         ValueError: an earlier race of this name was of other cells or code, or on another machine, or goes on now.
@@ -99,7 +99,7 @@ class LiveRace:
         self.rules = Race(settings(cells), known, options)
         self.alive: dict[int, CellProcess] = {}
         self.peaks: dict[int, list[int]] = {}
-        self.steps: dict[int, tuple[float, int]] = {}
+        self.trained_s: dict[int, float] = {}
         self.started, self.raced_s = 0, 0.0
         self._said_out: set[int] = set()
         self._starts_s: list[float] = []
@@ -128,7 +128,8 @@ class LiveRace:
         """Add an entry of the journal to what is known."""
         self.started = max(self.started, entry.get("process", 0))
         if "log_figure" in entry:
-            self.steps[cell] = entry["step_s"], entry["steps_per_epoch"]
+            epochs = getattr(self.cells[cell].config, "epochs", 1)
+            self.trained_s[cell] = entry["step_s"] * entry["steps_per_epoch"] * epochs
             self.peaks[cell] = entry["peaks_bytes"]
             self.rules.add(Block(cell, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
             self._blocks_s.append(entry["used_s"])
@@ -212,10 +213,11 @@ class LiveRace:
                 self.alive.pop(place, None)
                 self._judge_end(place, ended.run)
                 continue
-            if not measured.diverged:
-                self._note_block(place, process, measured)
-                return process
-            self._out(place, "diverged: its loss is not finite")
+            if measured.diverged:
+                self._out(place, "diverged: its loss is not finite")
+                return None
+            self._note_block(place, process, measured)
+            return process
         return None
 
     def _start(self, place: int) -> CellProcess:
@@ -295,11 +297,7 @@ class LiveRace:
 
     def full_s(self) -> float | None:
         """Seconds of a full run with its start, the mean of the cells that trained; None before one has."""
-        trained = [
-            step_s * steps * getattr(self.cells[place].config, "epochs", 1)
-            for place, (step_s, steps) in self.steps.items()
-        ]
-        return fmean(trained) + median(self._starts_s) if trained and self._starts_s else None
+        return fmean(self.trained_s.values()) + median(self._starts_s) if self.trained_s else None
 
     def finals(self) -> list[Cell]:
         """The runs of the finalists, each in a fresh process."""
