@@ -44,22 +44,18 @@ class Plain(Dataset[Any]):
     """A data set as a tutorial would write it."""
 
     def __init__(self, split: Split, options: VisionConfig) -> None:
-        size = [options.dataset.image_size] * 2
-        to_tensor = [transforms.ToTensor(), transforms.Normalize(options.dataset.mean, options.dataset.std)]
+        form = options.dataset
+        steps = [transforms.Resize([form.image_size] * 2), transforms.ToTensor()]
+        self.transform = transforms.Compose([*steps, transforms.Normalize(form.mean, form.std)])
         self.split = split
-        self.transform = transforms.Compose([transforms.Grayscale(3), transforms.Resize(size), *to_tensor])
-        self.colour = transforms.Compose([transforms.Resize(size), *to_tensor])
 
     def __len__(self) -> int:
         return len(self.split)
 
     def __getitem__(self, index: int) -> Any:
-        image = self.split.images[index]
-        if isinstance(image, Path):
-            return self.colour(Image.open(image).convert("RGB")), int(self.split.labels[index])
-        if image.ndim == 3:
-            return self.colour(Image.fromarray(image)), int(self.split.labels[index])
-        return self.transform(Image.fromarray(image)), int(self.split.labels[index])
+        stored = self.split.images[index]
+        image = Image.open(stored) if isinstance(stored, Path) else Image.fromarray(stored)
+        return self.transform(image.convert("RGB")), int(self.split.labels[index])
 
 
 def plain(split: Split, options: VisionConfig, workers: int) -> Turn:

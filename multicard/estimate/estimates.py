@@ -150,8 +150,7 @@ class Predictor:
         if getattr(config, "stop_at_target", False):
             prediction.about += "; the total is of all epochs, and the run stops at its target"
         whole = Alike(own, [run for run in here if not run.is_raced])
-        _, are_probes = alike.nearest(lambda run: float(run.is_probe))
-        prediction.total_s = totals.total_s(config, step_s, length, whole, probed=bool(are_probes) and all(are_probes))
+        prediction.total_s = totals.total_s(config, step_s, length, whole)
         prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
         return prediction
 

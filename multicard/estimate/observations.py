@@ -68,13 +68,6 @@ class StepObservation:
     commit: str | None = None
     marks: str = ""
 
-    @property
-    def is_usable(self) -> bool:
-        """True for a step above 0 with a finite error on a number of GPUs."""
-        gpus = self.setting.get(GPUS, "1")
-        finite = 0 < self.step_s < math.inf and 0 <= self.error < math.inf
-        return finite and gpus.isdecimal() and gpus != "0"
-
 
 @dataclass(frozen=True)
 class StepEstimate:

@@ -58,9 +58,7 @@ def step(
             those without marks tell nothing of this machine.
         growth: of a step beyond two GPUs.
     """
-    seen = [
-        item for item in observations if item.is_usable and (item.basis is Basis.published or item.machine == machine)
-    ]
+    seen = [item for item in observations if item.basis is Basis.published or item.machine == machine]
     clean = [item for item in seen if not item.marks]
     estimated = _step(setting, machine, commit, clean, growth)
     if len(clean) == len(seen) or (estimated is not None and estimated.basis.is_own):

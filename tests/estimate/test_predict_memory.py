@@ -18,11 +18,12 @@ from multicard.config.placement import Placement
 from multicard.estimate import peaks
 from multicard.estimate.memory import answers, facts, simulate, torch_internals, tuning_step
 from multicard.estimate.memory.answers import Active
-from multicard.estimate.memory.facts import ImageFacts, TextFacts, facts_of
+from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, fake
 from multicard.estimate.memory.tracker import Tracker
 from multicard.estimate.target import Target
 from multicard.llm import torchtune_config
+from multicard.llm.preflight import Inputs
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
 from multicard.records.schema_parts import Interval, Prediction
@@ -150,12 +151,11 @@ def test_methods_on_two_gpus_that_are_not_there(method):
         assert again.active_bytes < seen.active_bytes
 
 
-def test_sharded_output_pads_batches_to_as_many_chunks():
-    config, facts_41 = typed_llm("method=full", *LLAMA, "gpus=2", "custom_sharded_layers=[output]"), TextFacts(2304, 41)
-    sharded = tuning_step.batch(config, facts_41, CPU, Tracker("cpu"), 8)["tokens"]
-    config.custom_sharded_layers = []
-    whole = tuning_step.batch(config, facts_41, CPU, Tracker("cpu"), 8)["tokens"]
-    assert (sharded.shape, whole.shape) == ((2, 43), (2, 41))
+@pytest.mark.parametrize(("layers", "length"), [("[output]", 43), ("[]", 41)])
+def test_sharded_output_pads_batches_to_as_many_chunks(layers, length):
+    config = typed_llm("method=full", *LLAMA, "gpus=2", f"custom_sharded_layers={layers}")
+    tokens = tuning_step.batch(config, TextFacts(2304, 41), CPU, Tracker("cpu"), 8)["tokens"]
+    assert tokens.shape == (2, length)
 
 
 # ---- fallbacks, and the truth
@@ -219,11 +219,9 @@ RANKS = [(f"gpus={count}",) for count in (2, 3, 4)]
     ("entry", "cells", "different"),
     [
         (typed, [(*ranks, "num_workers=1", "seed=7") for ranks in RANKS] + [("gpus=2", "fit=off", "repeat=2")], 1),
-        (typed, [("gpus=1",), ("gpus=2",), ("gpus=2", "optimizer=adamw"), ("gpus=2", "batch_size=5")], 4),
+        (typed, [(), ("gpus=2",), ("optimizer=adamw",), ("batch_size=5",), ("loader=batched", "pin_memory=true")], 5),
         (typed, [(*ranks, "loader=device") for ranks in RANKS], 3),  # each has a share of the data set
         (typed, [(*ranks, "strategy=dp") for ranks in RANKS], 3),
-        (typed, [("loader=torch", f"pin_memory={pins}") for pins in ("true", "false")], 1),
-        (typed, [("loader=batched", f"pin_memory={pins}") for pins in ("true", "false")], 2),
         (typed_llm, [("method=qlora",), ("method=qlora", "seed=1"), ("method=qlora", "batch_size=3")], 2),
     ],
 )
@@ -275,18 +273,19 @@ def test_predictions_are_made_in_another_process(tmp_path, monkeypatch):
 
 def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
     files = [tmp_path / "vocab.json", tmp_path / "merges.txt"]
-    files[0].write_text('{"a": 0, "b": 1}')
-    files[1].write_text("#version: 0.2\na b c\n")
+    for file, text in zip(files, ('{"a": 0, "b": 1}', "#version: 0.2\na b c\n"), strict=True):
+        file.write_text(text)
+    words = [f"tokenizer.{key}={file}" for key, file in zip(("path", "merges_file"), files, strict=True)]
     with pytest.raises(ValueError, match=r"tokenizer\.merges_file=.*merges\.txt: .*line 1; give the paths"):
-        facts._qwen(*map(str, files))
+        facts._counter(typed_llm("tokenizer=qwen2_5", *words), Inputs([], None, 0))
 
 
 def test_rows_that_are_not_at_hand_give_an_interval(monkeypatch):
     hub = (*LLAMA, "dataset=alpaca_cleaned", "model.max_seq_len=2048")
-    sizes = facts_of(typed_llm(*hub))
-    assert sizes.lengths == (1024, 256, 2048) and sizes.vocabulary > 2048
-    assert facts_of(typed_llm(*hub, "max_seq_len=512")).lengths == (512, 256, 512)
-    assert facts_of(typed_llm(*hub, "max_seq_len=512", "packed=true")).lengths == (512,)
+    sizes = facts.sizes(typed_llm(*hub))
+    assert isinstance(sizes, TextFacts) and sizes.lengths == (1024, 256, 2048) and sizes.vocabulary > 2048
+    assert facts.sizes(typed_llm(*hub, "max_seq_len=512")).lengths == (512, 256, 512)
+    assert facts.sizes(typed_llm(*hub, "max_seq_len=512", "packed=true")).lengths == (512,)
     monkeypatch.setattr(answers, "answer_all", lambda asked, _: [active(request.facts.length) for request in asked])
     told = memory(typed_llm(*hub), Target(device_type="cpu"))
     assert "between 256 and 2048" in told.memory_basis
@@ -304,7 +303,7 @@ def test_the_longest_row_is_as_torchtunes(tmp_path, words):
     rows = components.instantiate(cfg.dataset, components.instantiate(cfg.tokenizer), cache_dir=str(tmp_path))
     columns = ("tokens", "chosen_input_ids", "rejected_input_ids")
     longest = max(len(rows[number].get(column, ())) for number in range(len(rows)) for column in columns)
-    assert longest <= facts_of(config).length <= longest + 3
+    assert longest <= facts.sizes(config).length <= longest + 3
 
 
 # ---- beside the tensors

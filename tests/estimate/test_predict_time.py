@@ -91,10 +91,8 @@ def test_a_step_follows_from_the_cells_that_are_known(wanted, of, step_s, basis,
         (("gpus=8",), [seen(0.1)]),
         ((FP64,), [seen(0.1), seen(0.11, "gpus=2"), seen(0.04, HALF)]),
         (("batch_size=null",), [seen(0.1)]),
-        *((gpus, [seen(math.nan), seen(0.0), seen(0.1, error=math.inf), seen(0.1, "gpus=null"), seen(0.1, "gpus=0")])
-          for gpus in ((), ("gpus=2",))),
     ],
-)  # fmt: skip
+)
 def test_a_step_to_which_no_way_leads_is_unknown(wanted, of):
     assert predicted(*wanted, of=of) is None
 
@@ -111,18 +109,14 @@ def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_th
 
 
 def test_what_is_published_of_a_gpu():
-    left_out = {(row.source, row.workload, row.precision) for row in published.table() if row.defect}
-    assert {("lambda", name, "fp16") for name in ("bert_base_squad", "ncf", "tacotron2")} <= left_out
     assert len(published.table()) - len(published.sound()) == 124
     papers = {(total.series, total.gpus): total.total_s for total in published.paper_totals()}
     assert len(papers) == 20 and papers[("table2", "fp16"), 4] == 919
     of_papers = [entry for entry in published.observations("h100-94gb") if entry.machine == published.PAPERS_NODE]
-    fp64 = [entry for entry in of_papers if entry.setting.get("precision.name") == '"fp64"']
-    step_s = {entry.setting["gpus"]: entry.step_s for entry in fp64}
-    assert step_s["1"] == pytest.approx(6266 / (20 * (1875 + 0.35 * 313))) and len(of_papers) == 28
-    nodes = {name: {seen.machine for seen in published.observations(name)} for name in ("h100-pcie", "h100-80gb")}
-    assert nodes["h100-pcie"] and nodes["h100-80gb"] and not nodes["h100-pcie"] & nodes["h100-80gb"]
-    assert not published.observations("no such gpu")
+    (fp64,) = [e for e in of_papers if (e.setting.get("precision.name"), e.setting["gpus"]) == ('"fp64"', "1")]
+    assert fp64.step_s == pytest.approx(6266 / (20 * (1875 + 0.35 * 313))) and len(of_papers) == 28
+    nodes = [{seen.machine for seen in published.observations(name)} for name in ("h100-pcie", "h100-80gb", "none")]
+    assert nodes[0] and nodes[1] and not nodes[0] & nodes[1] and not nodes[2]
 
 
 def test_differences_count_another_option_of_a_group_once():

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from multicard.config.base import RunConfig, plain
@@ -37,13 +38,11 @@ def test_deviations_of_independent_parts_add_as_squares():
     assert both.high == pytest.approx(6.0 * 2 ** math.sqrt(2))
 
 
-def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next(seed: int = 0):
+def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next():
     one, ten = totals.spread([2.0], 0.05), totals.spread([2.0] * 10, 0.05)
     assert (one.value, ten.value) == pytest.approx((2.0, 2.0))
     assert one.high > ten.high > 2.0 > ten.low > one.low
-    import numpy as np
-
-    draws = np.random.default_rng(seed).lognormal(0.0, 0.05, (400, 6))
+    draws = np.random.default_rng(0).lognormal(0.0, 0.05, (400, 6))
     inside = [part.low <= draw[5] <= part.high for draw in draws for part in [totals.spread(list(draw[:5]), 0.05)]]
     assert 0.86 <= np.mean(inside) <= 0.98
 
@@ -67,7 +66,7 @@ def test_the_steps_of_an_epoch_are_those_of_the_strategies(
 
 def test_the_length_of_a_run_by_hand():
     of_dp = typed("strategy=dp", "gpus=4", "batch_size=16")
-    assert totals.length_of_images(of_dp, 130, 7) == totals.Length(3, 2 / 64, 7)
+    assert totals.length_of_images(of_dp, 130, 7) == totals.Length(3, 7)
     tuning = typed_llm("gpus=2", "batch_size=3", "gradient_accumulation_steps=2", "device=cpu")
     assert totals.length_of_rows(tuning, 41) == totals.Length(3)  # 21 rows a rank, 7 batches
     tuning.max_steps = 2
@@ -75,15 +74,15 @@ def test_the_length_of_a_run_by_hand():
 
 
 def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
-    wanted = typed("batch_size=16", "dataset.test_limit=1000")  # 1,438 digits, and 359
-    assert totals.length(wanted, totals.Alike({}, []), []) == totals.Length(90, 14 / 16, 359)
-    wanted = typed("batch_size=16", "dataset.train_limit=100")
-    assert totals.length(wanted, totals.Alike({}, []), []) == totals.Length(7, 0.25, 359)
-    absent = typed("dataset=images", "dataset.root=/nowhere")
-    assert totals.length(absent, totals.Alike({}, []), []) is None
+    for words, length in (
+        (["dataset.test_limit=1000"], totals.Length(90, 359)),  # 1,438 digits, and 359
+        (["dataset.train_limit=100"], totals.Length(7, 359)),
+        (["dataset=images", "dataset.root=/nowhere"], None),
+    ):
+        assert totals.length(typed("batch_size=16", *words), totals.Alike({}, []), []) == length
     ran = vision(dataset__train_limit=1000)  # of which it left some out
     alike = totals.Alike(history.setting(ran["config"]), past(ran))
-    assert totals.length(config(ran), alike, []) == totals.Length(20, 0.5, 300)
+    assert totals.length(config(ran), alike, []) == totals.Length(20, 300)
 
 
 def test_rows_of_text_are_those_that_have_a_label():
@@ -137,7 +136,7 @@ def test_the_error_of_the_step_does_not_average_out():
     near = totals.Alike(history.setting(record["config"]), past(record))
     step_s = Interval(0.1, 0.09, 0.11)
     short, long = (
-        totals.total_s(config(record, epochs=epochs), step_s, totals.Length(STEPS), near, False) for epochs in (2, 200)
+        totals.total_s(config(record, epochs=epochs), step_s, totals.Length(STEPS), near) for epochs in (2, 200)
     )
     assert 0.099 < long.high / long.value - 1 < short.high / short.value - 1 < 0.2
 

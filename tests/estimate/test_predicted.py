@@ -205,9 +205,7 @@ def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path,
     assert not (tmp_path / "s").exists()
     monkeypatch.delenv("MULTICARD_STRICT")
     monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
-    code, printed = called(*words, "fit=refuse")
-    assert code == 0 and node.started == [64, 64]  # a prediction that fails stops no run
-    assert "no prediction (ZeroDivisionError: integer division or modulo by zero); please report" in printed
+    assert called(*words, "fit=refuse")[0] == 0 and node.started == [64, 64]  # a prediction that fails stops no run
 
 
 SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
@@ -317,13 +315,16 @@ def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
     assert code == 1 and f"[2/2] {line}; use gpus=2 or fewer\n" in printed and "1 run to measure" in printed
 
 
-def test_a_gpu_that_is_not_known_is_refused_with_the_names(called: Called, tmp_path: Path):
-    for words in (["-m", "predict=true"], ["predict=true"], ["-m"]):
-        more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
-        code, printed = called(*words, "gpus=2", *more, "predict.gpu=nonsense")
-        assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
-        assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
-    for word in ("device=cpu", "scale=smoke"):
-        for asked in ("predict.gpu=h100-80gb", "predict.memory=80GB"):
-            with pytest.raises(ValueError, match=f"{asked}: {word} has no GPU; leave one of them out"):
-                typed(asked, word)
+@pytest.mark.parametrize("words", [["-m", "predict=true"], ["predict=true"], ["-m"]])
+def test_a_gpu_that_is_not_known_is_refused_with_the_names(words: list[str], called: Called, tmp_path: Path):
+    more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
+    code, printed = called(*words, "gpus=2", *more, "predict.gpu=nonsense")
+    assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
+    assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("word", ["device=cpu", "scale=smoke"])
+@pytest.mark.parametrize("asked", ["predict.gpu=h100-80gb", "predict.memory=80GB"])
+def test_cpu_ranks_are_predicted_on_no_gpu(word: str, asked: str):
+    with pytest.raises(ValueError, match=f"{asked}: {word} has no GPU; leave one of them out"):
+        typed(asked, word)

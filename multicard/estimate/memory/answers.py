@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
-from typing import Any
 
 import msgspec
 
@@ -24,9 +23,12 @@ from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
 NOT_COMPUTED = "not computed yet"
-# Keys of a configuration on which the tensors of a step depend, beside the number of ranks and those of `_of_images`
+# Keys of a configuration on which the tensors of a step depend, beside the number of ranks
 RELEVANT: dict[str, tuple[str, ...]] = {
-    "vision": ("model", "strategy", "layout", "precision", "optimizer", "batch_size"),
+    "vision": (
+        *("model", "strategy", "layout", "precision", "optimizer", "batch_size"),
+        *("loader", "pin_memory", "dataset"),
+    ),
     "llm": (
         *("model", "method", "precision", "batch_size", "recipe", "gradient_accumulation_steps"),
         *("custom_sharded_layers", "activation_checkpointing", "optimizer_in_bwd", "packed"),
@@ -68,32 +70,17 @@ class Request(msgspec.Struct, frozen=True):
 
 def identity(request: Request) -> str:
     """Digest of a request's relevant keys, the libraries and the code; equal for requests that share an answer."""
-    config, memory_bytes = plain(request.config), None
+    config, facts, memory_bytes = plain(request.config), msgspec.to_builtins(request.facts), request.memory_bytes
     workload = "vision" if isinstance(request.config, VisionConfig) else "llm"
-    ranks, facts = config["gpus"] * config["nodes"], msgspec.to_builtins(request.facts)
-    kept: dict[str, Any] = {key: config[key] for key in RELEVANT[workload]} | {"ranks": ranks}
-    if workload == "vision":
-        kept |= _of_images(config, ranks)
-        if config["loader"]["name"] == "device":
-            memory_bytes = request.memory_bytes  # the data set takes a share of it
-        else:
-            facts.pop("test", None)
-    matters = [workload, kept, facts, request.device, memory_bytes, _versions()]
+    ranks, loader = config["gpus"] * config["nodes"], config.get("loader", {}).get("name")
+    if loader != "device":  # which keeps a share of the data set in a share of the GPU's memory
+        memory_bytes = None
+        facts.pop("test", None)
+    if loader not in (None, "device") and config["strategy"]["name"] != "dp":
+        ranks = min(ranks, 2)  # a replica under DDP takes the same on any number of ranks above one
+    kept = {key: config[key] for key in RELEVANT[workload]}
+    matters = [workload, kept, ranks, facts, request.device, memory_bytes, _versions()]
     return hashlib.sha256(msgspec.json.encode(matters, order="sorted")).hexdigest()
-
-
-def _of_images(config: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Further keys on which the training of an image model depends. A replica under DDP takes the same on any number of
-    ranks above one, unless they share the data set or exchange the statistics of batches."""
-    loader, strategy, data = config["loader"]["name"], config["strategy"], config["dataset"]
-    counts = loader == "device" or strategy["name"] == "dp" or strategy.get("sync_batchnorm", False)
-    keys = ("image_size", "mean", "std", *(("device_budget_bytes",) if loader == "device" else ()))
-    return {
-        "ranks": ranks if counts else min(ranks, 2),
-        "loader": loader,
-        "pinned": loader == "batched" and config["pin_memory"],
-        "dataset": {key: data.get(key) for key in keys},
-    }
 
 
 @cache

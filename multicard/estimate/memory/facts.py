@@ -5,8 +5,7 @@ off where a template's text and a column's meet within a token.
 """
 
 import base64
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from multicard.config.base import RunConfig, plain
 from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
-from multicard.llm.data import templates, tokenizer
+from multicard.llm.data import row_sources, templates, tokenizer
 from multicard.llm.preflight import Inputs
 from multicard.vision.data.datasets import DATASETS
 
@@ -49,7 +48,6 @@ class TextFacts(msgspec.Struct, frozen=True):
 
 
 Facts = ImageFacts | TextFacts
-Encode = Callable[[str], int]
 CANDIDATES = 16  # rows with the most text; one of them has the most tokens
 MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # header and end of a message; begin and end of a row
 ASSUMED_TOKENS = (256, 1024)  # of the longest row, at least and expected, where the rows are not at hand
@@ -62,35 +60,23 @@ _SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same dat
 
 
 def sizes(config: RunConfig) -> Facts | str:
-    """The sizes of a run's data set, or the reason for which they cannot be read."""
+    """The sizes of a run's data set, read once for all runs that have the same, or the reason for which they cannot be
+    read."""
+    values = plain(config)
+    groups = TEXT if isinstance(config, LlmConfig) else ("dataset",)
+    key = msgspec.json.encode([values.get(group) for group in groups])
     try:
-        return facts_of(config)
+        if key not in _SIZES:
+            _SIZES[key] = _text_facts(config) if isinstance(config, LlmConfig) else _image_facts(config)
+        return _SIZES[key]
     except (ValueError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
         return f"the data cannot be read ({reason})"
 
 
-def facts_of(config: RunConfig) -> Facts:
-    """The sizes of a run's data set, read once for all runs that have the same.
-
-    Raises:
-        ValueError: it is not there; with the key and the remedy.
-        OSError: it cannot be read.
-    """
-    values = plain(config)
-    groups = TEXT if isinstance(config, LlmConfig) else ("dataset",)
-    key = msgspec.json.encode([values.get(group) for group in groups])
-    if key not in _SIZES:
-        if isinstance(config, LlmConfig):
-            _SIZES[key] = _text_facts(config)
-        else:
-            assert isinstance(config, VisionConfig)
-            _SIZES[key] = _image_facts(config)
-    return _SIZES[key]
-
-
-def _image_facts(config: VisionConfig) -> ImageFacts:
+def _image_facts(config: RunConfig) -> ImageFacts:
     """The sizes of a data set of images; of photographs the folders are listed, and none is decoded."""
+    assert isinstance(config, VisionConfig)
     options = config.dataset
     whole = MNIST
     if options.name != "mnist":
@@ -124,68 +110,50 @@ def longest_row(config: LlmConfig, inputs: Inputs) -> int | None:
     """Tokens of the longest row, or answer of a pair, uncut; None without rows."""
     if not inputs.rows:
         return None
-    texts = [parts for row in inputs.rows for parts in _texts(config, row)]
+    pairs = methods.chosen(config).pairs
+    rows = [{name: row[name]} for row in inputs.rows for name in row_sources.CHOICES] if pairs else inputs.rows
+    texts = [[*_around(config, row), *row_sources.strings(row)] for row in rows]
+    messages = [next((len(value) for value in row.values() if isinstance(value, list)), 2) for row in rows]
+    longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[-CANDIDATES:]
     count = _counter(config, inputs)
-    most = sorted(texts, key=lambda parts: sum(map(len, parts[0])))[-CANDIDATES:]
-    return max(sum(map(count, words)) + MESSAGE_TOKENS * messages for words, messages in most) + ROW_TOKENS
+    return max(sum(map(count, texts[place])) + MESSAGE_TOKENS * messages[place] for place in longest) + ROW_TOKENS
 
 
-def _texts(config: LlmConfig, row: dict[str, Any]) -> list[tuple[list[str], int]]:
-    """The texts of a row with its template's, and how many messages they make; of a pair, for each answer."""
-    around = _around(config, row)
-    if methods.chosen(config).pairs:
-        answers = (row[answer] for answer in ("chosen", "rejected"))
-        return [([*around, *(turn["content"] for turn in answer)], len(answer)) for answer in answers]
-    if "conversations" in row:
-        return [([*around, *(turn["value"] for turn in row["conversations"])], len(row["conversations"]))]
-    return [([*around, *(value for value in row.values() if isinstance(value, str))], 2)]
-
-
-def _around(config: LlmConfig, row: dict[str, Any]) -> tuple[str, ...]:
+def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
+    """The text of the row's template, which is another for instructions without an input."""
     template = templates.chosen(config)
     if template is None:
         return ()
-    pairs = methods.chosen(config).pairs
-    is_instruction = isinstance(template.pair_template, dict)  # whose text is another without an input
-    return tuple(templates.INSTRUCT_PAIRS) if is_instruction and (pairs or not row.get("input")) else template.around
+    is_instruction = isinstance(template.pair_template, dict)
+    return template.around if not is_instruction or row.get("input") else templates.INSTRUCT_PAIRS
 
 
-def _counter(config: LlmConfig, inputs: Inputs) -> Encode:
-    options = config.tokenizer
-    if isinstance(options, Qwen25TokenizerConfig):
-        return _qwen(str(options.path), str(options.merges_file))
-    if isinstance(options, EmbeddedTokenizerConfig):
-        return _tiktoken({token: rank for rank, token in enumerate(inputs.token_ranks or [])})
-    return _llama3(str(getattr(options, "path", "")))
-
-
-@lru_cache(maxsize=1)
-def _llama3(path: str) -> Encode:
-    lines = (line.split() for line in Path(path).expanduser().read_bytes().splitlines())
-    return _tiktoken({base64.b64decode(token): int(rank) for token, rank in lines})
-
-
-@lru_cache(maxsize=1)
-def _qwen(vocabulary: str, merges: str) -> Encode:
-    """A counter by Qwen's files.
+def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
+    """The number of tokens of a text, by the tokenizer's files.
 
     Raises:
         ValueError: they cannot be read.
     """
+    import tiktoken
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    files = (str(Path(path).expanduser()) for path in (vocabulary, merges))
-    try:
-        merged = Tokenizer(models.BPE.from_file(*files))
-    except Exception as error:  # of tokenizers, which has no class of its own for it
-        remedy = "give the paths of Qwen 2.5's vocab.json and merges.txt"
-        raise ValueError(f"tokenizer.path, tokenizer.merges_file={merges}: {error}; {remedy}") from None
-    merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    return lambda text: len(merged.encode(text).ids)
-
-
-def _tiktoken(ranks: dict[bytes, int]) -> Encode:
-    import tiktoken
-
+    options = config.tokenizer
+    if isinstance(options, Qwen25TokenizerConfig):
+        files = (str(Path(str(path)).expanduser()) for path in (options.path, options.merges_file))
+        try:
+            merged = Tokenizer(models.BPE.from_file(*files))
+        except Exception as error:  # of tokenizers, which has no class of its own for it
+            key, remedy = (
+                "tokenizer.path, tokenizer.merges_file",
+                "give the paths of Qwen 2.5's vocab.json and merges.txt",
+            )
+            raise ValueError(f"{key}={options.merges_file}: {error}; {remedy}") from None
+        merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+        return lambda text: len(merged.encode(text).ids)
+    if isinstance(options, EmbeddedTokenizerConfig):
+        ranks = {token: rank for rank, token in enumerate(inputs.token_ranks or [])}
+    else:
+        lines = Path(str(getattr(options, "path", ""))).expanduser().read_bytes().splitlines()
+        ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
     encoding = tiktoken.Encoding("rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={})
     return lambda text: len(encoding.encode_ordinary(text))

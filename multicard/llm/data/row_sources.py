@@ -75,11 +75,14 @@ def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
     template = templates.chosen(config)
     pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
     around = [*(template.around if template else ()), *pairs]
+    return [part for row in rows for part in (*around, *strings(row))]
+
+
+def strings(row: Row) -> list[str]:
+    """The texts of a row, those of a conversation's turns too."""
     parts: list[str] = []
-    for row in rows:
-        parts += around
-        for value in row.values():
-            parts += [value] if isinstance(value, str) else [turn.get("content", turn.get("value")) for turn in value]
+    for value in row.values():
+        parts += [value] if isinstance(value, str) else [turn.get("content", turn.get("value")) for turn in value]
     return parts
 
 
