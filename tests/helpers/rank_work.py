@@ -1,8 +1,9 @@
 """What tests have ranks do; each writes what it saw to `folder/<rank>.pt`."""
 
 import os
+import signal
+import sys
 import time
-from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
 from itertools import product
@@ -253,8 +254,6 @@ def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> N
 
 
 def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:
-    import os
-
     from torch._inductor import config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
@@ -264,10 +263,6 @@ def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -
 
 def fail(rank: Rank, how: str) -> None:
     """Rank 1 ends in the given way while the others wait for it in a collective."""
-    import signal
-
-    import torch.distributed as dist
-
     print(f"rank {rank.rank} was here", flush=True)
     if rank.rank == 1:
         if how == "raise":
@@ -286,21 +281,17 @@ def fail(rank: Rank, how: str) -> None:
 SLOW_S = 0.3  # the slow part of a step
 
 
-def train_slowly(*work: Any, model: Callable[[], nn.Module] = Small) -> None:
+def train_slowly(*work: Any) -> None:
     """Train a model whose own steps take some ms even on a busy machine, with few rounds of ablations."""
     torch.set_num_threads(1)  # threads that wait for one another are slow on a busy machine
-    with mock.patch.object(diagnosis, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: model()):
+    with mock.patch.object(diagnosis, "ROUNDS", 3), mock.patch.object(models, "build", lambda *_: Small()):
         train(*work)
 
 
 def train_with_bad_losses(
     rank: Rank, config: VisionConfig, folder: Path, workers: int, bad: list[tuple[int, int]]
 ) -> None:
-    """As `train`, with NaN in place of some losses.
-
-    Args:
-        bad: rank, and step of the run from 0.
-    """
+    """As `train`, with NaN in place of the losses of `bad`: rank, and step of the run from 0."""
     step = Loop.step
 
     def step_badly(loop: Loop, batches: Any) -> Any:
@@ -321,17 +312,6 @@ def train_on_slow_data(rank: Rank, config: VisionConfig, folder: Path, workers: 
 
     with mock.patch.object(Samples, "__getitem__", read_slowly):
         train_slowly(rank, config, folder, workers)
-
-
-def train_a_slow_model(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
-    """As `train`, with SLOW_S for each batch to compute, and half of it for half a batch."""
-
-    def build_slow() -> nn.Module:
-        model = Small()
-        model.register_forward_pre_hook(lambda _, inputs: time.sleep(SLOW_S / config.batch_size * len(inputs[0])))
-        return model
-
-    train_slowly(rank, config, folder, workers, model=build_slow)
 
 
 def train_with_a_slow_optimiser(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
@@ -382,8 +362,6 @@ def says_hello(rank: Rank, folder: Path, word: str) -> None:
 
 
 def print_to_a_full_disk(_: Rank) -> None:
-    import sys
-
     sys.stdout = sys.stderr = open("/dev/full", "w", buffering=1)  # noqa: SIM115, PTH123
     print("hello")
 

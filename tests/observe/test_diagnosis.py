@@ -64,23 +64,6 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
     )
 
 
-@pytest.mark.parametrize(
-    ("cost", "without"),
-    [
-        ("input", {"host": 0.03, "device": 0.03, "half": 0.016}),
-        ("copy", {"device": 0.03, "half": 0.016}),
-        ("communication", {"alone": 0.03}),
-        ("launch", {"core": 0.1, "half": 0.09}),
-        ("compute", {"core": 0.1, "half": 0.05}),
-    ],
-)
-def test_the_bound_is_the_cost_whose_ablation_is_fast(cost: str, without: dict[str, float]):
-    slow = dict.fromkeys(STEPS, 0.1) | {"core": 0.03, "half": 0.016, "input": 0.08 if cost == "input" else 0.01}
-    rounds = {name: [seconds * factor for factor in (0.9, 1.0, 1.3)] for name, seconds in (slow | without).items()}
-    result = diagnosis.diagnose([rounds], "try {}".format)
-    assert result.bound == cost and result.saves_s[cost] >= 0.07, result
-
-
 def test_ablations_take_turns_and_their_first_round_warms_up():
     blocks: list[tuple[str, int]] = []
 
@@ -171,7 +154,6 @@ def test_every_bound_has_its_words_and_its_advice():
     [
         (rank_work.train_on_slow_data, "input", "gpus=1"),
         (rank_work.train_over_slow_gloo, "communication", "gpus=2"),
-        (rank_work.train_a_slow_model, "compute", "gpus=1"),
         (rank_work.train_with_a_slow_optimiser, "launch", "compile=true"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_second_signal_does_not_disturb_what_follows_and_a_hang_up_that_nohup_
     with failures.interruptible():
         with pytest.raises(Interrupted, match="SIGINT"):
             signal.raise_signal(signal.SIGINT)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        for number in (*[signal.SIGINT] * 10, signal.SIGTERM, signal.SIGQUIT):
             signal.raise_signal(number)
     assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -109,30 +109,6 @@ def test_epochs_of_one_step_are_measured_with_their_first_batch(
     assert first["samples"] == [5.0, 5.0]
 
 
-def test_a_rank_waits_until_it_is_let_go_or_stopped(tmp_path: Path):
-    board = Board(tmp_path, 1, create=True)
-    follower = Pausing(one_rank(), CPU, Board(tmp_path, 1), tmp_path, 100, warm_up=0)
-    ended: list[float] = []
-
-    def in_thread(work: Callable[[], Any]) -> Thread:
-        thread = Thread(target=lambda: ended.append(work() or 0.0), daemon=True)
-        thread.start()
-        return thread
-
-    waiting = in_thread(follower.begin)
-    awaited(lambda: len(lines(tmp_path)) == 1)
-    assert not ended
-    board.run_to(2)
-    waiting.join(60)
-    assert follower.step_ended(1) == 0.0 and len(ended) == 1
-    waiting = in_thread(lambda: follower.step_ended(2))
-    awaited(lambda: len(lines(tmp_path)) == 2)
-    assert len(ended) == 1 and lines(tmp_path)[1]["step"] == 2
-    board.ask_stop(2)
-    waiting.join(60)
-    assert ended[1] > 0.0 and board.stops(2)
-
-
 def test_the_time_of_a_pause_is_no_steps(monkeypatch: pytest.MonkeyPatch):
     phases = [DATA, FORWARD, OPTIMIZER, PAUSED, DATA, FORWARD, OPTIMIZER]
     table = phase_table(phases, [1.0, 2.0, 3.0, 50.0, 4.0, 5.0, 6.0])

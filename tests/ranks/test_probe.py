@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,8 +51,6 @@ def test_a_probe_stops_on_its_error():
     fast = autocorrelated(random, 20_000, 0.01, 0.5, 0.2)
     steps, reason = stopped(fast, error=0.05)
     assert reason == "error" and fast[:steps].sum() >= 6.0  # a tenth of the time
-    slow, reason = stopped(np.concatenate([[30.0, 9.0], np.tile([2.0, 2.001], 30)]), seconds=1000.0)
-    assert reason == "error" and LEAST_STEPS < slow <= 100 / 2 + 2
 
 
 def test_a_probe_stops_on_its_time():
@@ -61,8 +58,6 @@ def test_a_probe_stops_on_its_time():
     noisy = autocorrelated(random, 1000, 0.1, 0.9, 0.5)
     steps, reason = stopped(noisy, seconds=20.0)
     assert reason == "seconds" and noisy[: steps - 1].sum() < 20.0 <= noisy[:steps].sum()
-    drift = 0.1 * (1 + np.linspace(0.0, 0.5, 600) + 0.01 * random.normal(size=600))
-    assert stopped(drift)[1] == "seconds"
     assert stopped([100.0, 1.0]) == (1, "seconds")
     assert stopped([0.1] * 100, seconds=2.05) == (21, "error")  # late, but known
 
@@ -83,13 +78,6 @@ def test_steps_ahead_count_and_the_first_of_an_epoch_is_no_part_of_the_mean():
         return rule.reason() == "error"
 
     assert known(3) and not known(1)
-
-
-def test_the_mean_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch):
-    looks = []
-    monkeypatch.setattr(StopRule, "_is_known", lambda self, mean: looks.append(mean.steps) or False)
-    assert stopped([0.01] * 5000, seconds=100.0) == (5000, "run")
-    assert len(looks) < 20 and all(b >= a * GROWTH - 1 for a, b in pairwise(looks))
 
 
 class Event:
@@ -248,8 +236,6 @@ def test_a_probe_of_tuning_stops_all_ranks_after_the_same_step(tuned: Measured):
     end = written(record)["probe"]
     assert (end["ended_by"], end["steps"], end["half_width"]) == ("seconds", 1, None) and end["steps_per_epoch"] > 10
     assert [epoch["steps"] for epoch in record["epochs"]] == [2]
-    whole = tuned("probe.enabled=true", "probe.seconds=1e6", "max_steps=2", "epochs=2")
-    assert whole["probe"]["ended_by"] == "run" and [epoch["steps"] for epoch in whole["epochs"]] == [2, 2]
 
 
 @pytest.mark.parametrize("word", ["repeat=auto", "profile=kineto", "diagnose=true"])

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from multicard.config import hydra_config
-from multicard.measure import formulas
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
@@ -63,25 +61,14 @@ def test_the_record_is_whole(once: Measured):
     assert memory["kind"] == "rss" and memory["max"] == max(memory["per_rank"]) and len(memory["per_rank"]) == 2
     rows = [row for row in run_folder.read_steps(folder).to_pylist() if (row["epoch"], row["step"]) > (0, 0)]
     assert sum(record["phases_s"].values()) == pytest.approx(sum(row["step_s"] for row in rows) / len(rows))
+    last = [row for row in rows if row["epoch"] == 1]
+    losses = sum(row["loss"] * row["samples"] for row in last) / sum(row["samples"] for row in last)
+    assert record["epochs"][1]["train_loss"] == pytest.approx(losses)
 
 
-def test_steps_add_up_to_the_epochs_and_rates_are_samples_over_the_same_steps(measured: Measured):
-    result = ok(measured("gpus=3", "epochs=2", "warmup_steps=0", "dataset.train_limit=192"))
-    steps, rows = result["step_s"], run_folder.read_steps(Path(result["folder"])).to_pylist()
-    assert steps["definition"] == formulas.STEP_DEFINITION
-    by_rank_s = Counter[tuple[int, int]]()
-    for row in rows:
-        by_rank_s[row["epoch"], row["rank"]] += row["step_s"]
-    slowest_s = [max(by_rank_s[epoch, rank] for rank in range(3)) for epoch in (0, 1)]
-    assert steps["mean"] * steps["count"] == pytest.approx(sum(slowest_s))
-    total_s = max(sum(by_rank_s[epoch, rank] for epoch in (0, 1)) for rank in range(3))
-    assert result["images_per_s"] == pytest.approx(sum(row["samples"] for row in rows) / total_s)
-    assert result["trained_images_per_s"] == pytest.approx(result["images_per_s"])
-    for number, (epoch, steps_s) in enumerate(zip(result["epochs"], slowest_s, strict=True)):
-        assert steps_s <= epoch["train_s"] + 1e-6  # which goes on until the rank has noted its last step
-        own = [row for row in rows if row["epoch"] == number]
-        losses = sum(row["loss"] * row["samples"] for row in own) / sum(row["samples"] for row in own)
-        assert epoch["train_loss"] == pytest.approx(losses)
+def test_another_seed_gives_other_losses(once: Measured):
+    first, other = (ok(once(word))["epochs"][0]["train_loss"] for word in ("seed=0", "seed=1"))
+    assert first != other
 
 
 def test_communication_bytes_in_closed_form(once: Measured):
@@ -216,11 +203,11 @@ def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_pa
         folder.mkdir(parents=True)
         for name in ("broken.jpg", "text.jpg"):
             (folder / name).write_bytes(b"no image")
-    for words in (["num_workers=0"], ["dataset.cache=none", "num_workers=2"], ["dataset.cache=none", "loader=batched"]):
-        result = measured("dataset=images", f"dataset.root={tmp_path / 'set'}", *words)
-        assert result["status"] == "failed"
-        assert re.fullmatch(r"rank 0: .*/(broken|text)\.jpg: cannot be decoded \(.*\); .*", result["cause"]["message"])
-        assert result["epochs"] == [] and result["total_s"] is None and result["peak_memory_bytes"]["max"] is None
+    words = ("dataset=images", f"dataset.root={tmp_path / 'set'}", "dataset.cache=none", "num_workers=2")
+    result = measured(*words)  # decoded by a worker: `test_loaders` has the other ways
+    assert result["status"] == "failed"
+    assert re.fullmatch(r"rank 0: .*/(broken|text)\.jpg: cannot be decoded \(.*\); .*", result["cause"]["message"])
+    assert result["epochs"] == [] and result["total_s"] is None and result["peak_memory_bytes"]["max"] is None
 
 
 @pytest.mark.parametrize(
@@ -300,15 +287,16 @@ def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: 
     assert run.status == "failed" and run.record.cause is not None and run.record.cause.message == "gone"
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC], ids=errno.errorcode.get)
 def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(
-    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ):
-    def read_only(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(hydra_config.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(hydra_config.tempfile, "TemporaryFile", fail)
     code, printed = called("-m", f"hydra.sweep.dir={tmp_path}", *SMALL, "seed=1,2")
     assert code == 1 and not list(tmp_path.iterdir())
     assert printed == (
-        f"refused: hydra.sweep.dir={tmp_path}: cannot be written to (Read-only file system); choose another folder\n"
+        f"refused: hydra.sweep.dir={tmp_path}: cannot be written to ({os.strerror(number)}); choose another folder\n"
     )
