@@ -58,14 +58,7 @@ def meet(rank: Rank) -> None:
 
 def as_on_rank_0(rank: Rank, flag: bool) -> bool:
     """Rank 0's flag."""
-    if rank.world_size == 1:
-        return flag
-    import torch
-    import torch.distributed as dist
-
-    shared = torch.tensor(flag, device=rank.device)
-    dist.broadcast(shared, src=0)
-    return bool(shared)
+    return bool(max_over_ranks(rank, int(flag and rank.rank == 0)))
 
 
 def max_over_ranks(rank: Rank, number: int) -> int:

@@ -24,6 +24,7 @@ class ProgressBar:
         self, board: Board, ranks: int, epochs: int, unit: str, tick: Callable[[], None] | None = None
     ) -> None:
         self._board, self._ranks, self._epochs, self._unit, self._tick = board, ranks, epochs, unit, tick
+        self._first: tuple[float, int] | None = None  # time and samples when training was first seen
         self._done = Event()
         self._thread: Thread | None = None
         if sys.stderr.isatty() or tick is not None:
@@ -40,16 +41,32 @@ class ProgressBar:
             self._thread.join()
 
     def _watch(self) -> None:
-        view = ProgressView(self._board, self._ranks, self._epochs, self._unit)
         ticked_s = clock_s()
         with _bar() if sys.stderr.isatty() else nullcontext() as bar:
             while not self._done.wait(REFRESH_S):
                 if bar is not None:
-                    bar.update(bar.task_ids[0], **view.look(clock_s()))
+                    bar.update(bar.task_ids[0], **self.fields(clock_s()))
                     bar.refresh()
                 if self._tick is not None and clock_s() - ticked_s >= TICK_S:
                     self._tick()
                     ticked_s = clock_s()
+
+    def fields(self, now_s: float) -> dict[str, Any]:
+        """The fields of the bar, from what the ranks post; none before training, when nothing is posted."""
+        posted = self._board.read(0)
+        if not posted.of:
+            return {}
+        samples = sum(self._board.read(rank).samples for rank in range(self._ranks))
+        first_s, first_samples = self._first = self._first or (now_s, samples)
+        figures = [] if math.isnan(posted.loss) else [f"loss {posted.loss:.3f}"]
+        if samples > first_samples and now_s > first_s:
+            figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
+        return {
+            "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating,
+            "total": posted.of,
+            "completed": min(posted.steps, posted.of * (ALMOST if posted.evaluating else 1.0)),
+            "figures": "  ".join(figures),
+        }
 
 
 def _bar() -> Any:
@@ -73,28 +90,3 @@ def _bar() -> Any:
     )
     bar.add_task("starting", total=None, figures="")
     return bar
-
-
-class ProgressView:
-    """The fields of the bar, from what the ranks post."""
-
-    def __init__(self, board: Board, ranks: int, epochs: int, unit: str) -> None:
-        self._board, self._ranks, self._epochs, self._unit = board, ranks, epochs, unit
-        self._first: tuple[float, int] | None = None  # time and samples when training was first seen
-
-    def look(self, now_s: float) -> dict[str, Any]:
-        """The fields now; none before training, when nothing is posted."""
-        posted = self._board.read(0)
-        if not posted.of:
-            return {}
-        samples = sum(self._board.read(rank).samples for rank in range(self._ranks))
-        first_s, first_samples = self._first = self._first or (now_s, samples)
-        figures = [] if math.isnan(posted.loss) else [f"loss {posted.loss:.3f}"]
-        if samples > first_samples and now_s > first_s:
-            figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
-        return {
-            "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating,
-            "total": posted.of,
-            "completed": min(posted.steps, posted.of * (ALMOST if posted.evaluating else 1.0)),
-            "figures": "  ".join(figures),
-        }

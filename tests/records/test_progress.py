@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from multicard.records.progress import Board, Progress
-from multicard.run.progress_bar import ProgressView
+from multicard.run.progress_bar import ProgressBar
 
 
 def test_ranks_post_and_the_controller_asks(tmp_path: Path):
@@ -31,14 +31,14 @@ def test_every_node_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_bar_has_rates_from_where_the_run_goes_on_and_is_not_full_while_evaluating(tmp_path: Path):
     board = Board(tmp_path, 1, create=True)
-    view = ProgressView(board, 1, epochs=2, unit="images")
-    assert view.look(0.0) == {}
+    view = ProgressBar(board, 1, epochs=2, unit="images")
+    assert view.fields(0.0) == {}
     board.post(0, 2, 10, 640, 0, float("nan"))
-    assert view.look(100.0) == {"description": "epoch 1/2", "total": 10, "completed": 2, "figures": ""}
+    assert view.fields(100.0) == {"description": "epoch 1/2", "total": 10, "completed": 2, "figures": ""}
     board.post(0, 3, 10, 960, 0, 0.5)
-    assert view.look(164.0)["figures"] == "loss 0.500  5 images/s"
+    assert view.fields(164.0)["figures"] == "loss 0.500  5 images/s"
     board.post(0, 10, 10, 3200, 1, 0.5, evaluating=True)
-    fields = view.look(1000.0)
+    fields = view.fields(1000.0)
     assert fields["description"] == "epoch 2/2, evaluating" and fields["completed"] < 10
     board.post(0, 10, 10, 3200, 1, 0.5)
-    assert view.look(1010.0)["completed"] == 10
+    assert view.fields(1010.0)["completed"] == 10

@@ -3,6 +3,7 @@ its start (`profile.window=start`)."""
 
 import math
 import warnings
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class _Profiler:
         self.recording = False
         self.h2d_bytes = 0
         self._nvtx = name is ProfileName.nsys
-        self._markers: list[Any] = []  # open ones, the innermost last
+        self._whole, self._step = ExitStack(), ExitStack()  # open markers: of the window, and of a step in it
         cuda = [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
         self._activities = [*cuda, ProfilerActivity.CPU]
         self._torch: profile | None = None
@@ -50,7 +51,8 @@ class _Profiler:
 
     def _stop(self) -> None:
         self.recording = False
-        self._unmark(0)
+        self._step.close()
+        self._whole.close()
         timing.synchronize(self.rank.device)  # or what runs behind the host would be lost
         if self._torch is None:
             torch.cuda.profiler.stop()
@@ -63,21 +65,8 @@ class _Profiler:
             self._torch.export_chrome_trace(str(self.file))
             self._torch = None
 
-    def _mark(self, name: str) -> None:
-        if self._nvtx:
-            torch.cuda.nvtx.range_push(name)
-            self._markers.append(None)
-        else:
-            self._markers.append(record_function(name).__enter__())
-
-    def _unmark(self, depth: int) -> None:
-        """Close the open markers but for the outermost `depth`."""
-        while len(self._markers) > depth:
-            marker = self._markers.pop()
-            if marker is None:
-                torch.cuda.nvtx.range_pop()
-            else:
-                marker.__exit__(None, None, None)
+    def _marker(self, name: str) -> AbstractContextManager[Any]:
+        return torch.cuda.nvtx.range(name) if self._nvtx else record_function(name)
 
     def count(self, h2d_bytes: int) -> None:
         """Count bytes that the current step moved to the device."""
@@ -108,7 +97,7 @@ class Window(_Profiler):
     def boundary(self) -> bool:
         """End the step before, if any, and begin the next; False after the last."""
         self.ranges.close()  # no range outlasts its step
-        self._unmark(0)
+        self._step.close()
         if self._done == self.config.skip:
             self._warm_up()
         if self._done == self.first:
@@ -120,7 +109,7 @@ class Window(_Profiler):
             self._write()
             return False
         if self.recording:
-            self._mark(f"{STEP}{self._done}")
+            self._step.enter_context(self._marker(f"{STEP}{self._done}"))
         self.ranges.open("data")
         self._done += 1
         return True
@@ -163,7 +152,7 @@ class TrainingWindow(_Profiler):
         self._warm_up()
         self._start()
         self._started_s = timing.clock_s()
-        self._mark(WINDOW)
+        self._whole.enter_context(self._marker(WINDOW))
 
     def step(self) -> None:
         """End the step before, if it is open, and begin the next, unless the window ends here."""
@@ -174,7 +163,7 @@ class TrainingWindow(_Profiler):
         if self.ended is not None:
             self._stop()
             return
-        self._mark(f"{STEP}{self.steps}")
+        self._step.enter_context(self._marker(f"{STEP}{self.steps}"))
         self.steps += 1
         self.ranges.open("data")
 
@@ -187,7 +176,7 @@ class TrainingWindow(_Profiler):
         """End the open step, after which none may follow at once: the epoch is over."""
         if self.recording:
             self.ranges.close()  # no range outlasts its step
-            self._unmark(1)
+            self._step.close()
 
     def close(self) -> dict[str, Any] | None:
         """End the window with the training, if it has not ended, and write the trace.

@@ -105,10 +105,6 @@ class RankEvents:
         """Length of the longer window."""
         return self.window_ns / 1e9
 
-    def share(self, ns: float) -> float:
-        """Nanoseconds as a share of the longer window."""
-        return ns / self.window_ns if self.window_ns else 0.0
-
     def counts(self) -> Iterator[tuple[Kind, str, int, int, int | None]]:
         """Kind, name, calls, ns and bytes of all events that count.
 

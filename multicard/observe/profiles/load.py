@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from multicard.observe.profiles import kineto, metrics, nsys
 from multicard.observe.profiles.events import Trace
@@ -25,7 +24,7 @@ def read(paths: Sequence[Path]) -> Profile:
     Args:
         paths: Kineto's JSON (plain or .gz), `.sqlite` exports of nsys, `.nsys-rep` where
             the program nsys is, or folders of any of these. A file's rank is the one in it (distributedInfo), else in
-            its name, else its place in natural order; nsys: see `nsys`.
+            its name, else its place; nsys: see `nsys`.
 
     Raises:
         ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without events, of neither
@@ -55,12 +54,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         files = [file for file in files if file.suffix != ".nsys-rep" or file.with_suffix(".sqlite") not in files]
         if not files:
             raise ValueError(f"{path}: no trace in this folder (*{', *'.join(SUFFIXES)})")
-        yield from sorted(files, key=lambda file: _natural(file.name))
-
-
-def _natural(name: str) -> list[Any]:
-    """A sort key with numbers as such: rank10 comes after rank9."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+        yield from sorted(files)
 
 
 def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:

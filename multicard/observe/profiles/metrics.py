@@ -1,7 +1,8 @@
 """One table of metrics from the events of all ranks, the same for either profiler: computed, recorded, compared."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -64,41 +65,21 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
         ranks.append(ProfileRank(trace.rank, trace.where, events.window_s, events.steps, events.devices, derived))
         rows += _rank_rows(trace.rank, events, derived, omitted)
         apis |= events.apis
-    rows += _sum_over_ranks(rows, sum(rank.window_s for rank in ranks))
+    rows += _summed(None, rows, sum(rank.window_s for rank in ranks))
     not_recorded = tuple(name for name in omitted if apis and name not in apis)
     return Profile(source, ranks, rows, not_recorded)
-
-
-@dataclass
-class _Total:
-    """Sums of one metric over all event names that count towards it."""
-
-    calls: int = 0
-    ns: int = 0
-    bytes: int | None = None
-    details: set[str] = field(default_factory=set)
 
 
 def _rank_rows(rank: int, events: RankEvents, derived: ProfileDerived, omitted: Sequence[str]) -> list[ProfileRow]:
     """All metrics of a rank. Where a GPU was used, some calls and all COPIES have rows with 0 calls too."""
     always = [("api", name) for name in CUDA_APIS if events.apis and name not in omitted]
     always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
-    totals = {key: _Total() for key in always}
+    rows = [ProfileRow(rank, group, name, 0, 0.0, 0.0) for group, name in always]
     for kind, name, calls, ns, size in events.counts():
-        counted = metric(kind, name)
-        if counted is None:
-            continue
-        total = totals.setdefault((counted.group, counted.name), _Total())
-        total.calls += calls
-        total.ns += ns
-        total.details.add(counted.detail)
-        if size is not None:
-            total.bytes = (total.bytes or 0) + size
-    rows = [
-        ProfileRow(rank, group, name, t.calls, t.ns / 1e9, events.share(t.ns), t.bytes, _joined(t.details))
-        for (group, name), t in totals.items()
-    ]
-    return sorted(_derived_rows(rank, events, derived, rows) + rows, key=_order)
+        if (counted := metric(kind, name)) is not None:
+            rows.append(ProfileRow(rank, counted.group, counted.name, calls, ns / 1e9, 0.0, size, counted.detail))
+    rows = _summed(rank, rows, events.window_s)
+    return _summed(rank, [*_derived_rows(rank, events, derived, rows), *rows], events.window_s)
 
 
 def _derived_rows(rank: int, events: RankEvents, derived: ProfileDerived, rows: list[ProfileRow]) -> list[ProfileRow]:
@@ -117,14 +98,14 @@ def _derived_rows(rank: int, events: RankEvents, derived: ProfileDerived, rows: 
         ("blocked in synchronisation", None, derived.blocked_s, ""),
     ]
     return [
-        ProfileRow(rank, "derived", name, calls, total_s, events.share(total_s * 1e9), detail=detail)
+        ProfileRow(rank, "derived", name, calls, total_s, 0.0, detail=detail)
         for name, calls, total_s, detail in metrics
         if total_s is not None
     ]
 
 
-def _sum_over_ranks(rows: Sequence[ProfileRow], windows_s: float) -> list[ProfileRow]:
-    """The rows of all ranks summed, metric by metric."""
+def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> list[ProfileRow]:
+    """Rows of the same metric summed, in the order in which they are shown; shares are of `window_s`."""
     by_metric: dict[tuple[str, str], list[ProfileRow]] = {}
     for row in rows:
         by_metric.setdefault((row.group, row.metric), []).append(row)
@@ -132,11 +113,11 @@ def _sum_over_ranks(rows: Sequence[ProfileRow], windows_s: float) -> list[Profil
     for (group, name), members in by_metric.items():
         calls = [row.calls for row in members if row.calls is not None]
         sizes = [row.bytes for row in members if row.bytes is not None]
-        total_s = sum(row.total_s for row in members)
-        share = total_s / windows_s if windows_s else 0.0
+        total_s = math.fsum(row.total_s for row in members)  # in whichever order: both profilers give equal figures
+        share = total_s / window_s if window_s else 0.0
         detail = _joined({detail for row in members for detail in row.detail.split(", ")})
         count, size = sum(calls) if calls else None, sum(sizes) if sizes else None
-        sums.append(ProfileRow(None, group, name, count, total_s, share, size, detail))
+        sums.append(ProfileRow(rank, group, name, count, total_s, share, size, detail))
     return sorted(sums, key=_order)
 
 
