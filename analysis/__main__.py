@@ -270,7 +270,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("report", _report, "an HTML page about all runs", None)
     add("folders", **FOLDERS)
-    add("--out", metavar="FILE", help="report.html in FOLDER, or in what several share", type=cli.file)
+    add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=cli.file)
     add("--title", metavar="TEXT", help="the heading of the page")
     add("--mix", **MIX)
 

@@ -25,7 +25,6 @@ from multicard.config import CONF
 from multicard.config.keys import flat
 from multicard.records.comparable import DATA
 from papers import printed
-from papers.printed import Place
 
 FOLDER = CONF / "experiment"
 ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
@@ -195,11 +194,6 @@ def _texts(path: Path) -> list[str]:
     text = path.read_text()
     shared = [entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)]
     return [*(part for entry in shared for part in _texts(path.parent / f"{entry}.yaml")), text]
-
-
-def measuring(place: Place) -> list[str]:
-    """The experiments that measure a table or figure of the papers: their titles name it."""
-    return [name for name in names() if place.is_named_in(load(name).title)]
 
 
 def typed_value(word: str) -> Any:

@@ -5,7 +5,6 @@
 | figures.csv | every printed figure |
 | notes.csv | what to know of the figures, and misprints |
 | settings.yaml | settings, as printed, and as taken where the papers print nothing |
-| places.csv | every table and figure, and where it is here |
 | in_full.csv | what each experiment takes on the papers' node |
 
 `printed.py` reads these files and imports nothing of multicard, so that everybody may read them.

@@ -1,4 +1,4 @@
-"""The papers' printed figures, notes, settings, and the places of their tables and figures.
+"""The papers' printed figures, notes and settings.
 
 Values that are only plotted are not known, and not there. Nothing that is printed is corrected: where it contradicts
 itself, a note says so.
@@ -22,7 +22,6 @@ SPEEDUP_1GPU, SPEEDUP, GAIN, SAVED = "speedup_1gpu_percent", "speedup_base_perce
 HARDWARE = "NVIDIA H100"  # of both papers
 METRIC = "metric:"  # begins a measure of profiles, before the metric's name
 DATASETS = "table4"  # Table 4, the sizes of the data sets, which nothing measures
-NAMED = re.compile(r"(Table|Fig)s?\.? (\d+(?:(?:,| and| to) \d+)*)(?: of (2503\.15252))?")
 
 
 @cache
@@ -184,54 +183,6 @@ def settings(kind: str, experiment: str) -> Settings:
     """The settings of an experiment, with those of its kind."""
     common, own = papers().kinds[kind], papers().experiments.get(experiment, Settings())
     return Settings(common.printed | own.printed, common.chosen | own.chosen, common.instead | own.instead)
-
-
-# Places
-
-
-@dataclass(frozen=True)
-class Place:
-    """A table or figure of the papers.
-
-    in_2505, in_2503: its name in each; empty where a paper does not have it.
-    form: the kind of drawing or table here. where: its place here, if no experiment measures it.
-    needs: the requirements to have it as printed.
-    """
-
-    in_2505: str
-    in_2503: str
-    shows: str
-    form: str
-    where: str
-    needs: str
-
-    @property
-    def name(self) -> str:
-        """Its name in both papers: "Fig. 10 (Fig. 4 of 2503.15252)"."""
-        if not self.in_2505:
-            return f"{self.in_2503} of {EARLIER}"
-        return self.in_2505 + (f" ({self.in_2503} of {EARLIER})" if self.in_2503 not in ("", self.in_2505) else "")
-
-    def is_named_in(self, title: str) -> bool:
-        """True if an experiment's title names this table or figure."""
-        return not {(LATER, self.in_2505), (EARLIER, self.in_2503)}.isdisjoint(_named(title))
-
-
-@cache
-def places() -> tuple[Place, ...]:
-    """All tables and figures, tables first."""
-    return tuple(Place(**row) for row in rows("places"))
-
-
-@cache
-def _named(title: str) -> frozenset[tuple[str, str]]:
-    """The tables and figures that a title names, each with its paper."""
-    found = set()
-    for kind, numbers, paper in NAMED.findall(title):
-        for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers):
-            for number in range(int(first), int(last or first) + 1):
-                found.add((paper or LATER, f"{'Table' if kind == 'Table' else 'Fig.'} {number}"))
-    return frozenset(found)
 
 
 @cache

@@ -13,6 +13,7 @@ from itertools import pairwise, permutations, product
 from typing import Any, Literal
 
 import msgspec
+import yaml
 
 from analysis.claims.comparison import (
     FAILS,
@@ -38,8 +39,8 @@ _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="rule"):
-    """A rule of a claim: makes comparisons, and says in words what they test.
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="rule"):
+    """A rule of a claim, which makes comparisons.
 
     over, under: the bounds, in `unit`.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
@@ -56,24 +57,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return Comparison(what, _typed(cell), UNITS[self.unit], self.over, self.under, tuple(runs), interval, **more)
 
     @property
-    def bounds(self) -> str:
-        """The bounds in words: "above 94 % faster", "0.95 to 1.05", and the cells that count."""
-        low, high = (f"{bound:g}" for bound in (self.over, self.under))
-        limits = f"{low} to {high}"
-        if self.under == math.inf:
-            limits = f"above {low}"
-        elif self.over == -math.inf:
-            limits = f"below {high}"
-        unit = "" if self.unit == "times" else f" {UNITS[self.unit].name}"
-        return f"{limits}{unit}{self.where}"
-
-    @property
-    def where(self) -> str:
-        conditions = [
-            f"{key.rpartition('.')[2]} {value}" if _condition(value) else f"{key.rpartition('.')[2]}={_either(value)}"
-            for key, value in self.only.items()
-        ]
-        return f", where {' '.join(conditions)}" if conditions else ""
+    def text(self) -> str:
+        """What is measured, and the rule as the file has it."""
+        measure = MEASURES.get(getattr(self, "measure", ""))
+        words = measure.words if measure is not None else "how runs end"
+        rule = yaml.safe_dump(msgspec.to_builtins(self), default_flow_style=True, sort_keys=False, width=math.inf)
+        return f"{words.rstrip(',')}: {rule.strip()}"
 
 
 class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
@@ -91,14 +80,6 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     @property
     def axes(self) -> list[str]:
         return [self.axis] if isinstance(self.axis, str) else self.axis
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """What is measured, and the rule about it."""
-        between = " less " if self.unit == "points" else " / "
-        pairs = ", ".join(between.join(map(_side, pair)) for pair in self.pairs)
-        axes = " and ".join(axis.rpartition(".")[2] for axis in self.axes)
-        return MEASURES[self.measure].words, f" by {axes}, {pairs}: {self.bounds}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         pairs: Sequence[tuple[Any, Any]] = self.pairs
@@ -133,11 +114,6 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     unit: UnitName = "points"
     over: float = 0.0
 
-    @property
-    def words(self) -> tuple[str, str]:
-        saved = f"share of the {MEASURES[self.measure].words} that {_typed(((self.axis, self.bottom),))} saves"
-        return saved, f", on the fewest GPUs less on the most: {self.bounds}"
-
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [self._compared(panel, cell) for cell in _cells(panel, [self.axis, "gpus"], self.only)]
 
@@ -168,10 +144,6 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
     measure: str
     what: str
 
-    @property
-    def words(self) -> tuple[str, str]:
-        return MEASURES[self.measure].words, f": {self.bounds}"
-
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [
             self.comparison(self.what, cell, runs, _measured(self.measure, runs, ()))
@@ -194,10 +166,6 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
     def __post_init__(self) -> None:
         if math.isinf(self.over):
             raise ValueError("best_of needs `over`, the least difference")
-
-    @property
-    def words(self) -> tuple[str, str]:
-        return MEASURES[self.measure].words, f", the best {self.axis} against the worst measured: {self.bounds}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [self._compared(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
@@ -235,12 +203,6 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
         """The measure and the axis of both sides."""
         return [(self.measure, self.axis), (self.than_measure or self.measure, self.than or self.axis)]
 
-    @property
-    def words(self) -> tuple[str, str]:
-        (wide, axis), (narrow, than) = ((MEASURES[measure].words, axis) for measure, axis in self.sides)
-        other = f"that by {than}" if wide == narrow else f"that of the {narrow} by {than}"
-        return f"spread (the greatest / the least) of the {wide}", f" by {axis} / {other}: {self.bounds}"
-
     def comparisons(self, panel: Panel) -> list[Comparison]:
         axes = list(dict.fromkeys(axis for _, axis in self.sides))
         return [self._compared(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
@@ -268,11 +230,6 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
 
     cells: list[dict[str, Any]]
     status: Literal["ok", "oom"]
-
-    @property
-    def words(self) -> tuple[str, str]:
-        how = {"ok": "end well", "oom": "run out of memory"}[self.status]
-        return "runs", f" {how} with {', '.join(_typed(tuple(cell.items())) for cell in self.cells)}"
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [self._compared(panel, cell) for cell in self.cells]
@@ -375,14 +332,3 @@ def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
 def _typed(cell: Cell) -> str:
     """A cell as it would be typed, without the groups of the keys."""
     return " ".join(f"{key.rpartition('.')[2]}={grouping.typed(value)}" for key, value in cell)
-
-
-def _side(side: Any) -> str:
-    """A side of a pair in words."""
-    known = {"*": "each other", "first": "the first", "next_fewer": "the next fewer"}
-    values = side if isinstance(side, list) else [side]
-    return " ".join(known.get(value, grouping.typed(value)) for value in values)
-
-
-def _either(wanted: Any) -> str:
-    return " or ".join(map(grouping.typed, wanted if isinstance(wanted, list) else [wanted]))

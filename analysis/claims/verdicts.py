@@ -67,12 +67,9 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def test(self) -> str:
-        """The rules in words."""
-        by_subject: dict[str, list[str]] = {}
-        for subject, text in (rule.words for rule in self.rules):
-            by_subject.setdefault(subject, []).append(text)
+        """The rules as the file has them, and what they measure."""
         least = {"all": "", "one": " (in one cell)", "every_cell": " (all of them)"}[self.needs]
-        return "; ".join(f"{subject}{';'.join(texts)}" for subject, texts in by_subject.items()) + least
+        return "; ".join(rule.text for rule in self.rules) + least
 
     @property
     def cited(self) -> dict[str, str]:

@@ -18,26 +18,9 @@ COLUMNS = {
 }
 PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
 MOST_CELLS = 4  # named in a line
-# Settings that a subtitle names where all runs agree, in this order, and how it words them
-COMMON = {
-    "dataset": "{}",
-    "dataset.image_size": "{} px",
-    "model": "{}",
-    "weights": "{} weights",
-    "method": "{}",
-    "template": "template {}",
-    "rows": "{} rows",
-    "precision": "{}",
-    "layout": "{}",
-    "strategy": "{}",
-    "loader": "loader {}",
-    "batch_size": "batches of {} per rank",
-    "epochs": "{} epochs",
-    "max_steps": "at most {} steps per epoch",
-    "gpus": "{}",
-    "nodes": "{} nodes",
-    "pin_memory": "memory {}",
-}
+# Settings that a subtitle names where all runs agree, in this order
+COMMON = ("dataset", "dataset.image_size", "model", "weights", "method", "template", "rows", "precision", "layout")
+COMMON += ("strategy", "loader", "batch_size", "epochs", "max_steps", "gpus", "nodes", "pin_memory")
 
 
 def unit(measure: str, largest: float) -> Scale:
@@ -94,19 +77,15 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
     """Data set, model, settings, machine and commit that all runs share, without the `varied` columns."""
     varied = {*varied}
     varied |= {name.rpartition(".")[2] for name in varied}
-    phrases = []
-    for name, wording in COMMON.items():
-        values = {run[name] for run in runs}
-        if name not in varied and len(values) == 1 and values != {None} and (name, values) != ("nodes", {1}):
-            (own,) = values
-            text = value(name, own, runs) if name in ("gpus", "pin_memory") else grouping.typed(own)
-            phrases.append(wording.format(text).removesuffix("s" if own == 1 else ""))
+    shared = {name: {run[name] for run in runs} for name in COMMON if name not in varied}
+    cell = tuple((name.rpartition(".")[2], *values) for name, values in shared.items() if len(values) == 1)
+    phrases = [grouping.label(cell, [name for name, value in cell if value is not None])]
     machines = sorted({clean(str(run["hardware"])) for run in runs})
     commits = sorted({grouping.commit(run) for run in runs})
     for prefix, origins, noun in (("", machines, "machines"), ("commit ", commits, "commits")):
         averaged = f" ({len(origins)} {noun} averaged, as asked)" if len(origins) > 1 else ""
         phrases.append(f"{prefix}{listed(origins)}{averaged}")
-    return ", ".join(phrases)
+    return ", ".join(filter(None, phrases))
 
 
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:

@@ -1,5 +1,5 @@
 """The tidy table of an experiment's figure: a row for each mean with its interval, each status other than ok,
-ideal, epoch, metric of a profile, and printed figure of the papers.
+epoch, metric of a profile, and printed figure of the papers.
 
 Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts); the others are rows
 without a mean.
@@ -37,8 +37,7 @@ def measured(panel: Panel, measure: str) -> list[Row]:
         if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
             signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
-            more = {"status": "ok", "signs": signs, "samples": ok[0]["samples_trained"]}
-            rows.append(place | _mean(interval, len(ok), spread) | more)
+            rows.append(place | _mean(interval, len(ok), spread) | {"status": "ok", "signs": signs})
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
 
@@ -92,45 +91,18 @@ def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
     return [(status, statuses.count(status)) for status in dict.fromkeys(statuses)]
 
 
-def ideal(panel: Panel, measure: str, rows: Sequence[Row]) -> list[Row]:
-    """Ideal scaling of each series with a run on one GPU: n GPUs n times as fast as one.
-
-    Nothing for measures without such an ideal, or along another x. Tuning on more GPUs takes more rows per iteration,
-    and with `max_steps` more rows in all: its time is compared per row.
-    """
-    kind = panel.experiment.kind
-    is_rate, is_iteration = measure.endswith("_per_s"), measure == "step_s" and kind == "llm"
-    if panel.experiment.view.x != "gpus" or not (measure == "total_s" or is_rate or is_iteration):
-        return []
-    ideals = []
-    pairs = [(row, base) for row, base in _on_one_gpu(panel, rows) if base is not None]
-    for row, base in pairs:
-        if sum(other is base for _, other in pairs) < 2:
-            continue
-        trained = kind == "llm" and row["samples"] and base["samples"]
-        share = row["samples"] / base["samples"] if trained else 1.0
-        factor = row["gpus"] if is_rate else 1 if is_iteration else share / row["gpus"]
-        place = {column: row[column] for column in ("measure", *panel.experiment.swept)}
-        ideals.append(place | {"mean": base["mean"] * factor, "of": IDEAL, "status": "ok"})
-    return ideals
-
-
 def efficiency(panel: Panel, measure: str) -> list[Row]:
     """Parallel efficiency of each cell, one GPU's time / (GPUs x its time), as a ratio of means."""
+    others = [column for column in panel.experiment.swept if column != "gpus"]
+    ok = [row for row in measured(panel, measure) if row["status"] == "ok"]
+    bases = {tuple(row[column] for column in others): row["mean"] for row in ok if str(row["gpus"]) == "1"}
     rows = []
-    for row, base in _on_one_gpu(panel, measured(panel, measure)):
+    for row in ok:
+        base = bases.get(tuple(row[column] for column in others))
         if base is not None:
-            share = formulas.parallel_efficiency(base["mean"], row["mean"], int(row["gpus"]))
+            share = formulas.parallel_efficiency(base, row["mean"], int(row["gpus"]))
             rows.append(row | {"measure": EFFICIENCY, "mean": share, "low": None, "high": None, "bar": None})
     return rows
-
-
-def _on_one_gpu(panel: Panel, rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
-    """Each row of runs that ended ok, with that of the same series on one GPU."""
-    others = [column for column in panel.experiment.swept if column != "gpus"]
-    ok = [row for row in rows if row["status"] == "ok"]
-    bases = {tuple(row[column] for column in others): row for row in ok if str(row["gpus"]) == "1"}
-    return [(row, bases.get(tuple(row[column] for column in others))) for row in ok]
 
 
 def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:

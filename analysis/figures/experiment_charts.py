@@ -12,7 +12,7 @@ import altair as alt
 from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Panel
 from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import IDEAL, PAPER, Row
+from analysis.figures.chart_data import PAPER, Row
 from analysis.figures.charts import (
     AT,
     HEIGHT,
@@ -168,23 +168,14 @@ def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
         return chart_data.averaged(panel, measure, "epoch", lambda run: details.epoch_values(run, measure), least=2)
     if measure == EFFICIENCY:
         return chart_data.efficiency(panel, panel.experiment.view.measures[0])
-    rows, printed = chart_data.measured(panel, measure), chart_data.paper(panel, measure)
-    return [*rows, *(chart_data.ideal(panel, measure, rows) if form == "lines" else []), *printed]
+    return [*chart_data.measured(panel, measure), *chart_data.paper(panel, measure)]
 
 
 def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
-    """How to read lines of no data, and what is not shown."""
+    """How to read efficiencies, and what is not shown."""
     if form == "curves":
         return [*loss_gaps(panel.runs), *unended_note(panel)]
-    ideal = {row["measure"] for row in rows if row["of"] == IDEAL}
-    ranks, notes = captions.column("gpus", panel.runs), []
-    if ideal - {"step_s"}:
-        in_rows = " in rows" if panel.experiment.kind == "llm" else ""
-        notes.append(f"Thin grey: the ideal, n {ranks} n times as fast as one{in_rows}")
-    if "step_s" in ideal:
-        notes.append(f"Thin grey: the ideal, an iteration of n {ranks} (with n times the rows) as long as that of one")
-    if any(row["measure"] == EFFICIENCY for row in rows):
-        notes.append(EFFICIENCY_NOTE)
+    notes = [EFFICIENCY_NOTE] if any(row["measure"] == EFFICIENCY for row in rows) else []
     if form == "bars" and panel.experiment.excluded:
         cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
         notes.append(f"Not in the grid, as it cannot be: {'; '.join(cells)}")

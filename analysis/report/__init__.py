@@ -3,7 +3,6 @@
 Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from analysis import claims, experiments
 from analysis.claims import render
 from analysis.figures import vega
-from analysis.figures.captions import listed
 from analysis.report import (
     expected_section,
     gaps_section,
@@ -28,6 +26,7 @@ from analysis.runs.load import Found
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
+from multicard.records.text_table import first_few
 
 NAME = "report.html"
 MOST_NAMES = 3  # of folders, in the title
@@ -64,21 +63,12 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
 
 
 def default_path(folders: Sequence[Path]) -> Path:
-    """Where the report on some folders goes: into the only one, or into the folder that several share; into the working
-    directory where that is the folder or lies in it."""
-    if len(folders) == 1:
-        return folders[0] / NAME
-    shared, here = Path(os.path.commonpath([folder.resolve() for folder in folders])), Path.cwd()
-    if here.is_relative_to(shared):
-        return Path(NAME)
-    return (shared.relative_to(here) if shared.is_relative_to(here) else shared) / NAME
+    """Where the report on some folders goes: into the only one, else into the working directory."""
+    return folders[0] / NAME if len(folders) == 1 else Path(NAME)
 
 
 def _title(folders: Sequence[Path]) -> str:
-    names = [folder.resolve().name for folder in folders]
-    more = len(names) - MOST_NAMES
-    rest = [count(more, "more folder")] if more > 0 else []
-    return f"Runs of {listed([*names[:MOST_NAMES], *rest])}"
+    return f"Runs of {first_few([folder.resolve().name for folder in folders], MOST_NAMES)}"
 
 
 def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]] = ()) -> Report:

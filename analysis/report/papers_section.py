@@ -1,10 +1,10 @@
 """The papers' tables and figures as these runs have them, and the papers' claims with their verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from analysis.claims import Verdict, render
 from analysis.commands import table
-from analysis.experiments import Experiment, Panel, measuring
+from analysis.experiments import Experiment, Panel
 from analysis.figures import draw
 from analysis.report import rerun_commands
 from analysis.report.blocks import (
@@ -22,17 +22,16 @@ from analysis.report.blocks import (
 from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
 from multicard.config.job import count
-from multicard.workloads import WORKLOADS
 from papers import printed
 
 
 def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
-    """Where every table and figure is; then of each experiment the first panel, and how to see its other panels.
+    """Of each experiment the first panel, and how to see its other panels; then the sizes of the data sets.
 
     Args:
         panels: every experiment with the panels that runs fill.
     """
-    blocks: list[Block] = [*_places({experiment.name: filled for experiment, filled in panels}), _data_sets(runs)]
+    blocks: list[Block] = []
     for experiment, filled in panels:
         blocks_of_panel = _panel(experiment, filled[0]) if filled else []
         if not blocks_of_panel:
@@ -46,52 +45,7 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
             command = f"python -m analysis table {experiment.name} --all"
             blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
     question = "Do the papers' tables and figures look alike here?"
-    return Section("papers", "Compared with the papers", question, blocks)
-
-
-def _places(panels: Mapping[str, list[Panel]]) -> list[Block]:
-    """Each table and figure of the papers: what measures it, whether it is measured, and what it takes in full; those
-    that are not measured are folded away.
-
-    Args:
-        panels: by experiment.
-    """
-    here_rows: list[list[str]] = []
-    other_rows: list[list[str]] = []
-    for place in printed.places():
-        names = measuring(place)
-        here = {name: _measured(panels.get(name, [])) for name in names}
-        shows = f"{place.shows} ({place.form})"
-        whole = _of_each({name: printed.in_full(name) for name in names})
-        row = [place.name, shows, ", ".join(names), _of_each(here) or place.where, whole, place.needs]
-        is_here = not names or any(panels.get(name) for name in names)
-        (here_rows if is_here else other_rows).append(row)
-    headings = ["in the papers", "shows", "experiment", "here", "in full, on the papers' node", "needs"]
-    once = " and ".join(f"python {each.entry} experiment=all" for each in WORKLOADS)
-    notes = [
-        "Hours: one cell after the other, by the times that the papers print.",
-        f"What several experiments need is measured once by {once}.",
-    ]
-    blocks: list[Block] = [PlainTable("Tables and figures of the papers", headings, here_rows, notes, wraps=True)]
-    if other_rows:
-        title = f"{count(len(other_rows), 'other')} of both papers, not measured here"
-        blocks.append(Fold(title, [PlainTable("", headings, other_rows, wraps=True)]))
-    return blocks
-
-
-def _of_each(texts: Mapping[str, str]) -> str:
-    """Texts, by experiment where there are several."""
-    return "; ".join(texts.values() if len(texts) < 2 else [f"{name}: {text}" for name, text in texts.items()])
-
-
-def _measured(filled: Sequence[Panel]) -> str:
-    if not filled:
-        return "not measured"
-    panel = max(filled, key=lambda panel: (_is_full(panel), len(panel.cells)))
-    cells = f"{len(panel.cells)} of {count(len(panel.cells) + len(panel.missing), 'cell')}"
-    marks = [f"scale={scale}" for scale in sorted({run["scale"] for run in panel.runs} - {"full", None})]
-    marks += ["CPU ranks"] if any(run["device"] == "cpu" for run in panel.runs) else []
-    return f"{cells} ({', '.join(marks)})" if marks else cells
+    return Section("papers", "Compared with the papers", question, [*blocks, _data_sets(runs)])
 
 
 def _is_full(panel: Panel) -> bool:

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import experiments, report
-from analysis.claims import judge, measures, named
+from analysis import experiments
+from analysis.claims import measures
 from analysis.claims.comparison import Readings, log
 from analysis.commands import best, compare, table
 from analysis.experiments import Panel
-from analysis.figures import chart_data, draw
+from analysis.figures import chart_data
 from analysis.report import settings_section
-from analysis.report.blocks import Grid, PlainTable, Plot
 from analysis.runs import load
 from analysis.runs.details import read
 from analysis.runs.load import Found, Run
@@ -147,23 +146,3 @@ def test_peak_memory_is_the_highest_everywhere(found: Found, panel: Panel):
     assert setting.mean("peak_memory_bytes") == 5e9
     claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
     assert claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5
-
-
-def test_the_report_has_the_same_tables_figures_and_claims(found: Found, panel: Panel):
-    built = report.build(found, "Runs", mix=False)
-    blocks = list(built.blocks())
-    (own,) = table.tables(panel.experiment, [panel])
-    assert own.texts in [block.rows for block in blocks if isinstance(block, PlainTable)]
-    (figure,) = draw.experiment_figures(panel.experiment, [panel])
-    (plot,) = [block for block in blocks if isinstance(block, Plot) and block.figure.name == "table2"]
-    means = [
-        [(row["mean"], row["low"], row["high"]) for row in rows if row["of"] == chart_data.MEASURED and "mean" in row]
-        for rows in (plot.figure.rows, figure.rows)
-    ]
-    assert means[0] == means[1] and len(means[0]) > 6
-    (verdict,) = judge(found.runs, claims=named(["fp16-over-fp64"]))
-    (claims,) = [block for block in blocks if isinstance(block, Grid) and block.name == "claims"]
-    texts = {column.key: column.texts for column in (*claims.columns, *claims.details)}
-    at = texts["claim"].index(verdict.claim.says)
-    assert texts["verdict"][at].split(" [")[0] == verdict.verdict
-    assert all(one.text in texts["figures"][at] for one in verdict.figures)

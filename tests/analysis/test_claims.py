@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from analysis import experiments
 from analysis.__main__ import main
-from analysis.claims import CLAIMS, Verdict, judge, named, render
-from analysis.claims.comparison import UNITS, UnitName
+from analysis.claims import CLAIMS, Verdict, judge, measures, named, render
+from analysis.claims.comparison import UNITS, Readings, UnitName
 from analysis.runs import load
 from analysis.runs.load import Run
+from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
 from tests.conftest import calls_of
 from tests.helpers import records
@@ -135,6 +137,32 @@ def test_single_runs_of_a_machine_without_repetitions_are_undecided(name: str, t
     assert all(figure.low is None and figure.estimate is not None for figure in verdict.figures)
 
 
+def test_ranks_of_a_run_and_runs_of_a_seed_count_once(tmp_path: Path):
+    """Neither shows how another training would have gone: intervals are those of the means."""
+
+    def sides(folder: Path) -> measures.Sides:
+        runs = runs_of(folder)
+        top, bottom = ([run for run in runs if run["pin_memory"] is pinned] for pinned in (True, False))
+        return measures.Sides(top, bottom, 0.95, Readings(runs))
+
+    def interval(name: str, repetitions: int, ranks: int, seeds: int = 3) -> intervals.Interval:
+        """Of runs of each seed, whose ranks differ by a half, and whose repetitions do not."""
+        folder = tmp_path / f"{name}{repetitions}{ranks}{seeds}"
+        for pinned, seed, repetition in product((True, False), range(seeds), range(1, repetitions + 1)):
+            seconds = [1.0 + 0.1 * seed] if ranks == 1 else [(0.5 + index) * (1.0 + 0.1 * seed) for index in (0, 1)]
+            own = {"seed": seed, "repetition": repetition, "gpus": 2, "pin_memory": pinned}
+            record = records.vision(**own, test_accuracy=0.97 + 0.01 * seed, test_samples=1000)
+            record["profile"] = records.profile([{}] * ranks, seconds)
+            records.write(folder / f"{pinned}{seed}{repetition}", record)
+        return measures.MEASURES[name].interval(sides(folder))
+
+    one, two = (interval("time_communicating", 1, ranks) for ranks in (1, 2))
+    assert [two.low, two.high] == pytest.approx([one.low, one.high])
+    once, thrice = (interval("accuracy", repetitions, 1) for repetitions in (1, 3))
+    assert once.low is not None and [thrice.low, thrice.high] == pytest.approx([once.low, once.high])
+    assert interval("accuracy", 3, 1, seeds=1).low is None
+
+
 def change(folder: Path, pattern: str, edit: Callable[[dict[str, Any]], None]) -> None:
     """Edit the records of some run folders."""
     for path in folder.glob(f"{pattern}/result.json"):
@@ -195,7 +223,7 @@ def test_a_table_a_claim_in_full_and_the_file_say_the_same(tmp_path: Path, capsy
     assert main(["claims", str(tmp_path / "runs"), "--only", "precision-accuracy,pinned-gain"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("precision-accuracy: holds [c]\n") and "pinned-gain: not measured\n" in printed
-    assert "holds if  accuracy by precision, fp32 less fp64, fp16 less fp64: above -1 points" in printed
+    assert "holds if  accuracy: {rule: contrast, unit: points, over: -1.0, measure: accuracy" in printed
     assert printed.count("points (") == 8 and "python train_vision.py experiment=table3" in printed
 
 

@@ -1,10 +1,9 @@
-"""The dashboard reads what runs log, loads back through W&B's own reader, and is made once however often it is sent."""
+"""The dashboard reads what runs log, and is made once however often it is sent."""
 
 import json
 import os
 import subprocess
 import sys
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,32 +36,10 @@ def test_every_key_that_is_read_is_logged_by_some_kind_of_run(built: list[views.
     assert not wandb_views.kinds(("history", "train/nothing")) and not wandb_views.kinds(("summary", "nothing"))
 
 
-def read_back(view: views.View) -> views.View:
-    """A view without the little that wandb-workspaces 0.4.13 does not read: a report's width, a table's layout."""
-    copy = deepcopy(view)
-    copy["spec"].pop("width", None)
-    for panel in wandb_views.panels(copy):
-        if panel["viewType"] == "Weave":
-            panel.pop("layout")
-    return copy
-
-
-def test_the_specification_loads_back_and_is_the_same_each_time(built: list[views.View]):
-    for view in built:
-        model = wandb_views.loaded(view)
-        again = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
-        assert read_back({**view, "spec": again}) == read_back(view), view["displayName"]
+def test_the_specification_is_the_same_each_time(built: list[views.View]):
     assert views.build("another", "project") == built  # of the project that it is in
     ids = [panel["__id__"] for view in built for panel in wandb_views.panels(view)]
     assert len(set(ids)) == len(ids) and built[0]["name"] != built[1]["name"]
-    for grid in wandb_views.sections(built[1]):  # no panel of the report lies over another
-        taken = [
-            (x, y)
-            for layout in (panel["layout"] for panel in grid["panels"])
-            for x in range(layout["x"], layout["x"] + layout["w"])
-            for y in range(layout["y"], layout["y"] + layout["h"])
-        ]
-        assert len(set(taken)) == len(taken) and max(x for x, _ in taken) < 24
 
 
 def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -187,19 +187,6 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
     assert main(["report", str(tmp_path / "absent")]) == 1
 
 
-def test_a_report_of_several_folders_is_beside_what_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("runs/a/x", "runs/b", "elsewhere/c"):
-        (tmp_path / name).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    runs, path = Path("runs"), analysis_report.default_path
-    assert path([runs / "a"]) == Path("runs/a/report.html")
-    assert path([runs / "a", runs / "b"]) == path([runs / "a", runs]) == Path("runs/report.html")
-    assert path([runs / "a", Path("elsewhere/c")]) == Path("report.html")  # they share the working directory
-    assert path([runs / "a", Path("/usr")]) == Path("report.html")  # or a folder above it
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert path([tmp_path / "runs" / "a", tmp_path / "runs" / "b"]) == tmp_path / "runs" / "report.html"
-
-
 def headlines_of(report: Report) -> list[Answer]:
     return [block for block in report.blocks() if isinstance(block, Answer) and block.headline]
 
@@ -243,12 +230,7 @@ def test_what_the_papers_have_and_no_run_does_is_folded_away(tmp_path: Path):
     grids.fill(tmp_path, "table2", where=lambda cell: cell["gpus"] == 1 and cell["precision"] != "fp16")
     report = build(tmp_path)
     (papers,) = [section for section in report.sections if section.name == "papers"]
-    tables = [block for block in papers.blocks if isinstance(block, PlainTable)]
     folds = {block.title: block for block in papers.blocks if isinstance(block, Fold)}
-    (places,) = [table for table in tables if table.headings[0] == "in the papers"]
-    assert places.rows and all("not measured" not in row[3] or ";" in row[3] for row in places.rows)
-    (others,) = [title for title in folds if title.endswith("of both papers, not measured here")]
-    assert int(others.split()[0]) == len(folds[others].blocks[0].rows) > len(places.rows)
     missing = folds["10 cells of this table not measured"]
     cells = papers.blocks[papers.blocks.index(missing) - 1]
     assert isinstance(cells, PlainTable) and len(cells.rows) == 2 and len(missing.blocks[0].rows) == 10

@@ -3,11 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import wandb_workspaces.workspaces as ws
-from wandb_workspaces.reports.v2 import interface as wr
-from wandb_workspaces.reports.v2 import internal as reports
-from wandb_workspaces.workspaces import internal as workspaces
-
 from analysis.dashboard.views import MOST_GPUS, SYSTEM_PREFIX, WORKSPACE, View
 from multicard.measure.timing import PHASES
 from multicard.records.figures import FIGURES
@@ -33,18 +28,6 @@ SUMMARY = {
 X_OF_TIME = "_absolute_runtime"
 GPUS = {f"{SYSTEM_PREFIX}gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
 SAMPLES = {*GPUS, *(SYSTEM_PREFIX + name for name in keys.MACHINE_SAMPLES.values())}
-
-
-def loaded(view: View) -> Any:
-    """The model of a view of `--dry-run`, through wandb-workspaces' own reader."""
-    names = {"display_name": view["displayName"], "name": view["name"]}
-    if view["type"] == WORKSPACE:
-        spec = workspaces.WorkspaceViewspec.model_validate(view["spec"])
-        return ws.Workspace._from_model(workspaces.View(entity="e", project="p", id="", spec=spec, **names))._to_model()
-    project = reports.Project(name="p", entity_name="e")
-    spec = reports.Spec.model_validate(view["spec"])
-    viewspec = reports.ReportViewspec(project=project, spec=spec, description=view["description"], **names)
-    return wr.Report._from_model(viewspec)._to_model()
 
 
 def sections(view: View) -> list[dict[str, Any]]:
