@@ -242,8 +242,8 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("best", _of_runs(_best), "the settings, ranked", best.__doc__)
     add("folders", **FOLDERS)
     add("--goal", choices=GOALS, required=True)
-    add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.accuracy)
-    add("--memory", metavar="80GB", help="the most memory of a GPU: GB, GiB, MB ...", type=cli.size_bytes)
+    add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
+    add("--memory", metavar="80GB", help="the most memory of a GPU, in GB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
     add("--mix", **MIX)
 

@@ -1,11 +1,11 @@
 """Types of the arguments of `python -m analysis`, and a parser that refuses in one line."""
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from multicard.config import sweeps
 from multicard.config.base import WANDB_NAMES, is_wandb_name
 
 
@@ -40,29 +40,18 @@ def wandb_name(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """A share such as 5%."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is no share; write 5%")
-    return float(match[1]) / 100
-
-
-def accuracy(text: str) -> float:
-    try:
-        value = share(text) if text.endswith("%") else float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no accuracy; write 0.99 or 99%")
+    """A share such as 5% or 0.05."""
+    value = sweeps.share(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; write 5% or 0.05")
     return value
 
 
-def size_bytes(text: str) -> float:
-    """The bytes of a size such as 80GB (1000³) or 80GiB (1024³)."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(i?)B", text)
-    if match is None or (match[3] and not match[2]):
-        raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB, 80GiB or 500MB")
-    return float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " ")
+def size_bytes(text: str) -> int:
+    size = sweeps.memory_bytes(text)
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB or 80GiB")
+    return size
 
 
 def count(text: str) -> int:

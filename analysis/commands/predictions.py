@@ -36,7 +36,6 @@ VERDICTS = ("yes", "tight", "no")
 SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
 OUT_OF_MEMORY = "oom"
 LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
-ALL = "all"
 WORST = 5  # runs that are named
 # fmt: off
 ERROR_HEADINGS = (
@@ -50,7 +49,8 @@ NOTES = (
     "error: of the predicted figure, relative to the measured one; bias: its mean with the sign, + where too much",
     "inside: runs that measured a figure within the 90 % interval, and the 95 % interval of this share",
 )
-CPU_NOTE = "memory of CPU ranks is resident, Python and libraries included, and is not compared"
+UNPREDICTED = "without a prediction"
+ON_CPU = "memory of CPU ranks not compared: it is resident, Python and libraries included"
 REMEDY = (
     "a run is predicted before it starts, from the records there are, and the first has none; "
     "measure more cells, as python train_vision.py -m gpus=1,2 does, or give another folder"
@@ -87,27 +87,22 @@ class Comparison(NamedTuple):
 
 @dataclass
 class Comparisons:
-    """All comparisons of some runs, and counts of the runs that are not among them.
+    """All comparisons of some runs.
 
     verdicts: runs by the verdict on their memory, and True where they ran out of it.
-    left_out: runs with a prediction whose times are not compared, by reason; unknown: those whose time could not be
-    predicted, by reason. unpredicted: runs without prediction. cpu_memory: runs on CPU ranks with one of their memory.
+    left_out: runs of which something is not compared, by the reason.
     """
 
     figures: list[Comparison] = field(default_factory=list)
     verdicts: Counter[tuple[str, bool]] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
-    unknown: Counter[str] = field(default_factory=Counter)
-    unpredicted: int = 0
-    cpu_memory: int = 0
-
-    @property
-    def any(self) -> bool:
-        """True where a run has a prediction with a figure or a verdict."""
-        return bool(self.figures or self.verdicts or self.left_out)
 
     def of_column(self, column: str) -> list[Comparison]:
         return [each for each in self.figures if each.column == column]
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"{clean(reason)}: {count(number, 'run')}" for reason, number in self.left_out.items()]
 
 
 def compare(runs: Sequence[Run]) -> Comparisons:
@@ -115,16 +110,17 @@ def compare(runs: Sequence[Run]) -> Comparisons:
     for run in runs:
         prediction, ended, on_cpu = run.prediction, run["status"], run["cpu_ranks"]
         if prediction is None:
-            compared.unpredicted += 1
+            compared.left_out[UNPREDICTED] += 1
             continue
         reason = _left_out(run)
         if reason is not None:
-            compared.left_out[reason] += 1
+            compared.left_out[f"times and energy left out, {reason}"] += 1
         elif prediction.step_s is None and prediction.total_s is None:
-            compared.unknown[prediction.about] += 1
+            compared.left_out[f"times not known, {prediction.about}"] += 1
         if ended == "ok":
             compared.figures += _figures(run, prediction, [MEMORY] if reason is not None else [*PREDICTED])
-            compared.cpu_memory += bool(on_cpu and prediction.allocated_bytes)
+            if on_cpu and prediction.allocated_bytes:
+                compared.left_out[ON_CPU] += 1
         if prediction.fits in VERDICTS and not on_cpu and not run["disturbed"] and ended in ("ok", OUT_OF_MEMORY):
             compared.verdicts[prediction.fits, ended == OUT_OF_MEMORY] += 1
     return compared
@@ -133,7 +129,7 @@ def compare(runs: Sequence[Run]) -> Comparisons:
 def _left_out(run: Run) -> str | None:
     """The reason for which the times of a run are not compared; None where they are."""
     if run["status"] != "ok":
-        return "ran out of memory" if run["status"] == OUT_OF_MEMORY else f"ended {run['status']}"
+        return f"ended {run['status']}"
     return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)
 
 
@@ -166,20 +162,19 @@ class Accuracy(NamedTuple):
     covered_high: float | None
     half_width: float
 
+    @classmethod
+    def of(cls, figure: str, basis: str, compared: Sequence[Comparison]) -> "Accuracy":
+        errors = [each.error for each in compared]
+        sizes, share = [*map(abs, errors)], wilson(sum(each.inside for each in compared), len(compared), CONFIDENCE)
+        means = statistics.median(sizes), statistics.fmean(sizes), statistics.fmean(errors)
+        half_width = statistics.median((each.high - each.low) / 2 / each.predicted for each in compared)
+        return cls(figure, basis, len(compared), *means, share.estimate, share.low, share.high, half_width)
+
     @property
     def texts(self) -> list[str]:
         errors = f"{self.median_error:.1%}", f"{self.mean_error:.1%}", f"{self.bias:+.1%}"
         share = f"{self.covered:.0%}", f"{self.covered_low:.0%} to {self.covered_high:.0%}"
         return [self.figure, self.basis, str(self.runs), *errors, *share, f"±{self.half_width:.1%}"]
-
-
-def _accuracy(column: str, basis: str, compared: Sequence[Comparison]) -> Accuracy:
-    errors = [comparison.error for comparison in compared]
-    sizes, share = [*map(abs, errors)], wilson(sum(each.inside for each in compared), len(compared), CONFIDENCE)
-    means = statistics.median(sizes), statistics.fmean(sizes), statistics.fmean(errors)
-    half_width = statistics.median((each.high - each.low) / 2 / each.predicted for each in compared)
-    covered = share.estimate, share.low, share.high
-    return Accuracy(NAMES[column], basis, len(compared), *means, *covered, half_width)
 
 
 def accuracies(compared: Comparisons) -> list[Accuracy]:
@@ -189,8 +184,8 @@ def accuracies(compared: Comparisons) -> list[Accuracy]:
         own = compared.of_column(column)
         bases = dict.fromkeys((*BASES, *(each.basis for each in own)))
         groups = {str(basis): group for basis in bases if (group := [each for each in own if each.basis == basis])}
-        groups |= {ALL: own} if len(groups) > 1 else {}
-        rows += [_accuracy(column, basis, group) for basis, group in groups.items()]
+        groups |= {"all": own} if len(groups) > 1 else {}
+        rows += [Accuracy.of(NAMES[column], basis, group) for basis, group in groups.items()]
     return rows
 
 
@@ -216,29 +211,14 @@ def worst_texts(each: Comparison) -> list[str]:
     return [NAMES[each.column], each.basis, *shown, each.run["marks"], str(each.run.folder)]
 
 
-def notes(compared: Comparisons) -> list[str]:
-    """Lines on what is not compared, with the reasons."""
-    lines = [
-        f"{what} {count(number, 'run')} {how}: {clean(why)}"
-        for what, reasons, how in (
-            ("times and energy of", compared.left_out, "left out"),
-            ("times of", compared.unknown, "not known"),
-        )
-        for why, number in reasons.items()
-    ]
-    lines += [f"no prediction is in {count(compared.unpredicted, 'run')}"] if compared.unpredicted else []
-    return [*lines, *([CPU_NOTE] if compared.cpu_memory else [])]
-
-
 def require_some(compared: Comparisons, where: str) -> None:
-    """Refuse runs without any prediction.
+    """Refuse runs of which nothing can be compared.
 
     Raises:
-        ValueError: with the remedy.
+        ValueError: with the reasons and the remedy.
     """
-    if not compared.any:
-        why = "".join(f" ({clean(about)})" for about in list(compared.unknown)[:1] if about)
-        raise ValueError(f"nothing was predicted of the runs under {where}{why}: {REMEDY}")
+    if not compared.figures and not compared.verdicts:
+        raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
 
 
 def lines(compared: Comparisons, limit: int | None) -> list[str]:
@@ -253,7 +233,7 @@ def lines(compared: Comparisons, limit: int | None) -> list[str]:
         line for above, headings, rows in tables if rows for line in (*above, *text_table.text(headings, rows, limit))
     ]
     marks = legend(comparison.run["marks"] for comparison in poorest)
-    return [*printed, "", *(NOTES if compared.figures else ()), *notes(compared), *marks]
+    return [*printed, "", *(NOTES if compared.figures else ()), *compared.notes, *marks]
 
 
 def write_csv(path: Path, compared: Comparisons) -> None:
@@ -269,7 +249,7 @@ def write_json(path: Path, compared: Comparisons, skipped: Sequence[Skipped]) ->
         "accuracies": [row._asdict() for row in accuracies(compared)],
         "verdicts": [{"fits": fits, "ran_out": ran_out, "runs": count} for (fits, ran_out), count in verdicts],
         "figures": [each.values() for each in compared.figures],
-        **{name: getattr(compared, name) for name in ("left_out", "unknown", "unpredicted")},
+        "left_out": compared.left_out,
         "skipped": list_runs.skipped_rows(skipped),
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -64,38 +64,27 @@ def sync(runs: Sequence[Run], place: Place, write_report: WriteReport) -> Outcom
         ValueError: W&B cannot be reached, or has no key of the user's.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import track
 
     url = server()
-    if (why := _unreachable(url)) is not None:
-        raise ValueError(f"{why}; see that there is network, and WANDB_BASE_URL")
+    if (why := network.problem(url)) is not None:
+        raise ValueError(f"cannot reach {url} ({why}); see that there is network, and WANDB_BASE_URL")
     uploads = list(_uploads(runs, place, write_report))
     left = {folder: send for folder, send in uploads if send is not None}
-    failed, total = dict[Path, str](), len(left)
-    columns = (TextColumn("  uploading"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=total)
-        for number in range(TRIES):
-            pause(WAIT_S * number if left else 0.0)
-            failed.clear()
-            for folder, send in list(left.items()):
-                bar.update(task, description=folder.name, completed=total - len(left))
-                why = _unreachable(url) or _problem(send)  # W&B itself would wait for minutes
-                if why is None:
-                    del left[folder]
-                else:
-                    failed[folder] = why
+    total, failed = len(left), dict[Path, str]()
+    for number in range(TRIES):
+        pause(WAIT_S * number if left else 0.0)
+        bar = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
+        tried = {folder: _problem(url, send) for folder, send in track(left.items(), "uploading", len(left), **bar)}
+        failed = {folder: why for folder, why in tried.items() if why is not None}
+        left = {folder: left[folder] for folder in failed}
     return Outcome(total - len(failed), len(uploads) - total, failed)
 
 
-def _unreachable(url: str) -> str | None:
-    why = network.problem(url)
-    return None if why is None else f"cannot reach {url} ({why})"
-
-
-def _problem(send: Send) -> str | None:
+def _problem(url: str, send: Send) -> str | None:
     """Send an upload; why it could not be sent, in a line."""
+    if (why := network.problem(url)) is not None:  # W&B itself would wait for minutes
+        return f"cannot reach {url} ({why})"
     try:
         send()
     except NotLoggedInError as error:

@@ -21,7 +21,7 @@ def predictions_section(runs: Sequence[Run]) -> Section:
     """The figure, and the tables folded away; empty where no run has a prediction."""
     compared = predictions.compare(runs)
     blocks: list[Block] = [Plot(figure) for figure in predicted(runs)]
-    notes = [sentences([line]) for line in predictions.notes(compared)]
+    notes = [sentences([line]) for line in compared.notes]
     if compared.figures:
         rows = [row.texts for row in predictions.accuracies(compared)]
         about = [*(sentences([line]) for line in predictions.NOTES), *notes, COMMAND]
@@ -31,7 +31,7 @@ def predictions_section(runs: Sequence[Run]) -> Section:
             PlainTable("The poorest predictions", predictions.WORST_HEADINGS, poorest),
         ]
         blocks.append(Fold("Errors, coverage and the poorest predictions", tables))
-    elif compared.any:
+    elif compared.verdicts or {*compared.left_out} - {predictions.UNPREDICTED}:
         blocks.append(Paragraph(" ".join(notes), quiet=True))
     verdicts = predictions.verdict_rows(compared)
     if verdicts:

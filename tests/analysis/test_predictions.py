@@ -19,15 +19,10 @@ from tests.analysis.test_figure_files import vega_lite
 from tests.analysis.test_report import build
 from tests.helpers import records
 from tests.helpers.grids import texts
+from tests.helpers.records import write_all as write
 
 ERRORS = (0.1, -0.2, 0.05, 0.25)  # with half-widths of 15 %, the second and the fourth lie outside
 HALF_WIDTH = 0.15
-
-
-def write(folder: Path, *run_records: dict[str, Any]) -> Path:
-    for index, record in enumerate(run_records):
-        records.write(folder / f"{index:02d}", record)
-    return folder
 
 
 def scaled(folder: Path, **changes: Any) -> Path:
@@ -81,9 +76,9 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(
     assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
     notes = [note for line in printed(capsys, str(tmp_path)) for note in line]
     for reason in ("others used its GPUs meanwhile", "others kept over a tenth of its cores busy", "ended diverged"):
-        assert f"times and energy of 1 run left out: {reason}" in notes
-    assert "times of 1 run not known: no record like it" in notes and "no prediction is in 1 run" in notes
-    assert any(note.startswith("memory of CPU ranks is resident") for note in notes)
+        assert f"times and energy left out, {reason}: 1 run" in notes
+    assert "times not known, no record like it: 1 run" in notes and "without a prediction: 1 run" in notes
+    assert any(note.startswith("memory of CPU ranks not compared: it is resident") for note in notes)
 
 
 def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -105,7 +100,7 @@ def test_runs_without_a_prediction_are_refused_with_the_remedy(
     write(tmp_path, records.vision(prediction=prediction))
     assert main(["predictions", str(tmp_path), "--csv", str(tmp_path / "p.csv")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"refused: nothing was predicted of the runs under {tmp_path}") and "gpus=1,2" in line
+    assert line.startswith(f"refused: nothing can be compared of the runs under {tmp_path}") and "gpus=1,2" in line
     assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()
 
 
