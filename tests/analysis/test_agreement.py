@@ -1,6 +1,7 @@
 """`compare`, `claims`, `best`, tables, figures and the report, of the same runs: they say the same."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from analysis.figures import chart_data
 from analysis.report import settings_section
 from analysis.runs import load
 from analysis.runs.details import read
+from analysis.runs.grouping import of_setting
 from analysis.runs.load import Found, Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.measure import formulas
@@ -65,9 +67,9 @@ def ok(found: Found, precision: str, gpus: int) -> list[Run]:
     return [run for run in of_cell if run["status"] == "ok" and run["lr"] != 0.077]
 
 
-def drawn(panel: Panel, measure: str, precision: str, gpus: int) -> list[dict[str, Any]]:
-    rows = chart_data.measured(panel, measure)
-    return [row for row in rows if (row["precision"], row["gpus"]) == (precision, gpus)]
+def of_cell(rows: Sequence[dict[str, Any]], precision: str, gpus: int) -> dict[str, Any]:
+    (row,) = [row for row in rows if (row["precision"], row["gpus"]) == (precision, gpus) and row["status"] != "failed"]
+    return row
 
 
 def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
@@ -95,54 +97,28 @@ def test_verdicts_and_intervals_of_ratios_are_the_same(found: Found):
 def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, precision: str, gpus: int):
     runs = ok(found, precision, gpus)
     mean_s = sum(run["total_s"] for run in runs) / len(runs)
-    (of_table,) = [
-        row
-        for row in table.tables(panel.experiment, [panel])[0].rows
-        if (row["precision"], row["gpus"]) == (precision, gpus)
-    ]
-    bounds = [of_table["total_s_low"], of_table["total_s_high"]]
-    (of_figure,) = [row for row in drawn(panel, "total_s", precision, gpus) if row["status"] == "ok"]
+    of_table = of_cell(table.tables(panel.experiment, [panel])[0].rows, precision, gpus)
+    of_figure = of_cell(chart_data.measured(panel, "total_s"), precision, gpus)
     settings = settings_section.by_setting(read(found.runs), mix=False)
     (of_report,) = [one for one in settings if {run.folder for run in one.runs} == {run.folder for run in runs}]
     rankings = best.rankings(found.runs, "time", best.Limits(), mix=False)
-    (ranking,) = [one for one in rankings if runs[0] in one.runs]
-    places = [ranking.table[0].index(name) for name in ("gpus", "precision")]
-    costs = [row for row in ranking.table[1] if [row[place] for place in places] == [str(gpus), precision]]
-    for value in (of_table["total_s"], of_figure["mean"], of_report.mean("total_s")):
-        assert value == pytest.approx(mean_s)
-    assert len(costs) == 1 and f"{mean_s:.1f} s" in costs[0]
+    (cost,) = [one.cost for ranking in rankings for one in ranking.settings if one.runs == runs]
+    assert [of_table["total_s"], of_figure["mean"], of_report.mean("total_s"), cost] == pytest.approx([mean_s] * 4)
     spread = Readings(found.runs).machines(measures.TIME, log, 0.02).of(runs[0])
     half = measures.intervals.student_quantile(0.95, spread.term.degrees) * math.sqrt(spread.variance / len(runs))
-    assert bounds == pytest.approx([mean_s * math.exp(-half), mean_s * math.exp(half)])
-    assert [of_figure["low"], of_figure["high"]] == pytest.approx(bounds)
-    assert (
-        len(runs)
-        == of_table["runs"]
-        == of_figure["n"]
-        == len(of_report.runs)
-        == (3 - (precision == "fp16") * (gpus == 1))
-    )
+    bounds = pytest.approx([mean_s * math.exp(-half), mean_s * math.exp(half)])
+    assert [of_table["total_s_low"], of_table["total_s_high"]] == bounds == [of_figure["low"], of_figure["high"]]
+    count = 3 - (precision == "fp16") * (gpus == 1)
+    assert [len(runs), of_table["runs"], of_figure["n"], len(of_report.runs)] == [count] * 4
 
 
-def test_a_setting_has_no_figure_where_one_of_its_runs_has_none(found: Found, panel: Panel):
-    runs = ok(found, "fp16", 2)
-    (row,) = [
-        row for row in table.tables(panel.experiment, [panel])[0].rows if (row["precision"], row["gpus"]) == ("fp16", 2)
-    ]
-    settings = settings_section.by_setting(read(found.runs), mix=False)
-    (setting,) = [one for one in settings if {run.folder for run in one.runs} == {run.folder for run in runs}]
-    assert len(runs) == 3 and row["test_accuracy"] is None and setting.mean("test_accuracy") is None
-    assert drawn(panel, "test_accuracy", "fp16", 2) == []
-    assert not best.Limits(accuracy=0.01).keep(runs) and best.Limits(accuracy=0.01).keep(ok(found, "fp32", 2))
+def test_a_setting_has_no_figure_where_one_of_its_runs_has_none_and_the_highest_peak(found: Found, panel: Panel):
+    runs, others = ok(found, "fp16", 2), ok(found, "fp32", 2)
+    assert of_setting(runs, "test_accuracy") is None and of_setting(others, "test_accuracy") is not None
+    assert not best.Limits(accuracy=0.01).keep(runs) and best.Limits(accuracy=0.01).keep(others)
     with pytest.raises(ValueError, match="a record has no test_accuracy"):
-        measures.accuracy(measures.Sides(runs, ok(found, "fp32", 2), 0.95, Readings(found.runs)))
-
-
-def test_peak_memory_is_the_highest_everywhere(found: Found, panel: Panel):
+        measures.accuracy(measures.Sides(runs, others, 0.95, Readings(found.runs)))
     runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)  # one of the former's failed, which held most
     assert panel.repeated.figure(runs, "peak_memory_bytes") == measures.Interval(5e9, None, None)
-    settings = settings_section.by_setting(read(found.runs), mix=False)
-    (setting,) = [one for one in settings if one.runs[0].folder == runs[0].folder]
-    assert setting.mean("peak_memory_bytes") == 5e9
     claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
     assert claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5

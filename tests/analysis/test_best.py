@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from analysis.__main__ import main
@@ -17,8 +16,6 @@ from analysis.runs import load
 from analysis.stats.between_runs import RepeatedRuns
 from tests.helpers import records
 from tests.helpers.records import write_all as write
-
-PRECISIONS = ("fp32", "fp16")
 
 
 def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, Any]:
@@ -109,25 +106,23 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     ]
     found = load.read([write(tmp_path / "s", *contents)])
     (ranking,) = best.rankings(found.runs, "time", Limits(), mix=False)
-    fronts = [{(one.runs[0]["precision"], one.gpus) for one in ranking.front}]
-    places = [ranking.table[0].index(name) for name in ("precision", "gpus", "front")]
-    rows = [[row[place] for place in places] for row in ranking.table[1]]
-    fronts.append({(precision, int(gpus)) for precision, gpus, on_front in rows if on_front})
+    front = [one.runs for one in ranking.front]
+    assert {(runs[0]["precision"], runs[0]["gpus"]) for runs in front} == {
+        ("fp16", 4),
+        ("fp64", 4),
+        ("fp16", 2),
+        ("fp32", 1),
+    }
+    assert [row[ranking.table[0].index("front")] for row in ranking.table[1]].count("yes") == 4
     (figure,) = trade_off(found.runs)
     for measure in ("test_accuracy", "peak_memory_bytes"):
-        numbered = [row for row in figure.rows if row["measure"] == measure and row["front"]]
-        fronts.append({label_cell(row["series"]) for row in numbered})
-    assert fronts == [{("fp16", 4), ("fp64", 4), ("fp16", 2), ("fp32", 1)}] * 4
+        numbered = {row["series"] for row in figure.rows if row["measure"] == measure and row["front"]}
+        assert numbered == {ranking.label(one) for one in ranking.front}
     answers = [block for block in build(found, "Runs", mix=False).blocks() if isinstance(block, Answer)]
     _, fastest = [line for answer in answers for line in answer.lines if line.name == "Fastest"]  # headline, answer
     assert fastest.note.startswith(" ".join(ranking.others[:3])) and len(ranking.others) == 4
     assert ranking.others[-1] == "Not told from the best by these runs: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
-
-
-def label_cell(label: str) -> tuple[str, int]:
-    cell = dict(part.split("=") for part in label.split())
-    return cell["precision"], int(cell["gpus"])
 
 
 @pytest.mark.parametrize(
@@ -151,20 +146,6 @@ def test_costs_that_runs_explain_are_said_to_be_chance(
     lines = ranked(write(tmp_path, *every))
     assert lines[0].startswith("Fastest: ") and ": 50." in lines[0]
     assert lines[1].startswith("rank ") if says is None else lines[1].startswith(says)
-
-
-def test_the_same_settings_are_told_apart_in_5_percent_of_the_cases(tmp_path: Path):
-    """`best` on A = A: of two settings that are the same, the cheaper one alone is on the front."""
-    random, apart = np.random.default_rng(8), 0
-    runs = load.read(
-        [write(tmp_path / "s", *(records.vision(precision=p, seed=s) for p in PRECISIONS for s in range(3)))]
-    ).runs
-    for _ in range(300):
-        for run in runs:
-            run.columns["total_s"] = 100.0 * float(np.exp(0.02 * random.normal()))
-        (ranking,) = best.rankings(runs, "time", Limits(), False)
-        apart += not ranking.equals
-    assert apart / 300 <= 0.06
 
 
 def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
@@ -258,14 +239,12 @@ def test_sentences_say_what_less_costs_and_what_it_loses(tmp_path: Path):
     of_cpus = [
         records.vision("cpu", gpus=n, total_s=s, seed=seed) | accurate(a) for n, s, a in found for seed in range(4)
     ]
-    lines = ranked(write(tmp_path / "cpus", *of_cpus))
-    assert lines[1:3] == [
+    assert ranked(write(tmp_path / "cpus", *of_cpus))[1:3] == [
         "2 CPU ranks instead of 3: 10.0 points less accurate, 6 % slower (gpus=2: 106.0 s, 80.0%, n=4 [c]).",
         "1 CPU rank instead of 3: 8.3 points more accurate, 8.2 times slower (gpus=1: 820.0 s, 98.3%, n=4 [c]).",
     ]
     better = [
-        records.vision(precision=p, total_s=s) | accurate(a) for p, s, a in (("bf16", 10, 0.9), ("fp64", 150, 0.99))
+        records.vision(precision=p, total_s=s) | accurate(a) for p, s, a in (("bf16", 9, 0.9), ("fp64", 135, 0.99))
     ]
-    assert ranked(write(tmp_path / "gpus", *better))[1].startswith(
-        "9.0 points more accurate: 15 times slower (precision="
-    )
+    more = "9.0 points more accurate: 15 times slower (precision="
+    assert ranked(write(tmp_path / "gpus", *better))[1].startswith(more)

@@ -19,9 +19,7 @@ from tests.helpers import records
 
 
 def write(folder: Path, *contents: dict[str, Any]) -> list[Run]:
-    for index, record in enumerate(contents):
-        records.write(folder / f"{index:02d}", record, records.steps([[0.1]] * 40, per_epoch=20))
-    return load.read([folder]).runs
+    return load.read([records.write_all(folder, *contents, step_columns=STEPS)]).runs
 
 
 def on(data: str | None = "aaa", **changes: Any) -> dict[str, Any]:
@@ -32,6 +30,7 @@ def sizes(groups: dict[grouping.Cell, list[Run]]) -> list[int]:
     return sorted(len(runs) for runs in groups.values())
 
 
+STEPS = records.steps([[0.1]] * 40, per_epoch=20)
 PHOTOS = {"dataset": "images", "dataset__root": "a"}
 
 
@@ -55,15 +54,8 @@ def test_older_records_group_as_before(tmp_path: Path):
     older = [on(None, **PHOTOS | {"dataset__root": str(seed)}, seed=seed) for seed in (0, 1)]
     for record in older:
         del record["data"], record["cores"], record["load"], record["beside"]
-    runs = write(tmp_path, *older, status_refused())
-    assert sizes(grouping.by_setting([run for run in runs if run["status"] == "ok"])) == [2]
-    assert "data" not in list_runs.differing(runs)
-
-
-def status_refused() -> dict[str, Any]:
-    whole = records.vision()
-    kept = ("schema_version", "kind", "name", "axes")
-    return {key: whole[key] for key in kept} | {"status": "refused", "cause": {"kind": "refused", "message": "no"}}
+    runs = write(tmp_path, *older)
+    assert sizes(grouping.by_setting(runs)) == [2] and "data" not in list_runs.differing(runs)
 
 
 def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -125,26 +117,22 @@ def test_the_base_has_the_share_of_the_machine_most_like_the_runs(tmp_path: Path
     assert speedups(runs) == [4.0]
 
 
-def panels(runs: list[Run], name: str = "table2") -> list[list[int]]:
-    return [
-        [len(of_cell) for of_cell in panel.cells.values()] for panel in experiments.panels(experiments.load(name), runs)
-    ]
+def panels(runs: list[Run]) -> list[list[int]]:
+    found = experiments.panels(experiments.load("table2"), runs)
+    return [[len(of_cell) for of_cell in panel.cells.values()] for panel in found]
 
 
 def test_a_panel_of_an_experiment_has_one_data_set_and_no_mixed_cell(tmp_path: Path):
     grid = [{"precision": precision, "gpus": gpus} for precision in ("fp32", "fp16") for gpus in (1, 2)]
-    runs = write(
-        tmp_path / "data", *(on(data, **cell, seed=seed) for seed, data in enumerate(("aaa", "bbb")) for cell in grid)
-    )
-    assert panels(runs) == [[1] * 4, [1] * 4]
-    packed = write(tmp_path / "cores", *(on(**cell, threads=n, seed=n) for n in (1, 4) for cell in grid))
-    assert panels(packed) == [[1] * 4, [1] * 4]
-    apart = [panel.apart for panel in experiments.panels(experiments.load("table2"), packed)]
+    of_data = [on(data, **cell, seed=seed) for seed, data in enumerate(("aaa", "bbb")) for cell in grid]
+    packed = [on(**cell, threads=n, seed=n) for n in (1, 4) for cell in grid]
+    scaled = [on(**cell, threads=4 // cell["gpus"], seed=n) for n in (1, 4) for cell in grid]
+    assert panels(write(tmp_path / "data", *of_data)) == panels(write(tmp_path / "cores", *packed)) == [[1] * 4] * 2
+    assert panels(write(tmp_path / "scaled", *scaled)) == [[2] * 4]
+    apart = [
+        panel.apart for panel in experiments.panels(experiments.load("table2"), load.read([tmp_path / "cores"]).runs)
+    ]
     assert apart == ["threads=1", "threads=4"]
-    scaled = write(
-        tmp_path / "scaled", *(on(**cell, threads=4 // cell["gpus"], seed=n) for n in (1, 4) for cell in grid)
-    )
-    assert panels(scaled) == [[2] * 4]
 
 
 def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tmp_path: Path):

@@ -5,7 +5,9 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from functools import reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +56,15 @@ ENVIRONMENT = records.environment()
 
 def places(value: Any, at: Place = ()) -> Iterator[Place]:
     """The keys of a record, and the first and last item of each list."""
-    keys = (
-        value if isinstance(value, dict) else sorted({0, len(value) - 1}) if isinstance(value, list) and value else ()
-    )
-    for key in keys:
+    ends = sorted({0, len(value) - 1}) if isinstance(value, list) and value else ()
+    for key in value if isinstance(value, dict) else ends:
         yield (*at, key)
         yield from places(value[key], (*at, key))
 
 
-def at(value: Any, place: Place) -> Any:
-    for key in place:
-        value = value[key]
-    return value
-
-
 def mutated(record: dict[str, Any], place: Place, value: Any) -> dict[str, Any]:
     record = copy.deepcopy(record)
-    holder = at(record, place[:-1])
+    holder = reduce(getitem, place[:-1], record)
     if value is GONE:
         del holder[place[-1]]
     else:
@@ -128,7 +122,7 @@ def test_every_command_survives_mutations(root: Path, undrawn: None, capsys: pyt
         assert "\x1b" not in printed.out and "\u202e" not in printed.out
 
 
-def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path):
     records.write(tmp_path / "a", records.llm() | {"phases_s": "broken", "input": [1]})
     wrong: dict[str, Any] = {"phases_s": {"data": "long"}, "test_accuracy": 1.5, "total_s": 1e19}
     for key, value in wrong.items():
@@ -136,13 +130,12 @@ def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path, cap
     records.write(tmp_path / "gpus", records.vision(gpus=-2))
     refused = records.vision(status="refused")
     records.write(tmp_path / "refused", refused | {"axes": refused["axes"] | {"gpus": "two"}})
-    assert main(["report", str(tmp_path)]) == 0
     found = load.read([tmp_path])
     assert [run["kind"] for run in found.runs] == ["llm"]
     why = {skipped.folder.name: skipped.why for skipped in found.skipped}
     assert set(why) == {*wrong, "gpus", "refused"}
     assert all("`$.axes.gpus`" in why[name] for name in ("gpus", "refused"))
-    assert all(f"`$.{key}" in why[key] for key in wrong) and capsys.readouterr().err == ""
+    assert all(f"`$.{key}" in why[key] for key in wrong)
 
 
 def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):

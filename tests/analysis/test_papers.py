@@ -122,10 +122,6 @@ def test_versions_and_machines_of_both_sides_are_named(tmp_path: Path):
     line = same_setting.versions(panel("table2", papers_records.write(tmp_path, "table2")))
     assert line.startswith("papers: torch 2.2.2, torchvision 0.17.2, CUDA 12.4; 4 x NVIDIA H100-94 SXM5")
     assert line.endswith("Here: torch 2.11.0, torchvision 0.26.0, CUDA ?; NVIDIA H200")
-    for environment in tmp_path.rglob("environment.json"):
-        changed = environment.read_text().replace('"torchvision"', '"nvidia-cuda-runtime": "13.0.96", "torchvision"')
-        environment.write_text(changed)
-    assert "CUDA 13.0.96; NVIDIA H200" in same_setting.versions(panel("table2", tmp_path))
 
 
 def test_what_is_printed_elsewhere_is_a_line_a_source():

@@ -13,9 +13,7 @@ from analysis.__main__ import main
 from analysis.commands import table as tables
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_SD
-from multicard.observe.profiles.metrics import Profile
 from multicard.records.figures import FIGURES, seconds
-from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
 from papers import printed as papers
 from tests.conftest import ROOT
 from tests.helpers import grids, papers_records, records
@@ -32,8 +30,7 @@ def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) 
     return folder
 
 
-def printed(*names: str, folder: Path) -> list[tables.Table]:
-    (name,) = names
+def printed(name: str, folder: Path) -> list[tables.Table]:
     experiment = experiments.load(name)
     return tables.tables(experiment, experiments.panels(experiment, load.read([folder]).runs))
 
@@ -101,16 +98,11 @@ def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.C
     table2(tmp_path / "b", dict.fromkeys(times_s, 300.0), commit="f" * 40)
     table2(tmp_path / "c", times_s, dataset__image_size=224)
     found = printed("table2", folder=tmp_path)
-    assert len(found) == 3
     assert {one.rows[0]["total_s"] for one in found} == {100.0, 300.0}
-    assert (
-        {re.search(r"\((.*)\)$", one.title)[1] for one in found}
-        == {  # pyright: ignore[reportOptionalSubscript]
-            f"image_size=500 commit={records.COMMIT[:9]}",
-            f"image_size=500 commit={'f' * 9}",
-            f"image_size=224 commit={records.COMMIT[:9]}",
-        }
-    )
+    assert {one.title.partition("(image")[2] for one in found} == {
+        f"_size={size} commit={commit})"
+        for size, commit in ((500, records.COMMIT[:9]), (500, "f" * 9), (224, records.COMMIT[:9]))
+    }
     assert main(["table", "table2", str(tmp_path), "--mix"]) == 0
     output = capsys.readouterr().out
     assert "200.0" in output and "±" not in output  # the two commits' mean; neither was measured twice
@@ -159,36 +151,20 @@ def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["table", "table9", str(tmp_path)]) == 1
     assert re.fullmatch(r"refused: no experiment table9; there are table2, .*\n", capsys.readouterr().err)
     assert main(["table", "table5", str(tmp_path)]) == 1
-    output = capsys.readouterr().err
-    assert (
-        output
-        == "refused: table5 is not measured; this measures it: python tune_llm.py experiment=table5 name=table5\n"
-    )
+    command = "python tune_llm.py experiment=table5 name=table5"
+    assert capsys.readouterr().err == f"refused: table5 is not measured; this measures it: {command}\n"
 
 
 def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
-    nothing = ProfileDerived(None, None, None, None, None, None, None)
-    for pinned, copies_s in {True: 0.4, False: 1.6}.items():
-        rows = [
-            ProfileRow(rank, group, name, 10, total_s * (1 if rank is None else 0.5), 0.1)
-            for rank in (0, 1, None)
-            for group, name, total_s in (
-                ("api", "cudaMemcpyAsync", copies_s),
-                ("api", "cudaLaunchKernel", 0.4),
-                ("copy", "memcpy Host-to-Device", copies_s / 2),
-                ("kernel", "gemm", 5.0),
-            )
-        ]
-        profile = Profile("kineto", [ProfileRank(rank, "", 1.0, 10, [rank], nothing) for rank in (0, 1)], rows, ())
-        recorded = profile.as_dict() | {"steps": 10}
-        settings = {"pin_memory": pinned, "gpus": 2, "dataset__image_size": 100, "profile": recorded}
-        record = records.vision(**{key: value for key, value in settings.items() if key != "profile"})
-        record["profile"], record["config"]["profile"] = recorded, {"name": "kineto"}
-        records.write(tmp_path / str(pinned), record)
+    for pinned, copies_s in {True: 0.2, False: 0.8}.items():
+        record = records.vision(pin_memory=pinned, gpus=2, dataset__image_size=100, profile={"name": "kineto"})
+        rows = {("api", "cudaLaunchKernel"): 0.2, ("copy", "memcpy Host-to-Device"): copies_s, ("kernel", "gemm"): 5.0}
+        profile = records.profile([rows] * 2, [0.0, 0.0])
+        profile["rows"] += [each | {"rank": None, "total_s": 2 * each["total_s"]} for each in profile["rows"][:3]]
+        records.write(tmp_path / str(pinned), record | {"profile": profile})
     (table,) = printed("vision_metrics", folder=tmp_path)
     found = row(table, metric="memcpy Host-to-Device")
-    assert found["pin_memory=false"] == pytest.approx(1.6 / 2 / (10 * 2))
-    assert found["pin_memory=true"] == pytest.approx(0.4 / 2 / (10 * 2))
+    assert found["pin_memory=false"] == pytest.approx(0.8 / 10) and found["pin_memory=true"] == pytest.approx(0.2 / 10)
     assert not any(one["metric"] == "gemm" for one in table.rows)
     assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
 
