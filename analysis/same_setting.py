@@ -5,11 +5,11 @@ the experiment chose where they print nothing, and in the figure's cell. Machine
 named beside each comparison (`versions`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.experiments import Experiment, Panel
+from analysis.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
 from multicard.records.text_table import clean
@@ -43,20 +43,14 @@ def differences(panel: Panel) -> list[Difference]:
     known = panel.experiment.papers
     apart = []
     for column, wanted in known.all.items():
-        if column in panel.experiment.swept or isinstance(wanted, list):
+        values, instead = {run[column] for run in panel.runs}, known.instead.get(column)
+        if column in panel.experiment.swept or isinstance(wanted, list) or values == {wanted}:
             continue
-        values = {run[column] for run in panel.runs}
-        if values != {wanted} and not _as_good(panel.experiment, column, values):
-            instead = known.instead.get(column)
-            why = instead.why if instead and values == {instead.value} else ""
-            apart.append(Difference(column, tuple(sorted(values, key=str)), wanted, column in known.printed, why))
+        if instead is None or values != {instead.value}:
+            apart.append(Difference(column, tuple(sorted(values, key=str)), wanted, column in known.printed, ""))
+        elif not instead.comparable:
+            apart.append(Difference(column, (instead.value,), wanted, column in known.printed, instead.why))
     return apart
-
-
-def _as_good(experiment: Experiment, column: str, values: set[Any]) -> bool:
-    """True if the experiment has these values instead of the printed one, and they may be compared with it."""
-    instead = experiment.papers.instead.get(column)
-    return instead is not None and instead.comparable and values == {instead.value}
 
 
 def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
@@ -100,26 +94,17 @@ def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:
         reasons = ", ".join(difference.text for difference in apart)
         lines.append(f"the papers' {'other ' * bool(shown)}figures are of another setting: {reasons}")
     elif not apart:
-        lines += [*_not_printed(panel), *_not_as_printed(panel)]
+        settings, swept = panel.experiment.papers, panel.experiment.swept
+        chosen = {column: value for column, value in settings.chosen.items() if not isinstance(value, list)}
+        words = " ".join(f"{column}={grouping.typed(value)}" for column, value in chosen.items())
+        lines += [f"not printed, taken so: {words}"] if words else []
+        lines += [
+            f"not as printed: {column}={grouping.typed(instead.value)}: {instead.why}"
+            for column, instead in settings.instead.items()
+            if column not in swept and {run[column] for run in panel.runs} == {instead.value}
+        ]
         lines += [*printed.elsewhere(name, shown), *printed.footnotes(name)]
     return lines
-
-
-def _not_as_printed(panel: Panel) -> list[str]:
-    """A line for each setting that the experiment has otherwise than printed, where the runs have it so."""
-    return [
-        f"not as printed: {column}={grouping.typed(instead.value)}: {instead.why}"
-        for column, instead in panel.experiment.papers.instead.items()
-        if column not in panel.experiment.swept and {run[column] for run in panel.runs} == {instead.value}
-    ]
-
-
-def _not_printed(panel: Panel) -> list[str]:
-    """A line with the settings that the papers do not print, as the experiment has them."""
-    chosen = panel.experiment.papers.chosen
-    fixed = {column: value for column, value in chosen.items() if not isinstance(value, list)}
-    words = " ".join(f"{column}={grouping.typed(value)}" for column, value in fixed.items())
-    return [f"not printed, taken so: {words}"] if words else []
 
 
 def versions(panel: Panel) -> str:
@@ -128,13 +113,12 @@ def versions(panel: Panel) -> str:
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
     theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)
-    environments = [runs[0].environment().packages for runs in panel.cells.values()]
-    ours = ", ".join(f"{name} {_installed(environments, name)}" for name in names)
+    packages = [runs[0].environment().packages for runs in panel.cells.values()]
+
+    def installed(name: str) -> str:
+        """The versions of a package here; "?" where none was recorded."""
+        versions = {own.get(PACKAGES.get(name, name)) for own in packages} - {None}
+        return f"{name} {' or '.join(sorted(map(str, versions))) or '?'}"
+
     machines = " or ".join(dict.fromkeys(clean(str(run["hardware"])) for run in panel.runs))
-    return f"papers: {theirs}; {content.hardware}. Here: {ours}; {machines}"
-
-
-def _installed(environments: Sequence[Mapping[str, Any]], name: str) -> str:
-    """The versions of a package that the environments have; "?" where none was recorded."""
-    versions = {packages.get(PACKAGES.get(name, name)) for packages in environments}
-    return " or ".join(sorted(map(str, versions - {None}))) or "?"
+    return f"papers: {theirs}; {content.hardware}. Here: {', '.join(map(installed, names))}; {machines}"

@@ -109,13 +109,12 @@ def _dominates(a: RankedSetting, b: RankedSetting) -> bool:
 class Ranking:
     """Settings that did the same amount of the same work, the best first.
 
-    work: the name of the work among several, empty if there is one. amount: rows or pairs, if they differ.
+    work: the name of the work among several, empty if there is one.
     keys: the columns that tell settings apart.
     """
 
     goal: str
     work: str
-    amount: str
     runs: list[Run]
     settings: list[RankedSetting]
     keys: list[str]
@@ -190,8 +189,7 @@ class Ranking:
     def lines(self, width: int | None) -> list[str]:
         """The ranking in sentences and as a table of `width` cells; None: any."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
-        amount = [f"{self.amount}:"] if self.amount else []
-        return [*amount, f"{title}: {self._named(self.best)}.", *self.others, *text_table.text(*self.table, width)]
+        return [f"{title}: {self._named(self.best)}.", *self.others, *text_table.text(*self.table, width)]
 
     def _named(self, setting: RankedSetting) -> str:
         marks = f" [{setting.marks}]" if setting.marks else ""
@@ -233,11 +231,9 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
     with_figure, ranked = _selected(runs, goal, limits, mix)
     repeated, column = RepeatedRuns(runs), GOALS[goal].name
     found = _rankings(ranked, goal, mix, repeated)
-    works = list(dict.fromkeys(ranking.work for ranking in found))
-    printed = [f"{len(works)} different works, each ranked by itself:"] if len(works) > 1 else []
-    for work in works:
-        printed += ["", f"{work}:"] if len(works) > 1 else []
-        printed += [line for ranking in found if ranking.work == work for line in ranking.lines(width)]
+    printed = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
+    for ranking in found:
+        printed += [*(["", f"{ranking.work}:"] if len(found) > 1 else []), *ranking.lines(width)]
     if len(ranked) > 1 and not grouping.is_exact(runs, column):
         printed += repeated.of_column(column).described(ranked)
     return [*printed, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
@@ -287,11 +283,7 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
     works = grouping.by_work(runs, mix)
-    return [
-        _ranking(own, goal, _work(work, list(works)), amount if len(amounts) > 1 else "", repeated, mix)
-        for work, amounts in works.items()
-        for amount, own in amounts.items()
-    ]
+    return [_ranking(own, goal, _work(work, list(works)), repeated, mix) for work, own in works.items()]
 
 
 def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
@@ -304,7 +296,7 @@ def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     return f"{grouping.kind(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
-def _ranking(runs: list[Run], goal: str, work: str, amount: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
+def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
     column = GOALS[goal].name
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
@@ -315,4 +307,4 @@ def _ranking(runs: list[Run], goal: str, work: str, amount: str, repeated: Repea
     ]
     settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
-    return Ranking(goal, work, amount, runs, settings, keys, repeated)
+    return Ranking(goal, work, runs, settings, keys, repeated)

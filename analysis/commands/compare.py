@@ -8,6 +8,7 @@ environments of both are named below.
 Within one sweep, `--by KEY` compares each value of that key with each other.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -226,14 +227,13 @@ def _verdict(step: Ratio, margin: float) -> str:
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
     """Differences of the environments of A's runs and B's, for each pair of values that is compared."""
-    pairs = dict.fromkeys(cell.sides for cell in compared)
-    lines = []
-    for sides in pairs:
-        cells = [cell for cell in compared if cell.sides == sides]
-        a, b = [run for cell in cells for run in cell.a], [run for cell in cells for run in cell.b]
-        where = f"A {sides[0]}, B {sides[1]}: " if len(pairs) > 1 else ""
-        lines += [f"{where}{line}" for line in differences(a, b)]
-    return lines
+    pairs: dict[tuple[str, str], tuple[list[Run], list[Run]]] = {}
+    for cell in compared:
+        a, b = pairs.setdefault(cell.sides, ([], []))
+        a += cell.a
+        b += cell.b
+    where = {sides: f"A {sides[0]}, B {sides[1]}: " if len(pairs) > 1 else "" for sides in pairs}
+    return [f"{where[sides]}{line}" for sides, (a, b) in pairs.items() for line in differences(a, b)]
 
 
 def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
@@ -263,21 +263,20 @@ def lines(compared: Sequence[Compared], width: int | None, margin: float = MARGI
 
 
 def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
+    judged, with_step = [cell.judged for cell in compared], [cell for cell in compared if cell.step is not None]
     explained = [f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is faster"]
-    judged = [cell for cell in compared if cell.judged]
     if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
         explained.append(f"{SAME}: the whole interval lies within {margin:.0%} (--margin); undecided: it does not")
-    if judged:
+    if any(judged):
         explained.append("could see: a difference that such runs would show 4 times of 5")
-    if len(judged) > 1:
+    if sum(judged) > 1:
         explained.append("of 20 cells without a difference, 1 is expected to be called faster or slower by chance")
-    with_step = [cell for cell in compared if cell.step is not None]
     if any(cell.step is not None and not cell.step.repeated for cell in with_step):
         explained.append("intervals over the steps of single runs do not show how runs differ")
     if with_step:
         explained += with_step[0].machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
-    for side in ("A", "B"):  # runs of compared cells that are in no mean
-        runs = [run for cell in with_step for run in (cell.a if side == "A" else cell.b)]
+    sides = {"A": [run for cell in with_step for run in cell.a], "B": [run for cell in with_step for run in cell.b]}
+    for side, runs in sides.items():  # runs of compared cells that are in no mean
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
         explained += [f"left out of {side}: {count} {status}" for status, count in unended.items()]
     return explained
@@ -350,15 +349,13 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
 
 
 def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line for each clock whose means over the devices of A and of B differ by more than CLOCK_APART."""
+    parts = [[gpu for run in side if (gpu := run.record().gpu) is not None] for side in (a, b)]
+    devices_a, devices_b = ([device for gpu in side for device in gpu.devices] for side in parts)
     differing = []
     for key, name in CLOCKS.items():
-        mean_a, mean_b = _mean_clock_mhz(a, key), _mean_clock_mhz(b, key)
-        if mean_a is not None and mean_b is not None and abs(mean_b / mean_a - 1) > CLOCK_APART:
+        known = [[mhz for each in side if (mhz := getattr(each, key)) is not None] for side in (devices_a, devices_b)]
+        mean_a, mean_b = (float(np.mean(clocks_mhz)) if clocks_mhz else math.nan for clocks_mhz in known)
+        if abs(mean_b / mean_a - 1) > CLOCK_APART:  # false where a side has none
             differing.append(f"{name} during the runs: {mean_a:,.0f} MHz in A, {mean_b:,.0f} MHz in B (means)")
     return differing
-
-
-def _mean_clock_mhz(runs: Sequence[Run], key: str) -> float | None:
-    gpus = [gpu for run in runs if (gpu := run.record().gpu) is not None]
-    clocks_mhz = [mhz for gpu in gpus for device in gpu.devices if (mhz := getattr(device, key)) is not None]
-    return float(np.mean(clocks_mhz)) if clocks_mhz else None

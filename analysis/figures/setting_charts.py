@@ -270,8 +270,7 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 
 def _draw(ranking: Ranking, name: str) -> Figure | None:
     """Settings as points, coloured and shaped by the first two columns that have few values."""
-    work = ", ".join(filter(None, (ranking.work, ranking.amount)))
-    group = SettingGroup({ranking.label(one): one.runs for one in ranking.settings}, ranking.keys, work=work)
+    group = SettingGroup({ranking.label(one): one.runs for one in ranking.settings}, ranking.keys, work=ranking.work)
     values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
     few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES]
     encodings = {}

@@ -82,8 +82,7 @@ def headlines(runs: Sequence[DetailedRun], by_goal: Ranked) -> Answer | None:
     ranking = max(by_time, key=lambda ranking: len(ranking.settings))
     folders = {run.folder for run in ranking.best.runs}
     best = [run for run in runs if run.folder in folders]
-    work = _joined(ranking.work, ranking.amount)
-    title = f"The fastest of {count(len(ranking.settings), 'setting')}" + f" of {work}" * bool(work)
+    title = f"The fastest of {count(len(ranking.settings), 'setting')}" + f" of {ranking.work}" * bool(ranking.work)
     return Answer(title, [_fastest(ranking), _cost(best), *_limit_and_next(best)], headline=True)
 
 
@@ -144,7 +143,7 @@ def _best_settings(runs: Sequence[Run], by_goal: Ranked) -> list[Block]:
     settings: Counter[str] = Counter()
     for goal, found in by_goal.items():
         for ranking in found if not isinstance(found, str) else ():
-            title = _joined(ranking.work or _work(ranking.runs[0]), ranking.amount)
+            title = ranking.work or _work(ranking.runs[0])
             more = f"And {len(ranking.others) - MOST_OTHERS} more: python -m analysis best --goal {goal}."
             others = [*ranking.others[:MOST_OTHERS], *[more] * (len(ranking.others) > MOST_OTHERS)]
             best = ranking.best

@@ -115,11 +115,8 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
     return groups if own else split(groups, without)
 
 
-def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, dict[str, list[Run]]]:
-    """The runs by the work that they did, and by its amount: "runs of all rows", "preference pairs of 100 rows".
-
-    With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
-    packed rows are counted as sequences.
+def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, list[Run]]:
+    """The runs by the work that they did, its amount included.
 
     Args:
         mix: let runs of several commits and machines count as one work.
@@ -130,16 +127,23 @@ def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, dict[str, list[Run]]]:
         for name in settings(runs)
         if (name in own or name == DATA or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
     ]
-    works: dict[Cell, dict[str, list[Run]]] = {}
-    for work, done in group(runs, ["kind", *keys, *([] if mix else ORIGIN)]).items():
-        amounts = works.setdefault(work, {})
-        for run in done:
-            limited = run["kind"] == "llm" and run["max_steps"] is not None
-            count = run["samples_trained"] if limited else "all"
-            unit = "packed sequences" if limited and run["packed"] else "rows"
-            what = "runs" if run["reward_accuracy"] is None else "preference pairs"
-            amounts.setdefault(f"{what} of {count} {unit}", []).append(run)
+    works: dict[Cell, list[Run]] = {}
+    for run in runs:
+        work = [(key, run[key]) for key in ("kind", *keys, *(() if mix else ORIGIN))]
+        works.setdefault((*work, ("trained", _trained(run))), []).append(run)
     return works
+
+
+def _trained(run: Run) -> str:
+    """The amount of work of a run: "all rows", "100 preference pairs".
+
+    With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
+    packed rows are counted as sequences.
+    """
+    limited = run["kind"] == "llm" and run["max_steps"] is not None
+    unit = "packed sequences" if limited and run["packed"] else "rows"
+    unit = unit if run["reward_accuracy"] is None else "preference pairs"
+    return f"{run['samples_trained'] if limited else 'all'} {unit}"
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:

@@ -224,11 +224,11 @@ def test_training_tuning_and_different_amounts_of_tuning_are_ranked_apart(tmp_pa
     contents = [records.vision(), records.llm(gpus=1), records.llm(gpus=2), records.llm(method="dpo"), *limited]
     lines = ranked(write(tmp_path / "s", *contents))
     assert sum(line.startswith("Fastest") for line in lines) == 5
-    assert "runs of 100 rows:" in lines and "runs of 200 rows:" in lines and "preference pairs of all rows:" in lines
+    assert {"tuning trained=100 rows:", "tuning trained=200 rows:", "tuning trained=all preference pairs:"} < {*lines}
     assert any("loss 2.500" in line for line in lines)
     packed = [records.llm(max_steps=50, packed=packed, lr=lr) for packed in (False, True) for lr in (0.1, 0.2)]
     lines = ranked(write(tmp_path / "packed", *packed))
-    assert "runs of 500 packed sequences:" in lines and "runs of 500 rows:" in lines
+    assert {"tuning trained=500 packed sequences:", "tuning trained=500 rows:"} < {*lines}
     whole = [records.llm(packed=packed) for packed in (False, True)]  # of all rows, however they are laid out
     assert sum(line.startswith("Fastest") for line in ranked(write(tmp_path / "whole", *whole))) == 1
 
