@@ -1,12 +1,15 @@
 """Small files as Kineto and Nsight Systems write them, of the same events."""
 
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 BASE_US = 4392593071980  # torch 2.11 writes microseconds of this size: more digits than a float64 has with its fraction
@@ -84,6 +87,15 @@ def write_nsys(path: Path, processes: dict[int, Sequence[Event]]) -> Path:
         database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, text) for text, i in strings.items()])
         database.commit()
     return path
+
+
+def nsys_program(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell script in the place of the program `nsys`, first on PATH."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "nsys"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 def _insert(database: sqlite3.Connection, event: Event, pid: int, strings: dict[str, int]) -> None:

@@ -15,7 +15,7 @@ from multicard.observe.profiles.command import main
 from multicard.observe.profiles.load import read
 from multicard.observe.profiles.text import profile_lines
 from multicard.records.schema_parts import ProfileDerived
-from tests.helpers.profiler_files import BASE_US, Event, kineto_events, raw, write_kineto, write_nsys
+from tests.helpers.profiler_files import BASE_US, Event, kineto_events, nsys_program, raw, write_kineto, write_nsys
 from tests.observe.test_profiling import MADE, figures, rows_of
 
 
@@ -213,15 +213,6 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [[*line.values()] for line in lines] == [["all" if r is None else str(r), *cells] for r, *cells in expected]
 
 
-def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program `nsys` on PATH."""
-    folder.mkdir(exist_ok=True)
-    program = folder / "nsys"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-
 def test_a_report_is_exported_by_nsys_where_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -234,12 +225,12 @@ def test_a_report_is_exported_by_nsys_where_it_is(
     assert "nsys export --type sqlite" in line
     # its arguments: export --type sqlite --force-overwrite true -o TARGET REPORT
     checks = f'[ "$1 $2 $3 $6" = "export --type sqlite -o" ] && [ "$8" = "{report}" ]'
-    stand_in(tmp_path / "bin", f'{checks} && cp "{export}" "$7"', monkeypatch)
+    nsys_program(tmp_path / "bin", f'{checks} && cp "{export}" "$7"', monkeypatch)
     profile = read([report])
     assert [(one.rank, one.where) for one in profile.ranks] == [(3, str(report))]
     assert profile.ranks[0].derived == read([export]).ranks[0].derived
     assert not report.with_suffix(".sqlite").exists()  # nothing is left beside it
-    stand_in(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
+    nsys_program(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
     assert "nsys export failed: FATAL: no such report format" in refused(capsys, report)
     shutil.copy(export, report.with_suffix(".sqlite"))
     assert len(read([tmp_path]).ranks) == 1  # the export that is there already

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from multicard.records.schema_parts import ProfileCopies, ProfileCost, Transfers
 from multicard.sweep import command
 from tests.conftest import warm_up
 from tests.helpers import records
-from tests.helpers.profiler_files import Event, write_nsys
+from tests.helpers.profiler_files import Event, nsys_program, write_nsys
 
 Measured = Callable[..., dict[str, Any]]
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
@@ -107,8 +105,7 @@ def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
             nsys.check(device)
 
 
-STAND_IN = """#!/bin/sh
-# profile: run the command and leave a report; export: the export that was made before
+STAND_IN = """# profile: run the command and leave a report; export: the export that was made before
 if [ "$1" = profile ]; then
   out=$(echo "$2" | sed s/--output=//)
   while [ "${1#/}" = "$1" ]; do shift; done
@@ -118,19 +115,7 @@ else
   for last; do :; done
   while [ "$1" != -o ]; do shift; done
   cp "$(dirname "$last")/../$(basename "$last" .nsys-rep).made" "$2"
-fi
-"""
-
-
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program `nsys` on the PATH."""
-    program = tmp_path / "bin" / "nsys"
-    program.parent.mkdir()
-    program.write_text(STAND_IN)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return program
+fi"""
 
 
 def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
@@ -143,7 +128,10 @@ def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(stand_in: Path, tmp_path: Path):
+def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nsys_program(tmp_path / "bin", STAND_IN, monkeypatch)
     folder = tmp_path / "run"
     assert wrapped(folder, "tests.helpers.rank_work:says_hello", 2) is None
     assert [(folder / f"{rank}.txt").read_text() for rank in (0, 1)] == ["hello", "hello"]
@@ -154,7 +142,8 @@ def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(stand_in
     assert failure is not None and "no_such_function" in failure.message and failure.kind == "exception"
 
 
-def test_reports_of_nsys_join_the_record(stand_in: Path, tmp_path: Path):
+def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    nsys_program(tmp_path / "bin", STAND_IN, monkeypatch)
     step = Event("range", "ProfilerStep#3", 0, 100, 1)
     copy = Event("copy", "Memcpy HtoD (Pinned -> Device)", 10, 20, 7, 1000)
     within = Event("copy", "Memcpy DtoD (Device -> Device)", 40, 20, 7, 70)

@@ -219,6 +219,11 @@ def test_a_failed_run_is_mirrored_as_failed(measured: Measured):
     assert summary["cause.log_tail"].splitlines() == list(cause["log_tail"])
 
 
+@pytest.mark.parametrize(("status", "code"), [("timeout", 1), ("refused", 1), ("oom", 0), ("diverged", 0)])
+def test_the_exit_code_says_whether_a_run_is_a_result(status: str, code: int, tmp_path: Path):
+    assert mirrored(tmp_path / "cell", records.vision(status=status))["exit_code"] == code
+
+
 def completed(record: dict[str, Any], stand_in: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run once its record is written and mirrored."""
     begun = records.as_run(record)
