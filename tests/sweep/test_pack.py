@@ -49,7 +49,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, failure: Failure, polls: int = 1) -> l
     return beside
 
 
-def test_max_jobs_bounds_the_cells_at_a_time(
+def test_max_jobs_bounds_the_cells_at_a_time_and_a_full_disk_ends_them(
     on: Callable[[Pool], Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     on(Pool([], [0, 1, 2, 3]))
@@ -57,16 +57,8 @@ def test_max_jobs_bounds_the_cells_at_a_time(
         beside = ends(monkeypatch, Failure("exception", "no"), polls=3)
         executor.run_all(cells_of(tmp_path / f"sweep{most}", 6, "exclusive=false", "cpus_per_gpu=1", *words))
         assert (len(beside), max(beside)) == (6, most)
-    with pytest.raises(ValueError, match="max_jobs=0: must be 1 or more, or null"):
-        typed("max_jobs=0")
-
-
-def test_a_packed_sweep_stops_at_a_full_disk(
-    on: Callable[[Pool], Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    on(Pool([], [0]))
     ends(monkeypatch, Failure("disk", "hydra.run.dir: cannot write to /x; free some space"))
-    cells = cells_of(tmp_path / "sweep", 6)
+    cells = cells_of(tmp_path / "full", 6, "exclusive=false", "max_jobs=1")
     with pytest.raises(executor.SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir"):
         executor.run_all(cells)
     assert [cell.result is None for cell in cells.cells] == [False] * 3 + [True] * 3

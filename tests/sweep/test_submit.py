@@ -274,7 +274,6 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
 
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
-    monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
     monkeypatch.setattr(run_folder, "read", lambda _: None)
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
@@ -315,7 +314,6 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
     monkeypatch.setattr(slurm, "ask", ask)
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
-    monkeypatch.setattr(slurm_wait, "SHORTEST_POLL_S", 0.0)
     with pytest.raises(SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir: no space"):
         slurm_wait.wait(sweep, {number: f"4_{number}" for number in range(7)}, Streak())
     assert cancelled == [("scancel", "--state=PENDING", "4_[4,5,6]")]
