@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
-from multicard.config.base import RunConfig
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
 from multicard.machine.shares import Machine, MachineShare
@@ -80,10 +79,6 @@ class Executor:
         self.running: list[Running] = []
         self._submitit = submitit.AutoExecutor(self.folder, cluster="local", local_python=STARTS_JOBS)
         self._submitit.update_parameters(timeout_min=NO_LIMIT_MIN)
-
-    def take(self, config: RunConfig) -> MachineShare | None:
-        """A share of the machine for a cell; None while it has to wait."""
-        return self.machine.take(config)
 
     def start(self, cell: Cell, share: MachineShare) -> Running:
         """Start a process of the cell on its share."""
@@ -269,7 +264,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
         while waiting or executor.running:
             for cell in [*waiting]:
                 full = len(executor.running) >= (cell.config.max_jobs or most)
-                share = None if full else executor.take(cell.config)
+                share = None if full else executor.machine.take(cell.config)
                 if share is not None:
                     waiting.remove(cell)
                     executor.start(cell, share)

@@ -213,7 +213,7 @@ class CarryingOut:
                 self._skip()
                 return [f"{name} does not fit on {option.gpus}"]
             cell = self.cells[name, option.gpus]
-            share = self.executor.take(cell.config)
+            share = self.executor.machine.take(cell.config)
             if share is None:
                 continue
             process = self.executor.start(cell, share)
