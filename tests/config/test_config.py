@@ -109,6 +109,7 @@ def placed(config: VisionConfig, cuda_devices: int) -> Placement:
     ("words", "devices", "least", "most", "value_bytes"),
     [
         (["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"], 0, 2 * 16, 2 * 17, 8),
+        (["num_workers=8", "precision=bf16", "gpus=2", "pin_memory=false"], 2, 2 * 17, 2 * 18, 2),
         (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),  # page-locked, two of each worker ahead
         (["gpus=2", "num_workers=8", "strategy=dp"], 2, 2, 2 * (8 * 2 + 2), 4),  # one process with twice the batch
         (["num_workers=8", "dataset.train_limit=100"], 0, 2, 2, 4),  # there are no more

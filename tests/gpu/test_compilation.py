@@ -12,8 +12,9 @@ from multicard.config import compilation
 from multicard.vision import compiling
 from multicard.vision.loop import memory_format
 from tests.conftest import typed
-from tests.gpu.test_cuda import CUDA, ok, pytestmark, several  # noqa: F401 - marks this module too
+from tests.gpu.test_cuda import CUDA, pytestmark, several  # noqa: F401 - marks this module too
 from tests.helpers.rank_work import Small
+from tests.llm.test_llm_run import ok
 
 Measured = Callable[..., dict[str, Any]]
 

@@ -18,7 +18,6 @@ from multicard.llm import workload as llm
 from multicard.measure import memory, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, StepTimer
 from multicard.ranks import failures
-from multicard.records import run_folder
 from multicard.records.progress import LossPeek
 from multicard.run.workload import Workload
 from multicard.vision import workload as vision
@@ -28,6 +27,7 @@ from multicard.vision.data.splits import Shuffled
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES
 from tests.conftest import ROOT, SMALL, has_dali, typed
+from tests.llm.test_llm_run import ok, steps
 from tests.run.test_resume import Case
 from tests.vision.test_loaders import DALI, noise, pixels, read, source
 
@@ -37,11 +37,6 @@ pytestmark = [
 ]
 Measured = Callable[..., dict[str, Any]]
 CUDA = "device=cuda"
-
-
-def ok(result: dict[str, Any]) -> dict[str, Any]:
-    assert result["status"] == "ok", result["cause"]
-    return result
 
 
 def several() -> None:
@@ -106,35 +101,29 @@ def test_everything_trains(measured: Measured, words: tuple[str, ...]):
     assert result["epochs"][0]["train_loss"] > 0
     unknown = "strategy=dp" in words or "strategy.sync_batchnorm=true" in words
     assert (result["communication_bytes"] is None) is unknown
+    environment = json.loads((Path(result["folder"]) / "environment.json").read_text())
+    precision, flags = PRECISIONS[result["axes"]["precision"]], environment["flags"]
+    tf32 = (precision.tf32_conv, precision.tf32_matmul)
+    assert (flags["cudnn_allow_tf32"], flags["matmul_allow_tf32"]) == tf32
+    assert environment["gpus"][0]["name"] and environment["ranks"][0]["device"] != "cpu"
     if "preset=fast" in words:
-        flags = json.loads((Path(result["folder"]) / "environment.json").read_text())["flags"]
         assert result["compile_s"] > 0
         assert flags["cudnn_benchmark"] and flags["autocast_dtype"] in ("bfloat16", "float16")
-
-
-def test_the_tf32_flags_are_in_force(measured: Measured):
-    for precision, flags in {"fp32": (True, False), "fp32_ieee": (False, False), "tf32": (True, True)}.items():
-        folder = Path(ok(measured(CUDA, f"precision={precision}"))["folder"])
-        environment = json.loads((folder / "environment.json").read_text())
-        assert (environment["flags"]["cudnn_allow_tf32"], environment["flags"]["matmul_allow_tf32"]) == flags
-        assert environment["gpus"][0]["name"] and environment["ranks"][0]["device"] != "cpu"
 
 
 def test_energy_and_state_are_the_gpus_own(measured: Measured):
     result = ok(measured(CUDA, "epochs=60", "dataset.train_limit=640"))  # 2 s at least: less is too short for energy
     gpu, folder = result["gpu"], Path(result["folder"])
-    steps = run_folder.read_steps(folder).to_pandas()
-    for epoch in result["epochs"]:
-        assert steps.step_s[steps.epoch == epoch["epoch"]].sum() == pytest.approx(epoch["train_s"], rel=0.1)
+    trained_s = sum(epoch["train_s"] for epoch in result["epochs"])
+    assert steps(result, "step_s").sum() == pytest.approx(trained_s, rel=0.1)
     (device,) = gpu["devices"]
     assert (gpu["covers"], gpu["problem"], device["energy_source"]) == ("training", None, "counter")
     assert device["energy_joules"] > 0 and 20 < device["power_mean_w"] < 1500
     assert result["joules_per_image"] == gpu["energy_joules"] / (60 * 640)
     rows = pq.read_table(folder / "gpu.parquet").to_pydict()
-    spans = [rows[key][-1] - rows[key][0] for key in ("energy_joules", "time_s")]
+    joules, seconds = (rows[key][-1] - rows[key][0] for key in ("energy_joules", "time_s"))
     known = {name: [value for value in rows[name] if value is not None] for name in rows}
-    power_w = sum(known["power_w"]) / len(known["power_w"])
-    assert spans[0] / spans[1] == pytest.approx(power_w, rel=0.5)  # the same units
+    assert joules / seconds == pytest.approx(np.mean(known["power_w"]), rel=0.5)  # the same units
     assert 10 < max(known["temperature_c"]) < 100 and max(known["sm_clock_mhz"]) > 100
     for end_s in (end_s for span in gpu["parts"][0]["spans_s"] for end_s in span):  # the rank read the counter there
         assert min(abs(time_s - end_s) for time_s in rows["time_s"]) < 0.05

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.test_cuda import CUDA, ok, pytestmark  # noqa: F401 - marks this module too
+from tests.gpu.test_cuda import CUDA, pytestmark  # noqa: F401 - marks this module too
+from tests.llm.test_llm_run import ok
 
 Measured = Callable[..., dict[str, Any]]
 

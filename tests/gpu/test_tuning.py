@@ -9,8 +9,8 @@ import torch
 
 from multicard.llm.torchtune_components import STD, RandomWeight
 from multicard.measure import memory
-from tests.gpu.test_cuda import CUDA, ok, pytestmark  # noqa: F401 - marks this module too
-from tests.llm.test_llm_run import steps
+from tests.gpu.test_cuda import CUDA, pytestmark  # noqa: F401 - marks this module too
+from tests.llm.test_llm_run import ok, steps
 
 Tuned = Callable[..., dict[str, Any]]
 

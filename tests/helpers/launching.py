@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from multicard.config.placement import Placement
 from multicard.machine.slurm import Allocation
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job
+from multicard.records.progress import Board
+from tests.conftest import warm_up
 
 
 def job(folder: Path, **options: Any) -> Job:
@@ -26,3 +31,15 @@ def launch(
 def two_nodes(node: int, port: int) -> Allocation:
     """Two nodes that are both this machine."""
     return Allocation(("localhost",) * 2, node, "7", port)
+
+
+def on_ranks(ranks: int, work: str, folder: Path, *arguments: Any, module: str = "rank_work") -> list[Any]:
+    """What each rank of a function of `module` saved in `folder`; a failure of theirs fails the test."""
+    folder.mkdir(exist_ok=True)
+    Board(folder, ranks, create=True)
+    warm_up()
+    ours, placement = Job(folder, "cpu", "gloo", 0, 1, "tuned"), Placement("cpu", "gloo", ranks, False)
+    failure = elastic.launch(f"tests.helpers.{module}:{work}", arguments, placement, ours)
+    if failure is not None:
+        pytest.fail("\n".join([failure.message, *failure.log_tail]))
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]

@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 import time
-from copy import copy, deepcopy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -48,44 +50,25 @@ def leaves_spins(rank: Rank, folder: Path) -> None:
     (folder / "spins.txt").write_text(variables.get("GOMP_SPINCOUNT", "libgomp's own"))
 
 
-def reads(rank: Rank, configs: list[VisionConfig], folder: Path, samples: int) -> None:
-    """For each strategy and loader: the samples' numbers in each batch of two epochs, and which are trained on."""
-    images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
-    numbered = splits.Split(images, np.arange(samples))
-    seen: dict[str, Any] = {}
-    for name in ("ddp_ds", "ddp_rr", "ddp"):
-        sharded = STRATEGIES[name].shards and rank.world_size > 1
-        for config in configs:
-            loader = config.loader.name
-            strategy = replace(config.strategy, name=name)
-            share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
-            sampler = splits.Remaining(share.sampler, samples)
-            source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
-            batches = LOADERS[loader].load(source)
-            epochs = []
-            for epoch in range(2):
-                sampler.set_epoch(epoch)
-                epochs.append([batch.labels.tolist() for batch in batches])
-            trained = [
-                [number for batch in epoch[share.turn :: share.batches_per_step] for number in batch]
-                for epoch in epochs
-            ]
-            seen[f"{name} {loader}"] = {"batches": epochs, "trained": trained, "facts": batches.facts}
-    save(rank, folder, seen)
-
-
-def shares(rank: Rank, config: VisionConfig, folder: Path, sizes: list[int]) -> None:
-    """For each size and strategy: the samples that this rank loads in an epoch, and those that it trains on."""
+def reads(rank: Rank, configs: list[VisionConfig], folder: Path, sizes: list[int]) -> None:
+    """For each strategy, loader and number of samples: the samples in each batch of two epochs, those trained on, and
+    the steps of an epoch."""
     seen = {}
-    for samples, name in product(sizes, ("ddp_ds", "ddp_rr", "ddp")):
+    for name, config, samples in product(("ddp_ds", "ddp_rr", "ddp"), configs, sizes):
+        images = np.random.default_rng(0).integers(0, 256, (samples, 8, 8), np.uint8)
+        numbered = splits.Split(images, np.arange(samples))
+        sharded = STRATEGIES[name].shards and rank.world_size > 1
         strategy = replace(config.strategy, name=name)
         share = STRATEGIES[name].share(nn.Linear(1, 1), samples, replace(config, strategy=strategy), rank)
-        share.sampler.set_epoch(1)
-        loaded = list(share.sampler)
-        size = share.batch_size
-        batches = [loaded[i : i + size] for i in range(0, len(loaded), size)]
-        trained = [i for batch in batches[share.turn :: share.batches_per_step] for i in batch]
-        seen[samples, name] = {"loaded": loaded, "trained": trained, "steps": share.steps}
+        sampler = splits.Remaining(share.sampler, samples)
+        source = Source(numbered, sampler, config.batch_size, 0, config, torch.float32, sharded=sharded)
+        loaded, epochs = LOADERS[config.loader.name].load(source), []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            epochs.append([batch.labels.tolist() for batch in loaded])
+        trained = [[n for batch in epoch[share.turn :: share.batches_per_step] for n in batch] for epoch in epochs]
+        facts = {"batches": epochs, "trained": trained, "facts": loaded.facts, "steps": share.steps}
+        seen[name, config.loader.name, samples] = facts
     save(rank, folder, seen)
 
 
@@ -128,27 +111,6 @@ def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
     save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.optim.scaler.get_scale()})
 
 
-def train_and_record_pixels(rank: Rank, config: VisionConfig, folder: Path) -> None:
-    """The 8 x 8 pixels of every image that the loop runs the model on, in an epoch."""
-    content = datasets.load(config.dataset, config.seed)
-    loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
-    plain = copy(config.dataset)  # the set as it is: no upsampling, no normalising
-    plain.image_size, plain.mean, plain.std = 8, [0.0] * 3, [1.0] * 3
-    config = replace(config, dataset=plain)
-    batches = feed(content.train, share.sampler, config)
-    seen: list[bytes] = []
-    outputs = loop.outputs
-
-    def note(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        pixels = (images[:, 0] * 255).round().to(torch.uint8).numpy()
-        seen.extend(image.tobytes() for image in pixels)
-        return outputs(model, nn.functional.interpolate(images, size=64))
-
-    loop.outputs = note  # pyright: ignore[reportAttributeAccessIssue]
-    loop.train_epoch(0, batches)
-    save(rank, folder, seen)
-
-
 def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
     """Evaluate the same weights; rank 0 alone has the BatchNorm statistics that all must use."""
     content = datasets.load(config.dataset, config.seed)
@@ -188,28 +150,35 @@ class Small(nn.Module):
         return self.classifier(self.features(images))
 
 
+@contextmanager
+def traces(loop: Loop) -> Iterator[dict[str, bool]]:
+    """At its end, by name, whether each part of the training's state is as it was."""
+    plain, left = loop.share.plain, dict[str, bool]()
+    before, random = [value.clone() for value in plain.state_dict().values()], torch.get_rng_state()
+    scale = loop.optim.scaler.state_dict()
+    yield left
+    left["state"] = all(torch.equal(a, b) for a, b in zip(before, plain.state_dict().values(), strict=True))
+    left["random"] = torch.equal(random, torch.get_rng_state())
+    left["gradients"] = all(parameter.grad is None for parameter in plain.parameters())
+    left["scale"] = loop.optim.scaler.state_dict() == scale
+
+
 def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
-    """What compiling leaves behind, and what the compiled model gives for a full and for an odd batch."""
+    """What the compiled model gives for a full and for an odd batch, and what compiling left behind."""
     torch.manual_seed(0)
     model = Small()
-    before = [value.clone() for value in model.state_dict().values()]
     eager = deepcopy(model).eval()
     compiling.compile_model(model, config)
-    loop, share = loop_of(rank, config, folder, model, 64)
-    random = torch.get_rng_state()
-    compiled = compiling.compile_now(loop, 10)
-    left = {
-        "state": all(torch.equal(a, b) for a, b in zip(before, share.plain.state_dict().values(), strict=True)),
-        "random": torch.equal(random, torch.get_rng_state()),
-        "gradients": all(parameter.grad is None for parameter in share.model.parameters()),
-    }
+    loop, _ = loop_of(rank, config, folder, model, 64)
+    with traces(loop) as traceless:
+        compiled = compiling.compile_now(loop, 10)
     counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     model.eval()
     with torch.no_grad():
         images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
         differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
-    save(rank, folder, {**compiled, "left": left, "differ": differ, "graphs": counted, "again": again})
+    save(rank, folder, {**compiled, "left": traceless, "differ": differ, "graphs": counted, "again": again})
 
 
 def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: int, evaluated: int) -> None:
@@ -221,19 +190,10 @@ def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: i
         lambda module, inputs: seen.append((len(inputs[0]), module.training, torch.is_grad_enabled()))
     )
     loop, share = loop_of(rank, config, folder, model, samples)
-    before = [value.clone() for value in share.plain.state_dict().values()]
-    scale = loop.optim.scaler.state_dict()
-    random = torch.get_rng_state()
     split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
     test = range(rank.rank, evaluated, rank.world_size)
-    compiling.compile_now(loop, len(test))
-    after = share.plain.state_dict().values()
-    traceless = {
-        "state": all(torch.equal(a, b) for a, b in zip(before, after, strict=True)),
-        "random": torch.equal(random, torch.get_rng_state()),
-        "gradients": all(parameter.grad is None for parameter in share.plain.parameters()),
-        "scale": loop.optim.scaler.state_dict() == scale,
-    }
+    with traces(loop) as traceless:
+        compiling.compile_now(loop, len(test))
     warmed = {*seen}
     seen.clear()
     transfer = PRECISIONS[config.precision.name].transfer_dtype
@@ -253,11 +213,15 @@ def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> N
     save(rank, folder, {**compiled, "marks": mark.call_count, "calls": len(calls)})
 
 
-def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:
+def lose_the_compiler(folder: Path) -> None:
     from torch._inductor import config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
     inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def compile_without_a_compiler(rank: Rank, config: VisionConfig, folder: Path) -> None:
+    lose_the_compiler(folder)
     compile_and_compare(rank, config, folder)
 
 

@@ -17,7 +17,7 @@ from multicard.llm import after_tuning, compiling, recipes, tune
 from multicard.llm.step_probe import Probe, TuningReport
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
-from tests.helpers.rank_work import leave_listeners
+from tests.helpers.rank_work import leave_listeners, lose_the_compiler
 
 
 def build(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
@@ -105,10 +105,5 @@ def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict
 
 
 def tune_without_a_compiler(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
-    import os
-
-    from torch._inductor import config as inductor
-
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # where nothing was compiled before
-    inductor.cpp.cxx = ("/nowhere/g++",)  # pyright: ignore[reportAttributeAccessIssue]
+    lose_the_compiler(folder)
     tune.tune(rank, config, folder, cfg)

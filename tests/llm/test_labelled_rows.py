@@ -6,14 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
-from torchtune import config as torchtune_config
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
-from multicard.config.placement import Placement
 from multicard.llm import labelled_rows
-from multicard.llm import torchtune_config as inputs
-from tests.conftest import typed_llm
+from tests.llm.test_llm_data import read
 
 Tuned = Callable[..., dict[str, Any]]
 ROWS = 60
@@ -21,11 +17,7 @@ CASES = [["template=grammar"], ["template=summarize"], ["template=instruct"], ["
 
 
 def built(folder: Path, *words: str) -> Any:
-    """The data set that a recipe gets."""
-    config = typed_llm(f"dataset.rows={ROWS}", *words)
-    cfg = OmegaConf.create(inputs.write(config, Placement("cpu", "gloo", 1, False), folder))
-    tokenizer = torchtune_config.instantiate(cfg.tokenizer)
-    return torchtune_config.instantiate(cfg.dataset, tokenizer=tokenizer, cache_dir=str(folder / "cache"))
+    return read(folder, f"dataset.rows={ROWS}", *words)[1]
 
 
 def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:

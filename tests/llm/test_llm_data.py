@@ -8,28 +8,31 @@ import numpy as np
 import pytest
 import torch
 
+from multicard.config.placement import Placement
 from multicard.llm import batches
-from multicard.llm import torchtune_config as inputs
 from multicard.llm.data import row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
+from multicard.llm.torchtune_config import write as torchtune_config_of
 from tests.conftest import shared, typed_llm
 
 # Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
 PAPER = {"instruct": (59_330, 374_000), "summarize": (83_544, 341_000), "grammar": (28_683, 135_000)}
 
 
-def lengths(config: Any, folder: Path) -> np.ndarray:
-    """Tokens of each row as torchtune cuts them."""
+def read(folder: Path, *words: str) -> tuple[Any, Any]:
+    """The tokenizer and the data set that a recipe gets."""
     from omegaconf import OmegaConf
     from torchtune import config as torchtune_config
 
-    from multicard.config.placement import Placement
-
-    cfg = OmegaConf.create(inputs.write(config, Placement("cpu", "gloo", 1, False), folder))
+    cfg = OmegaConf.create(torchtune_config_of(typed_llm(*words), Placement("cpu", "gloo", 1, False), folder))
     tokenizer = torchtune_config.instantiate(cfg.tokenizer)
-    rows = torchtune_config.instantiate(cfg.dataset, tokenizer, cache_dir=str(folder / "cache"))
-    return np.array([len(row["tokens"]) for row in rows])
+    return tokenizer, torchtune_config.instantiate(cfg.dataset, tokenizer, cache_dir=str(folder / "cache"))
+
+
+def lengths(folder: Path, *words: str) -> np.ndarray:
+    """Tokens of each row as torchtune cuts them."""
+    return np.array([len(row["tokens"]) for row in read(folder, *words)[1]])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -37,12 +40,12 @@ def lengths(config: Any, folder: Path) -> np.ndarray:
 def test_synthetic_rows_have_the_papers_tokens_and_bytes(template: str, seed: int, tmp_path: Path):
     tokens, size = PAPER[template]
     words = [f"template={template}", f"seed={seed}"]
-    own = lengths(typed_llm(*words), tmp_path / "own")
+    own = lengths(tmp_path / "own", *words)
     assert own.sum() == pytest.approx(tokens, rel=0.01)
     assert np.percentile(own, 95) > 1.6 * np.percentile(own, 5)  # spread as real rows are
     assert (tmp_path / "own" / "inputs" / "rows.jsonl").stat().st_size == pytest.approx(size, rel=0.05)
     path = shared("tokenizer") / "tokenizer.model"
-    real = lengths(typed_llm(*words, "tokenizer=llama3", f"tokenizer.path={path}"), tmp_path / "real")
+    real = lengths(tmp_path / "real", *words, "tokenizer=llama3", f"tokenizer.path={path}")
     assert real.sum() == pytest.approx(tokens, rel=0.01)
 
 
@@ -81,12 +84,12 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
     (tmp_path / "r.json").write_text(json.dumps(rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
 
-    def read(name: str, seed: int = 3) -> list[Any]:
+    def sampled(name: str, seed: int = 3) -> list[Any]:
         words = (f"dataset.data_files={tmp_path / name}", "dataset.rows=4", f"seed={seed}")
         return row_sources.load(typed_llm("dataset=grammar", *words)) or []
 
-    rows = read("r.jsonl")
-    assert rows == read("r.json") == read("r.parquet") != read("r.json", seed=0)  # another sample
+    rows = sampled("r.jsonl")
+    assert rows == sampled("r.json") == sampled("r.parquet") != sampled("r.json", seed=0)  # another sample
     assert len({row["input"] for row in rows}) == 4 and all(row.keys() == {"input", "output"} for row in rows)
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from multicard.llm import models
 from multicard.records import run_folder
 from tests.conftest import ROOT, command, shared, typed_llm
+from tests.llm.test_llm_data import read
 from tests.llm.test_llm_run import ok, steps
 
 Tuned = Callable[..., dict[str, Any]]
@@ -91,12 +92,6 @@ def test_rows_in_the_columns_of_a_data_set(
 
 def test_conversations_in_alpacas_text(tmp_path: Path):
     """SlimOrca as 2503.15252 has it: what torchtune makes of Alpaca's columns."""
-    from omegaconf import OmegaConf
-    from torchtune import config as torchtune_config
-
-    from multicard.config.placement import Placement
-    from multicard.llm import torchtune_config as inputs
-
     rows = {
         "slimorca": [says(system="Be brief.", human="Is it?", gpt="Yes"), says(human="Is it?", gpt="No")],
         "alpaca_cleaned": [
@@ -104,18 +99,13 @@ def test_conversations_in_alpacas_text(tmp_path: Path):
             {"instruction": "Is it?", "input": "", "output": "No"},
         ],
     }
-    read = {}
+    texts = {}
     for name, of_set in rows.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "rows.json").write_text(json.dumps(of_set))
-        words = (f"dataset={name}", "template=instruct", f"dataset.data_files={folder / 'rows.json'}")
-        cfg = OmegaConf.create(inputs.write(typed_llm(*words), Placement("cpu", "gloo", 1, False), folder))
-        tokenizer = torchtune_config.instantiate(cfg.tokenizer)
-        data = torchtune_config.instantiate(cfg.dataset, tokenizer=tokenizer, cache_dir=str(folder / "cache"))
-        read[name] = sorted((tokenizer.decode(row["tokens"]), len(row["labels"])) for row in data)
-    assert [text for text, _ in read["slimorca"]] == [text for text, _ in read["alpaca_cleaned"]]
-    assert "### Input:\nIs it?" in read["slimorca"][0][0] + read["slimorca"][1][0]
+        (tmp_path / f"{name}.json").write_text(json.dumps(of_set))
+        words = (f"dataset={name}", "template=instruct", f"dataset.data_files={tmp_path}/{name}.json")
+        tokenizer, data = read(tmp_path / name, *words)
+        texts[name] = sorted(tokenizer.decode(row["tokens"]) for row in data)
+    assert texts["slimorca"] == texts["alpaca_cleaned"] and "### Input:\nIs it?" in "".join(texts["slimorca"])
 
 
 CHECKPOINTS: dict[str, list[str]] = {"llama": [], "qwen": ["model=qwen2_5_tiny"]}
@@ -150,11 +140,11 @@ def test_a_checkpoint_is_what_is_tuned(tuned: Tuned, family: str, words: list[st
     before = sorted(path.name for path in (tmp_path / "weights").iterdir())
     words = [*CHECKPOINTS[family], *words, f"model.vocab_size={VOCABULARY}", "dataset.rows=20", "max_steps=2"]
     own = ok(tuned(*words))
-    read = ok(tuned(*words, f"model.weights={tmp_path / 'weights'}"))
-    assert read["loss"]["first"] == pytest.approx(own["loss"]["first"], abs=1e-5)
-    assert own["axes"]["weights"] == "random" and read["axes"]["weights"] == str(tmp_path / "weights")
+    from_file = ok(tuned(*words, f"model.weights={tmp_path / 'weights'}"))
+    assert from_file["loss"]["first"] == pytest.approx(own["loss"]["first"], abs=1e-5)
+    assert own["axes"]["weights"] == "random" and from_file["axes"]["weights"] == str(tmp_path / "weights")
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == before
-    assert not (Path(read["folder"]) / "tune_run").exists()  # nothing is saved
+    assert not (Path(from_file["folder"]) / "tune_run").exists()  # nothing is saved
 
 
 def test_qwens_own_tokenizer(tuned: Tuned, tmp_path: Path):

@@ -15,10 +15,8 @@ from torchtune import config, training
 from multicard.config.placement import Placement
 from multicard.llm import methods, torchtune_config
 from multicard.llm.torchtune_components import CALL, STD, RandomCheckpointer, RandomWeight, random_weights
-from multicard.ranks import elastic
-from multicard.ranks.process import Job
-from multicard.records.progress import Board
 from tests.conftest import typed_llm, warm_up
+from tests.helpers.launching import on_ranks
 from tests.llm.test_llm_run import ALL_ADAPTED, QWEN
 
 CPU = torch.device("cpu")
@@ -92,18 +90,11 @@ def load_in_little_memory(method: str, precision: str) -> None:
         _ = [weight.to("cpu") for weight in state.values()]  # all at once do not fit
 
 
-def on_ranks(words: list[str], gpus: int, folder: Path) -> list[Any]:
-    folder.mkdir(exist_ok=True)
-    warm_up()
+def built(words: list[str], gpus: int, folder: Path) -> list[Any]:
+    folder.mkdir()
     config = typed_llm(*words, f"gpus={gpus}")
-    placement = Placement("cpu", "gloo", gpus, False)
-    cfg = torchtune_config.write(config, placement, folder)
-    job = Job(folder, "cpu", "gloo", 0, 1, "tuned")
-    Board(folder, placement.processes, create=True)
-    failure = elastic.launch("tests.helpers.rank_work_llm:build", (config, folder, cfg), placement, job)
-    if failure is not None:
-        pytest.fail("\n".join([failure.message, *failure.log_tail]))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(gpus)]
+    cfg = torchtune_config.write(config, Placement("cpu", "gloo", gpus, False), folder)
+    return on_ranks(gpus, "build", folder, config, folder, cfg, module="rank_work_llm")
 
 
 BUILT = {
@@ -123,7 +114,7 @@ BUILT = {
 def test_ranks_build_what_the_method_says_with_the_weights_of_one(name: str, tmp_path: Path):
     method, words = name.split(maxsplit=1)[0], BUILT[name]
     words = [f"method={method}", "dataset.rows=20", "model.vocab_size=1600", *words]
-    (alone,), ranks = on_ranks(words, 1, tmp_path / "1"), on_ranks(words, 2, tmp_path / "2")
+    (alone,), ranks = built(words, 1, tmp_path / "1"), built(words, 2, tmp_path / "2")
     assert len(alone["weights"]) > 20
     for weight_name, whole in alone["weights"].items():
         assert torch.equal(torch.cat([rank["weights"][weight_name] for rank in ranks]), whole), weight_name

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -17,13 +17,21 @@ from PIL import Image
 from multicard.vision.data import batch, batched_loader, preprocess
 from multicard.vision.data.batch import Batch, Making, Source, sent_ahead
 from multicard.vision.data.batched_loader import Batched, Buffers
-from multicard.vision.data.splits import Remaining, Shuffled, Split
+from multicard.vision.data.splits import Remaining, Shuffled, Split, gather
 from tests.conftest import PATIENCE_S
 from tests.vision.test_loaders import noise, read, source
 
 
 def batched(content: Split, *words: str, workers: int = 2, **options: Any) -> Source:
     return source(content, range(len(content)), "loader=batched", *words, workers=workers, **options)
+
+
+@contextmanager
+def computing_on(cores: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    yield
+    torch.set_num_threads(before)
 
 
 def loader_threads() -> list[threading.Thread]:
@@ -38,25 +46,16 @@ def test_pieces_are_the_whole_to_the_last_bit(
 ):
     """By threads of one core each, as a thread of one core makes the batch in one piece."""
     monkeypatch.setattr(batched_loader, "PIECE_BYTES", 1)
-    content, sampler, cores = noise(45, *shape), Remaining(Shuffled(45, 2), 45), torch.get_num_threads()
+    content, sampler = noise(45, *shape), Remaining(Shuffled(45, 2), 45)
     sampler.set_epoch(1, skip=3)
     asked = replace(source(content, sampler, "loader=batched", *words, batch_size=27), transfer=transfer)
-    torch.set_num_threads(1)
-    try:
-        whole = []
-        draws = np.array(list(sampler))
-        for part in (draws[:27], draws[27:]):
-            raw, windows = torch.from_numpy(content.images[part % 45]), asked.windows(part)  # pyright: ignore[reportArgumentType, reportCallIssue]
-            prepare = preprocess.Preparation(asked.config.dataset, transfer)
-            whole.append(prepare(raw if windows is None else preprocess.cut_out(windows, raw)))
+    prepare, parts = preprocess.Preparation(asked.config.dataset, transfer), asked.batches()
+    with computing_on(1):
+        whole = [prepare(asked.augmented(torch.from_numpy(gather(content, part % 45, 32)), part)) for part in parts]
         for workers in (0, 1, 3):
-            made = read(replace(asked, workers=workers))
-            for expected, batch in zip(whole, made, strict=True):
+            for part, expected, batch in zip(parts, whole, read(replace(asked, workers=workers)), strict=True):
                 assert torch.equal(batch.images, expected) and batch.images.stride() == expected.stride()
-                assert batch.images_bytes == expected.nbytes
-            assert torch.cat([batch.labels for batch in made]).tolist() == (draws % 45).tolist()
-    finally:
-        torch.set_num_threads(cores)
+                assert batch.images_bytes == expected.nbytes and batch.labels.tolist() == (part % 45).tolist()
 
 
 def test_memory_is_used_again_only_when_nothing_refers_to_it():
@@ -79,27 +78,20 @@ def test_memory_is_used_again_only_when_nothing_refers_to_it():
 
 
 def test_each_thread_computes_on_one_core_and_the_rank_on_as_many_as_before(monkeypatch: pytest.MonkeyPatch):
-    cores, of_loader = torch.get_num_threads(), set()
-    real = preprocess.Preparation.__call__
+    of_loader, later, real = set(), set(), Batched._fill
 
-    def spied(self: preprocess.Preparation, raw: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if threading.current_thread() is not threading.main_thread():
-            of_loader.add(torch.get_num_threads())
-        return real(self, raw, out)
+    def spied(*arguments: Any) -> None:
+        of_loader.add(torch.get_num_threads())
+        real(*arguments)
 
-    torch.set_num_threads(3)
-    try:
-        loader = Batched(batched(noise(40, 8, 8)))
-        monkeypatch.setattr(preprocess.Preparation, "__call__", spied)
-        later: list[int] = []
-        for _ in loader:
-            thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    monkeypatch.setattr(Batched, "_fill", spied)
+    with computing_on(3):
+        for _ in Batched(batched(noise(40, 8, 8))):
+            thread = threading.Thread(target=lambda: later.add(torch.get_num_threads()))
             thread.start()
             thread.join()
             assert torch.get_num_threads() == 3
-        assert of_loader == {1} and set(later) == {3}
-    finally:
-        torch.set_num_threads(cores)
+    assert (of_loader, later) == ({1}, {3})
 
 
 def test_threads_end_with_the_epoch_and_there_is_no_process():

@@ -1,12 +1,11 @@
 """Decoded photographs: a cache that is built once, shared and checked, or a copy in each process."""
 
 import os
-import signal
-import subprocess
-import sys
+import shutil
+import time
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from multicard.vision.data import datasets, decoding
 from multicard.vision.data.batch import Source
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Data
-from tests.conftest import PATIENCE_S, ROOT, awaited, composed, typed
+from tests.conftest import awaited, typed
 from tests.vision.test_data import make_photographs
 
 COUNT = 6
@@ -98,59 +97,38 @@ def test_a_stale_or_damaged_cache_is_rebuilt(photographs: Path, harm: str):
 
 
 def test_data_sets_share_a_folder_of_caches(photographs: Path, tmp_path: Path):
-    other = tmp_path / "other" / "photographs"
-    (tmp_path / "other").mkdir()
-    subprocess.run(["cp", "-rp", photographs, other], check=True)  # the same names, sizes and times
-    where = f"dataset.cache_dir={tmp_path}/cache"
-    assert [built(loaded(root, where)) for root in (photographs, other, photographs)] == [
-        [True, True],
-        [True, True],
-        [False, False],
-    ]
+    other, where = tmp_path / "other" / "photographs", f"dataset.cache_dir={tmp_path}/cache"
+    shutil.copytree(photographs, other)  # the same names, sizes and times
+    assert [built(loaded(root, where)) for root in (photographs, other)] == [[True, True]] * 2
+    assert built(loaded(photographs, where)) == [False, False]
     assert not (photographs / ".multicard").exists()
 
 
-def _open(root: str, cache_dir: str, out: Any) -> None:
-    composed()  # registers the schemas
-    data = loaded(Path(root), f"dataset.cache_dir={cache_dir}")
-    out.put((built(data), whole(data, Path(root))))
+def _open(root: Path) -> tuple[list[bool], bool]:
+    data = loaded(root)
+    return built(data), whole(data, root)
 
 
-def test_one_of_several_processes_builds(photographs: Path, tmp_path: Path):
-    context = get_context("fork")
-    out = context.Queue()
-    processes = [context.Process(target=_open, args=(photographs, tmp_path / "cache", out)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    results = [out.get(timeout=PATIENCE_S) for _ in processes]
-    for process in processes:
-        process.join()
+def test_one_of_several_processes_builds(photographs: Path):
+    with get_context("fork").Pool(4) as pool:
+        results = pool.map(_open, [photographs] * 4, chunksize=1)
     assert all(is_whole for _, is_whole in results)
     assert [sum(parts) for parts in zip(*(parts for parts, _ in results), strict=True)] == [1, 1]
 
 
-SLOW = """
-import sys, time
-from multicard.vision.data import datasets, decoding
-from tests.vision.test_cache import images
-from pathlib import Path
-decode = decoding.decode
-def slowly(path, size):
-    if path.name == "2.png":
-        time.sleep(600)
-    return decode(path, size)
-decoding.decode = slowly
-datasets.load(images(Path(sys.argv[1])), 0)
-"""
+def _build_slowly(root: Path) -> None:
+    decode = decoding.decode
+    decoding.decode = lambda path, size: time.sleep(600) if path.name == "2.png" else decode(path, size)
+    loaded(root)
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_killed_build_leaves_no_partial_cache(photographs: Path):
-    builder = subprocess.Popen([sys.executable, "-c", SLOW, str(photographs)], cwd=ROOT)
+    builder = get_context("fork").Process(target=_build_slowly, args=(photographs,))
+    builder.start()
     folder = photographs / ".multicard"
     awaited(lambda: list(folder.glob(".train_*.u8.*")))
-    builder.send_signal(signal.SIGKILL)
-    builder.wait()
+    builder.kill()
+    builder.join()
     assert list(folder.glob(".train_*.u8.*")) and not list(folder.glob("*.json"))
     again = loaded(photographs)
     assert built(again) == [True, True] and whole(again, photographs)
@@ -175,11 +153,8 @@ def test_a_broken_image_is_named_or_left_out_and_counted(photographs: Path):
 
 
 def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "replacing", full)
+        patched.setattr(run_folder, "replacing", mock.Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(ValueError, match=r"^dataset\.cache=mmap: cannot write to .* \(No space left on device\)"):
             loaded(photographs)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -228,22 +203,15 @@ def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(
             workload.refuse(typed(*words, f"loader={loader}"))
 
 
-@pytest.mark.parametrize(
-    ("own", "files", "limit"),
-    [
-        ("0::/job/step\n", {"job/memory.max": "900", "job/step/memory.max": "max"}, 900),
-        ("4:memory:/job\n", {"memory/job/memory.limit_in_bytes": "800"}, 800),
-        ("0::/\n", {}, None),
-    ],
-)
-def test_memory_is_that_which_the_control_group_leaves(
-    own: str, files: dict[str, str], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for name, text in files.items():
+def test_memory_is_that_which_the_control_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    limits = {"job/memory.max": 900, "job/step/memory.max": "max", "memory/job/memory.limit_in_bytes": 800}
+    for name, limit in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    (tmp_path / "own").write_text(own)
+        (tmp_path / name).write_text(f"{limit}\n")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
-    available_bytes = memory.available_memory_bytes()
-    assert available_bytes == limit if limit else available_bytes > 1_000_000
+    for own, limit in (("0::/job/step", 900), ("4:memory:/job", 800)):  # versions 2 and 1
+        (tmp_path / "own").write_text(f"{own}\n")
+        assert memory.available_memory_bytes() == limit
+    (tmp_path / "own").write_text("0::/\n")
+    assert memory.available_memory_bytes() > 1_000_000

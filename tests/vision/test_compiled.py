@@ -14,8 +14,8 @@ from multicard.config import compilation
 from multicard.vision import compiling
 from multicard.vision.strategy import compiles
 from tests.conftest import SMALL, typed
+from tests.helpers.launching import on_ranks
 from tests.helpers.rank_work import Small
-from tests.vision.test_strategy import on_ranks
 
 
 @pytest.mark.usefixtures("processes")
@@ -23,7 +23,7 @@ from tests.vision.test_strategy import on_ranks
 def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
     config = typed(*SMALL, "compile=reduce-overhead", "batch_size=4")
     (compiled,) = on_ranks(1, "compile_and_compare", tmp_path, config, tmp_path)
-    assert compiled["left"] == {"state": True, "random": True, "gradients": True}
+    assert all(compiled["left"].values()), compiled["left"]
     assert compiled["compile_s"] > 0 and compiled["graphs"] == 2  # training and evaluation
     looked_up = compiled["compile_cache"]
     assert looked_up["hits"] + looked_up["misses"] >= 3  # forward, backward, evaluation

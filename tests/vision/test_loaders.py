@@ -89,13 +89,12 @@ def test_batches_come_in_the_samplers_order_and_the_last_is_short(loader: str, w
         assert [*chain(*labels)] == [draw % 10 for draw in sampler][: 4 * taken]
 
 
-@pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)")
-def test_a_batch_of_dali_stays_as_it_is_while_later_ones_are_made():
-    batches = iter(LOADERS["dali"].load(source(split(list(range(200))), range(200), "loader=dali")))
+@pytest.mark.parametrize("loader", OTHERS)
+def test_a_batch_stays_as_it_is_while_later_ones_are_made(loader: str):
+    batches = iter(LOADERS[loader].load(source(split(list(range(200))), range(200), f"loader={loader}", workers=2)))
     first = next(batches).images
     before = first.clone()
-    for _ in islice(batches, 40):
-        assert torch.equal(first, before)
+    assert all(torch.equal(first, before) for _ in islice(batches, 40))
 
 
 @pytest.mark.parametrize("loader", OTHERS)
@@ -189,10 +188,9 @@ def test_bytes_are_those_of_what_crosses():
 
 
 def test_what_does_not_fit_the_device_crosses_batch_by_batch():
-    content, sampler = noise(10, 8, 8), Shuffled(10, seed=1)
-    fits = Resident(source(content, sampler, "loader=device", "dataset.device_budget_bytes=640"))
-    does_not = Resident(source(content, sampler, "loader=device", "dataset.device_budget_bytes=639"))
-    assert (fits.facts["mode"], does_not.facts["mode"]) == ("resident", "streamed")
+    content, sampler, words = noise(10, 8, 8), Shuffled(10, seed=1), ("loader=device", "dataset.device_budget_bytes=")
+    fits, does_not = (Resident(source(content, sampler, words[0], f"{words[1]}{budget}")) for budget in (640, 639))
+    assert fits.facts == {"mode": "resident", "bytes": 640, "budget_bytes": 640}
     assert does_not.facts == {"mode": "streamed", "bytes": 640, "budget_bytes": 639}
     assert torch.equal(pixels(list(fits)), pixels(list(does_not)))
 

@@ -106,22 +106,3 @@ def test_momentum_is_zero_until_a_step_is_taken_also_after_a_restart():
         assert all(torch.equal(one, other) for one, other in zip(whole, resumed, strict=True))
     _, optimisation = trained("fp32", False, (), *OPTIMIZERS["sgd without momentum"], "optimizer.fused=true")
     assert not any(optimisation.optimizer.state.values())  # and costs no memory where there is none
-
-
-@pytest.mark.usefixtures("uninitialised")
-def test_the_first_step_is_the_gradient():
-    """SGD by hand: one parameter 2, gradients 3 (overflowed), 1 and 4, momentum 0.5, rate 0.1."""
-    config = typed("optimizer=sgd", "optimizer.nesterov=false", "optimizer.momentum=0.5", "optimizer.weight_decay=0")
-    config.lr, config.schedule, config.optimizer.fused = 0.1, optim.Schedule.constant, True
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 2.0)
-    optimisation = optim.build(model, config, 3, True, CPU)
-    weights = []
-    for gradient, overflows in ((3.0, True), (1.0, False), (4.0, False)):
-        scale = optimisation.scaler.get_scale()
-        model.weight.grad = torch.full_like(model.weight, torch.inf if overflows else scale * gradient)
-        optimisation.scaler.step(optimisation.optimizer)
-        optimisation.scaler.update()
-        weights.append(model.weight.item())
-    # 2; 2 - 0.1 x 1; 1.9 - 0.1 x (0.5 x 1 + 4)
-    assert weights == pytest.approx([2.0, 1.9, 1.45])

@@ -1,10 +1,12 @@
 """Pointwise convolutions as matrix products: the same model, the same numbers."""
 
+import math
 from copy import deepcopy
 from dataclasses import asdict
 from hashlib import sha256
 from json import dumps
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,22 +17,33 @@ from multicard.vision.pointwise import PointwiseLinear, with_matrix_products
 from tests.conftest import typed
 
 
-def test_outputs_and_gradients_are_the_convolutions():
-    for bias in (True, False):
-        torch.manual_seed(0)
-        plain = nn.Sequential(nn.Conv2d(5, 7, 1, bias=bias)).double()
-        results = []
-        for model in (plain, with_matrix_products(deepcopy(plain))):
-            model.to(memory_format=torch.channels_last)
-            images = torch.arange(2 * 5 * 3 * 4.0).sin().reshape(2, 5, 3, 4).double()
-            images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
-            outputs = model(images)
-            outputs.square().sum().backward()
-            assert outputs.is_contiguous(memory_format=torch.channels_last) and images.grad is not None
-            assert images.grad.is_contiguous(memory_format=torch.channels_last)
-            results.append([outputs, images.grad, *(parameter.grad for parameter in model.parameters())])
-        for expected, got in zip(*results, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+def mobilenet(pointwise: Pointwise = Pointwise.convolution) -> nn.Module:
+    return models.build(ModelConfig("mobilenet_v2", 0.35, pointwise), 10, 32)
+
+
+CASES = {
+    "with a bias": (lambda: nn.Sequential(nn.Conv2d(5, 7, 1)), (2, 5, 3, 4)),
+    "without a bias": (lambda: nn.Sequential(nn.Conv2d(5, 7, 1, bias=False)), (2, 5, 3, 4)),
+    "MobileNet": (lambda: mobilenet().eval(), (2, 3, 32, 32)),  # no dropout
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_are_the_convolutions(case: str):
+    torch.manual_seed(0)
+    build, shape = CASES[case]
+    plain, results = build().double(), []
+    for model in (plain, with_matrix_products(deepcopy(plain))):
+        model.to(memory_format=torch.channels_last)
+        images = torch.arange(float(math.prod(shape))).sin().reshape(shape).double()
+        images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+        outputs = model(images)
+        outputs.square().sum().backward()
+        assert outputs.dim() == 2 or outputs.is_contiguous(memory_format=torch.channels_last)
+        assert images.grad is not None and images.grad.is_contiguous(memory_format=torch.channels_last)
+        results.append([outputs, images.grad, *(parameter.grad for parameter in model.parameters())])
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-13)
 
 
 def test_the_channels_are_read_without_a_copy():
@@ -44,9 +57,8 @@ def test_only_pointwise_convolutions_of_mobilenet_are_turned():
     others = [{"kernel_size": 3}, {"kernel_size": 1, "stride": 2}, {"kernel_size": 1, "groups": 2}]
     for options in [*others, {"kernel_size": 1, "padding": 1}]:
         assert type(with_matrix_products(nn.Sequential(nn.Conv2d(4, 4, **options)))[0]) is nn.Conv2d
-    turned = models.build(ModelConfig("mobilenet_v2", 0.35, Pointwise.linear), 10, 32)
-    plain = models.build(ModelConfig("mobilenet_v2", 0.35), 10, 32)
-    assert [*turned.state_dict()] == [*plain.state_dict()]
+    turned = mobilenet(Pointwise.linear)
+    assert [*turned.state_dict()] == [*mobilenet().state_dict()]
     assert sum(isinstance(module, PointwiseLinear) for module in turned.modules()) == 34
 
 
