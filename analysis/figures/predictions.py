@@ -36,7 +36,7 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
     marks, legend = captions.marks(compared_runs)
     below = [HOLLOW, *([f"Basis of all: {bases[0]}"] if len(bases) == 1 else []), *notes, *legend]
     x = number_axis("run", [*range(1, max(row["run"] for row in rows) + 1)], "run, in the order of their starts")
-    rows = drawn(rows, "")
+    rows = drawn(rows)
     chart = facets(_layers(x, rows, bases), rows, 2)
     title = "Predicted against measured"
     return [Figure("predicted", title, chart, rows, [_above(compared_runs)], below, marks, 2 * WIDTH)]

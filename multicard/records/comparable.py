@@ -15,7 +15,6 @@ from multicard.records.schema_parts import TextRows
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # the number of the repetition, also a column
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
-APART = 0.02  # share by which counted and profiled bytes may differ without a note
 
 # The marks of runs that stand in tables of commands and in `notes` too
 SHARED, DISTURBED, LOADED, CROWD, PROFILED = AT_END = "*!&>t"
@@ -176,15 +175,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     lines += _load_notes(measured)
     if traced := sum(map(_is_traced, measured)):
         lines.append(f"{PROFILED} {MEANINGS[PROFILED]}, in {count(traced, 'run')} (profile.window=start)")
-    copies = [record.profile.h2d for record in measured if record.profile and record.profile.h2d]
-    off = max((each.disagreement or 0.0 for each in copies), key=abs, default=0.0)
-    if abs(off) > APART:
-        lines.append(f"profiled bytes to the device are {off:+.0%} off those counted: see profile.h2d in the records")
-    if stopped := [record for record in measured if len(record.segments) > 1]:
-        moved = sum(len({segment.commit for segment in record.segments}) > 1 for record in stopped)
-        anew = sum(not any(segment.steps for segment in record.segments[:-1]) for record in stopped)
-        parts = [f"{anew} of them from the start"] * (anew > 0) + [f"{moved} of them on another commit"] * (moved > 0)
-        lines.append(", ".join([f"{len(stopped)} stopped and started again", *parts]) + ": see segments in the records")
+    if stopped := sum(len(record.segments) > 1 for record in measured):
+        lines.append(f"{stopped} stopped and started again: see segments in the records")
     return lines
 
 

@@ -7,7 +7,7 @@ A figure is a number of a record that tables, charts, rankings, sweepers and W&B
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_type_hints
 
 from msgspec import UNSET, Struct
@@ -131,17 +131,9 @@ COLLECTIVES = {
 }
 
 
-def _time(name: str, title: str, place: str = "", **more: Any) -> Figure:
-    return Figure(name, title, place, unit=SECONDS, better="lower", **more)
-
-
-def _rate(name: str, title: str, place: str = "", **more: Any) -> Figure:
-    return Figure(name, title, place, unit=RATE, better="higher", **more)
-
-
-def _counted(name: str, title: str, place: str = "", **more: Any) -> Figure:
-    return Figure(name, title, place, unit=BYTES, counted=True, **more)
-
+_time = partial(Figure, unit=SECONDS, better="lower")
+_rate = partial(Figure, unit=RATE, better="higher")
+_counted = partial(Figure, unit=BYTES, counted=True)
 
 # In the order of their columns. Those of a run that did not end ok are of what it had finished by then.
 FIGURES = {

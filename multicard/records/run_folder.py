@@ -211,17 +211,12 @@ def read_steps(folder: Path) -> Any:
     merged = folder / steps.STEPS
     tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob(STEP_PARTS))]
     if merged.exists():
-        table = pq.ParquetFile(merged).read()
-        newer = {key for part in tables for key in _epochs_and_ranks(part)}
-        tables.append(table.filter([key not in newer for key in _epochs_and_ranks(table)]) if newer else table)
+        table, keys = pq.ParquetFile(merged).read(), ["epoch", "rank"]
+        newer = pa.concat_tables(part.select(keys) for part in tables) if tables else None
+        tables.append(table if newer is None else table.join(newer, keys, join_type="left anti"))
     if not tables:
         return None
     return pa.concat_tables(tables).sort_by([(key, "ascending") for key in ("epoch", "rank", "step")])
-
-
-def _epochs_and_ranks(table: Any) -> Iterator[tuple[int, int]]:
-    """Epoch and rank of each row."""
-    return zip(table["epoch"].to_pylist(), table["rank"].to_pylist(), strict=True)
 
 
 def merge_steps(folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What the views of a dashboard read, from their specification, and whether runs log it."""
+"""What the views of a dashboard read, from their specification, and which runs log it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -103,23 +103,3 @@ def kinds(key: Key) -> tuple[str, ...]:
         "summary": SUMMARY,
     }
     return known[section].get(name, ())
-
-
-def reads(views: Iterable[View], kind: str) -> set[Key]:
-    """All keys that these views read of runs of a kind."""
-    found = {key for view in views for panel in panels(view) for key in read_by_panel(panel)}
-    found |= {key for view in views for run_set in run_sets(view) for key in read_by_run_set(run_set)}
-    return {key for key in found if kind in kinds(key)}
-
-
-def logged(content: dict[str, Any]) -> set[Key]:
-    """What a run logged, from its offline file (`wandb_file.read`)."""
-    names = {
-        "run": OF_RUNS,
-        "history": {X_OF_TIME, *(name for row in content["history"] for name in row)},
-        "config": content["config"],
-        "summary": content["summary"],
-        "table": [name for name, value in content["summary"].items() if isinstance(value, dict)],
-    }
-    system = {("history", SYSTEM_PREFIX + name) for _, row in content["system"] for name in row}
-    return system | {(section, name) for section, own in names.items() for name in own}

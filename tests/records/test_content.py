@@ -121,14 +121,6 @@ def test_rows_are_known_by_their_file_and_synthetic_ones_by_their_generator(tmp_
     assert set(of("tokenizer=llama3", f"tokenizer.path={tmp_path / 'tokenizer.model'}")) == {"dataset", "tokenizer"}
 
 
-def test_a_data_set_of_the_hub_is_known_by_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    assert row_sources.hub_revision("yahma/Alpaca-Cleaned") is None
-    (tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0" / "abc123").mkdir(parents=True)
-    (tmp_path / "yahma___other" / "default" / "0.0.0" / "def").mkdir(parents=True)
-    assert row_sources.hub_revision("yahma/Alpaca-Cleaned") == "abc123"
-
-
 def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import datasets as hub
 
@@ -147,6 +139,7 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
     unknown = content.fingerprint(preflight.data_parts(config))
     assert set(unknown.parts) == {"tokenizer"}
     assert row_sources.load(config) is None and row_sources.load(config) is None and len(fetched) == 1
+    assert row_sources.hub_revision("yahma/Alpaca-Cleaned") == "abc" and row_sources.hub_revision("yahma/a") is None
     known = content.fingerprint(preflight.data_parts(config))
     assert set(known.parts) == {"dataset", "tokenizer"}
     assert content.difference(unknown, known) is None and content.difference(known, unknown) is None

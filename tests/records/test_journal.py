@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from multicard.records.journal import Journal, JournalError, code_and_machine
+from multicard.records.journal import Journal, JournalError
 
 HEAD = {"code": ["a", ""]}
 
@@ -49,7 +49,3 @@ def test_a_full_disk_is_said(tmp_path: Path):
     with pytest.raises(JournalError, match=r"^cannot write to .*events\.jsonl: No space left on device$"):
         journal.add(began=1)
     journal.close()
-
-
-def test_the_head_of_measurements_is_the_code_and_the_machine():
-    assert code_and_machine().keys() == {"code", "machine"}
