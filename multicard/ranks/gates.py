@@ -19,7 +19,6 @@ of either.
 
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,35 +41,8 @@ LEAD = 8  # steps: enough that no device runs out of work, and soon over
 POLL_S = 0.01  # between two looks at the board of a rank that waits
 
 
-class Gate(ABC):
-    """Follows a rank's steps."""
-
-    def __init__(self, rank: Rank, board: Board, steps_per_epoch: int) -> None:
-        self.rank, self.board, self.steps_per_epoch = rank, board, steps_per_epoch
-
-    def begin(self) -> float:
-        """All is set up, and the training is about to start. Returns the seconds that it paused."""
-        return 0.0
-
-    @abstractmethod
-    def start_epoch(self) -> None: ...
-
-    @abstractmethod
-    def step_ended(self, steps: int) -> float:
-        """The host has ended the run's step `steps`, counted from 1. Returns the seconds that it paused, once the
-        device had done its work."""
-
-    def end_epoch(self) -> bool:
-        """True where the run is to stop at the end of the epoch. A collective, once a rank's device has done the
-        work."""
-        return False
-
-    @abstractmethod
-    def result(self) -> RankProbe: ...
-
-
-class Probing(Gate):
-    """Ends a probe once its mean step is known.
+class Probing:
+    """Ends a probe once its mean step is known; the loop calls its methods, and those of `Pausing`, as it goes.
 
     Args:
         device: by whose clock steps are timed: the CPU, where the host waits for its device in every step anyway.
@@ -79,7 +51,7 @@ class Probing(Gate):
     def __init__(
         self, config: RunConfig, rank: Rank, device: "torch.device", board: Board, steps_per_epoch: int
     ) -> None:
-        super().__init__(rank, board, steps_per_epoch)
+        self.rank, self.board, self.steps_per_epoch = rank, board, steps_per_epoch
         self.nodes, self.ended_by = config.nodes, "run"
         self._rule = None
         if rank.rank == 0:
@@ -87,12 +59,18 @@ class Probing(Gate):
         self._ends = StepEnds(device, LEAD)
         self._passed = LEAD if device.type == "cuda" and rank.world_size > 1 else 0  # by other ranks, ahead of rank 0
 
+    def begin(self) -> float:
+        """All is set up, and the training is about to start. Returns the seconds that it paused."""
+        return 0.0
+
     def start_epoch(self) -> None:
         self._ends.start()
         if self._rule is not None:
             self._rule.start_epoch()
 
     def step_ended(self, steps: int) -> float:
+        """The host has ended the run's step `steps`, counted from 1. Returns the seconds that it paused, once the
+        device had done its work."""
         self._ends.add()
         self._take()
         if self._rule is not None and not self.board.stop_at:
@@ -110,6 +88,8 @@ class Probing(Gate):
             self.board.ask_stop(steps + ahead)
 
     def end_epoch(self) -> bool:
+        """True where the run is to stop at the end of the epoch. A collective, once a rank's device has done the
+        work."""
         self._take()
         if self._rule is not None and not self.board.stop_at:
             self.ended_by = self._rule.reason() or self.ended_by
@@ -124,7 +104,7 @@ class Probing(Gate):
         return RankProbe(self.ended_by, self.steps_per_epoch)
 
 
-class Pausing(Gate):
+class Pausing:
     """Has a cell of a race train in blocks of steps; only the board stops it.
 
     Args:
@@ -149,7 +129,7 @@ class Pausing(Gate):
         weight: float = 1.0,
         last_loss: Callable[[], float] | None = None,
     ) -> None:
-        super().__init__(rank, board, steps_per_epoch)
+        self.rank, self.board, self.steps_per_epoch = rank, board, steps_per_epoch
         self.folder = folder
         self._after_pause, self._weight = prepared + 1, weight
         self._last_loss = last_loss or (lambda: self.board.read(rank.rank).loss)
@@ -182,6 +162,9 @@ class Pausing(Gate):
         paused_s = self._pause(steps)
         self._skip = max(self._skip, self._after_pause)
         return paused_s
+
+    def end_epoch(self) -> bool:
+        return False
 
     def result(self) -> RankProbe:
         return RankProbe("race", self.steps_per_epoch, self._left_out)
@@ -227,6 +210,9 @@ class Pausing(Gate):
         """Wait until the race lets the ranks go on from a step, or stop."""
         while self.board.pause_at <= steps and not self.board.stop_at:
             pause(POLL_S)
+
+
+Gate = Probing | Pausing  # follows a rank's steps
 
 
 def blocks_file(folder: Path, rank: int) -> Path:

@@ -112,7 +112,7 @@ class RankEvents:
         """
         inside = np.flatnonzero(self._counts)
         keys, group = np.unique(self.kind[inside] * np.int64(len(self.names)) + self.name[inside], return_inverse=True)
-        calls = sums_by_group(np.ones(len(inside), np.int64), group, len(keys))
+        calls = np.bincount(group, minlength=len(keys))
         ns = sums_by_group(self.end[inside] - self.start[inside], group, len(keys))
         sized = self.bytes[inside] >= 0
         sizes = sums_by_group(self.bytes[inside][sized], group[sized], len(keys))
@@ -225,42 +225,22 @@ class RankEvents:
 # ---- unions of intervals of integer nanoseconds
 
 
-def union(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends (M,) of the disjoint, ascending intervals that cover the same as intervals (N,) in any order."""
-    if not len(start):
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    opens = np.concatenate([[True], start[1:] > reach[:-1]])
-    return start[opens], reach[np.concatenate([opens[1:], [True]])]
-
-
 def covered(start: np.ndarray, end: np.ndarray) -> int:
     """Length of the union of intervals (N,)."""
-    first, last = union(start, end)
-    return int((last - first).sum())
+    return int(covered_by_group(start, end, np.zeros(len(start), np.int64)).sum())
 
 
 def covered_by_group(start: np.ndarray, end: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Length of the union of each group's intervals.
-
-    Args:
-        start, end: (N,).
-        group: (N,) integers from 0.
-
-    Returns:
-        Lengths (G,), G the largest group + 1.
-    """
+    """Lengths (G,) of the union of each group's intervals (N,); groups are numbered from 0."""
     if not len(start):
         return np.zeros(0, np.int64)
-    first, stretch = start.min(), end.max() - start.min() + 1  # each group gets a stretch of the axis of its own
-    shift = group * stretch - first
-    opens, closes = union(start + shift, end + shift)
-    return sums_by_group(closes - opens, opens // stretch, int(group.max()) + 1)
+    shift = group * (end.max() - start.min() + 1)  # each group gets a stretch of the axis of its own
+    order = np.argsort(start + shift, kind="stable")
+    start, reach = (start + shift)[order], np.maximum.accumulate((end + shift)[order])
+    before = np.concatenate([start[:1], reach[:-1]])
+    return sums_by_group(reach - np.maximum(start, before), group[order], int(group.max()) + 1)
 
 
 def sums_by_group(values: np.ndarray, group: np.ndarray, count: int) -> np.ndarray:
-    """Exact sums (count,) of integers (N,) by group; bincount would sum them as floats."""
-    sums = np.zeros(count, np.int64)
-    np.add.at(sums, group, values)
-    return sums
+    """Sums (count,) of integers (N,) by group, exact below 2**53."""
+    return np.bincount(group, values, count).astype(np.int64)

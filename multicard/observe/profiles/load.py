@@ -68,17 +68,12 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
                 traces = [replace(traces[0], where=str(path), rank=_rank_in(path.name))]
             yield from (("nsys", trace) for trace in traces)
         else:
-            trace = kineto.read(_content(path), str(path))
+            content = path.read_bytes()
+            trace = kineto.read(gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path))
             yield "kineto", trace if trace.rank is not None else replace(trace, rank=_rank_in(path.name))
     except BROKEN as error:
         why = getattr(error, "strerror", None) or f"damaged or cut off ({str(error).partition(chr(10))[0].rstrip(':')})"
         raise ValueError(f"{path}: cannot be read: {why}") from None
-
-
-def _content(path: Path) -> bytes:
-    """What is in a file, unpacked."""
-    content = path.read_bytes()
-    return gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
 
 
 def _rank_in(name: str) -> int | None:
