@@ -215,30 +215,20 @@ def panels(
     if not own:
         return []
     settings = grouping.settings(own)
-    swept = {name for key in experiment.swept for name in grouping.meant(key, settings)}
+    swept = {name for key in experiment.swept for name in grouping.meant(key, settings)} | {grouping.RECIPE}
     options = {key for key in experiment.swept if "." not in key}  # another option of a group has keys of its own
-    keys = [
-        name
-        for name in settings
-        if name not in swept and name != grouping.RECIPE and name.partition(".")[0] not in options
-    ]
-    mixed = [DATA] if DATA in keys and grouping.have_data(experiment.swept) else []
-    keys = [name for name in keys if name not in mixed]
+    mixed = [DATA] if DATA in settings and grouping.have_data(experiment.swept) else []
+    keys = [name for name in settings if name not in {*swept, *mixed} and name.partition(".")[0] not in options]
     groups = grouping.group(own, [*keys, *([] if mix else grouping.ORIGIN)])
     if not mix:
         groups = grouping.split(groups, list(experiment.swept), mixed)
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
-    several.sort(key=lambda panel: (-len(panel.cells), -_as_fixed(panel)))
+    fixed = experiment.fixed.items()
+    several.sort(key=lambda panel: (-len(panel.cells), -sum(setting in fixed for setting in panel.setting)))
     order = sorted(grouping.keys_of(groups), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
     telling = grouping.telling([dict(panel.setting) for panel in several], order)
     return [replace(panel, apart=grouping.label(panel.setting, telling)) for panel in several]
-
-
-def _as_fixed(panel: Panel) -> int:
-    """The number of settings that are as the experiment fixes them for all cells."""
-    setting = dict(panel.setting)
-    return sum(setting.get(key) == value for key, value in panel.experiment.fixed.items())
 
 
 def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:

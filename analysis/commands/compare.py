@@ -196,11 +196,9 @@ class Judge:
             ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
             return Compared(cell, a, b, None, f"A {ended_a}, B {ended_b}")
         for side, runs in zip(sides, (ok_a, ok_b), strict=True):
-            mixture = grouping.mixture(runs) or grouping.unlike(runs)
-            if mixture is not None and not self.mix:
-                raise ValueError(
-                    f"{side} mixes commits, machines, data or cores in one cell: {mixture} (--mix averages over them)"
-                )
+            if not self.mix and (mixture := grouping.mixture(runs) or grouping.unlike(runs)):
+                mixed = f"{side} mixes commits, machines, data or cores in one cell"
+                raise ValueError(f"{mixed}: {mixture} (--mix averages over them)")
         ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
         try:
             steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
@@ -212,17 +210,12 @@ class Judge:
             step = between_runs.ratio(steps_a, steps_b, spreads, paired)
         except ValueError as error:
             return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
-        means_s = [float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b)]
-        verdict = _verdict(step, self.margin)
-        return Compared(cell, a, b, step, verdict, machines=self.by_step, step_s=(means_s[0], means_s[1]))
-
-
-def _verdict(step: Ratio, margin: float) -> str:
-    if step.error is None:
-        return f"{UNDECIDED}: too few steps"
-    if not step.repeated:
-        return f"{UNDECIDED}: one run a side"
-    return VERDICTS.get(step.verdict(margin), UNDECIDED)
+        mean_a_s, mean_b_s = (float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b))
+        if step.error is None or not step.repeated:
+            verdict = f"{UNDECIDED}: {'too few steps' if step.error is None else 'one run a side'}"
+        else:
+            verdict = VERDICTS.get(step.verdict(self.margin), UNDECIDED)
+        return Compared(cell, a, b, step, verdict, machines=self.by_step, step_s=(mean_a_s, mean_b_s))
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:

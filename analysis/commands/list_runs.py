@@ -27,16 +27,14 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
         chosen: the columns to print instead of those that tell the runs apart, and their main figures.
         limit: the width of a line in cells; None for any.
     """
-    total = len(found.runs)
-    of_all = count(total, "run")
-    shown = f"{len(runs)} of {of_all}" if len(runs) < total else of_all
+    some = f"{len(runs)} of " if len(runs) < len(found.runs) else ""
     if chosen is None:
         tables = _tables(runs, limit)
     else:
         names = _names(found, chosen)
         tables = text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
-    notes = [shown + _failures(runs), *_causes(runs, limit), *legend(run["marks"] for run in runs)]
-    return [*tables, *notes]
+    shown = f"{some}{count(len(found.runs), 'run')}{_failures(runs)}"
+    return [*tables, shown, *_causes(runs, limit), *legend(run["marks"] for run in runs)]
 
 
 def skipped(records: Sequence[Skipped]) -> list[str]:
@@ -67,10 +65,8 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
 def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
     """A table for each kind of run, below what all of them have in common."""
     same = {name for name in ABOUT if len(runs) > 1 and len({run[name] for run in runs}) == 1}
-    common = ", ".join(
-        f"{name} {_value(name, runs[0])}" for name in ABOUT if name in same and runs[0][name] is not None
-    )
-    printed = [f"all: {common}"] if common else []
+    common = [f"{name} {_value(name, runs[0])}" for name in ABOUT if name in same and runs[0][name] is not None]
+    printed = [f"all: {', '.join(common)}"] if common else []
     kinds = list(dict.fromkeys(run["kind"] for run in runs))
     for kind in kinds:
         heading = [*([""] if kind != kinds[0] else []), f"{clean(kind)}:"] if len(kinds) > 1 else []

@@ -1,6 +1,5 @@
 """Parts of a record, beside its columns, that figures and the report show. They read records here alone."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import UNSET
 
@@ -93,14 +93,11 @@ def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
         table = pq.read_table(run.folder / STEPS, columns=["epoch", "rank", "step", "loss"])
     except (OSError, pa.ArrowException, KeyError):
         return []
-    table = table.sort_by([(key, "ascending") for key in ("epoch", "step")])
-    ranks, losses = (table[name].to_pylist() for name in ("rank", "loss"))
-    finite = [
-        loss for rank, loss in zip(ranks, losses, strict=True) if rank == 0 and loss is not None and math.isfinite(loss)
-    ]
-    size = max(1, -(-len(finite) // windows))
-    parts = [(start, finite[start : start + size]) for start in range(0, len(finite), size)]
-    return [(start + len(part), sum(part) / len(part)) for start, part in parts]
+    table = table.filter(pc.field("rank") == 0).sort_by([(key, "ascending") for key in ("epoch", "step")])
+    losses = table["loss"].drop_null().to_numpy()
+    parts = np.array_split(losses[np.isfinite(losses)], windows)
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    return [(end, float(part.mean())) for end, part in zip(ends, parts, strict=True) if len(part)]
 
 
 def phases_s(run: Run) -> dict[str, float]:
