@@ -20,7 +20,7 @@ import numpy as np
 
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import QUIET_S
-from multicard.decide.race.readings import rate
+from multicard.decide.race.readings import NORMAL_95, rate
 from multicard.decide.race.rules import OUT, Race, RaceOptions, Verdict
 
 HERE = Path(__file__).parent
@@ -40,7 +40,6 @@ BLOCK_S = 2.0
 UNMEASURED = 4  # steps before a block: the queue of its loader, the step after a pause
 PREDICTION_SD = 0.08
 SWEEP = 1000  # number of a cell's process in a sweep: none of a race's
-NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 
 
 @dataclass(frozen=True)

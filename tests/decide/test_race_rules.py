@@ -56,9 +56,9 @@ def run(race, figures, full_s=rules.FULL_S, finals=True):
     return rounds
 
 
-def race_of(cells, *priors, **options):
-    """A race between so many cells, which differ in one axis."""
-    return Race([{"a": cell} for cell in range(cells)], priors or [None] * cells, RaceOptions(**options))
+def race_of(cells, **options):
+    """A race between cells that differ in one axis."""
+    return Race([{"a": cell} for cell in range(cells)], [None] * cells, RaceOptions(**options))
 
 
 def test_a_difference_is_drawn_to_zero_by_its_noise_alone_as_level_and_drift_are_common():
