@@ -29,8 +29,6 @@ FASTEST, SCALING, LEARNING = "Which is fastest", "Scaling and efficiency", "Lear
 MEMORY, ENERGY, PHASES, SYSTEM = "Memory and bytes", "Energy", "Where the time goes", "System"
 OPEN = (FASTEST, SCALING)
 PARTS_OF_TIME = ("startup_s", "train_s", "evaluate_s", "compile_s")
-TRAINING = ("precision", "strategy", "loader", "layout", "pin_memory", "batch_size", "gpus")
-TUNING = ("method", "template", "precision", "pin_memory", "batch_size", "gpus")
 PINNED = ["summary:status", "config:gpus.value", "config:precision.value", "summary:total_s", "summary:cause.message"]
 UNSHOWN = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")  # tags of runs that are no results
 FILTER = f"Tags() not in [{', '.join(map(repr, UNSHOWN))}]"  # a run that still trains has none
@@ -98,14 +96,6 @@ def gpu_lines(title: str, column: str) -> wr.LinePlot:
     """A column of gpu.parquet by the seconds since the run began, a line a GPU."""
     metric, _ = keys.GPU_SAMPLES[column]
     return lines(title, "time", *(f"gpu.{index}.{metric}" for index in range(MOST_GPUS)))
-
-
-def parallel(title: str, settings: Sequence[str], columns: Sequence[str], kind: str) -> wr.ParallelCoordinatesPlot:
-    """A line for each run through its settings, ending at its figures."""
-    metrics = [key for column in columns for key in summary_keys(column, [kind])]
-    axes = [*((key, wr.Config(key)) for key in settings), *((key, wr.SummaryMetric(key)) for key in metrics)]
-    shown = [wr.ParallelCoordinatesPlotColumn(metric, display_name=key) for key, metric in axes]
-    return wr.ParallelCoordinatesPlot(title=title, columns=shown)
 
 
 def _identified(place: str, panels: Sequence[Panel]) -> list[Panel]:
@@ -205,8 +195,6 @@ def sections() -> dict[str, Sequence[Panel]]:
             *own[FASTEST],
             points("test_accuracy", "total_s", "vision"),
             points("peak_memory_bytes", "total_s", "vision"),
-            parallel("Settings of training, step and time (s)", TRAINING, ["step_s", "total_s"], "vision"),
-            parallel("Settings of tuning, iteration and time (s)", TUNING, ["step_s", "total_s"], "llm"),
             wr.ParameterImportancePlot(with_respect_to=summary_keys("total_s")[0]),
             wr.WeavePanelSummaryTable(table_name=keys.SWEEP_TABLE, layout=wr.Layout(w=24, h=12)),
         ],

@@ -22,7 +22,6 @@ from papers.printed import HARDWARE
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
 T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
-CUT = 1.4  # intervals extend the axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies
 
 
@@ -120,21 +119,16 @@ def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str)
 
 
 def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
-    """Limits of an axis, from 0 except for accuracies: all means, and intervals as far as they do not dwarf them."""
-    means = [row["mean"] for row in rows if row.get("mean") is not None] or [0.0, 1.0]
-    least, most = min(means), max(means)
-    room = (CUT - 1) * max(most, most - least)
-    bounds = [(row["low"], row["high"]) for row in rows if row.get("low") is not None]
-    low, high = min([least, *(low for low, _ in bounds)]), max([most, *(high for _, high in bounds)])
-    least, most = max(low, least - room), min(high, most + room)
+    """Limits of an axis that holds all means and intervals, from 0 except for accuracies."""
+    ends = [row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None] or [0.0, 1.0]
     if measure != ACCURACY:
-        return 0.0, 1.05 * most or 1.0
-    room = max(0.1 * (most - least), LEAST_ROOM)
-    return max(0.0, least - room), min(1.0, most + room)
+        return 0.0, 1.05 * max(ends) or 1.0
+    room = max(0.1 * (max(ends) - min(ends)), LEAST_ROOM)
+    return max(0.0, min(ends) - room), min(1.0, max(ends) + room)
 
 
-def means_notes(rows: Sequence[Row], are_cut: bool = True) -> list[str]:
-    """Lines on what points and bars are, and on intervals that are cut where that is done."""
+def means_notes(rows: Sequence[Row]) -> list[str]:
+    """A line on what points and bars are."""
     points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
     if not points:
         return []
@@ -145,10 +139,4 @@ def means_notes(rows: Sequence[Row], are_cut: bool = True) -> list[str]:
     )
     line += ", of peak memory the highest" * highest
     bars = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
-    lines = [f"{line}; bars: {captions.listed(bars)}" if bars else line]
-    for measure in dict.fromkeys(row["measure"] for row in rows if are_cut):
-        least, most = axis_limits([row for row in rows if row["measure"] == measure], measure)
-        bounded = [row for row in rows if row["measure"] == measure and row.get("low") is not None]
-        if any(row["low"] < least or row["high"] > most for row in bounded):
-            return [*lines, "Intervals are cut where they reach beyond the axis"]
-    return lines
+    return [f"{line}; bars: {captions.listed(bars)}" if bars else line]

@@ -54,7 +54,7 @@ def drawn(rows: Sequence[Row], x: str = "", are_bars: bool = False, titles: dict
 
     Args:
         x: field along which crosses at one value stand below each other.
-        are_bars: whether crosses stand at the foot of the chart, instead of its top, and nothing is cut.
+        are_bars: whether crosses stand at the foot of the chart, instead of its top, and it ends where bars do.
         titles: of charts by measure, with a place for the unit, instead of those of `captions.axis`.
     """
     shown = []
@@ -71,8 +71,7 @@ def drawn(rows: Sequence[Row], x: str = "", are_bars: bool = False, titles: dict
         for row in own:
             value, label, place = row.get("mean"), row.get("signs") or "", (row[PART], row.get(x))
             low, high = row.get("low"), row.get("high")
-            if low is not None and high is not None and not are_bars:
-                low, high = max(low, least), min(high, most)
+            low = None if low is None else max(low, least)
             if row["status"] != "ok":
                 numbers[place] += 1
                 value = 0.0 if are_bars else top - (numbers[place] - 0.5) * strip

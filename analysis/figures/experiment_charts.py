@@ -150,7 +150,7 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
             rows += own
     if not rows:
         return None
-    notes = [*chart_data.means_notes(rows, are_cut=form != "bars"), *notes, *_notes(panel, rows, form)]
+    notes = [*chart_data.means_notes(rows), *notes, *_notes(panel, rows, form)]
     measures = len({row["measure"] for row in rows})
     if form == "bars":
         return layout.bars(name, drawn(layout.with_places(rows), are_bars=True), notes, measures)

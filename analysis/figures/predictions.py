@@ -15,7 +15,7 @@ from multicard.config.job import count
 from multicard.records.text_table import clean
 
 MOST_RUNS = 200  # in a chart, the last ones
-HOLLOW = "Hollow: predictions as multiples of what was measured (filled), with 90 % intervals, cut where wide"
+HOLLOW = "Hollow: predictions as multiples of what was measured (filled), with 90 % intervals"
 
 
 def predicted(runs: Sequence[Run]) -> list[Figure]:

@@ -75,7 +75,7 @@ def _bars(
     notes = [f"{line}: {', '.join(map(profile_metrics.name, metrics))}" for line, metrics in absent.items() if metrics]
     windows = profile_metrics.windows([run for run in panel.runs if run["status"] == "ok"])
     profiled = f"Profiled: {captions.listed(list(windows))}"
-    notes = [*chart_data.means_notes(rows, are_cut=False), profiled, *notes, *unended_note(panel), *about]
+    notes = [*chart_data.means_notes(rows), profiled, *notes, *unended_note(panel), *about]
     return layout.bars(name, rows, notes, 2 if len(measures) == 2 else 3, what, measures[0].startswith(COPIED))
 
 

@@ -23,7 +23,7 @@ from multicard.records.text_table import cut
 
 NEEDS = "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
 MOST_RUNS = 4  # in a figure, a row of charts each
-MOST_POINTS = 400  # of a line: a point is the mean of several samples then
+MOST_POINTS = 400  # of a line
 MEASURES = {  # heading, factor, and the least upper end of the axis
     "utilisation": ("utilisation (%)", 100.0, 100.0),
     "power_w": ("power (W)", 1.0, 0.0),
@@ -101,14 +101,12 @@ def _rows(run: Run, label: str) -> Iterator[Row]:
                 yield common | {"of": "evaluation", "time_s": trained_s, "end_s": end_s}
 
 
-def _points(times_s: np.ndarray, values: np.ndarray) -> Iterator[tuple[float, float]]:
-    """The known samples, or the means of several one after the other where there are many."""
+def _points(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
+    """The known samples; of many, every second, third or so."""
     values = values.astype(float)
-    known = np.isfinite(values)  # a reading of the energy alone is a row too
-    size = max(1, -(-int(known.sum()) // MOST_POINTS))
-    for first in range(0, int(known.sum()), size):
-        piece = slice(first, first + size)
-        yield float(times_s[known][piece].mean()), float(values[known][piece].mean())
+    known = np.flatnonzero(np.isfinite(values))  # a reading of the energy alone is a row too
+    shown = known[:: max(1, -(-len(known) // MOST_POINTS))]
+    return list(zip(times_s[shown].tolist(), values[shown].tolist(), strict=True))
 
 
 def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:

@@ -107,7 +107,7 @@ class Grid:
     """A table of any length that the page sorts and filters, and whose rows open.
 
     name: of its data. label: for readers who cannot see it. details: texts that an opened row has beside its columns.
-    page_rows, printed_rows: shown at a time, and on paper.
+    page_rows: shown at a time.
     """
 
     name: str
@@ -116,7 +116,6 @@ class Grid:
     details: Sequence[Column] = ()
     notes: Sequence[str] = ()
     page_rows: int = 15
-    printed_rows: int = 500
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,10 @@ class Grid {
     this.body = element("tbody");
     const table = element("table", {}, element("thead", {}, this.heading), this.body);
     const scroll = element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: `Table: ${this.label}` } }, table);
-    this.more = button("", { className: "plain more-rows" }, () => this.show((this.most += this.page_rows)));
+    this.more = button("", { className: "plain more-rows" }, () => {
+      this.most += this.page_rows;
+      this.show();
+    });
     this.place.append(element("div", { className: "bar" }, search, all, csv, this.count), scroll, this.more);
   }
 
@@ -144,15 +147,15 @@ class Grid {
     return rows.sort((a, b) => column.has(b) - column.has(a) || (column.has(a) ? turn * column.compare(a, b) : 0) || a - b);
   }
 
-  show(most = this.most) {
+  show() {
     const rows = this.chosen;
-    const lines = rows.slice(0, most).flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
+    const lines = rows.slice(0, this.most).flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
     if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.visible.length + 1, textContent: "No row fits." })));
     this.body.replaceChildren(...lines);
     const total = this.rows.toLocaleString("en");
     this.count.textContent = `${rows.length < this.rows ? `${rows.length.toLocaleString("en")} of ${total}` : total} row${this.rows === 1 ? "" : "s"}`;
-    this.more.hidden = rows.length <= most;
-    this.more.textContent = `Show ${Math.min(this.page_rows, rows.length - most)} more`;
+    this.more.hidden = rows.length <= this.most;
+    this.more.textContent = `Show ${Math.min(this.page_rows, rows.length - this.most)} more`;
   }
 
   line(row) {
@@ -192,4 +195,4 @@ class Grid {
   }
 }
 
-const grids = [...document.querySelectorAll("[data-grid]")].map((place) => new Grid(place));
+document.querySelectorAll("[data-grid]").forEach((place) => new Grid(place));

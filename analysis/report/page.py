@@ -102,7 +102,7 @@ def _template() -> Any:
 
 def _grid(grid: Grid) -> dict[str, Any]:
     columns = {name: [*map(_column, getattr(grid, name))] for name in ("columns", "details")}
-    options = {name: getattr(grid, name) for name in ("label", "page_rows", "printed_rows")}
+    options = {name: getattr(grid, name) for name in ("label", "page_rows")}
     return columns | options | {"rows": len(grid.columns[0].texts) if grid.columns else 0}
 
 

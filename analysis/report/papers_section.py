@@ -64,22 +64,8 @@ def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
     blocks: list[Block] = [Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
     if not blocks and experiment.view.form == "curves":
         blocks.append(Paragraph("One epoch makes no curve: its figures are in the table.", quiet=True))
-    for panel_table in table.tables(experiment, [panel]):
-        blocks += _table(panel_table, commands)
-    return blocks
-
-
-def _table(whole: table.Table, commands: Sequence[str]) -> list[Block]:
-    """A table; where most of its rows are of cells that were not measured, these are folded away."""
-    missing = [text for text, row in zip(whole.texts, whole.rows, strict=True) if row.get("status") == table.UNMEASURED]
-    if 2 * len(missing) <= len(whole.texts):
-        return [PlainTable(whole.title, whole.headings, whole.texts, whole.notes, commands)]
-    measured = [text for text in whole.texts if text not in missing]
-    title = f"{count(len(missing), 'cell')} of this table not measured"
-    return [
-        PlainTable(whole.title, whole.headings, measured, whole.notes, commands),
-        Fold(title, [PlainTable("", whole.headings, missing)]),
-    ]
+    (own,) = table.tables(experiment, [panel])
+    return [*blocks, PlainTable(own.title, own.headings, own.texts, own.notes, commands)]
 
 
 def claims_section(verdicts: Sequence[Verdict]) -> Section:

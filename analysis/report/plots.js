@@ -87,11 +87,7 @@ window.addEventListener("resize", () => {
 
 // Vega draws in microtasks, which are done before the browser lays out the printed page
 window.addEventListener("beforeprint", () => {
-  grids.forEach((grid) => grid.show(grid.printed_rows));
   plots.forEach((plot) => plot.draw("light"));
   document.querySelectorAll("details.command").forEach((details) => (details.open = true));
 });
-window.addEventListener("afterprint", () => {
-  grids.forEach((grid) => grid.show());
-  redraw();
-});
+window.addEventListener("afterprint", redraw);

@@ -143,7 +143,7 @@ def table(settings: Sequence[ComparedSetting]) -> Grid | None:
     known = {column.key for column in columns}
     notes = [note for key, note in NOTES.items() if key in known]
     notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * any(doubtful)
-    return Grid("settings", "all settings", columns, notes=notes, printed_rows=40)
+    return Grid("settings", "all settings", columns, notes=notes)
 
 
 def _speedups(
@@ -195,7 +195,7 @@ def profiles(runs: Sequence[DetailedRun]) -> Grid | None:
     ]
     first = [f"The first {MOST_PROFILE_ROWS:,} of {len(rows):,} rows."] if len(rows) > MOST_PROFILE_ROWS else []
     columns = [column for column in columns if not column.is_empty]
-    return Grid("profiles", "metrics of the profiles", columns, notes=[PROFILES_ABOUT, *first], printed_rows=40)
+    return Grid("profiles", "metrics of the profiles", columns, notes=[PROFILES_ABOUT, *first])
 
 
 def _ratio(value: Any, factor: float = 1.0, count: int | None = 1) -> float | None:

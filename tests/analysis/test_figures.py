@@ -97,34 +97,21 @@ def test_efficiency_is_against_one_gpu(tmp_path: Path):
     assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
 
 
-def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
-    grids.fill(tmp_path, "table3", (0, 1), change=lambda c: {"total_s": 10.0 + 5 * c["seed"]})
-    (figure,) = drawn(tmp_path, "table3")
-    (row,) = measured(figure, "total_s", pin_memory="true", gpus=1)
-    assert row["high"] > 19 > chart_data.CUT * row["mean"]
-    assert chart_data.axis_limits(figure.rows, "total_s")[1] < 21
-    assert "Intervals are cut where they reach beyond the axis" in figure.caption
-
-
 def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one_series(tmp_path: Path):
     experiment = grids.fill(tmp_path / "loaders", "loaders")
     grids.fill(tmp_path / "layout", "layout")
     free = replace(experiment, excluded=())
-    (panel,) = experiments.panels(free, load.read([tmp_path / "loaders"]).runs)
-    (figure,) = experiment_figures(free, [panel])
+    (figure,) = experiment_figures(free, experiments.panels(free, load.read([tmp_path / "loaders"]).runs))
     assert {row["series"] for row in figure.rows} == {"torch", "dali"}
     parts = {f"{rest}, {size} px" for rest in ("nchw, cache process", "nhwc, cache none") for size in (300, 500)}
     assert {row["part"] for row in figure.rows} == parts == {row["chart"].partition(" | ")[2] for row in figure.rows}
     charts = figure.spec["vconcat"][0]["facet"]["sort"]
     assert len(charts) == 2 * len(parts) and figure.spec["vconcat"][0]["columns"] == len(parts)
 
-    (figure,), (layout,) = (drawn(tmp_path / name, name) for name in ("loaders", "layout"))
+    (layout,) = drawn(tmp_path / "layout", "layout")
     combinations = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
-    assert {(row["series"], row["part"]) for row in figure.rows} == {
-        (series, f"{size} px") for series in (combinations[0], combinations[2]) for size in (300, 500)
-    }
     assert [row["series"] for row in measured(layout, "total_s", gpus=4)] == combinations
-    assert "loader, memory layout, cache and image size (px)" in figure.title and "300 px" in texts(figure)
+    assert "loader, memory layout, cache and image size (px)" in figure.title
 
 
 # The papers' figures

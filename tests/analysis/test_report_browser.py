@@ -172,9 +172,6 @@ def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
     edges = "all => all.slice(0, 3).map(each => [each.innerText, each.getBoundingClientRect().right])"
     first = dict(view.page.eval_on_selector_all("[data-grid=runs] .sort", edges))
     assert [*first] == ["status", "total s", "accuracy"] and max(first.values()) <= width - 16
-    bar = "getComputedStyle(document.querySelector('.scroll'), '::-webkit-scrollbar').height"
-    assert view.page.evaluate(bar) == "10px"  # in sight, also where the system hides bars
-
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
     view.page.locator("[data-grid=runs]").get_by_role("checkbox").check()
     found = axe.Axe().run(view.page).response  # which finds what has no name

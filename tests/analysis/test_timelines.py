@@ -86,18 +86,15 @@ def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):
         (start_s + TRAIN_S, start_s + TRAIN_S + EVALUATE_S + PAUSE_S / 2)
         for start_s in (LOAD_S + n * length_s for n in range(EPOCHS))
     ]
-    assert sorted({row["time_s"] for row in of_torch if row["of"] == "epoch"})[:3] == [
-        LOAD_S,
-        LOAD_S + 50,
-        LOAD_S + length_s,
-    ]
+    starts = sorted({row["time_s"] for row in of_torch if row["of"] == "epoch"})
+    assert starts[:3] == [LOAD_S, LOAD_S + 50, LOAD_S + length_s]
     assert min(row["mean"] for row in power if row["of"] == "sample" and 40 < row["time_s"] < 70) > 390
     text = grids.texts(figure)
     assert all(word in text for word in ("utilisation (%)", "power (W)", "memory (GB)", "loader=torch", "GPU 1"))
     assert grids.svg(figure).count("mark-line") >= 6
 
 
-def test_long_runs_are_means_more_runs_more_figures_and_files_show_what_they_have(
+def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(timelines, "MOST_POINTS", 20)

@@ -64,8 +64,6 @@ def read_by_panel(panel: dict[str, Any]) -> set[Key]:
             return {("summary", name) for name in config["metrics"]} | grouped
         case "Scatter Plot":
             return {_accessed(config[axis]) for axis in ("xAxis", "yAxis", "zAxis") if axis in config}
-        case "Parallel Coordinates Plot":
-            return {_accessed(column["accessor"]) for column in config["columns"]}
         case "Parameter Importance":
             return {("summary", config["targetKey"])}
     return {("table", config["panel2Config"]["exp"]["fromOp"]["inputs"]["key"]["val"])}
