@@ -14,7 +14,7 @@ from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
-from tests.conftest import ROOT, calls_of
+from tests.conftest import ROOT
 from tests.helpers import records
 
 
@@ -259,21 +259,6 @@ def test_bad_arguments_are_one_line_and_make_no_folder(
         main(words)
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
-
-
-def test_the_work_of_a_list_grows_no_faster_than_its_runs(tmp_path: Path):
-    def list_half(number: int) -> None:
-        found = load.read([tmp_path / str(number)])
-        runs = sql.select(found.runs, "gpus >= 3", "folder")
-        lines = list_runs.lines(found, runs, None, 140)
-        assert len(runs) == number / 2 and len(lines) > number / 2
-
-    for number in (80, 320):
-        for index in range(number):
-            records.write(tmp_path / str(number) / str(index), records.vision(gpus=1 + index % 4))
-    list_half(80)  # imports
-    few, many = (calls_of(lambda number=number: list_half(number)) for number in (80, 320))
-    assert many < 5 * few
 
 
 @pytest.mark.usefixtures("processes")

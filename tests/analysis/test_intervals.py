@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from analysis.stats import intervals
@@ -34,22 +33,6 @@ def test_the_difference_is_that_of_newcombes_method_10(a: tuple[int, int], b: tu
     interval = intervals.difference(intervals.wilson(*a, 0.95), intervals.wilson(*b, 0.95))
     assert interval.estimate == pytest.approx(a[0] / a[1] - b[0] / b[1])
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
-
-
-@pytest.mark.parametrize(("p", "q", "count"), [(0.98, 0.97, 360), (0.5, 0.6, 48), (0.99, 0.99, 10_000)])
-def test_both_cover_what_they_say(p: float, q: float, count: int):
-    random, trials = np.random.default_rng(11), 2000
-    ours, theirs = random.binomial(count, p, trials), random.binomial(count, q, trials)
-    single = [intervals.wilson(int(right), count, 0.95) for right in ours]
-    pairs = [
-        intervals.difference(a, intervals.wilson(int(r), count, 0.95)) for a, r in zip(single, theirs, strict=True)
-    ]
-    shares = [np.mean([covers(one, truth) for one in interval]) for interval, truth in ((single, p), (pairs, p - q))]
-    assert all(0.93 <= share <= 0.985 for share in shares), shares
-
-
-def covers(interval: Interval, truth: float) -> bool:
-    return interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
 
 
 def test_intervals_of_several_comparisons_are_wider():
