@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from multicard import workloads
@@ -72,8 +73,12 @@ if _worker:
 
 def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
     """The configuration as `train_vision.py`, or another entry, gets it from these words."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose(entry, list(overrides))
+    running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # the command that a stand-in is part of
+    try:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            return compose(entry, list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = running
 
 
 def typed(*overrides: str) -> VisionConfig:
