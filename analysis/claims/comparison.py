@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from analysis.runs import profile_metrics
 from analysis.runs.grouping import by_seed
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
@@ -71,7 +70,7 @@ class Readings:
             ValueError: there is none, or it is broken.
         """
         try:
-            return profile_metrics.of_record(self.record(run))
+            return Profile.of(self.record(run).profile)
         except ValueError as error:
             raise ValueError(f"{clean(str(run.folder))}: {clean(str(error))}") from None
 

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from msgspec import UNSET
-
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.observe.profiles.metrics import Profile
 from multicard.observe.profiles.names import COPIES
-from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import ProfileRow
 
 NCCL = "nccl"  # all collectives of NCCL together
@@ -41,26 +38,10 @@ def name(metric: str) -> str:
     return NAMES.get(metric, metric.replace("nccl ", "NCCL "))
 
 
-def of_record(record: AnyRecord) -> Profile:
-    """The profile of a record.
-
-    Raises:
-        ValueError: there is none, or the profiler left nothing that can be read.
-    """
-    recorded = record.profile
-    if recorded is None:
-        raise ValueError("its record has no profile")
-    if recorded.error is not UNSET:
-        raise ValueError(f"its profile could not be read ({recorded.error})")
-    if recorded.source is UNSET or recorded.ranks is UNSET or recorded.rows is UNSET:
-        raise ValueError("its profile is broken")
-    return Profile(recorded.source, recorded.ranks, recorded.rows, tuple(recorded.not_recorded or ()))
-
-
 def profile(run: Run) -> Profile | None:
     """The profile of a run that ended ok; None where there is none that can be read."""
     with suppress(ValueError):
-        return of_record(run.record()) if run["status"] == "ok" else None
+        return Profile.of(run.record().profile) if run["status"] == "ok" else None
     return None
 
 

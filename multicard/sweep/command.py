@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import UNSET
 
 from multicard.measure.timing import clock_s, process_started_s
@@ -71,6 +70,6 @@ def _show_profiles(runs: list[Run]) -> None:
         from multicard.observe.profiles import text
         from multicard.observe.profiles.metrics import Profile
 
-        say("\n".join(["", *text.profile_lines(Profile.from_dict(msgspec.to_builtins(profiles[0])), top=10)]))
+        say("\n".join(["", *text.profile_lines(Profile.of(profiles[0]), top=10)]))
     elif profiles:
         say("Profiles: python -m multicard profile FOLDER/profile")

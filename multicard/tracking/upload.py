@@ -99,7 +99,7 @@ def sweep(folder: Path, records: Records, table: Table, report: Path | None, tar
         folder.name,
         keys.SWEEP,
         tuple(dict.fromkeys(tag for record in records.values() for tag in run_record.user_tags(record))),
-        {"runs": len(records), **_common([record.axes for record in records.values()])},
+        {"runs": len(records)},
         started_at,
     )
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
@@ -121,13 +121,6 @@ def sweep_id(folder: Path, records: Records, target: Target) -> str:
         return noted[-1]
     _, first = min((Timeline.of(record).started_at, run_record.run_id(record)) for record in records.values())
     return f"{keys.SWEEP}-{sha256(first.encode()).hexdigest()[:12]}"
-
-
-def _common(axes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The axes of all runs; None where they differ, as W&B keeps what an earlier upload said of one without a name."""
-    names = dict.fromkeys(name for own in axes for name in own)
-    values = {name: [own.get(name) for own in axes] for name in names}
-    return {name: every[0] if all(value == every[0] for value in every) else None for name, every in values.items()}
 
 
 def has_record(folder: Path, target: Target) -> bool:

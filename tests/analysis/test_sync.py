@@ -1,6 +1,5 @@
 """Records are brought to W&B once each, by a small server that stands in for it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from multicard.tracking import keys, run_record, upload
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, as_dict, composed, warm_up
 from tests.helpers import records
-from tests.helpers.wandb_stand_in import SUMMARY, Server, Stored
+from tests.helpers.wandb_stand_in import SUMMARY, Server
 
 
 def written(sweep: Path) -> list[Path]:
@@ -81,14 +80,13 @@ def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path:
     records.write(sweep / "gpus=4-00000004", more, records.steps([1.0] * 4, per_epoch=2))
     assert main(["sync", str(tmp_path)]) == 0
     assert sweeps_of(wandb_server) == [name] and stored.summary[keys.SWEEP_TABLE]["nrows"] == 4
-    assert configured(stored)["precision"] == "fp32" and configured(stored)["gpus"] is None
 
     # the first cell and the one that had failed are measured again
     for folder, gpus in zip(folders, (1, 2), strict=False):
         again = records.vision(gpus=gpus, precision="fp16", started_at="2026-11-22T10:41:29Z")
         records.write(folder, again, records.steps([1.0] * 4, per_epoch=2))
     assert main(["sync", str(tmp_path)]) == 0
-    assert sweeps_of(wandb_server) == [name] and configured(stored)["precision"] is None
+    assert sweeps_of(wandb_server) == [name]
     assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (4, 4, 0)
 
 
@@ -121,11 +119,6 @@ def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(tmp_path: P
 
 def sweeps_of(server: Server) -> list[str]:
     return [name for name in server.runs if name.startswith(keys.SWEEP)]
-
-
-def configured(stored: Stored) -> dict[str, Any]:
-    """The configuration as W&B shows it."""
-    return {key: entry["value"] for key, entry in json.loads(stored.variables["config"]).items() if "value" in entry}
 
 
 def test_what_fails_is_tried_again_and_named(

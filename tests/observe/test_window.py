@@ -56,7 +56,7 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureF
     assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1  # 3 steps, one of them warm-up
     folder = Path(result["folder"])
     assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
-    assert Profile.from_dict(profile).as_dict()["rows"] == profile["rows"]
+    assert Profile.of(records.as_record(result).profile).as_dict()["rows"] == profile["rows"]
     capsys.readouterr()
     command._show_profiles([records.as_run(result)])
     printed = capsys.readouterr().out

@@ -1,16 +1,17 @@
 """One table of metrics from the events of all ranks, the same for either profiler: computed, recorded, compared."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from multicard.observe.profiles.events import RankEvents, Trace
 from multicard.observe.profiles.names import COPIES, CUDA_APIS, LAUNCH, MEMSET, metric
-from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
+from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow, ProfileTable
 
 GROUPS = ("derived", "phase", "api", "copy", "collective", "kernel", "annotation")
 LONG = ("kernel", "annotation")  # groups with a row for each name that occurred
@@ -42,13 +43,19 @@ class Profile:
         return msgspec.to_builtins(replace(self, rows=rows))
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Profile":
-        """The profile from `as_dict`'s result, as a run's record holds it.
+    def of(cls, recorded: ProfileTable | None) -> "Profile":
+        """The profile that a record has.
 
         Raises:
-            ValueError: if it has another form.
+            ValueError: there is none, or the profiler left nothing that can be read.
         """
-        return msgspec.convert(content, cls)
+        if recorded is None:
+            raise ValueError("its record has no profile")
+        if recorded.error is not UNSET:
+            raise ValueError(f"its profile could not be read ({recorded.error})")
+        if recorded.source is UNSET or recorded.ranks is UNSET or recorded.rows is UNSET:
+            raise ValueError("its profile is broken")
+        return cls(recorded.source, recorded.ranks, recorded.rows, tuple(recorded.not_recorded or ()))
 
 
 def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
