@@ -103,6 +103,15 @@ class Experiment:
         pairs = [[self.has(((axis, value), (column, own))) for own in self.swept[column]] for value in self.swept[axis]]
         return all(sum(there) == 1 for there in pairs)
 
+    def order(self, cell: Cell) -> list[tuple[int, float, str]]:
+        """The sort key of a cell: numbers by their size, all else in the paper's order."""
+        keys = []
+        for column, value in cell:
+            values, is_number = self.swept[column], isinstance(value, int | float) and not isinstance(value, bool)
+            index = values.index(value) if value in values and not is_number else len(values)
+            keys.append((index, float(value) if is_number else 0.0, str(value)))
+        return keys
+
     @property
     def command(self) -> str:
         """The command that measures all of it."""
@@ -257,12 +266,8 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
 
 
 def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated: RepeatedRuns) -> Panel:
-    def rank(key: str, value: Any) -> tuple[int, str]:
-        values = experiment.swept[key]
-        return (values.index(value), "") if value in values else (len(values), str(value))
-
     cells = grouping.group(runs, list(experiment.swept))
-    ordered = {cell: cells[cell] for cell in sorted(cells, key=lambda cell: [rank(key, value) for key, value in cell])}
+    ordered = {cell: cells[cell] for cell in sorted(cells, key=experiment.order)}
     return Panel(experiment, setting, ordered, _missing(experiment, ordered), repeated)
 
 

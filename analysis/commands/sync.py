@@ -105,8 +105,8 @@ def _uploads(runs: Sequence[Run], place: Place, write_report: WriteReport) -> It
             target = _target(place, _place(record) or common)
             yield run, None if upload.has_record(run, target) else partial(upload.record, run, target)
         if len(own) > 1:
-            every = _all_of(folder, own)
-            records, target = _records(every), _target(place, common)
+            every = [run for run in load.read([folder], probes=True).runs if run.folder.parent == folder]
+            records, target = _records(every), _target(place, common)  # of the whole sweep
             sent = upload.has_sweep(folder, records, target)
             yield folder, None if sent else partial(_send_sweep, folder, every, records, target, write_report)
 
@@ -124,13 +124,6 @@ def _send_sweep(
 
 def _records(runs: Sequence[Run]) -> upload.Records:
     return {run.folder: run.record() for run in runs}
-
-
-def _all_of(sweep: Path, runs: Sequence[Run]) -> Sequence[Run]:
-    """All runs of a sweep, some of which are to be uploaded: its table and report are of the whole."""
-    if sum(1 for _ in sweep.glob(f"[!.]*/{run_folder.RESULT}")) == len(runs):
-        return runs
-    return [run for run in load.read([sweep], probes=True).runs if run.folder.parent == sweep]
 
 
 def _place(record: AnyRecord) -> Place | None:

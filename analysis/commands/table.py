@@ -116,7 +116,7 @@ def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[Table]:
 
 def _of_measures(panel: Panel) -> Table:
     papers = _printed(panel)
-    cells = sorted([*panel.cells, *panel.missing], key=lambda cell: _order(panel, cell))
+    cells = sorted([*panel.cells, *panel.missing], key=panel.experiment.order)
     rows = [_row(panel, cell, papers) for cell in cells]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows) and not name.endswith(BOUNDS)]
     headings = [PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names]
@@ -164,17 +164,6 @@ def _profile_text(value: Any, shares: bool) -> str:
     if not isinstance(value, float):
         return "-" if value is None else clean(str(value))
     return f"{value:.1%}" if shares else f"{1000 * value:.3g}"
-
-
-def _order(panel: Panel, cell: Cell) -> list[tuple[int, float, str]]:
-    """The sort key of a cell: numbers by their size, all else in the paper's order."""
-    keys = []
-    for column, value in cell:
-        values = panel.experiment.swept[column]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        index = values.index(value) if value in values and not number else len(values)
-        keys.append((index, float(value) if number else 0.0, str(value)))
-    return keys
 
 
 def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
