@@ -132,23 +132,15 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     if config.distributed and not dist.is_initialized():
         recipes.join_alone("gloo")
 
-    def batch() -> Any:
+    def batch(_: Any) -> Any:
         peaks.tracker.reset_mod_stats()
         return tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))
-
-    class Real(recipe_class):
-        def _setup_data(self, *_: Any, **__: Any) -> Any:
-            loader = tuning_step.Batches(batch, STEPS * config.gradient_accumulation_steps)
-            return (loader.sampler, loader) if tuning_step.has_sampler(config) else loader
-
-        def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
 
     # it takes neither frozen weights, nor NF4, nor two forward passes a step, and counts what DTensor tries out
     tracks = not (methods.chosen(config).adapters or config.distributed)
     with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks):
-        recipe = Real(cfg=cfg)
+        recipe = tuning_step.stepping(recipe_class, config, STEPS, batch)(cfg=cfg)
         recipe.setup(cfg=cfg)
-        tuning_step.save_nothing(recipe)
         peaks.start()
         recipe.train()
 

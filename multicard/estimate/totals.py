@@ -93,25 +93,19 @@ class Alike:
         same = [run for distance, group in self._groups if distance == 0 for run in group]
         return [run for run in same if all(run.setting.get(key) == self._setting.get(key) for key in LENGTH)]
 
-    def nearest(self, figure: Figure) -> tuple[int, list[float]]:
-        """The values of a figure of the nearest runs where it is known, and the number of settings that differ."""
-        nearest, values = 0, list[float]()
-        for distance, group in self._groups:
-            if values and distance > nearest:
-                break
-            nearest = distance
-            values += [value for run in group if (value := figure(run)) is not None and math.isfinite(value)]
-        return nearest, values
-
     def interval(self, figure: Figure, sd: float) -> Interval | None:
         """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is known.
 
         Args:
             sd: of the figure's logarithm between runs, before any was repeated; each setting that differs adds as much.
         """
-        distance, values = self.nearest(figure)
-        values = [value for value in values if value > 0]
-        return spread(values, sd * (1 + distance)) if values else None
+        nearest, values = 0, list[float]()
+        for distance, group in self._groups:
+            if values and distance > nearest:
+                break
+            nearest = distance
+            values += [value for run in group if (value := figure(run)) is not None and 0 < value < math.inf]
+        return spread(values, sd * (1 + nearest)) if values else None
 
 
 # ---- steps of an epoch

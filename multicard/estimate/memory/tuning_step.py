@@ -98,7 +98,6 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
     with recipes.patched(module, torch.device("cpu")), _without_machine(module, device, tracker), tracker:
         recipe = _dry(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
         recipe.setup(cfg=cfg)
-        save_nothing(recipe)
         model = recipe._model
         recipes.check_built(recipe, config)
         model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
@@ -108,8 +107,31 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         recipe.train()
 
 
+def stepping(recipe_class: type, config: LlmConfig, steps: int, batch: Callable[[Any], Any]) -> type:
+    """A recipe for a few steps on equal batches, which `batch` makes for it; it saves nothing."""
+
+    class Stepping(recipe_class):
+        def _setup_data(self, *_: Any, **__: Any) -> Any:
+            loader = Batches(partial(batch, self), steps * config.gradient_accumulation_steps)
+            gives_sampler = config.recipe_name.startswith(("lora_dpo", "qat"))
+            return (loader.sampler, loader) if gives_sampler else loader
+
+        def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
+
+        def setup(self, *arguments: Any, **keywords: Any) -> None:
+            super().setup(*arguments, **keywords)
+            client = getattr(self, "_checkpoint_client", None)
+            if client is not None:  # some recipes save by it: a checkpoint gathers the weights
+                client.save_checkpoint = lambda *_, **__: None
+
+    return Stepping
+
+
 def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Tracker, mesh: Any) -> type:
-    class Dry(recipe_class):
+    def longest(recipe: Any) -> Any:
+        return batch(config, facts, recipe._device, tracker, recipe._model.num_output_chunks)
+
+    class Dry(stepping(recipe_class, config, step_count(config), longest)):
         def _setup_model(self, *arguments: Any, **keywords: Any) -> nn.Module:
             if mesh is None:
                 model = super()._setup_model(*arguments, **keywords)
@@ -118,27 +140,7 @@ def _dry(recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Track
             tracker.note_model(model)
             return model
 
-        def _setup_data(self, *_: Any, **__: Any) -> Any:
-            count = step_count(config) * config.gradient_accumulation_steps
-            chunks = self._model.num_output_chunks
-            loader = Batches(partial(batch, config, facts, self._device, tracker, chunks), count)
-            return (loader.sampler, loader) if has_sampler(config) else loader
-
-        def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
-
     return Dry
-
-
-def save_nothing(recipe: Any) -> None:
-    """Have the client by which some recipes save do nothing: a checkpoint gathers the weights."""
-    client = getattr(recipe, "_checkpoint_client", None)
-    if client is not None:
-        client.save_checkpoint = lambda *_, **__: None
-
-
-def has_sampler(config: LlmConfig) -> bool:
-    """True where the recipe's `_setup_data` returns its sampler beside the loader."""
-    return config.recipe_name.startswith(("lora_dpo", "qat"))
 
 
 def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, mesh: Any) -> nn.Module:
