@@ -1,47 +1,13 @@
-"""The benchmark of races: made and measured grids, their time, and when a goal counts as met."""
-
-import math
-
-import numpy as np
-import pytest
+"""The benchmark of races: when a goal counts as met, and what is wrong; its golden has the replays themselves."""
 
 from benchmarks import race
 from benchmarks.race_replays import (
-    GRIDS,
-    STRETCH_S,
     Kind,
     MadeGrid,
-    MeasuredGrid,
     Replay,
-    correlated,
     replay,
-    swept,
 )
 from multicard.decide.race.rules import Verdict
-
-
-def test_steps_are_correlated_as_they_are_described():
-    series = correlated(np.random.default_rng(0).normal(0, 1, 20_000), 0.6)
-    assert series.std() == pytest.approx(1, abs=0.05)
-    assert np.corrcoef(series[1:], series[:-1])[0, 1] == pytest.approx(0.6, abs=0.03)
-
-
-def test_the_measured_grid_replays_its_own_steps():
-    for kept in GRIDS.values():
-        grid = MeasuredGrid(kept, seed=0, between_runs=0.0)
-        assert len(grid.settings) == 96 and len({tuple(setting.items()) for setting in grid.settings}) == 96
-        step_s = grid.samples[5] * math.exp(-grid.truth[5])
-        series_s = grid.steps_s(5, 0, 10_000.0, 0.0)
-        assert len(series_s) == round(10_000 / step_s) > len(np.unique(series_s))
-        assert series_s.mean() == pytest.approx(step_s, rel=0.03)
-        block_s = grid.steps_s(5, 1, STRETCH_S, 7.0)  # as it was measured, from some step on
-        twice = np.tile(grid._steps_s[5], 2)
-        places = range(len(twice) - len(block_s))
-        assert any(np.array_equal(twice[place : place + len(block_s)], block_s) for place in places)
-
-
-def test_a_sweep_finds_the_best_where_runs_do_not_differ():
-    assert all(swept(MadeGrid(Kind(between_runs=0.0, between_steps=0.0, drift=0.0), seed)) == 0 for seed in range(5))
 
 
 def test_a_missed_goal_is_said():

@@ -250,35 +250,36 @@ def test_gpus_are_known_by_their_names_and_by_those_that_drivers_give():
 # ---- memory
 
 
-def test_memory_is_that_of_steps_without_values_until_it_was_measured(monkeypatch: pytest.MonkeyPatch):
-    asked: list[bool] = []
-    size = 10**11
+@pytest.mark.parametrize(
+    ("active", "known", "fits"),
+    [
+        (100, {}, "yes"),
+        (138, {}, "tight"),
+        (200, {}, "no"),
+        (138, {"peak_memory_bytes": {"max": 10**11, "per_rank": [10**11], "kind": "cuda_allocated"}}, "yes"),
+        (100, {"status": "oom"}, "no"),
+        (100, {"status": "oom", "hardware": "Tesla T4"}, "yes"),
+    ],
+)
+def test_memory_is_that_of_steps_without_values_until_it_was_measured(
+    active: int, known: dict[str, Any], fits: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[int | None, bool]] = []
 
     def answer_all(requests: Sequence[Request], compute: bool) -> list[Active]:
-        asked.append(compute)
-        assert [request.memory_bytes for request in requests] == [H200.memory_bytes]
-        return [Active(size, {})]
-
-    def told(*known: dict[str, Any], active: int = 10**11, effort: Effort = Effort.all) -> Prediction:
-        nonlocal size
-        size = active
-        (prediction,) = Predictor(H200, past(*known), None).predict_all([config(vision(device="cuda"))], effort)
-        return prediction
+        asked.extend((request.memory_bytes, compute) for request in requests)
+        return [Active(active * 10**9, {})]
 
     monkeypatch.setattr(peaks.answers, "answer_all", answer_all)
-    assert [told(active=size * 10**9).fits for size in (100, 138, 200)] == ["yes", "tight", "no"]
-    known = told(effort=Effort.records)
-    assert asked == [True, True, True, False] and known.active_bytes == 10**11
-    assert (known.gpu_memory_bytes, known.basis) == (H200.memory_bytes, "unknown")  # the basis of its times
-    ended = {"max": 10**11, "per_rank": [10**11], "kind": "cuda_allocated"}
-    before, ok = told(active=138 * 10**9), told(vision(device="cuda", peak_memory_bytes=ended), active=138 * 10**9)
-    assert (ok.fits, ok.memory_basis) == ("yes", "measured in 1 of this cell's runs")
-    assert ok.allocated_bytes == Interval(10**11, 0.98 * 10**11, 1.02 * 10**11)
-    assert before.allocated_bytes and before.memory_bytes and ok.memory_bytes  # what it needs beside that is the same
-    beside = before.memory_bytes.value - before.allocated_bytes.value
-    assert ok.memory_bytes.value == 10**11 + beside and ok.memory_bytes.low >= 10**11
-    assert told(vision(device="cuda", status="oom")).fits == "no"
-    assert told(vision(device="cuda", status="oom", hardware="Tesla T4")).fits == "yes"
+    runs, wanted = past(vision(device="cuda", **known)) if known else [], [config(vision(device="cuda"))]
+    (told,) = Predictor(H200, runs, None).predict_all(wanted)
+    Predictor(H200, runs, None).predict_all(wanted, Effort.records)
+    assert asked == [(H200.memory_bytes, True), (H200.memory_bytes, False)]
+    assert (told.fits, told.active_bytes, told.gpu_memory_bytes) == (fits, active * 10**9, H200.memory_bytes)
+    assert told.allocated_bytes and told.memory_bytes and told.memory_bytes.value > told.allocated_bytes.value
+    if "peak_memory_bytes" in known:  # which moves what the GPU must have
+        assert told.memory_basis == "measured in 1 of this cell's runs" and told.memory_bytes.low >= 10**11
+        assert told.allocated_bytes == Interval(10**11, 0.98 * 10**11, 1.02 * 10**11)
 
 
 def test_data_that_is_not_there_is_the_reason_for_no_memory():

@@ -146,8 +146,7 @@ def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
     assert spread(once) == pytest.approx(2 * 1.645 * 0.08 * math.sqrt(2), rel=1e-3)
     steady = [seen(0.1, CPU, f"batch_size={size}") for size in range(20) for _ in range(5)]
     assert spread(predicted(CPU, of=[*steady, seen(0.1, CPU)])) < spread(once) / 5
-    known = [seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]
-    four, eight = (predicted(CPU, f"gpus={gpus}", of=known) for gpus in (4, 8))
+    four, eight = (predicted(CPU, f"gpus={n}", of=[seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]) for n in (4, 8))
     assert spread(eight) > spread(four) and math.log(eight.high / eight.value) > 1.645 * 0.25 * math.log(4)
 
 

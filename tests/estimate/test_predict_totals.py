@@ -113,22 +113,20 @@ def total_s(prediction: Prediction) -> Interval:
     return prediction.total_s
 
 
-def test_the_total_of_a_cell_that_ran_is_what_it_took():
-    record = vision()
-    prediction = predicted(config(record), past(record))
-    assert prediction.basis == "measured"
-    assert prediction.step_s is not None and prediction.step_s.value == pytest.approx(0.1)
-    assert total_s(prediction).value == pytest.approx(record["total_s"])
-    assert total_s(prediction).low < record["total_s"] < total_s(prediction).high
-
-
-def test_the_total_of_a_longer_run_grows_with_its_epochs_and_images():
-    known = past(vision(epochs=2))
-    longer = predicted(config(vision(epochs=6)), known)
-    assert (longer.basis, longer.runs) == ("scaled", 1) and longer.about.endswith("of another length")
-    assert total_s(longer).value == pytest.approx(vision(epochs=6)["total_s"])
-    shorter = predicted(config(vision(), dataset__train_limit=160), known)  # half of the images
-    assert total_s(shorter).value == pytest.approx(2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S)
+@pytest.mark.parametrize(
+    ("wanted", "total", "basis"),
+    [
+        (config(vision()), vision()["total_s"], "measured"),
+        (config(vision(epochs=6)), vision(epochs=6)["total_s"], "scaled"),
+        # half of the images
+        (config(vision(), dataset__train_limit=160), 2 * (10 * 0.1 + EVALUATE_S + REST_S) + WARMUP_S, "scaled"),
+    ],
+)
+def test_the_total_is_what_the_cell_took_and_grows_with_epochs_and_images(wanted: RunConfig, total: float, basis: str):
+    told = predicted(wanted, past(vision(epochs=2)))
+    assert (told.basis, told.runs, "of another length" in told.about) == (basis, 1, basis == "scaled")
+    assert told.step_s is not None and told.step_s.value == pytest.approx(0.1)
+    assert total_s(told).value == pytest.approx(total) and total_s(told).low < total < total_s(told).high
 
 
 def test_the_error_of_the_step_does_not_average_out():
