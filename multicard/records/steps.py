@@ -23,7 +23,7 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
         ValueError: steps.parquet is absent or broken.
     """
     seconds = step_times_s(folder)
-    return seconds[~_warmup(record, len(seconds))]
+    return seconds[~warmup(record, len(seconds))]
 
 
 def step_times_s(folder: Path) -> np.ndarray:
@@ -43,7 +43,8 @@ def step_times_s(folder: Path) -> np.ndarray:
         raise ValueError(f"{path}: no steps can be read ({str(error).splitlines()[0]})") from None
 
 
-def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
+def warmup(record: AnyRecord, steps: int) -> np.ndarray:
+    """Flags of a run's warm-up (steps,)."""
     if isinstance(record, VisionRecord):
         return is_warmup(steps, record.segments or [Segment(steps=steps)], record.config.get("warmup_steps") or 0)
     return np.arange(steps) < (record.config.get("skip_steps") or 0)

@@ -96,6 +96,15 @@ def test_the_energy_of_a_sample_is_that_of_all_steps_of_a_block():
     assert readings.full_run(run, ENERGY) == (pytest.approx(-math.log(2.0)), pytest.approx(0.01))
 
 
+def test_the_rate_of_a_full_run_leaves_the_first_step_of_each_epoch_out(tmp_path: Path):
+    step_s = [9.0, 0.1, 0.1, 0.1, 0.7, 0.1, 0.1, 0.1]  # two epochs; the first step is the warm-up
+    record = records.vision(warmup_steps=1, epochs=2, images_per_s=8 / (1.3 / 7))
+    record["epochs"] = [epoch | {"steps": 4} for epoch in record["epochs"]]
+    folder = records.write(tmp_path / "run", record, records.steps(step_s, per_epoch=4))
+    run = records.as_run(record | {"folder": str(folder)})
+    assert readings.full_run(run, FIGURES["images_per_s"]) == (pytest.approx(math.log(8 / 0.1)), readings.LEAST_ERROR)
+
+
 def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (cell,) = faked([8], tmp_path, monkeypatch, "energy_joules")
     running: Any = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=("a", "b")), has_ended=bool)

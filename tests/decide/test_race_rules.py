@@ -120,12 +120,6 @@ def test_a_full_run_has_the_error_that_its_steps_tell():
     assert variance == pytest.approx(expected, rel=1e-3)
 
 
-def test_of_figures_that_are_alike_the_noisier_cell_is_slower_by_half_the_variance_of_their_logarithms():
-    model = modelled([{"a": cell} for cell in range(3)], inflation=1.0)
-    seen = [Block(cell, turn, 5.0, error, turn) for cell, error in enumerate((0.1, 0.1, 0.2)) for turn in range(400)]
-    assert model.posterior(seen).difference(0, 2)[0] == pytest.approx((4 - 1) * 0.1**2 / 2, rel=0.02)
-
-
 def test_how_sure_it_is_that_a_cell_is_beaten_allows_for_a_noise_of_which_its_blocks_tell_little():
     race = race_of(4)
     for cell, figure in enumerate((5.0, 4.5)):

@@ -18,6 +18,7 @@ import msgspec
 
 from multicard.config.base import check_name
 from multicard.config.job import count
+from multicard.config.keys import require
 from multicard.decide.plan import jobs_file, planning, tasks
 from multicard.decide.plan.carry_out import FOLDER, CarryingOut, ranges
 from multicard.decide.plan.jobs_file import SLOWDOWN
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "python -m multicard plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
-    parser.add_argument("--seconds", metavar="S", type=_seconds, default=planning.LIMIT_S, help="to search (10)")
+    parser.add_argument("--seconds", metavar="S", type=float, default=planning.LIMIT_S, help="to search (10)")
     parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again resumes")
     parser.add_argument("--name", help="of the plan's folder under multirun/ (the file's name)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan there")
@@ -59,12 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _seconds(word: str) -> float:
-    if not 1 <= (seconds := float(word)) <= 3600:
-        raise argparse.ArgumentTypeError(f"{word} is not from 1 to 3600")
-    return seconds
-
-
 class _Command:
     """One command, from its options to its exit code.
 
@@ -73,6 +68,7 @@ class _Command:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
+        require(1 <= options.seconds <= 3600, f"--seconds {options.seconds:g}: must be from 1 to 3600")
         self.options, self.file = options, jobs_file.read(options.jobs)
         self.name = options.name or options.jobs.stem
         if options.run:

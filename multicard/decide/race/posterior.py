@@ -137,7 +137,7 @@ class Model:
         """Take the scales of the highest likelihood of these blocks times the scales' prior density."""
         if not blocks:
             return
-        rows, figures, _ = self._seen(blocks, self.log_scales)
+        rows, figures, _ = self._seen(blocks)
         fixed, scaled = self._between(rows, rows)
 
         def loss(log_scales: np.ndarray) -> tuple[float, np.ndarray]:
@@ -187,7 +187,7 @@ class Model:
 
     def _given(self, blocks: Sequence[Block], asked: Sequence[Row], log_scales: np.ndarray) -> tuple[Posterior, float]:
         """Other figures given the blocks and the estimates, and the logarithm of their likelihood."""
-        rows, figures, level = self._seen(blocks, log_scales)
+        rows, figures, level = self._seen(blocks)
         factor = cholesky(self._covariance(rows, rows, log_scales), lower=True)
         shared = np.column_stack((figures, self._covariance(rows, asked, log_scales)))
         white = solve_triangular(factor, shared, lower=True)
@@ -196,17 +196,15 @@ class Model:
         log_likelihood = -float(shown @ shown) / 2 - float(np.log(np.diag(factor)).sum())
         return Posterior(level + known.T @ shown, covariance), log_likelihood
 
-    def _seen(self, blocks: Sequence[Block], log_scales: np.ndarray) -> tuple[list[Row], np.ndarray, float]:
-        """Blocks and estimates, how far each is above a level, and that level."""
+    def _seen(self, blocks: Sequence[Block]) -> tuple[list[Row], np.ndarray, float]:
+        """Estimates and blocks, how far each is above a level, and that level."""
         rows = [Row(cell, estimate=1.0) for cell in self._priors]
-        figures = [prior.mean for prior in self._priors.values()]
         for block, variance in zip(blocks, _variances(blocks), strict=True):
-            noise = variance if block.is_full else math.exp(2 * log_scales[INFLATION]) * variance
-            figures.append(block.log_figure - noise / 2)  # logarithms scatter around that of their mean minus this
-            own = {"exact" if block.is_full else "inflated": variance}
-            rows.append(Row(block.cell, block.round, block.process, **own))
-        level = float(np.mean(figures[: len(self._priors)] or figures or [0.0]))
-        return rows, np.array(figures) - level, level
+            noise = {"exact" if block.is_full else "inflated": variance}
+            rows.append(Row(block.cell, block.round, block.process, **noise))
+        estimates, measured = [prior.mean for prior in self._priors.values()], [block.log_figure for block in blocks]
+        level = float(np.mean(estimates or measured or [0.0]))
+        return rows, np.array([*estimates, *measured]) - level, level
 
     def _covariance(self, rows: Sequence[Row], columns: Sequence[Row], log_scales: np.ndarray) -> np.ndarray:
         fixed, scaled = self._between(rows, columns)

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multicard.decide.race.rules import Standing
-from multicard.measure import formulas
 from multicard.measure.series import mean_variance
 from multicard.ranks.gates import blocks_file
-from multicard.records import run_folder
+from multicard.records import steps
 from multicard.records.figures import FIGURES, Figure
 from multicard.records.run_folder import Run
-from multicard.records.steps import COLUMNS
 from multicard.run.workload import Workload
 
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
@@ -163,14 +161,15 @@ def full_run(run: Run, figure: Figure) -> Reading | None:
     value = figure.value(record) if record.status == "ok" else None
     if value and figure.better == "lower":
         return Reading(-math.log(value), COUNTER_S / (record.total_s or COUNTER_S))
-    table = run_folder.read_steps(run.folder) if value else None
-    if not value or table is None:
+    if not value:
         return None
-    columns = {name: table[name].to_numpy() for name in COLUMNS}
-    seconds = formulas.step_times_s(*columns.values())
-    numbers, config = np.arange(len(seconds)), record.config
-    after = numbers >= config.get("warmup_steps" if "skip_steps" not in config else "skip_steps", 0)
-    later = after & (numbers % (int(columns["step"].max()) + 1) > 0)
+    try:
+        seconds = steps.step_times_s(run.folder)
+    except ValueError:
+        return None
+    first_epoch = record.epochs[0].steps if record.epochs else None
+    after, per_epoch = ~steps.warmup(record, len(seconds)), first_epoch or len(seconds)
+    later = after & (np.arange(len(seconds)) % per_epoch > 0)
     counted = seconds[later] if later.any() else seconds[after]
     return rate(counted, value * float(seconds[after].mean()) * len(counted))
 
