@@ -55,7 +55,9 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
     problem = f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {world_size}"
     require(ranks == world_size, f"{problem}; use as many as before, or start again with rerun=true")
     newest = max_over_ranks(rank, saved["steps"])
-    require(saved["steps"] == newest, _late(folder, rank, saved["steps"], newest))
+    seen = f"the checkpoint after step {saved['steps']}" if saved["steps"] else "no checkpoint"
+    problem = f"rank {rank.rank} on {host()} sees {seen} in {folder}, another rank the one after step {newest}"
+    require(saved["steps"] == newest, f"{problem}: the file system shows files late; start the command again")
     if newest == 0:
         return None
     return torch.load(_rank_file(folder, saved["steps"], rank.rank), map_location="cpu", weights_only=True)
@@ -65,14 +67,6 @@ def remove(folder: Path) -> None:
     """Remove all checkpoints of the run."""
     _latest_file(folder).unlink(missing_ok=True)  # first: a half removed checkpoint must not count
     shutil.rmtree(_latest_file(folder).parent, ignore_errors=True)
-
-
-def _late(folder: Path, rank: Rank, steps: int, newest: int) -> str:
-    seen = f"the checkpoint after step {steps}" if steps else "no checkpoint"
-    return (
-        f"rank {rank.rank} on {host()} sees {seen} in {folder}, another rank the one after step {newest}: the file "
-        "system shows files late; start the command again"
-    )
 
 
 def _latest_file(folder: Path) -> Path:

@@ -20,12 +20,17 @@ def job(folder: Path, **options: Any) -> Job:
 
 
 def launch(
-    work: str, *arguments: Any, folder: Path, ranks: int = 1, allocation: Allocation | None = None
+    work: str, *arguments: Any, folder: Path, ranks: int = 1, allocation: Allocation | None = None, **options: Any
 ) -> Failure | None:
-    """Run a function of `rank_work` on the ranks of a node of `allocation`; None for this machine alone."""
+    """Run a function of `rank_work` on the ranks of a node of `allocation`; None for this machine alone.
+
+    Args:
+        options: of the `Job`.
+    """
     allocation = allocation or Allocation()
     placement = Placement("cpu", "gloo", ranks, False, nodes=allocation.nodes)
-    return elastic.launch(f"tests.helpers.rank_work:{work}", arguments, placement, job(folder, allocation=allocation))
+    ours = job(folder, allocation=allocation, **options)
+    return elastic.launch(f"tests.helpers.rank_work:{work}", arguments, placement, ours)
 
 
 def two_nodes(node: int, port: int) -> Allocation:

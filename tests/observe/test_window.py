@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from multicard.config.base import ProfileName, WindowConfig
-from multicard.config.placement import Placement
 from multicard.measure import timing
 from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import nsys, run_profile
 from multicard.observe.profiles.capture import Window
 from multicard.observe.profiles.load import read
 from multicard.observe.profiles.metrics import Profile
-from multicard.ranks import elastic, failures
-from multicard.ranks.process import Job, Rank
+from multicard.ranks import failures
+from multicard.ranks.process import Rank
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, Transfers
 from multicard.sweep import command
 from tests.conftest import warm_up
 from tests.helpers import records
+from tests.helpers.launching import launch
 from tests.helpers.profiler_files import Event, nsys_program, write_nsys
 
 Measured = Callable[..., dict[str, Any]]
@@ -123,8 +123,7 @@ def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
     warm_up()
     for part in ("profile", "ranks"):
         (folder / part).mkdir(parents=True)
-    job = Job(folder, "cpu", "gloo", 0, 1, "system", wrapper=nsys.command(folder))
-    return elastic.launch(work, (folder, "hello"), Placement("cpu", "gloo", ranks, False), job)
+    return launch(work, folder, "hello", folder=folder, ranks=ranks, wrapper=nsys.command(folder))
 
 
 @pytest.mark.usefixtures("processes")
@@ -133,12 +132,12 @@ def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(
 ):
     nsys_program(tmp_path / "bin", STAND_IN, monkeypatch)
     folder = tmp_path / "run"
-    assert wrapped(folder, "tests.helpers.rank_work:says_hello", 2) is None
+    assert wrapped(folder, "says_hello", 2) is None
     assert [(folder / f"{rank}.txt").read_text() for rank in (0, 1)] == ["hello", "hello"]
     assert (folder / "logs" / "r01.log").read_text() == "rank 1 of 2: hello\n"
     assert sorted(path.name for path in (folder / "profile").iterdir()) == ["r00.nsys-rep", "r01.nsys-rep"]
     assert sorted(path.name for path in folder.iterdir()) == ["0.txt", "1.txt", "logs", "profile", "ranks"]
-    failure = wrapped(tmp_path / "failed", "tests.helpers.rank_work:no_such_function", 1)
+    failure = wrapped(tmp_path / "failed", "no_such_function", 1)
     assert failure is not None and "no_such_function" in failure.message and failure.kind == "exception"
 
 

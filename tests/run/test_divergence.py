@@ -86,14 +86,6 @@ def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
     assert record["step_s"]["mean"] > 0 and record["profile"]["steps"] == 1
 
 
-def test_a_rank_without_a_batch_in_the_last_round_has_not_diverged(measured: Measured):
-    record = measured("gpus=2", "strategy=ddp_rr", "dataset.train_limit=80")
-    rows = run_folder.read_steps(Path(record["folder"])).to_pylist()
-    assert [row["rank"] for row in rows if row["samples"] == 0] == [1]
-    assert np.isnan(rows[-1]["loss"])
-    assert (record["status"], record["non_finite_losses"]) == ("ok", 0), record["cause"]
-
-
 @pytest.mark.usefixtures("processes")
 def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., tuple[int, str]], tmp_path: Path):
     words = ("-m", *SMALL, "epochs=2", "lr=1e30,0.01", "model.width=0.35", "name=s", f"hydra.sweep.dir={tmp_path}/s")

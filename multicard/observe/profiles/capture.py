@@ -68,6 +68,11 @@ class _Profiler:
     def _marker(self, name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name) if self._nvtx else record_function(name)
 
+    def _facts(self, config: WindowConfig, first_step: int, steps: int, **more: Any) -> dict[str, Any]:
+        """The window for the rank's file."""
+        own = {"name": config.name.value, "first_step": first_step, "steps": steps}
+        return own | {"counted_h2d_bytes": self.h2d_bytes, **more}
+
     def count(self, h2d_bytes: int) -> None:
         """Count bytes that the current step moved to the device."""
         if self.recording:
@@ -117,13 +122,7 @@ class Window(_Profiler):
     def result(self) -> dict[str, Any]:
         """The window for the rank's file."""
         (window_s,) = self._marks.seconds()
-        return {
-            "name": self.config.name.value,
-            "first_step": self.first,
-            "steps": self.steps,
-            "window_s": float(window_s),
-            "counted_h2d_bytes": self.h2d_bytes,
-        }
+        return self._facts(self.config, self.first, self.steps, window_s=float(window_s))
 
 
 class TrainingWindow(_Profiler):
@@ -191,14 +190,7 @@ class TrainingWindow(_Profiler):
         if self.config is None or self.ended is None:
             return None
         self._write()
-        return {
-            "name": self.config.name.value,
-            "window": self.config.window.value,
-            "ended": self.ended,
-            "first_step": 0,
-            "steps": self.steps,
-            "counted_h2d_bytes": self.h2d_bytes,
-        }
+        return self._facts(self.config, 0, self.steps, window=self.config.window.value, ended=self.ended)
 
     def _reason(self, config: WindowConfig) -> str | None:
         """The reason to end the window before the next step; None where it goes on."""

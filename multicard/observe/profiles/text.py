@@ -1,7 +1,7 @@
 """A profile as text tables."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from textwrap import wrap
 
 from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
@@ -40,12 +40,11 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
         raise ValueError(f"--rank {rank}: the profile has ranks {', '.join(str(r.rank) for r in profile.ranks)}")
     summed = len(ranks) > 1
     body = []
-    for group, heading, rows in _groups(profile.rank_rows(None if summed else ranks[0].rank), top):
-        body += [[], [heading]]
-        for row in rows:
-            calls = "-" if row.calls is None else f"{row.calls:,}"
-            times = [in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
-            body.append([_label(row), calls, *times, in_bytes(row.bytes)])
+    for group, title in TITLES.items():
+        rows = [row for row in profile.rank_rows(None if summed else ranks[0].rank) if row.group == group]
+        shown = rows[:top] if group in LONG else rows
+        if rows:
+            body += [[], [title if shown == rows else f"{title}, {top} of {len(rows)}"], *map(_cells, shown)]
         if group == "api":
             omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
             body += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
@@ -53,8 +52,15 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
     if profile.not_recorded:
         notes.append(f"not recorded by {profile.source}: {', '.join(profile.not_recorded)}")
     headings = ["metric", "calls", "total", "mean", "share", "bytes"]
-    wrapped = [line for note in notes for line in wrap(note, width)]
-    return [*_rank_lines(ranks, width), "", *_table(headings, body[1:], width), *wrapped]
+    cells = [[*row, *[""] * (len(headings) - len(row))] for row in body[1:]]
+    table = text_table.text(headings, cells, width, "lrrrrr", least_width=NAME_WIDTH)  # names give way to figures
+    return [*_rank_lines(ranks, width), "", *table, *(line for note in notes for line in wrap(note, width))]
+
+
+def _cells(row: ProfileRow) -> list[str]:
+    calls = "-" if row.calls is None else f"{row.calls:,}"
+    times = [in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
+    return [_label(row), calls, *times, in_bytes(row.bytes)]
 
 
 def in_seconds(time_s: float | None) -> str:
@@ -85,21 +91,6 @@ def _rank_lines(ranks: Sequence[ProfileRank], width: int) -> list[str]:
     columns = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
     rows = list(zip(*columns.values(), strict=True))
     return text_table.text(list(columns), rows, width, align="l" + "r" * (len(columns) - 1))
-
-
-def _groups(rows: Sequence[ProfileRow], top: int) -> Iterator[tuple[str, str, Sequence[ProfileRow]]]:
-    """Each group that has rows, its heading, and the rows to print."""
-    for group, title in TITLES.items():
-        members = [row for row in rows if row.group == group]
-        limit = top if group in LONG else len(members)
-        if members:
-            yield group, f"{title}, {limit} of {len(members)}" if limit < len(members) else title, members[:limit]
-
-
-def _table(headings: Sequence[str], body: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lines of rows, which may be shorter than the headings. Figures get the width they need, names the rest."""
-    rows = [[*row, *[""] * (len(headings) - len(row))] for row in body]
-    return text_table.text(headings, rows, width, "l" + "r" * (len(headings) - 1), least_width=NAME_WIDTH)
 
 
 def _label(row: ProfileRow) -> str:
