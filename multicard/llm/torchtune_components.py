@@ -129,8 +129,5 @@ class StepLog:
         if self.listener is not None:
             self.listener(payload)
 
-    def log(self, name: str, data: Any, step: int) -> None:
-        self.log_dict({name: data}, step)
-
     def close(self) -> None:
         self.listener = None

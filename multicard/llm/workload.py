@@ -1,8 +1,5 @@
 """The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
-from pathlib import Path
-from typing import Any
-
 from multicard.config import compilation, llm
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig, TemplateConfig
@@ -11,10 +8,6 @@ from multicard.llm import methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
 from multicard.records.schema import LlmRecord
 from multicard.run.workload import Workload, untried
-
-
-def arguments(config: LlmConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:
-    return config, folder, torchtune_config.write(config, placement, folder)
 
 
 def describe(config: LlmConfig, placement: Placement) -> str:
@@ -72,7 +65,7 @@ WORKLOAD = Workload(
     fits=lambda config, placement: None,  # torchtune takes any
     check=preflight.check,
     data=preflight.data_parts,
-    arguments=arguments,
+    arguments=lambda config, placement, folder: (config, folder, torchtune_config.write(config, placement, folder)),
     axes=summary.axes,
     describe=describe,
     record=LlmRecord,

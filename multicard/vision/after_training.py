@@ -40,15 +40,6 @@ def after_training(loop: Loop, report: TrainingReport, sampler: Remaining, train
     report.write()
 
 
-def write_window(loop: Loop, report: TrainingReport) -> None:
-    """Write the profile of the training from its start, where one is asked for."""
-    if loop.window.config is None or loop.stopped:  # who stops a run leaves it little time
-        return
-    lost = "profile.window=start: lost when the run was stopped; it went on without the profiler"
-    report.content.profile = loop.window.close() or {"error": lost}
-    report.write()
-
-
 def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> Iterator[Batch]:
     """The loader's batches, epoch after epoch, in complete rounds; all of them where no round is complete."""
     complete = len(share.sampler) // share.batch_size // share.batches_per_step * share.batches_per_step

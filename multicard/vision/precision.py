@@ -6,9 +6,6 @@ Imports torch only inside functions: the controller reads these objects too.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.keys import require
-from multicard.config.placement import Placement
-
 if TYPE_CHECKING:
     import torch
 
@@ -70,11 +67,6 @@ class Precision:
 
         dtype = None if self.autocast is None else getattr(torch, self.autocast)
         return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-    def refuse(self, name: str, placement: Placement) -> None:
-        """Raise ValueError, with the key and the remedy, where the device cannot compute in it."""
-        remedy = "CPU ranks compute in IEEE fp32; use precision=fp32"
-        require(self.cpu or placement.device == "cuda", f"precision={name}: needs CUDA devices; {remedy}")
 
 
 PRECISIONS = {

@@ -12,10 +12,10 @@ from multicard.ranks.process import Rank
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema_parts import Segment
 from multicard.run.rank_report import Report
+from multicard.vision.loop import COUNTS
 from multicard.vision.strategy import Share
 
 EPOCH = VisionRankEpoch.__struct_fields__
-PER_STEP = ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")
 MEASURED = ("epochs", "segments", "peak_memory_bytes")  # kept over a restart; the rest is of this process
 
 
@@ -64,7 +64,7 @@ class TrainingReport(Report[VisionReport]):
         columns = {
             "step_s": phases_s.sum(axis=1),
             **{f"{phase}_s": phases_s[:, i] for i, phase in enumerate(PHASES)},
-            **{name: np.asarray(figures[name]) for name in ("loss", *PER_STEP)},
+            **{name: np.asarray(figures[name]) for name in ("loss", *COUNTS)},
         }
         self.write_steps(figures["epoch"], columns)
         self.content.epochs.append(VisionRankEpoch(**{name: figures[name] for name in EPOCH}))

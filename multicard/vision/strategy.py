@@ -168,28 +168,20 @@ def replicated(
 
     The plain model evaluates: DDP's forward pass would wait for ranks that have fewer batches.
     """
-    parallel, plain = replicate(model, config, rank)
-    return Share(parallel, plain, plain, sampler, config.batch_size, samples, [rank.device], **rounds)
+    from torch.nn import SyncBatchNorm, parallel
 
-
-def replicate(model: "nn.Module", config: VisionConfig, rank: Rank) -> "tuple[nn.Module, nn.Module]":
-    """The model under DistributedDataParallel, and the model in it; the same twice on a single rank."""
-    from torch.nn import SyncBatchNorm
-    from torch.nn.parallel import DistributedDataParallel
-
-    options = config.strategy
+    options, trained = config.strategy, model
     assert isinstance(options, DdpConfig)
-    if rank.world_size == 1:
-        return model, model
-    if options.sync_batchnorm:
-        model = SyncBatchNorm.convert_sync_batchnorm(model)
-    parallel = DistributedDataParallel(
-        model,
-        device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_cap_mb,
-        gradient_as_bucket_view=options.gradient_as_bucket_view,
-    )
-    return parallel, model
+    if rank.world_size > 1:
+        if options.sync_batchnorm:
+            model = SyncBatchNorm.convert_sync_batchnorm(model)
+        trained = parallel.DistributedDataParallel(
+            model,
+            device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
+            bucket_cap_mb=options.bucket_cap_mb,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+        )
+    return Share(trained, model, model, sampler, config.batch_size, samples, [rank.device], **rounds)
 
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:

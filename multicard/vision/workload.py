@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.compilation import has_cuda_graphs
@@ -35,11 +33,6 @@ NAMED: dict[str, Mapping[str, object]] = {
 }
 
 
-def processes(config: VisionConfig) -> int:
-    """Ranks per node."""
-    return 1 if STRATEGIES[config.strategy.name].one_process else config.gpus
-
-
 def refuse(config: VisionConfig) -> None:
     """Refuse names that no option has, as with `strategy.name=`, and what the loader cannot do."""
     for group, options in NAMED.items():
@@ -51,7 +44,9 @@ def refuse(config: VisionConfig) -> None:
 def fits(config: VisionConfig, placement: Placement) -> None:
     """Refuse a strategy or a precision that does not work on these devices."""
     STRATEGIES[config.strategy.name].refuse(config, placement)
-    PRECISIONS[config.precision.name].refuse(config.precision.name, placement)
+    precision, remedy = config.precision.name, "CPU ranks compute in IEEE fp32; use precision=fp32"
+    computes = PRECISIONS[precision].cpu or placement.device == "cuda"
+    require(computes, f"precision={precision}: needs CUDA devices; {remedy}")
 
 
 def has_room(config: VisionConfig, placement: Placement) -> None:
@@ -103,10 +98,6 @@ def workers(config: VisionConfig, placement: Placement) -> int:
         return 0
     gpus = config.gpus // placement.processes  # of this rank
     return min(8 * gpus, environment.cores() // placement.processes)
-
-
-def arguments(config: VisionConfig, placement: Placement, folder: Path) -> tuple[Any, ...]:
-    return config, folder, workers(config, placement)
 
 
 def describe(config: VisionConfig, placement: Placement) -> str:
@@ -175,13 +166,13 @@ WORKLOAD = Workload(
     work="multicard.vision.train:train",
     preload=PRELOAD,
     cuda_preload=PRELOAD,
-    processes=processes,
+    processes=lambda config: 1 if STRATEGIES[config.strategy.name].one_process else config.gpus,
     refuse=refuse,
     fits=fits,
     has_room=has_room,
     check=check,
     data=lambda config: datasets.content(config.dataset),
-    arguments=arguments,
+    arguments=lambda config, placement, folder: (config, folder, workers(config, placement)),
     axes=summary.axes,
     describe=describe,
     record=VisionRecord,

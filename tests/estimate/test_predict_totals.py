@@ -55,11 +55,13 @@ def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next():
 def test_the_steps_of_an_epoch_are_those_of_the_strategies(
     strategy: str, ranks: int, samples: int, monkeypatch: pytest.MonkeyPatch
 ):
+    import torch
+
     from multicard.vision import strategy as strategies
 
-    monkeypatch.setattr(strategies, "replicate", lambda model, config, rank: (model, model))
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda model, **_: model)
     wanted = typed(f"strategy={strategy}", f"gpus={ranks}", "batch_size=16", "device=cpu")
-    rank: Any = SimpleNamespace(world_size=ranks, rank=0, device=None)
+    rank: Any = SimpleNamespace(world_size=ranks, rank=0, device=torch.device("cpu"))
     share = strategies.STRATEGIES[strategy].share(None, samples, wanted, rank)  # pyright: ignore[reportArgumentType]
     assert totals.length_of_images(wanted, samples, 0).steps == share.steps
 

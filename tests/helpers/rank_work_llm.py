@@ -54,35 +54,31 @@ def tune_and_leave_listeners(rank: Rank, config: LlmConfig, folder: Path, cfg: d
 def tune_and_count_exchanges(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
     """As `tune_in_few_rounds`; the calls of FSDP's collectives within the ablations' steps without exchange and in all,
     and whether the weights changed in those steps, by nothing but the optimiser's decay and momentum."""
-    calls: dict[str, int] = {"alone": 0, "all": 0, "blocks": 0}
-    alone, without_exchange = [False], after_tuning.without_exchange
-    changes: list[float] = []
+    calls, changes, without_exchange = {"alone": 0, "all": 0, "blocks": 0}, [], after_tuning.without_exchange
 
-    def counting(collective: Any) -> Any:
+    def counting(name: str) -> Any:
+        collective = getattr(dist, name)
+
         def call(*arguments: Any, **keywords: Any) -> Any:
             calls["all"] += 1
-            calls["alone"] += alone[0]
             return collective(*arguments, **keywords)
 
-        return call
+        return mock.patch.object(dist, name, call)
 
     def weights(model: torch.nn.Module) -> list[torch.Tensor]:
         return [getattr(p, "_local_tensor", p).detach().clone() for p in model.parameters() if p.requires_grad]
 
     @contextmanager
     def watched(model: torch.nn.Module) -> Iterator[None]:
-        before, alone[0] = weights(model), True
-        calls["blocks"] += 1
+        before, called = weights(model), calls["all"]
         with without_exchange(model):
             yield
-        alone[0] = False
-        changes.append(max(float((a - b).abs().max()) for a, b in zip(weights(model), before, strict=True)))
+        calls["blocks"] += 1
+        calls["alone"] += calls["all"] - called
+        changes.extend(float((a - b).abs().max()) for a, b in zip(weights(model), before, strict=True))
 
-    with (
-        mock.patch.object(dist, "all_gather_into_tensor", counting(dist.all_gather_into_tensor)),
-        mock.patch.object(dist, "reduce_scatter_tensor", counting(dist.reduce_scatter_tensor)),
-        mock.patch.object(after_tuning, "without_exchange", watched),
-    ):
+    replaced = mock.patch.object(after_tuning, "without_exchange", watched)
+    with counting("all_gather_into_tensor"), counting("reduce_scatter_tensor"), replaced:
         tune_in_few_rounds(rank, config, folder, cfg)
     torch.save(calls | {"most_changed": max(changes)}, folder / f"{rank.rank}.pt")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from multicard.llm import models
@@ -163,31 +164,6 @@ def test_qwens_own_tokenizer(tuned: Tuned, tmp_path: Path):
     assert result["tokens"]["all"] > result["tokens"]["non_padding"] > result["tokens"]["loss_bearing"] > 0
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["model.intermediate_dim=512"], "config.json says intermediate_size 768, not 512"),
-        (["model.num_layers=3"], "config.json says num_hidden_layers 2, not 3"),
-        (["model.num_heads=8", "model.num_kv_heads=4"], "config.json says num_attention_heads 4, not 8"),
-        (["model.vocab_size=1700"], "config.json says vocab_size 1600, not 1700"),
-        ([], "has no tensor model.layers.1.mlp.up_proj.weight; fetch the whole folder"),
-        (["model.max_seq_len=512"], "model.norm.weight has shape (1,), not (256,)"),
-    ],
-)
-def test_a_checkpoint_of_other_sizes_is_refused(words: list[str], says: str, tmp_path: Path):
-    folder = tmp_path / "weights"
-    write_checkpoint(folder, "llama")
-    names = load_file(folder / "model.safetensors")
-    if not words:
-        del names["model.layers.1.mlp.up_proj.weight"]
-        save_file(names, folder / "model.safetensors")
-    elif words == ["model.max_seq_len=512"]:
-        save_file(names | {"model.norm.weight": names["model.norm.weight"][:1]}, folder / "model.safetensors")
-    config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}", *words).model
-    with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
-        models.check_weights(config, config.vocab_size or 0)
-
-
 STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 STRETCHED |= {"original_max_position_embeddings": 8192}
 
@@ -195,6 +171,10 @@ STRETCHED |= {"original_max_position_embeddings": 8192}
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
+        (["model.intermediate_dim=512"], "config.json says intermediate_size 768, not 512"),
+        (["model.num_layers=3"], "config.json says num_hidden_layers 2, not 3"),
+        (["model.num_heads=8", "model.num_kv_heads=4"], "config.json says num_attention_heads 4, not 8"),
+        (["model.vocab_size=1700"], "config.json says vocab_size 1600, not 1700"),
         ({"model_type": "mistral"}, "config.json says model_type mistral, not llama as model=llama3_tiny"),
         ({"rope_theta": 10_000.0}, "config.json says rope_theta 10000.0, not 500000"),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6}}, "config.json says rope_theta 1000000.0, not"),
@@ -202,22 +182,26 @@ STRETCHED |= {"original_max_position_embeddings": 8192}
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json says rope_type linear, not default"),
         ({"rms_norm_eps": 1e-6}, "config.json says rms_norm_eps 1e-06, not 1e-05"),
         ({"hidden_act": "gelu"}, "config.json says hidden_act gelu, not silu"),
-        (None, "has a tensor model.layers.0.self_attn.q_proj.bias, which model=llama3_tiny has not"),
+        (("layers.1.mlp.up_proj.weight", None), "has no tensor model.layers.1.mlp.up_proj.weight; fetch the whole"),
+        (("norm.weight", 1), "model.norm.weight has shape (1,), not (256,)"),
+        (("layers.0.self_attn.q_proj.bias", 256), "has a tensor model.layers.0.self_attn.q_proj.bias, which model="),
     ],
 )
-def test_a_checkpoint_that_computes_otherwise_is_refused(changed: dict[str, Any] | None, says: str, tmp_path: Path):
+def test_a_checkpoint_of_another_decoder_is_refused(changed: Any, says: str, tmp_path: Path):
+    """By other words, or a config.json or a tensor (its name and size) that is changed."""
     folder = tmp_path / "weights"
     write_checkpoint(folder, "llama")
-    if changed is None:
-        held = load_file(folder / "model.safetensors")
-        bias = {"model.layers.0.self_attn.q_proj.bias": held["model.norm.weight"].clone()}
-        save_file(held | bias, folder / "model.safetensors")
-    else:
+    if isinstance(changed, dict):
         values = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(values | changed))
-    config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}").model
+    elif isinstance(changed, tuple):
+        held, (name, size) = load_file(folder / "model.safetensors"), changed
+        held[f"model.{name}"] = torch.ones(size or 0)
+        save_file({name: tensor for name, tensor in held.items() if tensor.numel()}, folder / "model.safetensors")
+    words = changed if isinstance(changed, list) else []
+    config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}", *words).model
     with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
-        models.check_weights(config, VOCABULARY)
+        models.check_weights(config, config.vocab_size or 0)
 
 
 @pytest.mark.usefixtures("processes")

@@ -5,6 +5,7 @@ stays a single channel until it is on the device.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import interpolate
 from multicard.config.vision import DatasetConfig
 
 SMALL = 64  # pixels a side, up to which resizing by matrices pays
-BAND_ROWS = range(32, 65)  # rows of an enlarged image that are computed together; see `_bands`
+BAND_ROWS = range(32, 65)  # rows of an enlarged image that are computed together; see `bands_of`
 BAND_SIDE = 16  # pixels a side, from which that pays
 
 
@@ -78,8 +79,6 @@ class Preparation:
     def __init__(self, config: DatasetConfig, transfer: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.size, self.transfer = config.image_size, transfer
         self.arithmetic = torch.float64 if transfer is torch.float64 else torch.float32
-        self.bands: dict[int, tuple[torch.Tensor, torch.Tensor] | None] = {}
-        self.weights: dict[int, torch.Tensor] = {}
         self.alike = len(set(config.mean)) == len(set(config.std)) == 1  # the same for all channels
         mean, std = (torch.tensor(v, dtype=self.arithmetic)[:, None, None] for v in (config.mean, config.std))
         self.mean, self.scale = (255 * mean).to(device), (1 / (255 * std)).to(device)
@@ -119,36 +118,35 @@ class Preparation:
         if images.device.type != "cpu" or max(height, width) > SMALL:
             antialias = max(height, width) > self.size
             return interpolate(images, (self.size, self.size), mode="bilinear", antialias=antialias)
-        bands, columns = self._bands(height), self._weights(width).T
+        bands, columns = bands_of(height, self.size, images.dtype), weights_of(width, self.size, images.dtype).T
         if bands is None or (out is not None and not out.is_contiguous()):
-            return torch.matmul(self._weights(height), images @ columns, out=out)
+            return torch.matmul(weights_of(height, self.size, images.dtype), images @ columns, out=out)
         rows, weights = bands
         in_bands = None if out is None else out.view(*images.shape[:2], *weights.shape[:2], self.size)
         return torch.matmul(weights, images[:, :, rows] @ columns, out=in_bands).flatten(2, 3)
 
-    def _bands(self, side: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The rows of an enlarged image in N equal bands of R: the K rows of the small one that each is computed from
-        (N, K), and their weights (N, R, K); all other weights are zero. From 28 to 500 px that is a sixth of the
-        arithmetic. None where it does not pay."""
-        if side not in self.bands:
-            sizes = [size for size in BAND_ROWS if self.size % size == 0 and BAND_SIDE <= side < self.size > size]
-            self.bands[side] = self._in_bands(side, max(sizes)) if sizes else None
-        return self.bands[side]
 
-    def _in_bands(self, side: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        weights = self._weights(side).view(-1, size, side)
-        used = (weights != 0).any(1).int()  # (N, h)
-        first, last = used.argmax(1), side - 1 - used.flip(1).argmax(1)
-        count = int((last - first).max()) + 1
-        rows = first.clamp(max=side - count)[:, None] + torch.arange(count)
-        return rows, weights.gather(2, rows[:, None].expand(-1, size, -1))
+@cache
+def bands_of(side: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The rows of an image enlarged from `side` to `size` in N equal bands of R: the K rows of the small one that each
+    is computed from (N, K), and their weights (N, R, K); all other weights are zero. From 28 to 500 px that is a sixth
+    of the arithmetic. None where it does not pay."""
+    fitting = [rows for rows in BAND_ROWS if size % rows == 0 and BAND_SIDE <= side < size > rows]
+    if not fitting:
+        return None
+    weights = weights_of(side, size, dtype).view(-1, max(fitting), side)
+    used = (weights != 0).any(1).int()  # (N, h)
+    first, last = used.argmax(1), side - 1 - used.flip(1).argmax(1)
+    count = int((last - first).max()) + 1
+    rows = first.clamp(max=side - count)[:, None] + torch.arange(count)
+    return rows, weights.gather(2, rows[:, None].expand(-1, max(fitting), -1))
 
-    def _weights(self, side: int) -> torch.Tensor:
-        """(S, side): the weight of each pixel of a row in each pixel of the resized row."""
-        if side not in self.weights:
-            each = torch.eye(side, dtype=self.arithmetic)[None, None]
-            self.weights[side] = interpolate(each, (self.size, side), mode="bilinear", antialias=side > self.size)[0, 0]
-        return self.weights[side]
+
+@cache
+def weights_of(side: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """(size, side): the weight of each pixel of a row in each pixel of the resized row."""
+    each = torch.eye(side, dtype=dtype)[None, None]
+    return interpolate(each, (size, side), mode="bilinear", antialias=side > size)[0, 0]
 
 
 def _normalised(
