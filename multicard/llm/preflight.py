@@ -60,20 +60,16 @@ def prepare(config: LlmConfig) -> Inputs:
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
         rows = row_sources.load(config)
-        if rows is not None and not config.packed:
-            check_steps(config, len(rows))
+        needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
+        problem = f"is less than one step (batch_size x gpus x gradient_accumulation_steps = {needed})"
+        enough = rows is None or config.packed or len(rows) >= needed  # of packed rows only ranks know the number
+        require(enough, f"dataset.rows={len(rows or [])}: {problem}; use {needed} or more")
         token_ranks = train_tokenizer(config, rows)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         models.check_weights(config.model, vocabulary)
         _LATEST.clear()
         _LATEST[identity] = Inputs(rows, token_ranks, vocabulary)
     return _LATEST[identity]
-
-
-def check_steps(config: LlmConfig, rows: int) -> None:
-    needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
-    product = "batch_size x gpus x gradient_accumulation_steps"
-    require(rows >= needed, f"dataset.rows={rows}: is less than one step ({product} = {needed}); use {needed} or more")
 
 
 def train_tokenizer(config: LlmConfig, rows: list[row_sources.Row] | None) -> list[bytes] | None:

@@ -10,7 +10,6 @@ from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
 from multicard.ranks import compiler
 from multicard.vision.loop import Loop
-from multicard.vision.strategy import Share
 
 
 def inductor_options(mode: str, layout: str) -> dict[str, Any]:
@@ -51,7 +50,9 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)
-        train_on_zeros(loop, share.plain, odd_batch(share))  # not under DDP: other ranks may have no odd batch
+        full, odd = divmod(len(share.sampler), share.batch_size)
+        if full % share.batches_per_step == share.turn:  # not under DDP: other ranks may have no odd batch
+            train_on_zeros(loop, share.plain, odd)
         evaluate_zeros(loop, evaluated % share.batch_size)
     with torch.no_grad():
         for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
@@ -62,12 +63,6 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
         "compile_cache": compiler.since(looked_up),
         "cuda_graphs": compiler.cuda_graphs_skipped() == 0 if has_graphs else None,
     }
-
-
-def odd_batch(share: Share) -> int:
-    """Images of the odd batch that this rank trains on at the end of an epoch; 0 where it has none."""
-    full, odd = divmod(len(share.sampler), share.batch_size)
-    return odd if full % share.batches_per_step == share.turn else 0
 
 
 def train_on_zeros(loop: Loop, model: nn.Module, size: int) -> None:

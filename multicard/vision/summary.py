@@ -1,5 +1,6 @@
 """The summary of a training run, from the files of its ranks."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,19 +53,15 @@ def summarise(
         record.non_finite_losses, record.divergence = _judged(table)
     if record.training_joules is not None and record.samples_trained:
         record.joules_per_image = record.training_joules / record.samples_trained
-    record.time_to_target_s = time_to_target_s(epochs, config.target_accuracy)
+    target = math.inf if config.target_accuracy is None else config.target_accuracy
+    reached = (epoch.ended_s for epoch in epochs if (epoch.test_accuracy or 0.0) >= target)
+    record.time_to_target_s = next(reached, None)
     record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
     record.transfer_bytes = _transfers(ranks, table, placement)
     record.communication_bytes = _communication(config, ranks, table)
     if ranks:
         for name in ("cuda_graphs", "input", "parameters", "num_workers", "threads", "segments"):
             setattr(record, name, getattr(ranks[0], name))
-
-
-def time_to_target_s(epochs: list[VisionEpoch], target: float | None) -> float | None:
-    """Seconds from the start of training to the end of the first evaluation at `target` or above; None: never."""
-    reached = (epoch.ended_s for epoch in epochs if target is not None and (epoch.test_accuracy or 0.0) >= target)
-    return next(reached, None)
 
 
 def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> VisionEpoch:

@@ -30,9 +30,8 @@ GREY = ("dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.25,0.5,1.0]")
 PLAIN = ("dataset.mean=[0,0,0]", "dataset.std=[1,1,1]")
 
 
-def split(values: list[int], size: int = 8) -> Split:
-    images = np.stack([np.full((size, size), value, np.uint8) for value in values])
-    return Split(images, np.arange(len(values)))
+def split(values: list[int]) -> Split:
+    return Split(np.tile(np.array(values, np.uint8)[:, None, None], (1, 8, 8)), np.arange(len(values)))
 
 
 def noise(count: int, *shape: int) -> Split:
@@ -97,13 +96,12 @@ def test_all_loaders_give_the_same_pixels(loader: str, size: int, words: tuple[s
     """torch's loader resizes to whole levels of 255, by torchvision's fixed-point weights; the others keep fractions:
     a level at most. DALI, where it shrinks an image, repeats the border for its antialiasing filter, where torch
     leaves out what lies beyond: up to 8 levels in the outermost pixels."""
-    content = noise(5, *shape)
-    sampler = Remaining(Shuffled(5, seed=2), 5)
+    content, sampler = noise(5, *shape), Remaining(Shuffled(5, seed=2), 5)
     sampler.set_epoch(3)
-    asked = source(content, sampler, *words, f"dataset.image_size={size}")
-    expected = pixels(read(asked))
-    mine = pixels(read(source(content, sampler, *words, f"dataset.image_size={size}", f"loader={loader}")))
-    levels = (mine - expected).abs() * 255 * asked.config.dataset.std[0]
+    theirs, ours = (
+        source(content, sampler, *words, f"dataset.image_size={size}", f"loader={name}") for name in ("torch", loader)
+    )
+    levels = (pixels(read(ours)) - pixels(read(theirs))).abs() * 255 * ours.config.dataset.std[0]
     if loader == "dali" and max(shape[:2]) * (0.7 if words else 1) > size:
         assert levels.max().item() <= 8 and levels.mean().item() <= 0.5
         levels = levels[..., 1:-1, 1:-1]
