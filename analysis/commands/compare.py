@@ -87,11 +87,11 @@ def compare(
     if places_a != places_b:
         if shared := len(places_a & places_b):
             raise ValueError(f"{count(shared, 'run')} in both A and B: name two folders that have none in common")
-        return _pair(a, b, by, common, Judge([a, b], mix, margin))
+        return _pair(a, b, by, common, Judge(RepeatedRuns(a, b).of_column("step_s"), mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
         raise ValueError(f"{what}: name another sweep as B, or --by KEY to compare that key's values within A")
-    groups, judge = _by_value(a, by), Judge([a], mix, margin)
+    groups, judge = _by_value(a, by), Judge(RepeatedRuns(a).of_column("step_s"), mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
         for side_a, side_b in combinations(groups, 2)
@@ -178,17 +178,13 @@ def _require_same(
     raise ValueError("; ".join(missing) + remedy)
 
 
+@dataclass(frozen=True)
 class Judge:
-    """Judges cells by how the runs at hand differ where they were repeated.
+    """Judges cells by how runs at hand differ in the time of a step; mix, margin: see `compare`."""
 
-    Args:
-        sweeps: all runs of each.
-        mix, margin: see `compare`.
-    """
-
-    def __init__(self, sweeps: Sequence[Sequence[Run]], mix: bool, margin: float) -> None:
-        self.mix, self.margin = mix, margin
-        self.by_step = RepeatedRuns(*sweeps).of_column("step_s")
+    machines: Machines
+    mix: bool
+    margin: float
 
     def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: tuple[str, str]) -> Compared:
         ok_a, ok_b = ok_runs(a), ok_runs(b)
@@ -206,7 +202,7 @@ class Judge:
             # is right then too, and gains nothing.
             paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
             paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
-            spreads = self.by_step.of(ok_a[0]), self.by_step.of(ok_b[0])
+            spreads = self.machines.of(ok_a[0]), self.machines.of(ok_b[0])
             step = between_runs.ratio(steps_a, steps_b, spreads, paired)
         except ValueError as error:
             return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
@@ -215,7 +211,7 @@ class Judge:
             verdict = f"{UNDECIDED}: {'too few steps' if step.error is None else 'one run a side'}"
         else:
             verdict = VERDICTS.get(step.verdict(self.margin), UNDECIDED)
-        return Compared(cell, a, b, step, verdict, machines=self.by_step, step_s=(mean_a_s, mean_b_s))
+        return Compared(cell, a, b, step, verdict, machines=self.machines, step_s=(mean_a_s, mean_b_s))
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:

@@ -76,22 +76,16 @@ def draw_places(value: Any, count: int, seed: int) -> list[Place]:
     return random.Random(seed).sample(list(places(value)), count)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made whole, and not drawn."""
-    monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(finite(figure.spec), allow_nan=False))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name, record in (WHOLE | OTHERS).items():
-        records.write(tmp_path / "whole" / name, record, records.steps([0.1 + 0.01 * (step % 3) for step in range(20)]))
-    return tmp_path
-
-
-def test_every_command_survives_mutations(root: Path, undrawn: None, capsys: pytest.CaptureFixture[str]):
+def test_every_command_survives_mutations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Each kind of mutation at three places of each kind of record, and in the environment beside it."""
-    steps, chosen = records.steps([0.1 + 0.01 * (step % 4) for step in range(20)]), list(product(WHOLE, VALUES))
+    # figures are made whole, and not drawn
+    monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(finite(figure.spec), allow_nan=False))
+    root, steps = tmp_path, records.steps([0.1 + 0.01 * (step % 4) for step in range(20)])
+    for name, record in (WHOLE | OTHERS).items():
+        records.write(root / "whole" / name, record, steps)
+    chosen = list(product(WHOLE, VALUES))
     for number, (name, value) in enumerate(chosen):
         (elsewhere,) = draw_places(ENVIRONMENT, 1, number)
         for place in draw_places(WHOLE[name], 3, number):
