@@ -10,7 +10,7 @@ from msgspec import UNSET
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
-from multicard.measure import formulas, memory
+from multicard.measure import formulas
 from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
 from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
@@ -64,7 +64,7 @@ def summarise(
         record.loss = Loss(float(losses[0]), float(losses[-1]), _last_tenth(losses))
         record.non_finite_losses, record.divergence = _judged(logged, len(ranks), pairs)
         record.rewards = _rewards(logged) if pairs else UNSET
-    record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
+    record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.peak_memory_bytes.setup = max((rank.setup_peak_memory_bytes or 0 for rank in ranks), default=0) or None
     record.peak_memory_bytes.train = max((rank.train_peak_memory_bytes or 0 for rank in ranks), default=0) or None
     source = "counted" if placement.device == "cuda" else "counted: what would cross to a device"

@@ -153,8 +153,3 @@ def peak_resident_bytes() -> int:
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-def peak_memory_kind(device_type: str) -> str:
-    """The record's name for the counter that `peak_memory_bytes` reads."""
-    return "cuda_allocated" if device_type == "cuda" else "rss"

@@ -153,8 +153,9 @@ def _read(path: Path) -> AnyReport | None:
         return None
 
 
-def peak_memory(reports: Sequence[RankReport], kind: str) -> Memory:
-    """The record's `peak_memory_bytes`: the highest and every rank's; `kind` as there."""
+def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:
+    """The record's `peak_memory_bytes`: the highest and every rank's, by `measure.memory.peak_memory_bytes`."""
+    kind = "cuda_allocated" if device == "cuda" else "rss"
     per_rank = [report.peak_memory_bytes for report in reports]
     return Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)
 

@@ -177,8 +177,6 @@ def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tupl
         return
     import pyarrow.parquet as pq
 
-    gpus = run_folder.read_environment(folder).gpus  # of the first node
-    memory_bytes = {one.uuid: one.memory_bytes for one in gpus if one.memory_bytes}
     parts = {}
     for part in gpu.parts:
         attempt = timeline.attempts[min(part.start or 0, len(timeline.attempts) - 1)]
@@ -196,8 +194,6 @@ def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tupl
             value = row.get(column)
             if value is not None and not math.isnan(value):
                 values[name] = value * factor
-        if "memoryAllocatedBytes" in values and row["gpu"] in memory_bytes:
-            values[keys.GPU_MEMORY_SHARE] = 100 * values["memoryAllocatedBytes"] / memory_bytes[row["gpu"]]
         if values:
             prefix = f"gpu.{own.index(row['gpu'])}"
             yield zero_at + row["time_s"], {f"{prefix}.{name}{suffix}": value for name, value in values.items()}

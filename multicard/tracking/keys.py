@@ -42,7 +42,6 @@ GPU_SAMPLES = {
     "memory_clock_mhz": ("memoryClock", 1.0),
 }
 MACHINE_SAMPLES = {"cpu": "cpu", "memory": "memory_percent"}  # W&B's names of machine.parquet's columns, in %
-GPU_MEMORY_SHARE = "memoryAllocated"  # %, where the GPU's memory is known
 
 ATTEMPTS = "attempts"  # of a summary: how often the run was started
 PROFILE_TABLE = "profile/metrics"

@@ -9,7 +9,7 @@ import numpy as np
 
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
-from multicard.measure import formulas, memory
+from multicard.measure import formulas
 from multicard.measure.timing import PHASES
 from multicard.records.rank_files import VisionReport, of_ended_epochs, peak_memory
 from multicard.records.schema import VisionEpoch, VisionRecord
@@ -56,7 +56,7 @@ def summarise(
     target = math.inf if config.target_accuracy is None else config.target_accuracy
     reached = (epoch.ended_s for epoch in epochs if (epoch.test_accuracy or 0.0) >= target)
     record.time_to_target_s = next(reached, None)
-    record.peak_memory_bytes = peak_memory(ranks, memory.peak_memory_kind(placement.device))
+    record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.transfer_bytes = _transfers(ranks, table, placement)
     record.communication_bytes = _communication(config, ranks, table)
     if ranks:

@@ -59,10 +59,15 @@ def segments(*steps: int) -> Any:
     return result({"segments": [{"steps": count} for count in steps]})
 
 
+def tuned(cut: int, left_out: int) -> Any:
+    return records.as_record(records.llm("cpu") | {"text_rows": {"read": 40, "cut": cut, "left_out": left_out}})
+
+
 def read_in(mode: str) -> Any:
     return result({"input": {"loader": "device", "train": {"mode": mode}}})
 
 
+SEE_ROWS = "(see text_rows in the records)"
 SKIPPED = {"decoded": {"train": {"skipped": 2}, "test": {"skipped": 1}}}
 SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}
 
@@ -84,7 +89,11 @@ SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}
             ["1 with more images than dataset.device_budget_bytes: they crossed batch by batch"],
         ),
         ([result({"input": SKIPPED})], ["up to 3 broken images left out: see input in the records"]),
-        ([result({"gpu": {"disturbed_by": []}}), result({"gpu": None})], []),
+        ([result({"gpu": {"disturbed_by": []}}), result({"gpu": None}), tuned(0, 0)], []),
+        (
+            [tuned(12, 3), tuned(0, 0)],
+            [f"up to 12 of 40 rows cut at max_seq_len, 3 of them left out: no label remained {SEE_ROWS}"],
+        ),
         (
             [result(), *[result({"gpu": SHARED})] * 2],
             ["! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"],

@@ -1,9 +1,7 @@
 """Files are whole or absent, and what a run left is found again."""
 
 import json
-import socket
-import subprocess
-import sys
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from multicard.machine.environment import host
 from multicard.records import ownership, rank_files, run_folder, schema_page
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema import Environment
@@ -157,23 +156,18 @@ def test_only_measurements_are_kept(tmp_path: Path):
     assert kept == ["ok", "oom", "diverged"]
 
 
-@pytest.mark.usefixtures("processes")
 def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
-    folder = tmp_path / "sweep" / "cell"
+    folder, other = tmp_path / "sweep" / "cell", os.getppid()
     ownership.claim(folder)
     (folder / "result.json").write_text("{}")
     ownership.claim(folder)  # the same process starts it again
     assert [path.name for path in folder.iterdir()] == [ownership.RUNNING]
 
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        run_folder.write_json(folder / ownership.RUNNING, {"host": socket.gethostname(), "pid": other.pid})
-        with pytest.raises(ValueError, match=f"name=sweep: process {other.pid} is measuring cell"):
-            ownership.claim(folder)
-        assert (folder / ownership.RUNNING).exists()
-    finally:
-        other.kill()
-        other.wait()
+    run_folder.write_json(folder / ownership.RUNNING, {"host": host(), "pid": other})
+    with pytest.raises(ValueError, match=f"name=sweep: process {other} is measuring cell"):
+        ownership.claim(folder)
+    assert (folder / ownership.RUNNING).exists()
+    run_folder.write_json(folder / ownership.RUNNING, {"host": host(), "pid": 2**22 + 1})
     ownership.claim(folder)  # what a dead process was measuring is free
     run_folder.write_json(folder / ownership.RUNNING, {"host": "another", "pid": 1})
     with pytest.raises(ValueError, match=r"process 1 on another is measuring cell; .*remove .*/\.running\.json"):

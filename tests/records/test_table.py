@@ -117,15 +117,6 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     assert not any(line.startswith("&") for line in quiet)
 
 
-def test_rows_that_were_cut_are_said_in_a_line():
-    read = [
-        {**TUNED, "text_rows": {"read": 40, "cut": cut, "left_out": left_out}} for cut, left_out in ((12, 3), (0, 0))
-    ]
-    whole = [" ".join(words) for words in printed([result(1.0) | read[0], result(2.0, gpus=2) | read[1]])]
-    assert any("up to 12 of 40 rows cut at max_seq_len, 3 of them left out" in line for line in whole)
-    assert not any("max_seq_len" in word for words in printed([result(1.0) | read[1]]) for word in words)
-
-
 def test_a_short_run_says_why_it_has_no_throughput():
     lines = [" ".join(words) for words in printed([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
     assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)
