@@ -31,11 +31,9 @@ from multicard.records.text_table import clean, first_few
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 NOT_THE_PAPERS = ("oversubscribed", "cpu_ranks", "smoke")  # marks of runs that say nothing of the papers' GPUs
 SETTING = {
-    "vision": {"dataset": "{}", "dataset.image_size": "{} px", "model": "{}", "epochs": "epochs={}"},
-    "llm": {"model": "{}", "dataset": "{}", "template": "{}", "method": "{}", "precision": "{}"},
+    "vision": ("dataset", "dataset.image_size", "model", "epochs"),
+    "llm": ("model", "dataset", "template", "method", "precision"),
 }
-
-
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
 PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
@@ -345,10 +343,7 @@ def _lost_cells(panel: Panel) -> tuple[str, ...]:
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
     """The measured setting, and where it was measured."""
-    parts = [
-        text.format(grouping.typed(runs[0][column]))
-        for column, text in SETTING[experiment.kind].items()
-        if column not in experiment.swept and runs[0][column] is not None
-    ]
+    keys = [key for key in SETTING[experiment.kind] if key not in experiment.swept and runs[0][key] is not None]
+    setting = grouping.label(tuple((key, runs[0][key]) for key in keys), keys)
     places = sorted({f"{run['hardware'] or '-'}, {grouping.commit(run)}" for run in runs})
-    return clean(f"{', '.join(parts)} on {' and '.join(places)}")
+    return clean(f"{setting} on {' and '.join(places)}")

@@ -5,7 +5,6 @@ Both have the same sections, made of the figures of `multicard.records.figures` 
 """
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from multicard.records.run_folder import write_json
 
 
 def command(runs: Sequence[Run]) -> str:
-    """The command for a dashboard of these runs' project in W&B, the most frequent of several."""
-    projects = Counter(run["tracker.project"] for run in runs if run["tracker.project"])
-    ((project, _),) = projects.most_common(1) or [(TrackerConfig().project, 0)]
+    """The command for a dashboard of the project in W&B that the first of these runs has."""
+    project = next((run["tracker.project"] for run in runs if run["tracker.project"]), TrackerConfig().project)
     return f"python -m analysis dashboard --project {shlex.quote(project)}"
 
 

@@ -5,7 +5,6 @@ limits `least` and `most` of the chart's axis, and a `label`. Its field `series`
 belongs to. A phone shows the same specification with one chart per row.
 """
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -172,10 +171,7 @@ def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool 
     if any(row["status"] != "ok" for row in rows):
         unended = where(base, MEASURED).transform_filter("datum.status != 'ok'")
         layers.append(unended.mark_point(**CROSS).encode(**colour))
-        last = max((row[name] for row in rows if isinstance(row.get(name), int | float)), default=None)
-        for condition, align, dx in (("!==", "left", 8), ("===", "right", -8)):
-            at_end = unended.transform_filter(f"datum['{name}'] {condition} {json.dumps(last)}")
-            layers.append(at_end.mark_text(align=align, dx=dx, fontSize=10).encode(text="label:N"))
+        layers.append(unended.mark_text(align="right", dx=-8, fontSize=10).encode(text="label:N"))
     return layers
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from analysis.experiments import Experiment, Panel
 from analysis.figures import captions
-from analysis.report.blocks import Block, Column, Facts, Grid, Heading, Paragraph, Section
+from analysis.report.blocks import Block, Column, Facts, Grid, Heading, Section
 from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run, Skipped
 from multicard.config.job import count
@@ -64,8 +64,4 @@ def _unmeasured(runs: Sequence[DetailedRun], panels: Sequence[tuple[Experiment, 
         rows.append(("What limits a run, and what to try.", [f"python {entry} diagnose=true"]))
     if not any(run.profile_rows for run in ok):
         rows.append(("Calls, copies, collectives and kernels of ten steps.", [f"python {entry} profile=kineto"]))
-    blocks: list[Block] = [Heading("What these runs do not measure"), Facts(rows, code=True)] if rows else []
-    if not any(run["energy_joules"] is not None for run in ok):
-        energy = "Energy is read from GPUs by NVML, with any command; CPU ranks have none."
-        blocks.append(Paragraph(energy, quiet=True))
-    return blocks
+    return [Heading("What these runs do not measure"), Facts(rows, code=True)] if rows else []
