@@ -106,7 +106,9 @@ PROFILES: dict[str, type] = {name: ProfileConfig if name is ProfileName.none els
 
 
 @dataclass
-class PrecisionConfig:
+class Option:
+    """An option of a group; those with keys of their own extend it."""
+
     name: str = MISSING
 
 

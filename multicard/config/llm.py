@@ -10,7 +10,7 @@ from typing import Optional, Union
 from omegaconf import MISSING
 
 from multicard.config import compilation
-from multicard.config.base import PrecisionConfig, RunConfig
+from multicard.config.base import Option, RunConfig
 from multicard.config.keys import check_bounds, key, require
 
 PRECISIONS = ("fp32", "bf16")
@@ -37,19 +37,7 @@ class MethodConfig:
 
 
 @dataclass
-class TemplateConfig:
-    name: str = MISSING
-
-
-@dataclass
-class TextConfig:
-    """A data set of text."""
-
-    name: str = MISSING
-
-
-@dataclass
-class StoredTextConfig(TextConfig):
+class StoredTextConfig(Option):
     """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
 
     source: Optional[str] = key(None, "name on the Hugging Face hub")
@@ -59,7 +47,7 @@ class StoredTextConfig(TextConfig):
 
 
 @dataclass
-class SyntheticConfig(TextConfig):
+class SyntheticConfig(Option):
     """Rows generated from the seed: no file, no download."""
 
     rows: int = key(500, "how many rows to generate", least=1)
@@ -109,12 +97,7 @@ class Qwen25Config(DecoderConfig):
 
 
 @dataclass
-class TokenizerConfig:
-    name: str = MISSING
-
-
-@dataclass
-class EmbeddedTokenizerConfig(TokenizerConfig):
+class EmbeddedTokenizerConfig(Option):
     """A byte-level BPE trained on the run's own text; `vocab_size` counts the merges and bytes, not special tokens."""
 
     vocab_size: int = key(2048, "bytes and merges, learnt from the run's own text, without special tokens")
@@ -125,7 +108,7 @@ class EmbeddedTokenizerConfig(TokenizerConfig):
 
 
 @dataclass
-class Llama3TokenizerConfig(TokenizerConfig):
+class Llama3TokenizerConfig(Option):
     """Llama 3's own tokenizer, from its `tokenizer.model`."""
 
     path: Optional[str] = key(None, "file tokenizer.model of Llama 3")
@@ -135,7 +118,7 @@ class Llama3TokenizerConfig(TokenizerConfig):
 
 
 @dataclass
-class Qwen25TokenizerConfig(TokenizerConfig):
+class Qwen25TokenizerConfig(Option):
     """Qwen 2.5's own tokenizer, from its `vocab.json` and `merges.txt`."""
 
     path: Optional[str] = key(None, "Qwen 2.5's vocab.json")
@@ -169,7 +152,7 @@ DATASETS = {
     "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
 }
 
-TOKENIZERS: dict[str, type[TokenizerConfig]] = {
+TOKENIZERS: dict[str, type[Option]] = {
     "embedded": EmbeddedTokenizerConfig,
     "llama3": Llama3TokenizerConfig,
     "qwen2_5": Qwen25TokenizerConfig,
@@ -192,11 +175,11 @@ class LlmConfig(RunConfig):
     """The configuration of `tune_llm.py`, once composed. `warmup_steps` are the learning rate's."""
 
     method: MethodConfig = key(MISSING, "how the model is tuned")
-    template: Optional[TemplateConfig] = key(None, "prompt that a row is put into; null is the data set's own")
-    dataset: TextConfig = key(MISSING, "rows that are tuned on")
+    template: Optional[Option] = key(None, "prompt that a row is put into; null is the data set's own")
+    dataset: Option = key(MISSING, "rows that are tuned on")
     model: DecoderConfig = key(MISSING, "what is tuned")
-    tokenizer: TokenizerConfig = key(MISSING, "what turns text into tokens")
-    precision: PrecisionConfig = key(MISSING, "number format of weights, activations and gradients")
+    tokenizer: Option = key(MISSING, "what turns text into tokens")
+    precision: Option = key(MISSING, "number format of weights, activations and gradients")
     recipe: Recipe = key(
         Recipe.auto, "single_device, distributed, or auto: single_device on one GPU where there is one"
     )

@@ -11,7 +11,7 @@ from typing import Optional, Union  # OmegaConf reads Optional[...] on every Pyt
 from omegaconf import MISSING
 
 from multicard.config import compilation
-from multicard.config.base import PrecisionConfig, RunConfig
+from multicard.config.base import Option, RunConfig
 from multicard.config.keys import key, require
 
 
@@ -38,12 +38,7 @@ class LayoutConfig:
 
 
 @dataclass
-class StrategyConfig:
-    name: str = MISSING
-
-
-@dataclass
-class DdpConfig(StrategyConfig):
+class DdpConfig(Option):
     """The options of `DistributedDataParallel`, with its own defaults."""
 
     bucket_cap_mb: float = key(25.0, "DDP: size of a bucket of gradients that are reduced together, in MiB", above=0)
@@ -52,12 +47,7 @@ class DdpConfig(StrategyConfig):
 
 
 @dataclass
-class LoaderConfig:
-    name: str = MISSING
-
-
-@dataclass
-class WorkersConfig(LoaderConfig):
+class WorkersConfig(Option):
     """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
 
     prefetch_factor: int = key(2, "batches that each worker loads ahead", least=1)
@@ -65,12 +55,12 @@ class WorkersConfig(LoaderConfig):
 
 
 @dataclass
-class BatchedConfig(LoaderConfig):
+class BatchedConfig(Option):
     ahead: int = key(2, "batches that the threads make ahead of the step; host memory holds up to three more", least=1)
 
 
 @dataclass
-class DaliConfig(LoaderConfig):
+class DaliConfig(Option):
     threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores", least=1)
     prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead", least=1)
 
@@ -179,9 +169,9 @@ class AdamConfig(OptimizerConfig):
 class VisionConfig(RunConfig):
     """The configuration of `train_vision.py`, once composed."""
 
-    precision: PrecisionConfig = key(MISSING, "number format of weights, activations and gradients")
-    strategy: StrategyConfig = key(MISSING, "how ranks share the data and their gradients")
-    loader: LoaderConfig = key(MISSING, "how batches are made and brought to the device")
+    precision: Option = key(MISSING, "number format of weights, activations and gradients")
+    strategy: Option = key(MISSING, "how ranks share the data and their gradients")
+    loader: Option = key(MISSING, "how batches are made and brought to the device")
     layout: LayoutConfig = key(MISSING, "memory layout of images: nchw, or nhwc (channels last)")
     dataset: DatasetConfig = key(MISSING, "what is trained on")
     model: ModelConfig = key(MISSING, "what is trained")

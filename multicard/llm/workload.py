@@ -1,8 +1,8 @@
 """The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
 from multicard.config import compilation, llm
-from multicard.config.base import PROFILES, PrecisionConfig
-from multicard.config.llm import LlmConfig, TemplateConfig
+from multicard.config.base import PROFILES, Option
+from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
@@ -51,11 +51,11 @@ WORKLOAD = Workload(
     schema=LlmConfig,
     options={
         "method": {name: method.schema for name, method in methods.METHODS.items()},
-        "template": dict.fromkeys(TEMPLATES, TemplateConfig),
+        "template": dict.fromkeys(TEMPLATES, Option),
         "dataset": {name: facts.schema for name, facts in llm.DATASETS.items()},
         "model": dict(llm.MODELS),
         "tokenizer": dict(llm.TOKENIZERS),
-        "precision": dict.fromkeys(llm.PRECISIONS, PrecisionConfig),
+        "precision": dict.fromkeys(llm.PRECISIONS, Option),
         "profile": PROFILES,
     },
     work="multicard.llm.tune:tune",

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multicard.config import compilation
+from multicard.config.base import Option
 from multicard.config.keys import require
 from multicard.config.placement import Placement
-from multicard.config.vision import DdpConfig, StrategyConfig, VisionConfig
+from multicard.config.vision import DdpConfig, VisionConfig
 from multicard.measure import formulas
 from multicard.ranks.process import Rank
 from multicard.vision.data.splits import Shuffled
@@ -96,7 +97,7 @@ class Strategy:
     share: "Callable[[nn.Module, int, VisionConfig, Rank], Share]"
     received: Callable[[VisionConfig, Traffic], dict[str, int] | None]
     refuse: Callable[[VisionConfig, Placement], None]
-    options: type[StrategyConfig] = DdpConfig
+    options: type[Option] = DdpConfig
     one_process: bool = False
     shards: bool = False
     takes_turns: bool = False
@@ -229,7 +230,7 @@ STRATEGIES = {
         dp,
         lambda config, traffic: None,  # DataParallel's copies between GPUs are no collectives
         refuse_for_dp,
-        options=StrategyConfig,
+        options=Option,
         one_process=True,
         compiles=False,
     ),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from multicard.config.base import PROFILES, PrecisionConfig
+from multicard.config.base import PROFILES, Option
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
 from multicard.config.keys import require
@@ -157,7 +157,7 @@ WORKLOAD = Workload(
         "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
         "loader": {name: loader.options for name, loader in LOADERS.items()},
         "layout": {name.value: LayoutConfig for name in LayoutName},
-        "precision": dict.fromkeys(PRECISIONS, PrecisionConfig),
+        "precision": dict.fromkeys(PRECISIONS, Option),
         "dataset": {name: dataset.options for name, dataset in DATASETS.items()},
         "model": dict.fromkeys(models.BUILDERS, ModelConfig),
         "optimizer": {name: options for name, (_, options) in OPTIMIZERS.items()},

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from multicard.config.base import Option
 from multicard.config.keys import require
-from multicard.config.llm import Llama3TokenizerConfig, Qwen25TokenizerConfig, TokenizerConfig
+from multicard.config.llm import Llama3TokenizerConfig, Qwen25TokenizerConfig
 
 # How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same
 PATTERN = (
@@ -67,14 +68,14 @@ def special_tokens(ranks: int) -> dict[str, list[dict[str, object]]]:
     return {"added_tokens": [{"id": ranks + i, "content": token} for i, token in enumerate(SPECIAL)]}
 
 
-def vocabulary(config: TokenizerConfig, ranks: int) -> int:
+def vocabulary(config: Option, ranks: int) -> int:
     """Tokens of the tokenizer, special ones included; `ranks` are the embedded tokenizer's other ones."""
     if isinstance(config, Llama3TokenizerConfig):
         return LLAMA3_VOCABULARY
     return QWEN25_VOCABULARY if isinstance(config, Qwen25TokenizerConfig) else ranks + len(SPECIAL)
 
 
-def component(config: TokenizerConfig, inputs: Path) -> dict[str, Any]:
+def component(config: Option, inputs: Path) -> dict[str, Any]:
     """torchtune's builder of the tokenizer and its files; those of the embedded one are in `inputs`."""
     if isinstance(config, Qwen25TokenizerConfig):
         builder = "torchtune.models.qwen2_5.qwen2_5_tokenizer"
@@ -86,7 +87,7 @@ def component(config: TokenizerConfig, inputs: Path) -> dict[str, Any]:
     return {"_component_": builder} | {key: str(inputs / name) for key, name in files.items()}
 
 
-def check_files(config: TokenizerConfig) -> None:
+def check_files(config: Option) -> None:
     """Refuse (ValueError) files of a model's own tokenizer that are not there, or not whole."""
     if isinstance(config, Llama3TokenizerConfig):
         _check(config.path, LLAMA3_RANKS, "Llama 3's tokenizer.model", lambda content: len(content.splitlines()))

@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from multicard.config.base import Option
 from multicard.config.keys import require
 from multicard.config.vision import (
     BatchedConfig,
     CacheMode,
     DaliConfig,
     ImagesConfig,
-    LoaderConfig,
     VisionConfig,
     WorkersConfig,
 )
@@ -38,7 +38,7 @@ class Loader:
     """
 
     made_by: str
-    options: type[LoaderConfig] = LoaderConfig
+    options: type[Option] = Option
     refuse: Callable[[VisionConfig], None] = lambda config: None
     check: Callable[[], None] = lambda: None
     prepared: Callable[[Any, int], int] = lambda options, workers: 1
