@@ -39,19 +39,8 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
         ("ok", 15, 3),
     ]
     assert (segments[-1].job, segments[-1].hosts) == ("12_3", ["n1", "n2"])
-    assert attempts.requeues(tmp_path) == 1
+    assert attempts.requeues(tmp_path) == 1 and attempts.current(tmp_path) == 3
     assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
-
-
-def test_the_parts_of_a_result_are_of_attempts_whose_work_is_in_it(tmp_path: Path):
-    attempts.begin(tmp_path, JOB)
-    save(tmp_path, 10)
-    attempts.end(tmp_path, PREEMPTED)
-    attempts.begin(tmp_path, JOB)
-    attempts.end(tmp_path, PREEMPTED)  # too slow to save
-    attempts.begin(tmp_path, Allocation(("n3",), job="12_3"))
-    assert attempts.current(tmp_path) == 2
-    assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (2, 0)]
 
 
 def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
