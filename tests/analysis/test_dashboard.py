@@ -1,9 +1,6 @@
 """The dashboard reads what runs log, and is made once however often it is sent."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import wandb
 from analysis.__main__ import main
 from analysis.dashboard import views
 from multicard.records.figures import BOTH, BYTES, FIGURES, Figure
-from tests.conftest import ROOT
 from tests.helpers import wandb_views
 from tests.helpers.wandb_stand_in import Server
 
@@ -108,20 +104,10 @@ def test_bad_words_are_one_line(
     assert ended.value.code == 1 and text in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("processes")
-def test_without_a_login_it_ends_in_one_line(tmp_path: Path, wandb_server: Server):
-    env = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
-    line = [sys.executable, "-m", "analysis", "dashboard"]
-    env |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=env)
-    assert done.returncode == 1 and done.stdout == ""
-    (error,) = done.stderr.splitlines()
-    assert error.startswith(f"refused: no login at {wandb_server.url}: `wandb login`") and "--dry-run FILE" in error
-
-
 def test_what_the_server_refuses_is_one_line(
     wandb_server: Server,
     built: list[views.View],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ):
@@ -136,6 +122,12 @@ def test_what_the_server_refuses_is_one_line(
     assert refused("--entity", "others").startswith("refused: no project others/multicard that")
     wandb_server.refused_views.add(built[0]["name"])
     assert "quota exceeded" in refused() and not wandb_server.views
+    with monkeypatch.context() as without_login:
+        without_login.delenv("WANDB_API_KEY")
+        without_login.setenv("HOME", str(tmp_path))
+        without_login.setenv("NETRC", str(tmp_path / "none"))
+        wandb.teardown()
+        assert refused().startswith(f"refused: no login at {wandb_server.url}: `wandb login` makes one; --dry-run FILE")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()
     gone = refused()

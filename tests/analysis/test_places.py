@@ -3,8 +3,8 @@
 import re
 
 from analysis import experiments
-from analysis.report import gaps_section, papers_section
-from analysis.report.blocks import Facts, Fold, PlainTable
+from analysis.report import gaps_section
+from analysis.report.blocks import Facts
 from papers import printed
 from tests.conftest import ROOT
 
@@ -16,11 +16,3 @@ def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
     (commands,) = (block for block in gaps_section.section([], [], panels).blocks if isinstance(block, Facts))
     of_table2 = next(says for says, command in commands.rows if "experiment=table2 " in f"{command} ")
     assert "In full: 12 cells on 1 to 4 GPUs, 7.9 hours (15.9 GPU hours), 100 MB on disk" in of_table2
-
-
-def test_the_report_has_the_sizes_of_the_data_sets():
-    (data_sets,) = papers_section.section([], []).blocks
-    assert isinstance(data_sets, Fold)
-    (sizes,) = data_sets.blocks
-    assert isinstance(sizes, PlainTable)
-    assert any(row[0] == "grammar" and "185,000,000" in row for row in sizes.rows)
