@@ -266,7 +266,7 @@ def choosing(within_s: float = 0.0) -> Iterator[Choice | None]:
         OSError: the folder or its file cannot be made or opened.
     """
     with _opened() as directory:
-        lock = _lock_within(directory, CHOOSING, fcntl.LOCK_EX, clock_s() + within_s)
+        lock = _lock(directory, CHOOSING, fcntl.LOCK_EX, clock_s() + within_s)
         choice = None if lock is None else Choice(directory)
         try:
             yield choice
@@ -282,7 +282,7 @@ def hold(names: Iterable[str]) -> Lease:
     with suppress(OSError), _opened() as directory:
         for name in names:
             with suppress(OSError):  # a command that chooses has it, for milliseconds
-                descriptor = _lock_within(directory, name, fcntl.LOCK_SH, ends_s)
+                descriptor = _lock(directory, name, fcntl.LOCK_SH, ends_s)
                 if descriptor is not None:
                     lease.files[name] = descriptor
     return lease
@@ -332,15 +332,8 @@ def _opened() -> Iterator[int]:
         os.close(descriptor)
 
 
-def _lock_within(directory: int, name: str, operation: int, ends_s: float) -> int | None:
-    """The same as `_lock`, tried until `ends_s`."""
-    while (descriptor := _lock(directory, name, operation)) is None and clock_s() < ends_s:
-        pause(POLL_S)
-    return descriptor
-
-
-def _lock(directory: int, name: str, operation: int) -> int | None:
-    """The descriptor of a file of the folder that is locked now; None where another's lock forbids it."""
+def _lock(directory: int, name: str, operation: int, ends_s: float = 0.0) -> int | None:
+    """The descriptor of a file of the folder that is locked; None where another's lock forbids it until `ends_s`."""
     try:
         descriptor = os.open(name, os.O_RDONLY | CLOSED, dir_fd=directory)
     except FileNotFoundError:
@@ -350,10 +343,14 @@ def _lock(directory: int, name: str, operation: int) -> int | None:
             os.close(created)
         descriptor = os.open(name, os.O_RDONLY | CLOSED, dir_fd=directory)
     try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except OSError as error:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+                return descriptor
+            if clock_s() >= ends_s:
+                os.close(descriptor)
+                return None
+            pause(POLL_S)
+    except OSError:
         os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
         raise
-    return descriptor
