@@ -44,7 +44,7 @@ class FakeCell:
 
 
 class World:
-    """Tasks, their cells and where they run: both the executor and the clock of a plan.
+    """Tasks, their cells and where they run: the executor of a plan, its machine and its clock.
 
     Attributes:
         now_s: since 1970.
@@ -59,6 +59,7 @@ class World:
         self.running: dict[str, tuple[FakeCell, float]] = {}
         self.started: list[tuple[str, int, float]] = []
         self.gpus, self.leased = 2, 0
+        self.machine = self
 
     def add(self, name: str, seconds: Mapping[int, float], *after: int, job: str = "", lasts: float = 1.0,
             **ends: str) -> None:  # fmt: skip
