@@ -102,10 +102,10 @@ READS: dict[str, Callable[..., Any]] = {
 
 
 class Nvml:
-    """In the place of the module. `names` are those that NVML knows of processes."""
+    """In the place of the module."""
 
-    def __init__(self, *gpus: Gpu, names: dict[int, str] | None = None, driver: bool = True) -> None:
-        self.gpus, self.names, self.driver = gpus, names or {}, driver
+    def __init__(self, *gpus: Gpu, driver: bool = True) -> None:
+        self.gpus, self.driver = gpus, driver
         self.open = 0  # inits that have not been shut down
 
     def __getattr__(self, name: str) -> Any:
@@ -137,11 +137,6 @@ class Nvml:
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
         return "580.1"
-
-    def nvmlSystemGetProcessName(self, pid: int) -> str:  # noqa: N802
-        if pid not in self.names:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return self.names[pid]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> Nvml:

@@ -278,7 +278,7 @@ def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: 
 
 
 def noted(ranks: int, *pids: int, before: tuple[int, ...] = ()) -> list[int]:
-    seen = Neighbours(ranks, lambda _: None)
+    seen = Neighbours(ranks)
     for pid in before:
         seen.note(0.0, "GPU-a", pid, None, before_ranks=True)
     for pid in pids:
@@ -304,12 +304,12 @@ def test_processes_are_told_apart_by_descent_and_those_out_of_sight_are_ours_up_
 
 
 def test_others_are_recorded_once_with_their_most_memory_where_they_overlap_the_training():
-    seen = Neighbours(1, {HIDDEN: "solve"}.get)
+    seen = Neighbours(1)
     for time_s, gpu, pid, held_bytes in ((0, "GPU-a", HIDDEN, 9), (0, "GPU-a", 1, 7), (1, "GPU-a", HIDDEN, 5)):
         seen.note(time_s, gpu, pid, held_bytes, before_ranks=True)
     seen.note(3.0, "GPU-b", 1, None)
     init = Path("/proc/1/comm").read_text().strip()
     assert seen.foreign([(0.5, 2.0), (2.5, 4.0)]) == [
-        {"gpu": "GPU-a", "pid": HIDDEN, "name": "solve", "memory_bytes": 9},
+        {"gpu": "GPU-a", "pid": HIDDEN, "name": None, "memory_bytes": 9},
         {"gpu": "GPU-b", "pid": 1, "name": init, "memory_bytes": None},  # it had left the other before
     ]

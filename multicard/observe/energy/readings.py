@@ -1,9 +1,8 @@
 """Readings of NVML: a sample of a GPU's state, the processes on it, and the energy counters that ranks read."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from multicard.machine import devices
@@ -65,12 +64,6 @@ def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[i
     return {process.pid: process.usedGpuMemory for process in [*(compute or []), *(graphics or [])]}
 
 
-def process_name(library: Any, pid: int) -> str | None:
-    """NVML's name of a process, which may be invisible to this container."""
-    name = devices.ask(library, library.nvmlSystemGetProcessName, pid)
-    return None if name is None else Path(name).name
-
-
 class Neighbours:
     """Separates the run's own processes from foreign ones in NVML's lists.
 
@@ -82,11 +75,10 @@ class Neighbours:
 
     Args:
         ranks: processes of the run on this node.
-        ask_name: NVML's name of a process that is not visible here.
     """
 
-    def __init__(self, ranks: int, ask_name: Callable[[int], str | None]) -> None:
-        self._ranks, self._ask_name = ranks, ask_name
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self._own: dict[int, bool | None] = {}  # None: not visible. In order of appearance
         self._names: dict[int, str | None] = {}
         self._seen: dict[tuple[str, int], list[Any]] = {}  # by GPU and PID: first and last seen, most memory
@@ -98,9 +90,8 @@ class Neighbours:
             before_ranks: the ranks have not started yet.
         """
         if pid not in self._own:
-            own, name = identify(pid)
+            own, self._names[pid] = identify(pid)
             self._own[pid] = False if before_ranks and own is None else own
-            self._names[pid] = name or self._ask_name(pid)
         seen = self._seen.setdefault((gpu, pid), [time_s, time_s, memory_bytes])
         seen[1] = time_s
         if memory_bytes is not None:

@@ -19,7 +19,7 @@ from multicard.config.placement import Placement
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.observe.energy import gpu_record
-from multicard.observe.energy.readings import COLUMNS, Neighbours, process_name, read_gpu, read_processes
+from multicard.observe.energy.readings import COLUMNS, Neighbours, read_gpu, read_processes
 from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import RankReport
 
@@ -48,7 +48,7 @@ class Sampler:
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
         self._missing: dict[str, dict[str, str]] = {uuid: {} for uuid in uuids}
         self._library: Any = None
-        self._neighbours = Neighbours(len(ranks), lambda pid: process_name(self._library, pid))
+        self._neighbours = Neighbours(len(ranks))
         self._problem: str | None = None
         self._opened_s = self._closed_s = 0.0
         self._first_sample, self._done = Event(), Event()
