@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 FOLDER = Path(__file__).parent
-LATER, EARLIER = "2505.22905", "2503.15252"  # the papers; a number alone is the later one's
 # Measures that compare two cells, in percent: the time on 1 GPU, or of the base, / the time; that less 100; and the
 # share of the base's time that is saved
 SPEEDUP_1GPU, SPEEDUP, GAIN, SAVED = "speedup_1gpu_percent", "speedup_base_percent", "gain_percent", "saved_percent"

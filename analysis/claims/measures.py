@@ -290,7 +290,7 @@ def _exact(words: str, column: str) -> Measure:
 
 
 def _time_in(words: str, metric: RankFigure) -> Measure:
-    return _form(f"{words}, a profiled step and rank,", time_in, _mean_of_ranks(metric, per_step=True))
+    return _form(f"{words}, a profiled step and rank", time_in, _mean_of_ranks(metric, per_step=True))
 
 
 _FIVE_CALLS = (
@@ -312,7 +312,7 @@ MEASURES = {
         *(Sides.factor, cost_of_nsys),
     ),
     "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
-    "images_trained": _exact("number of images trained, each time that one was,", "samples_trained"),
+    "images_trained": _exact("number of images trained, each time that one was", "samples_trained"),
     "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
     "bytes_between_ranks": _exact("bytes that a rank receives in collectives", "received_bytes"),
     "bytes_for_training": _form("bytes copied for training to all devices", Sides.exact_ratio, trained_h2d_bytes),
@@ -324,7 +324,7 @@ MEASURES = {
     "accuracy": Measure("accuracy", accuracy),
     "accuracy_reached": Measure("accuracy after the last epoch", accuracy),
     "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, accuracy_after_3),
-    "loss": Measure("training loss, in the geometric mean over the epochs,", loss),
+    "loss": Measure("training loss, in the geometric mean over the epochs", loss),
     "time_copying": _time_in("time of host-to-device copies", COPYING),
     "time_communicating": _time_in("time in collectives", communicating),
     "time_synchronising": _time_in("time in cudaStreamSynchronize", STREAM),

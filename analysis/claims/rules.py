@@ -62,7 +62,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         measure = MEASURES.get(getattr(self, "measure", ""))
         words = measure.words if measure is not None else "how runs end"
         rule = yaml.safe_dump(msgspec.to_builtins(self), default_flow_style=True, sort_keys=False, width=math.inf)
-        return f"{words.rstrip(',')}: {rule.strip()}"
+        return f"{words}: {rule.strip()}"
 
 
 class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):

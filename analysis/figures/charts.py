@@ -206,14 +206,12 @@ def bar_layers(rows: Sequence[Row], order: Sequence[str], places: Sequence[str],
     return [*layers, *paper_points(base, rows, colour)]
 
 
-def intervals(ok: Any, rows: Sequence[Row], encoding: Encoding, size: int = 7, **mark: Any) -> list[Any]:
-    """A rule from the lower to the upper bound, with caps."""
+def intervals(ok: Any, rows: Sequence[Row], encoding: Encoding) -> list[Any]:
+    """A rule from the lower to the upper bound."""
     if all(row.get("low") is None for row in rows):
         return []
-    bounded = ok.transform_filter("isValid(datum.low)")
-    tick = {"thickness": 1.2, "size": size, "orient": "horizontal", **mark}
-    caps = [bounded.mark_tick(**tick).encode(y=f"{name}:Q", **encoding) for name in ("shown_low", "shown_high")]
-    return [bounded.mark_rule(strokeWidth=1.2, **mark).encode(y="shown_low:Q", y2="shown_high:Q", **encoding), *caps]
+    bounded = ok.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.2)
+    return [bounded.encode(y="shown_low:Q", y2="shown_high:Q", **encoding)]
 
 
 def paper_points(base: Any, rows: Sequence[Row], encoding: Encoding) -> list[Any]:
