@@ -16,8 +16,7 @@ ALL = "all"  # `experiment=all`: every experiment of an entry
 
 
 def register() -> None:
-    """Put the schemas where the files under `conf/` look for them (`schema/...`), and an option for each that has no
-    file there, since its values are its schema's."""
+    """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
     for workload in WORKLOADS:
@@ -25,9 +24,6 @@ def register() -> None:
         for group, options in workload.options.items():
             for name, schema in options.items():
                 store.store(group=f"schema/{group}", name=name, node=schema)
-                if not (CONF / group / f"{name}.yaml").exists():
-                    option = {"defaults": [f"/schema/{group}/{name}@_here_"], "name": str(name)}
-                    store.store(group=group, name=name, node=option)
 
 
 def of_entry(entry: str) -> Workload:

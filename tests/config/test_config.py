@@ -8,25 +8,44 @@ import pytest
 import torch
 
 from multicard import workloads
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import DATASETS as TEXT_DATASETS
+from multicard.config.llm import MODELS, LlmConfig
 from multicard.config.placement import Placement, place
-from multicard.config.vision import VisionConfig
+from multicard.config.vision import LayoutName, VisionConfig
+from multicard.llm import workload as llm
 from multicard.measure import memory
 from multicard.records import run_folder
 from multicard.run.workload import Workload
-from multicard.vision.precision import choose
+from multicard.vision.data.datasets import DATASETS
+from multicard.vision.data.loaders import LOADERS
+from multicard.vision.optim import OPTIMIZERS
+from multicard.vision.precision import PRECISIONS, choose
+from multicard.vision.strategy import STRATEGIES
 from multicard.vision.workload import WORKLOAD
 from multicard.workloads import WORKLOADS
 from tests.conftest import ROOT, typed, typed_llm
 
+GROUPS = {
+    "precision": PRECISIONS,
+    "strategy": STRATEGIES,
+    "loader": LOADERS,
+    "layout": LayoutName,
+    "dataset": {*DATASETS, *TEXT_DATASETS},
+    "optimizer": OPTIMIZERS,
+    "model": {"mobilenet_v2", *MODELS},
+    "method": llm.WORKLOAD.options["method"],
+    "template": llm.WORKLOAD.options["template"],
+    "tokenizer": llm.WORKLOAD.options["tokenizer"],
+}
 
-def test_each_file_of_an_option_has_its_object():
-    """The others are made of their schemas alone."""
-    groups = {group for workload in WORKLOADS for group in workload.options}
-    assert {"strategy", "loader", "precision", "method", "template"} <= groups
-    for group in groups:
-        known = {name for workload in WORKLOADS for name in workload.options.get(group, ())}
-        assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} <= known
+
+def options(group: str) -> set[str]:
+    return {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_option_has_its_function(group: str):
+    assert options(group) == set(GROUPS[group])
 
 
 def test_a_preset_changes_what_was_not_chosen():

@@ -8,7 +8,7 @@ import pytest
 from multicard.llm import preflight, torchtune_config
 from multicard.llm.methods import METHODS
 from multicard.llm.workload import WORKLOAD
-from tests.conftest import typed_llm
+from tests.conftest import ROOT, typed_llm
 
 GROUPS = {group: sorted(options) for group, options in WORKLOAD.options.items()}
 NEEDS = {
@@ -23,6 +23,11 @@ def test_each_option_composes(word: str):
     group, _, option = word.partition("=")
     chosen = getattr(typed_llm(word, *NEEDS.get(word, [])), group)
     assert chosen.name == option
+
+
+@pytest.mark.parametrize("group", ["method", "template", "tokenizer"])
+def test_each_option_has_its_object(group: str):
+    assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(WORKLOAD.options[group])
 
 
 PACKED = ("packed=true", "max_seq_len=512")
