@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 
-from multicard.config.base import PROFILES
+from multicard.config.base import PROFILES, Option
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.sweeps import starts_nothing
-from multicard.config.vision import CacheMode, ImagesConfig, LayoutName, ModelConfig, VisionConfig
+from multicard.config.vision import CacheMode, ImagesConfig, LayoutConfig, LayoutName, ModelConfig, VisionConfig
 from multicard.machine import environment
 from multicard.measure import memory
 from multicard.messages import say
@@ -156,6 +156,8 @@ WORKLOAD = Workload(
     options={
         "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
         "loader": {name: loader.options for name, loader in LOADERS.items()},
+        "layout": {name.value: LayoutConfig for name in LayoutName},
+        "precision": dict.fromkeys(PRECISIONS, Option),
         "dataset": {name: dataset.options for name, dataset in DATASETS.items()},
         "model": dict.fromkeys(models.BUILDERS, ModelConfig),
         "optimizer": {name: options for name, (_, options) in OPTIMIZERS.items()},
