@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from multicard.estimate import observations, published, scaling, steps
+from multicard.estimate import published, scaling, steps
 from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import Series
 from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
-from multicard.measure.repeated_runs import PRIOR_SD
 
 HERE = "here"  # the machine of the replayed row
 NODE = "node"  # the key that tells the cells of another node from those of this one
@@ -62,34 +61,15 @@ def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
     return outcomes
 
 
-def whole_run(times: Mapping[int, float], gpus: int) -> tuple[float, float]:
-    """The total time of a run that is divided over n GPUs (strong scaling), from those on 1 and 2.
-
-    The middle of two readings of T(2): a part that no GPU shares (Amdahl 1967), T(n) = T(1) (s + (1 - s) / n), and a
-    cost of each doubling, T(n) = T(1) (T(2) / T(1))^log2(n).
-
-    Returns:
-        The time, and the standard deviation of its logarithm: the distance of the two, and `PRIOR_SD` of each run.
-    """
-    ratio = times[2] / times[1]
-    serial = 2 * ratio - 1
-    amdahl, doubling = math.log(serial + (1 - serial) / gpus), math.log2(gpus) * math.log(ratio)
-    runs = PRIOR_SD * math.hypot(math.log2(gpus) - 1, math.log2(gpus), 1.0)
-    return times[1] * math.exp((amdahl + doubling) / 2), math.hypot((amdahl - doubling) / 2, runs)
-
-
 def papers_totals() -> list[Outcome]:
-    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2), of totals alone."""
-    series: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
+    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
+    series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
     for row in published.paper_totals():
-        series[row.series][row.gpus] = row.total_s
-    outcomes: list[Outcome] = []
-    for times in series.values():
-        for gpus in (3, 4):
-            total_s, sd = whole_run(times, gpus)
-            half = math.exp(observations.NORMAL_90 * sd)
-            outcomes.append(Outcome(total_s, total_s / half, total_s * half, times[gpus]))
-    return outcomes
+        setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
+        # a run is divided over its GPUs: on as many, as many times the share of one in the same total
+        seen = StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
+        series[row.series][row.gpus] = seen
+    return [outcome for of in series.values() for gpus in (3, 4) for outcome in _predicted([of[1], of[2]], of[gpus])]
 
 
 def precisions(probed: bool) -> dict[str, list[Outcome]]:
