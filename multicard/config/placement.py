@@ -45,11 +45,8 @@ def require_nodes(config: RunConfig, nodes: int) -> None:
     require(config.nodes == nodes, f"nodes={config.nodes}: the run has {nodes}; {remedy}")
 
 
-def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int | None = None) -> Placement:
+def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`.
-
-    Args:
-        processes: ranks on each node, where there is not one for each GPU.
 
     Raises:
         ValueError: what this machine cannot do, with the key and the remedy.
@@ -71,4 +68,4 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1, processes: int |
     require(on_cuda or not nccl, "backend=nccl: needs CUDA devices; use backend=gloo or backend=auto on CPU")
     remedy = "use backend=gloo or backend=auto"
     require(not (nccl and oversubscribed), f"backend=nccl: two of its ranks cannot share a GPU; {remedy}")
-    return Placement(device.value, backend.value, processes or config.gpus, oversubscribed, nodes)
+    return Placement(device.value, backend.value, config.gpus, oversubscribed, nodes)

@@ -170,7 +170,7 @@ class VisionConfig(RunConfig):
     """The configuration of `train_vision.py`, once composed."""
 
     precision: Option = key(MISSING, "number format of weights, activations and gradients")
-    strategy: Option = key(MISSING, "how ranks share the data and their gradients")
+    strategy: DdpConfig = key(MISSING, "how ranks share the data and their gradients")
     loader: Option = key(MISSING, "how batches are made and brought to the device")
     layout: LayoutConfig = key(MISSING, "memory layout of images: nchw, or nhwc (channels last)")
     dataset: DatasetConfig = key(MISSING, "what is trained on")

@@ -129,8 +129,6 @@ def ranks(config: RunConfig) -> int:
 def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
     """An epoch on `train` images, as the strategies share them (`multicard.vision.strategy`)."""
     strategy, batch = STRATEGIES[config.strategy.name], config.batch_size
-    if strategy.one_process:
-        batch *= config.gpus
     if strategy.shards:
         train = -(-train // ranks(config))
     batches = -(-train // batch)

@@ -47,7 +47,7 @@ class TuningReport(Report[LlmReport]):
             "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
             "model_dtype": config.precision.name,
         }
-        super().__init__(LlmReport, rank, folder, flags, [rank.device])
+        super().__init__(LlmReport, rank, folder, flags)
 
     def built(self, figures: dict[str, Any]) -> None:
         """Add the sizes of the model and the peak of memory so far, which is reset for the training."""

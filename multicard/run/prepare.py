@@ -72,7 +72,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     Raises:
         ValueError: what cannot work, with the key and the remedy.
     """
-    placement = place(config, len(devices.visible_gpus()), allocation.nodes, workload.processes(config))
+    placement = place(config, len(devices.visible_gpus()), allocation.nodes)
     if config.profile.name is ProfileName.nsys:
         nsys.check(placement.device)
     workload.fits(config, placement)

@@ -1,7 +1,7 @@
 """A rank's report, which it writes between epochs, so that an interrupted run keeps its measurements."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -16,7 +16,7 @@ from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import LlmReport, VisionReport
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 Content = TypeVar("Content", VisionReport, LlmReport)
 
@@ -30,14 +30,13 @@ class Report(Generic[Content]):
         rank: Rank,
         folder: Path,
         flags: dict[str, Any],
-        devices: Sequence["torch.device"],
         **figures: Any,
     ) -> None:
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
         import torch
 
-        self.rank, self.folder, self.devices = rank, folder, devices
-        self.counters = Counters(devices)
+        self.rank, self.folder = rank, folder
+        self.counters = Counters(rank.device)
         self.content = kind(
             rank=rank.rank,
             host=host(),

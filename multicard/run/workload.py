@@ -32,7 +32,6 @@ class Workload:
     summarise: fills in the record's figures, from the ranks' reports and the table of steps.
     advise: the option to try next against what bounds a run.
     unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
-    processes: ranks on each node.
     resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
     """
 
@@ -55,7 +54,6 @@ class Workload:
     advise: Callable[[Any, Placement, str], str]
     unit: str = "images"
     nccl: str = "nccl"
-    processes: Callable[[Any], int] = lambda config: config.gpus
     resumable: bool = False
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
 

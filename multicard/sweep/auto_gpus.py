@@ -116,8 +116,7 @@ def _on_each_number(command: Command, composed: DictConfig, numbers: Sequence[in
         cell = cell_of(workload, composed, cfg, Path(str(composed.hydra.sweep.dir)), [])
         if isinstance(cell, Cell):
             with suppress(ValueError):
-                devices, processes = len(shares.machine().gpus), workload.processes(cell.config)
-                workload.fits(cell.config, place(cell.config, devices, processes=processes))
+                workload.fits(cell.config, place(cell.config, len(shares.machine().gpus)))
                 found[gpus] = cell
     return found
 

@@ -265,8 +265,7 @@ def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
         try:
             if on_slurm:
                 devices = 0 if config.device is Device.cpu else config.gpus
-                placement = place(config, devices, config.nodes, cell.workload.processes(config))
-                cell.workload.fits(config, placement)
+                cell.workload.fits(config, place(config, devices, config.nodes))
             else:
                 prepare.check(cell.workload, config, Allocation())
         except ValueError as error:

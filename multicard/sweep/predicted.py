@@ -68,10 +68,9 @@ def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
     """The reason for which more CPU ranks than cores are not predicted; empty for others."""
     config = cell.config
     cores = resources(config).cpus if on_slurm else environment.cores()
-    ranks = cell.workload.processes(config)
-    if target.device_type != "cpu" or ranks <= cores:
+    if target.device_type != "cpu" or config.gpus <= cores:
         return ""
-    crowd = f"gpus={config.gpus}: {ranks} CPU ranks would take turns on {count(cores, 'core')}"
+    crowd = f"gpus={config.gpus}: {config.gpus} CPU ranks would take turns on {count(cores, 'core')}"
     return f"{crowd}, whose time no run tells; use gpus={cores} or fewer"
 
 

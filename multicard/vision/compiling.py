@@ -45,7 +45,7 @@ def compile_now(loop: Loop, evaluated: int) -> dict[str, Any]:
     share, has_graphs = loop.share, compilation.has_cuda_graphs(loop.config.compile)
     started_s, looked_up = timing.clock_s(), compiler.lookups()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
-    with torch.random.fork_rng([device for device in share.devices if device.type == "cuda"]):
+    with torch.random.fork_rng([loop.rank.device] if loop.rank.device.type == "cuda" else []):
         with compiler.errors_explained(loop.config.compile):
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)

@@ -203,7 +203,7 @@ class Loop:
         Returns:
             The figures, and `diverged`: True if any rank's was not.
         """
-        model = self.share.evaluated
+        model = self.share.plain
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
         self.post(evaluating=True)

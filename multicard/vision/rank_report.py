@@ -27,7 +27,6 @@ class TrainingReport(Report[VisionReport]):
             rank,
             folder,
             flags,
-            share.devices,
             num_workers=workers,
             steps_per_epoch=share.steps,
             distinct_samples=share.distinct,
@@ -76,6 +75,6 @@ class TrainingReport(Report[VisionReport]):
         *before, segment = self.content.segments
         segment.steps = steps - segment.first_step
         segment.trained_s = elapsed_s - sum(earlier.trained_s or 0.0 for earlier in before)
-        peaks = [memory.peak_memory_bytes(device) for device in self.devices]
-        self.content.peak_memory_bytes = max(self.content.peak_memory_bytes or 0, *peaks)
+        peak_bytes = memory.peak_memory_bytes(self.rank.device)
+        self.content.peak_memory_bytes = max(self.content.peak_memory_bytes or 0, peak_bytes)
         self.write()

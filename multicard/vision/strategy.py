@@ -8,18 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multicard.config import compilation
-from multicard.config.base import Option
 from multicard.config.keys import require
 from multicard.config.placement import Placement
-from multicard.config.vision import DdpConfig, VisionConfig
+from multicard.config.vision import VisionConfig
 from multicard.measure import formulas
 from multicard.ranks.process import Rank
 from multicard.vision.data.splits import Shuffled
-from multicard.vision.precision import choose
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
     from torch.utils.data import DistributedSampler
 
@@ -29,21 +25,17 @@ class Share:
     """One rank's part of the training: its model, and what it loads and trains on in an epoch.
 
     model: the one that is trained.
-    plain: the same, without the wrapper that exchanges gradients.
-    evaluated: the one used for evaluation.
+    plain: the same, without the wrapper that exchanges gradients; it evaluates too.
     sampler: yields the samples that the rank loads, `batch_size` at a time.
     distinct: the different samples that all ranks together train on in an epoch.
     batches_per_step: batches that the rank loads for a step; turn: which of them, from 0, it trains on.
-    devices: all that the rank computes on.
     """
 
     model: "nn.Module"
     plain: "nn.Module"
-    evaluated: "nn.Module"
     sampler: "Shuffled | DistributedSampler[int]"
     batch_size: int
     distinct: int
-    devices: "list[torch.device]"
     batches_per_step: int = 1
     turn: int = 0
 
@@ -87,21 +79,15 @@ class Strategy:
     share: makes a rank's `Share` of the model and the number of training samples.
     received: bytes that a rank receives, by name of collective; None where that is not known.
     refuse: raises ValueError, with the key and the remedy, for what the strategy cannot do.
-    options: the schema of `strategy.*`.
-    one_process: a node has one process with a thread for each GPU, instead of a process for each.
     shards: in an epoch a rank reads its own part of the training set alone.
     takes_turns: the ranks train on the batches of an epoch by turns.
-    compiles: `compile=null` compiles the model on CUDA.
     """
 
     share: "Callable[[nn.Module, int, VisionConfig, Rank], Share]"
     received: Callable[[VisionConfig, Traffic], dict[str, int] | None]
     refuse: Callable[[VisionConfig, Placement], None]
-    options: type[Option] = DdpConfig
-    one_process: bool = False
     shards: bool = False
     takes_turns: bool = False
-    compiles: bool = True
 
 
 def ddp_ds(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
@@ -134,34 +120,6 @@ def ddp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> S
     return replicated(model, Shuffled(samples, config.seed, stream=rank.rank), samples, config, rank)
 
 
-def dp(model: "nn.Module", samples: int, config: VisionConfig, rank: Rank) -> Share:
-    """nn.DataParallel: one process with a thread for each GPU.
-
-    Each step scatters the batch from GPU 0, broadcasts the parameters from it, gathers the outputs and sums the
-    gradients there. Evaluation uses all GPUs too.
-    """
-    import torch
-
-    precision = choose(config.precision.name, rank.device)
-
-    class InPrecision(torch.nn.Module):
-        """The model with autocast in its forward pass: DataParallel's threads would take autocast's default type."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            with precision.arithmetic(rank.device):
-                return self.model(images)
-
-    plain = InPrecision()
-    parallel = torch.nn.DataParallel(plain, device_ids=list(range(config.gpus)))
-    devices = [torch.device("cuda", index) for index in range(config.gpus)]
-    sampler, batch_size = Shuffled(samples, config.seed), config.batch_size * config.gpus
-    return Share(parallel, plain, parallel, sampler, batch_size, distinct=samples, devices=devices)
-
-
 def replicated(
     model: "nn.Module", sampler: Any, samples: int, config: VisionConfig, rank: Rank, **rounds: int
 ) -> Share:
@@ -172,7 +130,6 @@ def replicated(
     from torch.nn import SyncBatchNorm, parallel
 
     options, trained = config.strategy, model
-    assert isinstance(options, DdpConfig)
     if rank.world_size > 1:
         if options.sync_batchnorm:
             model = SyncBatchNorm.convert_sync_batchnorm(model)
@@ -182,14 +139,14 @@ def replicated(
             bucket_cap_mb=options.bucket_cap_mb,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
         )
-    return Share(trained, model, model, sampler, config.batch_size, samples, [rank.device], **rounds)
+    return Share(trained, model, sampler, config.batch_size, samples, **rounds)
 
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
     """All-reduce: 2 (w - 1) / w of the gradients a step, as in a ring. Broadcast from rank 0: parameters and buffers
     when DDP starts, all buffers before each training step for which every rank has a batch (others go without DDP's
     forward pass), the BatchNorm statistics before each evaluation."""
-    if isinstance(config.strategy, DdpConfig) and config.strategy.sync_batchnorm:
+    if config.strategy.sync_batchnorm:
         return None
     if traffic.world_size <= 1 or not traffic.steps:
         return {"all_reduce": 0, "broadcast": 0}
@@ -202,7 +159,6 @@ def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | Non
 
 def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
     options = config.strategy
-    assert isinstance(options, DdpConfig)
     if options.sync_batchnorm:
         key, rounds = "strategy.sync_batchnorm=true", STRATEGIES[options.name].takes_turns
         reason = "its last round may have no batch for some ranks, and the others would wait for their statistics"
@@ -213,32 +169,15 @@ def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
         require(options.bucket_cap_mb >= 1, f"{problem}; use 1 or more, or compile=false")
 
 
-def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
-    remedy = "use strategy=ddp_ds"
-    require(placement.device == "cuda", f"strategy=dp: nn.DataParallel needs CUDA devices; {remedy}")
-    require(placement.nodes == 1, f"strategy=dp: nn.DataParallel has one process, so nodes=1; {remedy}")
-    value = compilation.word(config.compile)
-    require(not config.compile, f"compile={value}: does not go with strategy=dp; {remedy}, or compile=false")
-    require(not placement.oversubscribed, f"strategy=dp: its replicas cannot share a GPU; {remedy}")
-
-
 STRATEGIES = {
     "ddp_ds": Strategy(ddp_ds, ddp_received, refuse_for_ddp, shards=True),
     "ddp_rr": Strategy(ddp_rr, ddp_received, refuse_for_ddp, takes_turns=True),
     "ddp": Strategy(ddp, ddp_received, refuse_for_ddp),
-    "dp": Strategy(
-        dp,
-        lambda config, traffic: None,  # DataParallel's copies between GPUs are no collectives
-        refuse_for_dp,
-        options=Option,
-        one_process=True,
-        compiles=False,
-    ),
 }
 
 
 def compiles(config: VisionConfig, device_type: str) -> bool:
-    """True if the model is compiled; `compile=null` compiles it on CUDA, where the strategy allows it."""
+    """True if the model is compiled; `compile=null` compiles it on CUDA."""
     if config.compile is not None:
         return bool(config.compile)
-    return device_type == "cuda" and STRATEGIES[config.strategy.name].compiles
+    return device_type == "cuda"

@@ -77,8 +77,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     test_sampler = range(rank.rank, len(data.test), rank.world_size)
     testing = load(data.test, test_sampler, training=False)
 
-    last = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
-    if config.dataset.image_size <= 32 and len(last.chunk(len(share.devices))[-1]) == 1:
+    if config.dataset.image_size <= 32 and (len(share.sampler) % share.batch_size or share.batch_size) == 1:
         # at 32 px the last feature map is 1 x 1: BatchNorm would see one value per channel
         problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on"
         raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
@@ -96,8 +95,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     if loop.compiled:
         report.add(compiling.compile_now(loop, len(test_sampler)))
     start = restore(loop, report)
-    for used in share.devices:
-        memory.reset_peak_memory(used)
+    memory.reset_peak_memory(device)
     # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)
     gc.collect()
     gc.freeze()
@@ -128,7 +126,7 @@ def run_epochs(
     if start.random is not None:
         # start the workers now, as they were ahead of the step at the stop; then restore the random state
         batches = iter(training)
-        set_random(start.random, share.devices)
+        set_random(start.random, rank.device)
     report.started(loop.steps)
     if loop.probing is not None:
         loop.probing.begin()
@@ -188,7 +186,7 @@ def save(loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any]
     state = {
         "model": loop.share.plain.state_dict(),
         **loop.optim.state(),
-        "random": get_random(loop.share.devices),
+        "random": get_random(loop.rank.device),
         "steps": loop.steps,
         "samples": loop.samples,
         "epoch": epoch,
@@ -221,13 +219,13 @@ def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, An
     return {key: before[key] + after[key] for key in after if key != "phases_s"} | {"phases_s": phases_s}
 
 
-def get_random(devices: list[torch.device]) -> list[torch.Tensor]:
-    """The states of the random number generators: the host's, then those of the CUDA devices."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
+def get_random(device: torch.device) -> list[torch.Tensor]:
+    """The states of the random number generators: the host's, and then the CUDA device's."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def set_random(states: list[torch.Tensor], devices: list[torch.device]) -> None:
+def set_random(states: list[torch.Tensor], device: torch.device) -> None:
     """Restore the states that `get_random` returned."""
     torch.set_rng_state(states[0])
-    for device, state in zip(devices, states[1:], strict=False):
+    for state in states[1:]:
         torch.cuda.set_rng_state(state, device)

@@ -9,7 +9,15 @@ from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.sweeps import starts_nothing
-from multicard.config.vision import CacheMode, ImagesConfig, LayoutConfig, LayoutName, ModelConfig, VisionConfig
+from multicard.config.vision import (
+    CacheMode,
+    DdpConfig,
+    ImagesConfig,
+    LayoutConfig,
+    LayoutName,
+    ModelConfig,
+    VisionConfig,
+)
 from multicard.machine import environment
 from multicard.measure import memory
 from multicard.messages import say
@@ -62,7 +70,7 @@ def has_room(config: VisionConfig, placement: Placement) -> None:
     free_bytes = memory.free_shared_memory_bytes()
     if not ahead or free_bytes is None:
         return
-    dataset, batch_size = config.dataset, config.batch_size * config.gpus // placement.processes
+    dataset, batch_size = config.dataset, config.batch_size
     value_bytes = int(PRECISIONS[config.precision.name].transfer[-2:]) // 8
     batch_bytes = batch_size * (3 * dataset.image_size**2 * value_bytes + 8)  # and an int64 label
     batches = math.inf if dataset.train_limit is None else -(-dataset.train_limit // batch_size)
@@ -96,8 +104,7 @@ def workers(config: VisionConfig, placement: Placement) -> int:
         return config.num_workers
     if placement.device == "cpu":
         return 0
-    gpus = config.gpus // placement.processes  # of this rank
-    return min(8 * gpus, environment.cores() // placement.processes)
+    return min(8, environment.cores() // placement.processes)
 
 
 def describe(config: VisionConfig, placement: Placement) -> str:
@@ -113,8 +120,7 @@ def describe(config: VisionConfig, placement: Placement) -> str:
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     """The option to try next against `bound`, what bounds a run: the best that the run does not have yet."""
     on_cuda, loader, dataset = placement.device == "cuda", config.loader.name, config.dataset
-    can_compile = on_cuda and STRATEGIES[config.strategy.name].compiles
-    not_compiled = can_compile and not compiles(config, placement.device)
+    not_compiled = on_cuda and not compiles(config, placement.device)
     undecoded = isinstance(dataset, ImagesConfig) and dataset.cache is CacheMode.none
     options = {
         "input": [
@@ -134,7 +140,7 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
         ],
         "launch": [
             ("compile=true", not_compiled),
-            ("compile=reduce-overhead", can_compile and not has_cuda_graphs(config.compile)),
+            ("compile=reduce-overhead", on_cuda and not has_cuda_graphs(config.compile)),
         ],
         "compute": [
             ("precision=half", on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16")),
@@ -154,7 +160,7 @@ WORKLOAD = Workload(
     entry="train_vision.py",
     schema=VisionConfig,
     options={
-        "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
+        "strategy": dict.fromkeys(STRATEGIES, DdpConfig),
         "loader": {name: loader.options for name, loader in LOADERS.items()},
         "layout": {name.value: LayoutConfig for name in LayoutName},
         "precision": dict.fromkeys(PRECISIONS, Option),
@@ -166,7 +172,6 @@ WORKLOAD = Workload(
     work="multicard.vision.train:train",
     preload=PRELOAD,
     cuda_preload=PRELOAD,
-    processes=lambda config: 1 if STRATEGIES[config.strategy.name].one_process else config.gpus,
     refuse=refuse,
     fits=fits,
     has_room=has_room,

@@ -102,7 +102,12 @@ def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):
     [
         ("train_vision.py", ["--help"], ""),
         ("train_vision.py", ["--cfg", "job"], ""),
-        pytest.param("train_vision.py", ["strategy=dp", "device=cpu"], "strategy=dp", marks=pytest.mark.core),
+        pytest.param(
+            "train_vision.py",
+            ["strategy.sync_batchnorm=true", "device=cpu"],
+            "strategy.sync_batchnorm=true",
+            marks=pytest.mark.core,
+        ),
         ("tune_llm.py", ["--help"], ""),
         ("tune_llm.py", ["dataset=digits"], "dataset=digits"),
         pytest.param("tune_llm.py", ["method=qlora", "gpus=4"], "method=qlora", marks=pytest.mark.core),

@@ -102,12 +102,9 @@ UNPLACED = [
     (["nodes=2"], 0, "nodes=2"),
     (["backend=nccl"], 0, "backend=nccl"),
     (["gpus=3", "oversubscribe=true", "backend=nccl"], 2, "backend=nccl"),
-    (["strategy=dp"], 0, "strategy=dp"),
-    (["strategy=dp", "gpus=2", "oversubscribe=true"], 1, "strategy=dp"),
     (["strategy.sync_batchnorm=true"], 0, "strategy.sync_batchnorm=true"),
     (["strategy=ddp_rr", "strategy.sync_batchnorm=true", "gpus=2"], 2, "strategy.sync_batchnorm=true"),
     (["gpus=2", "strategy.bucket_cap_mb=0.5", "compile=true"], 0, "strategy.bucket_cap_mb"),
-    (["strategy=dp", "compile=max-autotune"], 1, "compile=max-autotune: does not go with strategy=dp"),
     (["precision=tf32"], 0, "precision=tf32"),
     (["dataset=images", "dataset.root=x", "dataset.cache=none", "loader=device"], 0, "loader=device"),
     (["strategy.name=fsdp"], 0, "strategy.name=fsdp: no such strategy; use strategy= with one of ddp_ds, ddp_rr"),
@@ -118,7 +115,7 @@ UNPLACED = [
 def placed(config: VisionConfig, cuda_devices: int) -> Placement:
     """As the controller places a run, refusals included."""
     WORKLOAD.refuse(config)
-    placement = place(config, cuda_devices, processes=WORKLOAD.processes(config))
+    placement = place(config, cuda_devices)
     WORKLOAD.fits(config, placement)
     WORKLOAD.check(config)
     return placement
@@ -130,7 +127,6 @@ def placed(config: VisionConfig, cuda_devices: int) -> Placement:
         (["num_workers=3", "loader.prefetch_factor=5", "precision=fp64", "gpus=2"], 0, 2 * 16, 2 * 17, 8),
         (["num_workers=8", "precision=bf16", "gpus=2", "pin_memory=false"], 2, 2 * 17, 2 * 18, 2),
         (["gpus=4", "num_workers=8"], 4, 1, 4 * (8 * 2 + 2), 4),  # page-locked, two of each worker ahead
-        (["gpus=2", "num_workers=8", "strategy=dp"], 2, 2, 2 * (8 * 2 + 2), 4),  # one process with twice the batch
         (["num_workers=8", "dataset.train_limit=100"], 0, 2, 2, 4),  # there are no more
     ],
 )
@@ -144,7 +140,7 @@ def test_batches_of_workers_must_fit_into_shared_memory(
     capsys: pytest.CaptureFixture[str],
 ):
     config = typed("dataset=mnist", "dataset.image_size=100", "batch_size=64", *words)
-    placement = place(config, devices, processes=WORKLOAD.processes(config))
+    placement = place(config, devices)
     batch_bytes = 64 * (3 * 100 * 100 * value_bytes + 8)
 
     def said(free_bytes: int | None, limited: VisionConfig = config) -> str:
@@ -178,7 +174,6 @@ def test_what_the_machine_cannot_do_is_refused_by_its_key(overrides: list[str], 
         (["gpus=4", "backend=gloo"], 4, ("cuda", "gloo", 4, False)),
         (["gpus=4", "oversubscribe=true"], 2, ("cuda", "gloo", 4, True)),
         (["gpus=2", "oversubscribe=true"], 2, ("cuda", "nccl", 2, False)),
-        (["gpus=3", "strategy=dp"], 4, ("cuda", "nccl", 1, False)),
         (["gpus=3", "device=cpu"], 1, ("cpu", "gloo", 3, False)),
     ],
 )

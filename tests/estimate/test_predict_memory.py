@@ -118,13 +118,9 @@ def test_pairs_hold_the_references_output_of_the_step_before():
 
 
 def test_what_training_adds_on_a_gpu():
-    """DataParallel's first GPU has all of the batch; a resident data set is as large as its images, labels and order;
-    a fused optimiser takes what another does."""
+    """A resident data set is as large as its images, labels and order; a fused optimiser takes what another does."""
     alone = images()
     assert images("optimizer.fused=true").active_bytes == alone.active_bytes
-    parallel = images("gpus=2", "strategy=dp")
-    assert parallel.by_kind["batch"] == 2 * 4 * 3 * 64 * 64 * 4 + 512  # two GPUs' batches
-    assert parallel.by_kind["activations"] == alone.by_kind["activations"]
     blocks = (96 * 64, 96 * 8, 96 * 8, 8 * 64, 8 * 8, 8 * 8)  # training images, half of the test images
     resident = images("gpus=2", "strategy=ddp", "loader=device").by_kind["resident"]
     assert resident == sum(-(-size // 512) * 512 for size in blocks)
@@ -221,7 +217,6 @@ RANKS = [(f"gpus={count}",) for count in (2, 3, 4)]
         (typed, [(*ranks, "num_workers=1", "seed=7") for ranks in RANKS] + [("gpus=2", "fit=off", "repeat=2")], 1),
         (typed, [(), ("gpus=2",), ("optimizer=adamw",), ("batch_size=5",), ("loader=batched", "pin_memory=true")], 5),
         (typed, [(*ranks, "loader=device") for ranks in RANKS], 3),  # each has a share of the data set
-        (typed, [(*ranks, "strategy=dp") for ranks in RANKS], 3),
         (typed_llm, [("method=qlora",), ("method=qlora", "seed=1"), ("method=qlora", "batch_size=3")], 2),
     ],
 )

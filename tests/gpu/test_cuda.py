@@ -83,7 +83,6 @@ def test_the_peek_at_the_loss_waits_for_nothing():
 TRAINED = [
     *((f"precision={p}", f"layout={o}", "num_workers=2") for p in PRECISIONS for o in ("nchw", "nhwc")),
     *((f"loader={loader}", "epochs=2", "num_workers=2") for loader in LOADERS if loader != "dali" or has_dali()),
-    ("strategy=dp",),
     *((f"strategy={strategy}", "gpus=2") for strategy in STRATEGIES),
     ("strategy.sync_batchnorm=true", "gpus=2"),
     ("preset=fast", "epochs=2", "dataset.train_limit=100"),
@@ -99,7 +98,7 @@ def test_everything_trains(measured: Measured, words: tuple[str, ...]):
     assert result["peak_memory_bytes"]["kind"] == "cuda_allocated" and result["peak_memory_bytes"]["max"] > 2**20
     assert result["transfer_bytes"]["source"] == "counted" and result["transfer_bytes"]["h2d"] > 0
     assert result["epochs"][0]["train_loss"] > 0
-    unknown = "strategy=dp" in words or "strategy.sync_batchnorm=true" in words
+    unknown = "strategy.sync_batchnorm=true" in words
     assert (result["communication_bytes"] is None) is unknown
     environment = json.loads((Path(result["folder"]) / "environment.json").read_text())
     precision, flags = PRECISIONS[result["axes"]["precision"]], environment["flags"]

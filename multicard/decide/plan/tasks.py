@@ -271,7 +271,7 @@ def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path
     if isinstance(cell, Refused):
         return replace(run, problem=cell.reason)
     try:
-        placement = place(cell.config, node.gpus if node.on_gpus else 0, 1, workload.processes(cell.config))
+        placement = place(cell.config, node.gpus if node.on_gpus else 0)
         workload.fits(cell.config, placement)
         is_of_node = placement.device != "cpu" or not node.on_gpus
         require(is_of_node, "device=cpu: the plan is of GPUs; leave it out")

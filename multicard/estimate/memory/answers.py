@@ -76,7 +76,7 @@ def identity(request: Request) -> str:
     if loader != "device":  # which keeps a share of the data set in a share of the GPU's memory
         memory_bytes = None
         facts.pop("test", None)
-    if loader not in (None, "device") and config["strategy"]["name"] != "dp":
+    if loader not in (None, "device"):
         ranks = min(ranks, 2)  # a replica under DDP takes the same on any number of ranks above one
     kept = {key: config[key] for key in RELEVANT[workload]}
     matters = [workload, kept, ranks, facts, request.device, memory_bytes, _versions()]

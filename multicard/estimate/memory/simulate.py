@@ -16,7 +16,7 @@ from torch import nn
 
 from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
-from multicard.config.vision import DdpConfig, VisionConfig
+from multicard.config.vision import VisionConfig
 from multicard.estimate.memory import answers
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
@@ -54,7 +54,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
         options = config.strategy
-        synced = isinstance(options, DdpConfig) and options.sync_batchnorm and config.gpus * config.nodes > 1
+        synced = options.sync_batchnorm and config.gpus * config.nodes > 1
         _require(not synced, "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values")
         with fake(device):
             train(config, facts, device, tracker, memory_bytes)
@@ -103,7 +103,7 @@ def answer(request: answers.Request) -> answers.Answer:
 
 
 # ---- a step of an image model: the project's own model, strategy, optimiser and loop, what the loader keeps on the
-# device, and what stands for DistributedDataParallel and DataParallel without a network, with the same tensors
+# device, and what stands for DistributedDataParallel without a network, with the same tensors
 
 
 class DryLoop(Loop):
@@ -129,17 +129,12 @@ def train(
 ) -> None:
     """Train for a step as rank 0 does, under `tracker`. Call it within `fake(device)`."""
     strategy = STRATEGIES[config.strategy.name]
-    ranks = 1 if strategy.one_process else config.gpus * config.nodes
-    rank = Rank(0, 0, ranks, device, "gloo", 1)
+    rank = Rank(0, 0, config.gpus * config.nodes, device, "gloo", 1)
     precision = choose(config.precision.name, device)
     with device:
         model = models.build(config.model, facts.classes, config.dataset.image_size)
     convert(model, precision.model_dtype, memory_format(config))
-    wrappers: dict[str, Any] = {
-        "torch.nn.parallel.DistributedDataParallel": partial(Replicated, tracker),
-        "torch.nn.DataParallel": FirstOfParallel,
-    }
-    with tracker, patched(wrappers):
+    with tracker, patched({"torch.nn.parallel.DistributedDataParallel": partial(Replicated, tracker)}):
         tracker.note_model(model)
         share = strategy.share(model, facts.train, config, rank)
         kept = resident(config, facts, share, device, memory_bytes)
@@ -192,8 +187,7 @@ def resident(
         budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     ranks = config.gpus * config.nodes
     sharded = STRATEGIES[config.strategy.name].shards and ranks > 1
-    one_process = STRATEGIES[config.strategy.name].one_process
-    tested = facts.test if one_process else -(-facts.test // ranks)
+    tested = -(-facts.test // ranks)
     kept: list[torch.Tensor] = []
     for images, order in ((len(share.sampler) if sharded else facts.train, len(share.sampler)), (tested, tested)):
         if budget is None or images * image_bytes <= budget:
@@ -228,7 +222,7 @@ def batches(
         del ready
 
 
-# ---- the strategies' wrappers
+# ---- the strategies' wrapper
 
 
 class Replicated(nn.Module):
@@ -257,34 +251,6 @@ class Replicated(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         return self.module(*arguments)
-
-
-class _Broadcast(torch.autograd.Function):
-    """Replicas of the parameters, and the sum of their gradients in memory of its own (`ReduceAddCoalesced`)."""
-
-    @staticmethod
-    def forward(ctx: Any, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(parameter.detach() for parameter in parameters)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty_like(gradient) for gradient in gradients)
-
-
-class FirstOfParallel(nn.Module):
-    """A module under DataParallel, as its first GPU sees it: all of the batch and the outputs, a share of the work, and
-    the gradients twice, its own and the sum."""
-
-    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
-        super().__init__()
-        self.module, self.devices = module, len(device_ids)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        parameters = dict(self.module.named_parameters())
-        copies = _Broadcast.apply(*parameters.values())
-        part = images.chunk(self.devices)[0]
-        outputs = torch.func.functional_call(self.module, dict(zip(parameters, copies, strict=True)), (part,))
-        return torch.cat([outputs] * self.devices)[: len(images)]
 
 
 if __name__ == "__main__":

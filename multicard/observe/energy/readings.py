@@ -124,32 +124,27 @@ def identify(pid: int) -> tuple[bool | None, str | None]:
 
 
 class Counters:
-    """Energy counters of the GPUs that a rank uses, read where a span begins and ends whose energy is to be known:
-    between the controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a
-    tenth.
+    """Energy counter of a rank's GPU, read where a span begins and ends whose energy is to be known: between the
+    controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a tenth.
 
     There is nothing to read on CPU ranks, or where NVML gives none.
 
     readings: time on `clock_s`, the GPU's UUID and joules, in the order in which they were taken.
     """
 
-    def __init__(self, used: Sequence[Any]) -> None:
+    def __init__(self, device: Any) -> None:
         self.readings: list[tuple[float, str, float]] = []
-        self._handles: dict[str, Any] = {}
-        uuids = [uuid for device in used if (uuid := devices.used_gpu(device)) is not None]
-        if not uuids:
-            return
-        self._library = ExitStack().enter_context(devices.nvml())  # until the process ends
-        if self._library is not None:
-            handles = {
-                uuid: devices.ask(self._library, self._library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids
-            }
-            self._handles = {uuid: handle for uuid, handle in handles.items() if handle is not None}
+        self._uuid, self._handle = devices.used_gpu(device), None
+        self._open = ExitStack()  # kept until the process ends: NVML is shut down as its context is collected
+        if self._uuid is not None and (library := self._open.enter_context(devices.nvml())) is not None:
+            self._library = library
+            self._handle = devices.ask(library, library.nvmlDeviceGetHandleByUUID, self._uuid)
 
     def read(self) -> None:
-        """Read all counters. Call it right before a span begins and right after it has ended."""
-        for uuid, handle in self._handles.items():
-            time_s = clock_s()
-            mj = devices.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, handle)
-            if mj is not None:
-                self.readings.append((time_s, uuid, 1e-3 * mj))
+        """Read the counter. Call it right before a span begins and right after it has ended."""
+        if self._handle is None or self._uuid is None:
+            return
+        time_s = clock_s()
+        mj = devices.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        if mj is not None:
+            self.readings.append((time_s, self._uuid, 1e-3 * mj))
