@@ -102,7 +102,8 @@ def compare(
 def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
     """The runs of one sweep by their values of the keys `by`, as they are typed: numbers ascend."""
     keys = [_setting(name, runs) for name in by]
-    with_values = [run for run in runs if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)]
+    measured = [run for run in runs if run["status"] != "refused"]
+    with_values = [run for run in measured if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)]
     groups = grouping.group(with_values, keys)
     labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=_order)}
     if len(groups) < 2:
@@ -146,6 +147,8 @@ def _pair(
     keys = ["kind", *(name for name in names if name not in compared_keys and name in in_a and name in in_b)]
     # A refused run has its axes alone, and no configuration
     cells_a, cells_b = (grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b))
+    if not (cells_a and cells_b):
+        raise ValueError(f"all runs of {sides[1] if cells_a else sides[0]} were refused")
     if not common:
         _require_same(cells_a, cells_b, keys, sides)
     shared = [cell for cell in cells_a if cell in cells_b]

@@ -166,6 +166,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
     for precision, gpus in product(seconds, (1, 2)):
         record = records.vision(precision=precision.partition("=")[2], gpus=gpus)
         records.write(tmp_path / f"{precision}-{gpus}", record, records.steps(np.full(50, seconds[precision] / gpus)))
+    records.write(tmp_path / "refused", records.vision(precision="fp64", status="refused") | {"config": {}})
     by_precision = compared(tmp_path, tmp_path, "precision")
     assert len(by_precision) == 3 * 2  # each pair of values, in each cell
     for one in by_precision:
@@ -184,6 +185,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
         (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
         (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
         (["a", "b"], "B has no gpus=2 precision=fp16 (--common compares the cells that both have)"),
+        (["a", "refused"], "all runs of B were refused"),
         (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
         (["a", "--by", "dataset.root"], "dataset.root says where data lie, not what they are; --by data compares"),
         (["a", "--by", "total_s"], "total_s is no setting; name an axis or a key of the configuration"),
@@ -197,6 +199,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     b = sweep(tmp_path / "b")
     for name in ("result.json", "config.yaml"):
         (b / "fp16-2" / name).unlink()
+    records.write(tmp_path / "refused", records.vision(status="refused") | {"config": {}})
     assert main(["compare", *words]) == 1
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
