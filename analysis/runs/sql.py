@@ -34,6 +34,8 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
     """
     if where is None and sort is None:
         return list(runs)
+    if where is not None and not where.strip():
+        raise ValueError('--where: is empty; give a condition, as "gpus>=2"')
     names = column_names(runs)
     order = ", ".join([*([] if sort is None else _order(sort, names)), f'"{ROW}"'])
     with duckdb.connect(":memory:", config=OPTIONS) as database:
@@ -93,7 +95,7 @@ def _array(values: list[Any]) -> pa.Array:
     """One column: of the type that all of its values have, else of their texts (`compile` may be true or null)."""
     types = {type(value) for value in values if value is not None}
     try:
-        if types in ({bool}, {int}):
+        if types in (set(), {bool}, {int}):  # without a value: null, which is of every type
             return pa.array(values)
         if types in ({int, float}, {float}):
             return pa.array(values, pa.float64())

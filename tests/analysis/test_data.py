@@ -110,6 +110,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("PRECISION = 'fp16' and total_s / 2 < 4") == "3"
     assert found('"dataset.train_limit" = 96') == "1"
     assert found("true -- a comment") == "0123"
+    assert found("reward_accuracy / 2 > 0.5 or reward_accuracy = 'none' or gpus = 4") == "3"  # no run has one
     assert found("COLUMNS('gpus$') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
@@ -129,7 +130,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("gpus = 'two'", "Conversion Error"),
         ("1=1); drop table runs; select (1", "Parser Error"),
         ("1=1 union all select 99", "Parser Error"),
-        (" ", "Parser Error"),
+        (" ", "is empty"),
         ("precision = '\udc80'", "cannot encode"),
         ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),
         ("exists(select * from words)", "does not exist"),  # nor a Python variable
