@@ -48,12 +48,18 @@ def test_the_papers_own_times_give_their_tables_back(name: str, ratio: str, tmp_
     columns = {papers.SPEEDUP_1GPU: "x 1 GPU", papers.SPEEDUP: ratio, papers.SAVED: ratio}
     figures = [one for one in papers.figures(name) if one.exact and len(one.cell) == 2 and one.how == "printed"]
     assert len(figures) == {"table2": 44, "table3": 28, "table5": 20}[name]
+    misprints = []
     for figure in figures:
         column, factor = columns.get(figure.measure, figure.measure), 100 if figure.measure in columns else 1
         found = row(table, **figure.cell)
         assert found[f"paper {column}"] == pytest.approx(figure.value / factor)
-        rounded = {"rel": 1 / 900, "abs": 2e-4} if column in columns.values() else {}  # times are whole seconds
-        assert found[column] == pytest.approx(figure.value / factor, **rounded)
+        rounded = {"rel": 5e-4, "abs": 2e-4} if column in columns.values() else {}  # times are whole seconds
+        if found[column] != pytest.approx(figure.value / factor, **rounded):
+            misprints.append(figure.note)
+    assert misprints == ["of_cut_times"] * 2 * (name == "table3")  # 6e-4 off
+    gains = [one for one in papers.figures(name, papers.GAIN) if one.how == "derived"]
+    ratios = {str(one.cell): one.value for one in papers.figures(name, papers.SPEEDUP)}
+    assert {str(one.cell): pytest.approx(one.value + 100) for one in gains} == ratios
     assert not any("another setting" in note for note in table.notes)
 
 
