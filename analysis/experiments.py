@@ -6,7 +6,6 @@ commit is another panel, never a second figure in a cell.
 """
 
 import re
-from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -193,8 +192,8 @@ def load(name: str) -> Experiment:
     kind = next(kind for kind, entry in ENTRIES.items() if entry == own["entry"])
     excluded = tuple(own.get("exclude", ()))
     view = msgspec.convert(own["view"], View)
-    every = ChainMap(*reversed(contents))
-    fixed = flat({key: value for key, value in every.items() if key not in ("defaults", "hydra")})
+    values = [(key, value) for content in contents for key, value in flat(content).items()]
+    fixed = {key: value for key, value in values if key.partition(".")[0] not in ("defaults", "hydra")}
     return Experiment(name, title, kind, swept, chosen, view, excluded, fixed)
 
 
