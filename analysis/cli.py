@@ -42,7 +42,7 @@ def wandb_name(text: str) -> str:
 def share(text: str) -> float:
     """A share such as 5% or 0.05."""
     value = sweeps.share(text)
-    if not 0 < value <= 1:
+    if not 0 < value <= 1 or text == "1":  # which may be meant as 1%
         raise argparse.ArgumentTypeError(f"{text} is no share; write 5% or 0.05")
     return value
 

@@ -248,7 +248,7 @@ def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Pat
         (["list", ".", "--csv", "no/o"], "there is no folder no"),
         (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
         (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
-        *((["compare", ".", f"--gate={gate}"], "is no share; write 5%") for gate in ("5", "x%", "nan")),
+        *((["compare", ".", f"--gate={gate}"], "is no share; write 5%") for gate in ("5", "1", "x%", "nan")),
     ],
 )
 def test_bad_arguments_are_one_line_and_make_no_folder(
