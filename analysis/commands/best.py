@@ -202,8 +202,11 @@ class Ranking:
     def _cost_compared(self, other: RankedSetting) -> str:
         """The cost of a setting compared with the best: "1.7 times slower", "4 % slower"."""
         ratio, chance = other.cost / self.best.cost, ", which these runs do not tell from chance"
+        more = "slower" if self.goal == "time" else f"more {self.goal}"
+        if ratio == 1:
+            return f"no {more}"
         if ratio < LEAST_TIMES:
-            difference = f"{100 * (ratio - 1):.2g} % {'slower' if self.goal == 'time' else f'more {self.goal}'}"
+            difference = f"{100 * (ratio - 1):.2g} % {more}"
         else:
             difference = f"{ratio:.3g} times {'slower' if self.goal == 'time' else f'the {self.goal}'}"
         return difference + chance * (not self._cheaper(self.best, other))

@@ -254,3 +254,6 @@ def test_sentences_say_what_less_costs_and_what_it_loses(tmp_path: Path):
     ]
     more = "9.0 points more accurate: 15 times slower (precision="
     assert ranked(write(tmp_path / "gpus", *better))[1].startswith(more)
+    as_large = [records.vision(gpus=gpus) | accurate(share) for gpus, share in ((1, 0.95), (2, 0.99))]
+    equal = "4.0 points more accurate: no more memory (gpus=2: "
+    assert ranked(write(tmp_path / "memory", *as_large), "memory")[1].startswith(equal)
