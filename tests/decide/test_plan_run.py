@@ -105,13 +105,15 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
     assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
 
 
-def test_what_is_left_of_an_overdue_job_is_by_what_its_siblings_are_scaled_by(world: World):
+def test_what_is_left_of_a_job_is_as_planned_and_of_an_overdue_one_by_what_its_siblings_are_scaled_by(world: World):
     world.add("slow#1", {1: 50}, job="slow", lasts=6)
     world.add("slow#2", {1: 50}, 0, job="slow")
     with world.started_plan() as carried:
-        world.now_s += 60
-        assert carried._overdue()
         first, second = carried.progress
+        world.now_s += 20
+        assert first.rest(carried.now_s()).planned_s == pytest.approx(30)
+        world.now_s += 40
+        assert carried._overdue()
         assert first.rest(carried.now_s()).planned_s == pytest.approx(90 - 60) and second.options[0].planned_s == 90
 
 

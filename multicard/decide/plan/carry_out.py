@@ -63,9 +63,10 @@ class Progress:
         return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
 
     def rest(self, now_s: float) -> Option:
-        """The longest time that is left of a running task."""
+        """The time left of a running task: as planned, and once that has passed, of the longest that is expected."""
         assert self.start_s is not None and self.placed is not None
-        left_s = max(self.limit_s - (now_s - self.start_s), LEAST_LEFT_S)
+        so_far_s = now_s - self.start_s
+        left_s = max((self.planned_s if so_far_s < self.planned_s else self.limit_s) - so_far_s, LEAST_LEFT_S)
         return Option(self.gpus, left_s, Interval(left_s, left_s, left_s), left_s, self.placed.option.basis)
 
 
