@@ -57,7 +57,7 @@ class Growth:
         return scale * self.low, scale * self.high
 
 
-# By `benchmarks.prediction` (`calibrated`) of the rows of `published.csv` without defects (a test compares)
+# By `benchmarks.prediction_replays` (`fitted`) of the rows of `published.csv` without defects (a test compares)
 PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, high=4.700)
 
 

@@ -1,4 +1,4 @@
-"""Totals, energy and memory of runs, by earlier ones: parts, lengths, intervals and calibration."""
+"""Totals, energy and memory of runs, by earlier ones: parts, lengths and intervals."""
 
 import math
 from types import SimpleNamespace
