@@ -65,9 +65,7 @@ def test_bytes_of_a_linear_model(dtype):
         tracker.note_model(model)
         tracker.note(inputs, "batch")
         with tracker:
-            tracker.phase = "forward"
             loss = model(inputs).sum()
-            tracker.phase = "backward"
             loss.backward()
     weights, inputs = 257 * 256 * dtype.itemsize, 32 * 256 * dtype.itemsize
     assert (tracker.peak_now["weights"], tracker.peak_now["batch"]) == (weights, inputs)
@@ -155,6 +153,13 @@ def test_sharded_output_pads_batches_to_as_many_chunks(layers, length):
 
 
 # ---- fallbacks, and the truth
+
+
+def test_a_model_whose_shape_follows_from_the_values_of_tensors_is_whole():
+    weights = sum(
+        4 * each.numel() for each in models.build(typed("model.name=regnet_y_400mf").model, 10, 32).parameters()
+    )
+    assert images("model.name=regnet_y_400mf").by_kind["weights"] == pytest.approx(weights, rel=0.05)
 
 
 def test_autocast_for_a_gpu_that_is_not_there():
