@@ -28,7 +28,7 @@ from multicard.config.placement import Placement
 from multicard.machine import devices, private
 from multicard.machine.environment import host
 from multicard.measure import memory
-from multicard.ranks.failures import Failure, Interrupted, disk_full, in_a_line
+from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
 
@@ -42,7 +42,7 @@ MEETING_S = 300.0  # within which all nodes of a run must have come up
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # Variables by which a user chooses how OpenMP's threads wait for one another, and how often they look before they sleep
 # where nobody chose: libgomp's own 300,000 keeps cores from other processes at each barrier, and none costs nearly half
-# of a quiet machine's speed (1 rank of 2 threads, and 2 ranks, alone and beside two busy processes)
+# of a quiet machine's speed (`benchmarks.spinning`)
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 SPINS = 10_000
 
@@ -152,8 +152,8 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         rank, failure = error.get_first_failure()
         return _failure(job.folder, rank, failure.exitcode)
     except Exception as error:  # raised by the agent, not by a rank
-        if (full := disk_full(error)) is not None:
-            return Failure("disk", f"hydra.run.dir: cannot write to {job.folder} ({full.strerror}); free some space")
+        if (full := no_space(error, job.folder)) is not None:
+            return Failure("disk", full)
         return Failure("launch", f"the ranks could not be started or watched: {in_a_line(error)}")
     finally:
         shutil.rmtree(agent_logs, ignore_errors=True)

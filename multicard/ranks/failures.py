@@ -1,12 +1,15 @@
 """Failures that end a run, and the signals that interrupt it."""
 
 import errno
+import shutil
 import signal
+import tempfile
 from contextlib import AbstractContextManager
+from pathlib import Path
 from threading import main_thread
 
 from multicard.machine.environment import host
-from multicard.measure.memory import DeviceMemory
+from multicard.measure.memory import SHARED_MEMORY, DeviceMemory
 from multicard.ranks import interruption
 from multicard.records.schema_parts import Cause as Failure
 
@@ -57,6 +60,17 @@ def disk_full(error: BaseException) -> OSError | None:
             return link
         link = link.__cause__ or link.__context__
     return None
+
+
+def no_space(error: BaseException, folder: Path) -> str | None:
+    """The sentence on the full disk behind an error of a run in `folder`: that of the file which the error names, else
+    the fullest of those that a run writes to. None where it has another cause."""
+    full = disk_full(error)
+    if full is None:
+        return None
+    disks = [path for path in (folder, tempfile.gettempdir(), SHARED_MEMORY) if Path(path).exists()]
+    fullest = full.filename or min(disks, key=lambda path: shutil.disk_usage(path).free)
+    return f"no space left on the disk of {fullest} ({full.strerror}); free some"
 
 
 # Words of errors for want of memory: of torch, the driver and NCCL; of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt; of the

@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multicard.config.base import Malloc
 from multicard.machine.slurm import Allocation
-from multicard.measure.memory import SHARED_MEMORY, device_memory, held_memory_bytes
+from multicard.measure.memory import device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls
-from multicard.ranks.failures import Failure, disk_full, in_a_line, is_oom
+from multicard.ranks.failures import Failure, disk_full, in_a_line, is_oom, no_space
 from multicard.records.run_folder import write_json
 from multicard.records.text_table import in_bytes
 
@@ -185,10 +183,8 @@ def _report(job: Job, rank: int, error: BaseException) -> None:
     """Leave a report of the exception for the controller."""
     memory, message = device_memory(job.device), in_a_line(error)
     kind = "oom" if is_oom(error, memory) else "exception"
-    if (full := disk_full(error)) is not None:
-        disks = [path for path in (job.folder, tempfile.gettempdir(), SHARED_MEMORY) if Path(path).exists()]
-        fullest = full.filename or min(disks, key=lambda path: shutil.disk_usage(path).free)
-        kind, message = "disk", f"no space left on the disk of {fullest} ({full.strerror}); free some"
+    if (full := no_space(error, job.folder)) is not None:
+        kind, message = "disk", full
     held = held_memory_bytes(job.device) if kind == "oom" else None
     if memory is not None and kind == "oom" and not is_oom(error):  # it does not say so itself
         message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"

@@ -17,7 +17,7 @@ from multicard.messages import say
 from multicard.observe import diagnosis
 from multicard.observe.energy import gpu_record
 from multicard.ranks import checkpoint, compiler
-from multicard.ranks.failures import Failure, in_a_line
+from multicard.ranks.failures import Failure, in_a_line, no_space
 from multicard.ranks.process import LOG_LINES
 from multicard.records import ownership, rank_files, run_folder
 from multicard.records.rank_files import AnyReport, RankReport
@@ -167,7 +167,7 @@ def not_recorded(run: Run, error: Exception) -> Run:
     run.record.status = "failed"
     if isinstance(error, OSError) and error.strerror:
         message = f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some space"
-        run.record.cause = Failure("disk", message)
+        run.record.cause = Failure("disk", no_space(error, run.folder) or message)
         return run
     remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
     message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"

@@ -3,6 +3,7 @@
 import errno
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import msgspec
 import pytest
@@ -96,12 +97,15 @@ def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_r
     shared.mkdir()
     (job.folder / "ranks").mkdir(parents=True)
     free = {job.folder: 10**9, shared: 0}
-    monkeypatch.setattr(process, "SHARED_MEMORY", shared)
-    monkeypatch.setattr(process.shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path), 10**10)))
-    process._report(job, 0, OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(failures, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(failures.shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path), 10**10)))
+    error = OSError(errno.ENOSPC, "No space left on device")
+    process._report(job, 0, error)
     report = msgspec.json.decode(process.error_file(job.folder, 0).read_bytes(), type=Failure)
     said = f"no space left on the disk of {shared} (No space left on device); free some"
-    assert (report.kind, report.message) == ("disk", said)
+    assert report == Failure("disk", said)
+    monkeypatch.setattr(elastic, "_config", mock.Mock(side_effect=error))  # before there is a rank
+    assert launch("fail", folder=job.folder) == report
 
 
 def test_a_full_disk_is_found_behind_other_errors():
