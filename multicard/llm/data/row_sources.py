@@ -109,7 +109,8 @@ def read_file(data_files: str) -> list[Any]:
         return READERS[file.suffix](file)
     except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # Arrow's errors are of these types
         cause = "nested too deep" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
-        raise ValueError(f"{key}: cannot be read ({cause}); mend it, or give another file") from None
+        remedy = "mend it (one object a line is .jsonl), or give another file"
+        raise ValueError(f"{key}: cannot be read ({cause}); {remedy}") from None
 
 
 def _read_jsonl(file: Path) -> list[Any]:
@@ -125,7 +126,7 @@ def _read_jsonl(file: Path) -> list[Any]:
 
 def _read_json(file: Path) -> list[Any]:
     rows = json.loads(file.read_text(encoding="utf-8") or "[]")
-    require(isinstance(rows, list), "no list of rows, as [{...}, ...]; one object a line is .jsonl")
+    require(isinstance(rows, list), "no list of rows, as [{...}, ...]")
     return rows
 
 
