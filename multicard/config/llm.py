@@ -58,7 +58,7 @@ class DecoderConfig:
     """Sizes of a decoder."""
 
     name: str = MISSING
-    weights: str = key("random", "random, or a folder with Hugging Face's safetensors or, for Llama, Meta's format")
+    weights: str = key("random", "random, or a folder with Hugging Face's safetensors and config.json")
     vocab_size: Optional[int] = key(None, "rows of the embedding; null follows the tokenizer")
     num_layers: int = key(MISSING, "transformer layers", least=1)
     num_heads: int = key(MISSING, "query heads", least=1)
