@@ -1,7 +1,7 @@
 """The commands that measured runs, from the last command of their sweep, which Hydra left beside them."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from analysis.runs.load import Run
 
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
 OF_SWEEPS = ("repeat", "race")  # keys that mean nothing for a single cell
+NO_KEYS = (grouping.DATA, grouping.TRACED)  # columns that follow from others
 
 
 def of_sweeps(runs: Iterable[Run]) -> list[str]:
@@ -22,15 +23,35 @@ def of_sweeps(runs: Iterable[Run]) -> list[str]:
     return [command for command in commands if command is not None]
 
 
-def of_cell(run: Run) -> str | None:
-    """The command that measures the cell of a run again; None where Hydra left none, or it does not say which cell."""
+def of_cells(runs: Sequence[Run]) -> list[str | None]:
+    """The command that measures the cell of each run again; None where Hydra left none, or it does not say which cell.
+
+    Earlier commands may have left runs in a folder too: what tells its runs apart is part of each command.
+    """
+    by_sweep: dict[Path, list[Run]] = {}
+    for run in runs:
+        by_sweep.setdefault(run.folder.parent, []).append(run)
+    apart = {
+        sweep: grouping.apart([run.columns for run in own], grouping.settings(own)) for sweep, own in by_sweep.items()
+    }
+    return [_of_cell(run, apart[run.folder.parent]) for run in runs]
+
+
+def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
     overrides = _overrides(run)
     axes = _swept(overrides) if overrides is not None else None
     if overrides is None or axes is None:
         return None
+    axes += [_key(run, name) for name in apart if name in run.columns and name not in (*NO_KEYS, *axes)]
     values = {axis: run[axis] if axis in run.columns else run[f"{axis}.name"] for axis in axes}
+    words = {axis: repr(value) if isinstance(value, float) else grouping.typed(value) for axis, value in values.items()}
     kept = {key: value for key, value in overrides.items() if key not in OF_SWEEPS}
-    return _command(run["kind"], kept | {axis: f"={grouping.typed(value)}" for axis, value in values.items()})
+    return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})
+
+
+def _key(run: Run, name: str) -> str:
+    """The key of an axis or column: `image_size` is dataset.image_size."""
+    return next((key for key in (f"dataset.{name}", f"model.{name}") if key in run.columns), name.removesuffix(".name"))
 
 
 def _swept(overrides: dict[str, str]) -> list[str] | None:

@@ -32,7 +32,7 @@ def grid(runs: Sequence[DetailedRun]) -> Grid:
     details = {
         "cause": [run["cause"] for run in runs],
         "diagnosis": [run.diagnosis for run in runs],
-        "measured by": list(map(rerun_commands.of_cell, runs)),
+        "measured by": rerun_commands.of_cells(runs),
         "folder": [str(run.folder) for run in runs],
     }
     opened = [Column.of(name, values, code=True) for name, values in details.items()]

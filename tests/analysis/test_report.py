@@ -149,9 +149,18 @@ def test_a_sweep_has_its_last_command_and_a_run_that_of_its_cell(
     records.write(tmp_path / "cell", record | {"name": "s"})
     swept(tmp_path, overrides)
     (run,) = load.read([tmp_path]).runs
-    found = [*(rerun_commands.of_sweeps([run, run]) or [None]), rerun_commands.of_cell(run)]
+    found = [*(rerun_commands.of_sweeps([run, run]) or [None]), *rerun_commands.of_cells([run])]
     for words, expected in zip(found, (command, of_cell), strict=True):
         assert (words and shlex.split(words)) == (expected and ["python", "train_vision.py", *shlex.split(expected)])
+
+
+def test_a_run_of_an_earlier_command_has_its_own_values(tmp_path: Path):
+    for precision, lr in (("fp16", 0.012345), ("fp32", 0.1)):
+        records.write(tmp_path / precision, records.vision(precision=precision, lr=lr))
+    swept(tmp_path, "precision=fp16 name=s")
+    own = ("precision=fp16 name=s lr=0.012345", "precision=fp32 name=s lr=0.1")
+    commands = rerun_commands.of_cells(load.read([tmp_path]).runs)
+    assert commands == [f"python train_vision.py {words}" for words in own]
 
 
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
