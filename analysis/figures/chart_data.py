@@ -22,6 +22,7 @@ from papers.printed import HARDWARE
 Row = dict[str, Any]
 MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
 T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
+CUT = 2.0  # intervals extend an axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies
 
 
@@ -119,8 +120,10 @@ def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str)
 
 
 def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
-    """Limits of an axis that holds all means and intervals, from 0 except for accuracies."""
-    ends = [row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None] or [0.0, 1.0]
+    """Limits of an axis, from 0 except for accuracies: all means, and intervals as far as they do not dwarf them."""
+    most = CUT * max((row["mean"] for row in rows if row.get("mean") is not None), default=0.5)
+    bounds = [row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None]
+    ends = [min(bound, most) for bound in bounds] or [0.0, 1.0]
     if measure != ACCURACY:
         return 0.0, 1.05 * max(ends) or 1.0
     room = max(0.1 * (max(ends) - min(ends)), LEAST_ROOM)
@@ -128,7 +131,7 @@ def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
 
 
 def means_notes(rows: Sequence[Row]) -> list[str]:
-    """A line on what points and bars are."""
+    """Lines on what points and bars are, and on intervals that are cut."""
     points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
     if not points:
         return []
@@ -139,4 +142,15 @@ def means_notes(rows: Sequence[Row]) -> list[str]:
     )
     line += ", of peak memory the highest" * highest
     bars = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
-    return [f"{line}; bars: {captions.listed(bars)}" if bars else line]
+    return [f"{line}; bars: {captions.listed(bars)}" if bars else line, *cut_note(rows)]
+
+
+def cut_note(rows: Sequence[Row]) -> list[str]:
+    """A line where intervals reach beyond their axis."""
+    by_measure = {
+        measure: [row for row in rows if row["measure"] == measure] for measure in {r["measure"] for r in rows}
+    }
+    is_cut = any(
+        max(row.get("high") or 0.0 for row in own) > axis_limits(own, measure)[1] for measure, own in by_measure.items()
+    )
+    return ["Intervals are cut where they reach beyond the axis"] * is_cut

@@ -49,7 +49,7 @@ def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Enco
 
 
 def drawn(rows: Sequence[Row], x: str = "", are_bars: bool = False, titles: dict[str, str] | None = None) -> list[Row]:
-    """The rows with what is drawn of them, in the unit of their measure, and of lines within its limits.
+    """The rows with what is drawn of them, in the unit and within the limits of their measure.
 
     Args:
         x: field along which crosses at one value stand below each other.
@@ -70,7 +70,7 @@ def drawn(rows: Sequence[Row], x: str = "", are_bars: bool = False, titles: dict
         for row in own:
             value, label, place = row.get("mean"), row.get("signs") or "", (row[PART], row.get(x))
             low, high = row.get("low"), row.get("high")
-            low = None if low is None else max(low, least)
+            low, high = (None if end is None else min(max(end, least), most) for end in (low, high))
             if row["status"] != "ok":
                 numbers[place] += 1
                 value = 0.0 if are_bars else top - (numbers[place] - 0.5) * strip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from analysis.commands.predictions import BASES, NAMES, PREDICTED, Comparison, compare
-from analysis.figures import captions
+from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import MEASURED, Row
 from analysis.figures.charts import WIDTH, by_series, drawn, facets, intervals, number_axis, y_axis
 from analysis.figures.vega import Figure
@@ -34,7 +34,13 @@ def predicted(runs: Sequence[Run]) -> list[Figure]:
             notes.append(f"{NAMES[column]}: the last {MOST_RUNS} of {len(known):,} runs")
     compared_runs = list({each.run.folder: each.run for each in compared.figures}.values())
     marks, legend = captions.marks(compared_runs)
-    below = [HOLLOW, *([f"Basis of all: {bases[0]}"] if len(bases) == 1 else []), *notes, *legend]
+    below = [
+        HOLLOW,
+        *([f"Basis of all: {bases[0]}"] if len(bases) == 1 else []),
+        *notes,
+        *chart_data.cut_note(rows),
+        *legend,
+    ]
     x = number_axis("run", [*range(1, max(row["run"] for row in rows) + 1)], "run, in the order of their starts")
     rows = drawn(rows)
     chart = facets(_layers(x, rows, bases), rows, 2)

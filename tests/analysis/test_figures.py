@@ -35,6 +35,17 @@ def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
     assert figure.spec["datasets"]["rows"] == figure.rows  # what is downloaded is what is shown
 
 
+def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
+    wide = {("fp32", 0): 1.0, ("fp32", 1): 400.0}
+    grids.fill(
+        tmp_path, "table2", (0, 1), change=lambda cell: {"total_s": wide.get((cell["precision"], cell["seed"]), 150.0)}
+    )
+    (figure,) = drawn(tmp_path, "table2")
+    (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
+    assert row["high"] > 2000 and row["shown_high"] == row["most"] < 450
+    assert "Intervals are cut where they reach beyond the axis" in texts(figure)
+
+
 def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
     def boom(cell: dict[str, Any]) -> dict[str, Any]:
         failed = {"status": "failed", "cause": {"message": "boom"}, "total_s": 1.0}
