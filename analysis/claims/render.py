@@ -143,17 +143,22 @@ def marked(verdict: Verdict) -> str:
 
 
 def listed(verdict: Verdict) -> list[str]:
-    """A line for each figure; of many, the least and the greatest, and how many there are of each verdict."""
-    known = [figure for figure in verdict.figures if figure.verdict != UNMEASURED]
+    """Rule by rule a line for each figure; of many, the least and the greatest, and how many have each verdict."""
+    known, lines = [figure for figure in verdict.figures if figure.verdict != UNMEASURED], list[str]()
     labelled = list(zip(labels(known), known, strict=True))
-    counts, lines = Counter(figure.verdict for figure in known), list[str]()
-    if len(known) > MAX_LISTED:
-        numbers = [(figure.estimate, index) for index, figure in enumerate(known) if figure.estimate is not None]
-        labelled = [labelled[index] for _, index in (min(numbers), max(numbers))] if numbers else labelled[:MAX_LISTED]
-        lines = [f"least and greatest of {len(known)}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}"]
+    for part in sorted({figure.part for figure in known}):
+        own = shown = [(label, figure) for label, figure in labelled if figure.part == part]
+        numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(own) if figure.estimate is not None]
+        if len(own) > MAX_LISTED:
+            shown = [own[index] for _, index in (min(numbers), max(numbers))] if numbers else own[:MAX_LISTED]
+        lines += [f"{label}: {figure.text}" for label, figure in shown]
+        if len(own) > MAX_LISTED:
+            counts = Counter(figure.verdict for _, figure in own).items()
+            phrases = [f"{n} {kind if n == 1 else SUMMARISED[kind]}" for kind, n in counts]
+            lines.append(f"least and greatest of {len(own)}: {', '.join(phrases)}")
     if len(known) < verdict.asked:
         lines.append(f"{len(known)} of {count(verdict.asked, 'comparison')}")
-    return [*(f"{label}: {figure.text}" for label, figure in labelled), *lines]
+    return lines
 
 
 def fields(verdict: Verdict) -> dict[str, list[str]]:

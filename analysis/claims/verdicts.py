@@ -325,7 +325,7 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
 
 def labels(figures: Sequence[ClaimFigure]) -> list[str]:
     """A label for each figure that tells it from the others: its cell, what is compared, or both."""
-    if len({figure.where for figure in figures}) == len(figures):
+    if len({figure.where for figure in figures}) == len(figures) and len({figure.what for figure in figures}) == 1:
         return [figure.where or figure.what for figure in figures]
     if len({figure.what for figure in figures}) == len(figures):
         return [figure.what for figure in figures]

@@ -91,6 +91,13 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     assert mixed.n == 16 and len(mixed.others) == 1 and mixed.figures[0].runs == 4
 
 
+def test_the_figures_of_each_rule_are_listed_with_what_they_compare(tmp_path: Path):
+    write(tmp_path, named(["time-by-file-size"])[0].experiment, *CASES["time-by-file-size"].at(2.5))
+    listed = render.listed(*judged(tmp_path, "time-by-file-size"))
+    assert [line for line in listed if line.startswith("least")] == ["least and greatest of 8: 8 do not hold"] * 2
+    assert [line.partition("template=")[2].split()[0] for line in listed[::3]] == ["instruct", "summarize"]
+
+
 def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     ends = {1: "oom", 2: "oom", 3: "oom", 4: "ok"}
     write(tmp_path, "peak_memory", lambda cell: CASES["qat-memory"].world(cell, 1.5) | ending(cell, ends))
