@@ -111,8 +111,7 @@ def _cost(runs: Sequence[DetailedRun]) -> Line:
     energy_joules, memory_bytes = (of_setting(runs, column) for column in ("energy_joules", "peak_memory_bytes"))
     energy = in_joules(energy_joules) if energy_joules is not None else ""
     memory = f"{figures.text('_bytes', memory_bytes)} of memory" + " on the fullest" * (ranks > 1)
-    hours = f"{ranks * total_s / 3600:.3g} {unit} hours"
-    note = _joined(hours, energy, memory if memory_bytes is not None else "")
+    note = _joined(f"{_duration(ranks * total_s)} of {unit} time", energy, memory if memory_bytes is not None else "")
     return Line("What it cost", count(ranks, unit), note=note)
 
 

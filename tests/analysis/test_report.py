@@ -186,7 +186,7 @@ def test_the_headlines_are_the_fastest_what_it_cost_what_limits_it_and_what_to_t
     assert headlines.title.startswith("The fastest of 10 settings")
     told = {line.name: (line.figure, line.note, line.setting) for line in headlines.lines}
     assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
-    assert told["What it cost"] == ("4 GPUs", "0.0319 GPU hours, 50 kJ, 5 GB of memory on the fullest", "")
+    assert told["What it cost"] == ("4 GPUs", "114.9 s of GPU time, 50 kJ, 5 GB of memory on the fullest", "")
     assert told["What limits it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
     assert told["What to try next"][::2] == ("Diagnose it", "diagnose=true")
 
