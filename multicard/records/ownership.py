@@ -108,21 +108,30 @@ def clear(folder: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def beside(folder: Path, hosts: set[str]) -> int:
-    """Other runs of the sweep that were measured on one of these hosts since the run in `folder` was claimed.
+def results(sweep: Path) -> dict[Path, tuple[int, int]]:
+    """Inode and change time of each record of a sweep, by its folder: they tell it from one that replaces it.
 
-    The time of its marker is compared with those of records, as they are of one file server, and with no clock.
+    No time is compared with a clock, or with that of another file: nodes, file servers and their clocks differ.
     """
-    own = folder / RUNNING
-    marked = read_json(own)
-    if marked is None:
-        return 0
-    job, began_ns = marked.get("job"), own.stat().st_mtime_ns
-    running = {path.parent: read_json(path) or {} for path in folder.parent.glob(f"[!.]*/{RUNNING}") if path != own}
-    count = sum(marker.get("host") in hosts and owner(other, job) is not None for other, marker in running.items())
-    for path in folder.parent.glob(f"[!.]*/{RESULT}"):
+    known = {}
+    for path in sweep.glob(f"[!.]*/{RESULT}"):
         with suppress(FileNotFoundError):
-            if path.parent not in {folder, *running} and path.stat().st_mtime_ns > began_ns:
-                ended = read(path.parent)
-                count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
+            status = path.stat()
+            known[path.parent] = (status.st_ino, status.st_mtime_ns)
+    return known
+
+
+def beside(folder: Path, hosts: set[str], before: dict[Path, tuple[int, int]]) -> int:
+    """Other runs of the sweep that were measured on one of these hosts while the run in `folder` was, until now.
+
+    Args:
+        before: `results` of the sweep when the run began.
+    """
+    job = (read_json(folder / RUNNING) or {}).get("job")
+    running = {path.parent: read_json(path) or {} for path in folder.parent.glob(f"[!.]*/{RUNNING}")}
+    others = {other: marker for other, marker in running.items() if other != folder and marker.get("host") in hosts}
+    count = sum(owner(other, job) is not None for other in others)
+    for other in dict(results(folder.parent).items() - before.items()).keys() - {folder, *running}:
+        ended = read(other)
+        count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)
     return count

@@ -101,7 +101,7 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
         failure = _run_ranks(run, mirror, peers)
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # in a race the other cells run beside this one by design
-            beside = ownership.beside(run.folder, set(run.allocation.hosts))
+            beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder).end is None:
         attempts.end(run.folder, failure, load, beside)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class PreparedRun:
     """A validated run whose folder is claimed, ready to launch.
 
     load: of the machine, from here on; None where an earlier start trained the run, and only its record is missing.
+    others: the records of the sweep by now (`ownership.results`).
     arguments: what the workload's function is called with, after its `Rank`.
     """
 
@@ -48,6 +49,7 @@ class PreparedRun:
     folder: Path
     allocation: Allocation
     load: Load | None = None
+    others: dict[Path, tuple[int, int]] = field(default_factory=dict)
     arguments: tuple[Any, ...] = ()
 
 
@@ -150,6 +152,7 @@ def prepare(
             run_folder.write_environment(folder, msgspec.convert(machine, Environment))
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
             predicting_s = clock_s()
+            others = ownership.results(folder.parent)
             prediction = predict(config, folder, machine["git"])
             taken_s += clock_s() - predicting_s
             # identifying the data, reading the load and predicting are no part of starting
@@ -166,7 +169,7 @@ def prepare(
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
         raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
-    return PreparedRun(workload, config, placement, folder, allocation, load, arguments)
+    return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
 
 
 def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
