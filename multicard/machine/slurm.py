@@ -33,12 +33,14 @@ ENDED = {
 # A user's variables that change what SLURM's commands answer
 CHANGES_ANSWERS = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_|SLURM_(CLUSTERS|TIME_FORMAT)$")
 # Those that reach sbatch: where SLURM is, and what a site's users choose once for all their jobs
-REACHES_SBATCH = re.compile(r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION)$")
-# Reasons for which a job never begins unless somebody changes it
+REACHES_SBATCH = re.compile(r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)$")
+# Reasons for which a job never begins unless somebody changes it; PartitionNodeLimit may mean that nodes are down
 NEVER_BEGINS = re.compile(
-    r"DependencyNeverSatisfied|PartitionTimeLimit|PartitionNodeLimit|BadConstraints|Invalid(Account|QOS)"
+    r"DependencyNeverSatisfied|PartitionTimeLimit|BadConstraints|Invalid(Account|QOS)"
     r"|(Assoc|QOS)Max\w*Per(Job|Node)\w*"
 )
+FIELD = re.compile(r"(\w+)=(\S*)")  # of scontrol's output
+FORGOTTEN = re.compile(r"Invalid job id|^Job \S+ not found", re.MULTILINE)  # the latter of a task whose array is known
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def _restarts() -> int:
 def _fields(job: str) -> dict[str, str]:
     """The fields of `scontrol show job`; empty where SLURM does not answer."""
     text = ask("scontrol", "show", "job", "-o", job, timeout_s=10.0) or ""
-    return dict(re.findall(r"(\w+)=(\S*)", text))
+    return dict(FIELD.findall(text))
 
 
 # ---- about the jobs of a sweep, all in one call
@@ -253,7 +255,7 @@ def is_alive(job: str) -> bool:
 
 def ended(jobs: list[str]) -> dict[str, State]:
     """The last states of those `jobs`, none of them in the queue, that have ended by accounting, or by the controller
-    where accounting does not know them. A job that the controller has forgotten has the state ""."""
+    where accounting does not know their end. A job that the controller has forgotten has the state ""."""
     if not jobs:
         return {}
     arrays = sorted({job.partition("_")[0] for job in jobs}, key=int)  # one name stands for all tasks of an array
@@ -261,16 +263,17 @@ def ended(jobs: list[str]) -> dict[str, State]:
     states: dict[str, State] = {}
     for line in (text or "").splitlines():
         name, state, nodes, code = [*line.split("|"), "", "", ""][:4]
-        states[name] = State(state.split()[0] if state else "", nodes, code)  # "CANCELLED by 0"
+        states[name] = State(state.partition(" ")[0], nodes, code)  # "CANCELLED by 0"
+    found = {job: states[job] for job in jobs if job in states and states[job].name in ENDED}
     for job in jobs:
-        if job not in states:
-            code, out, error = _call("scontrol", "show", "job", "-o", job, timeout_s=10.0)
-            state = re.search(r"\bJobState=(\w+)", out)
-            if code == 0 and state is not None:
-                states[job] = State(state[1])
-            elif "Invalid job id" in error:
-                states[job] = State("")
-    return {job: states[job] for job in jobs if job in states and states[job].name in (*ENDED, "")}
+        if job not in found:  # accounting may have missed its end
+            _, out, error = _call("scontrol", "show", "job", "-o", job, timeout_s=10.0)
+            fields = dict(FIELD.findall(out))
+            if fields.get("JobState") in ENDED:
+                found[job] = State(fields["JobState"], fields.get("NodeList", ""), fields.get("ExitCode", ""))
+            elif FORGOTTEN.search(f"{out}{error}"):
+                found[job] = State("")
+    return found
 
 
 def ranges(jobs: list[str]) -> list[str]:
@@ -283,12 +286,14 @@ def ranges(jobs: list[str]) -> list[str]:
 
 
 def job_named(name: str) -> str | None:
-    """The job, or array, of this name, whether it is queued or has ended."""
-    for text in (
-        ask("squeue", "-h", "--me", "-n", name, "-o", "%F"),
-        ask("sacct", "-X", "-P", "-n", "-S", "now-30days", "--name", name, "-o", "JobID"),
-    ):
-        match = re.match(r"\d+", text or "")
-        if match is not None:
-            return match[0]
-    return None
+    """The job, or array, of this name, whether it is queued or has ended.
+
+    Raises:
+        SilentError: where SLURM does not answer.
+    """
+    text = ask("squeue", "-h", "-a", "--me", "-n", name, "-o", "%F")
+    if text is None:
+        raise SilentError
+    text = text or ask("sacct", "-X", "-P", "-n", "-S", "now-30days", "--name", name, "-o", "JobID")
+    match = re.match(r"\d+", text or "")
+    return match and match[0]

@@ -173,7 +173,8 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     file, names = folder / f"{name}.json", [cell.folder.name for cell in cells]
     run_folder.write_json(file, {"cells": names, "job": None})
     try:  # submitit prints what sbatch says
-        chosen = {key for key, value in options.items() if value is not None}
+        every = options | (options["additional_parameters"] or {})
+        chosen = {key for key, value in every.items() if value is not None}
         with terminal_blocked(), redirect_stderr(StringIO()), slurm.submitting(chosen), executor.batch():
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:

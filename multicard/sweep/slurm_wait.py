@@ -160,7 +160,7 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
         tail = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
     if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):  # an earlier record of the cell is kept
         return "refused", Failure("refused", tail[-1].removeprefix(REFUSED), host=state.nodes)
-    if state.name == "CANCELLED" and state.nodes in ("", "None assigned"):
+    if state.name == "CANCELLED" and state.nodes in ("", "None assigned", "(null)"):
         return "interrupted", Failure("slurm", f"job {job} was cancelled (scancel) before it began")
     message = f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code})"
     message += ", and no controller was left to record it"

@@ -175,13 +175,16 @@ def test_all_jobs_are_asked_about_in_one_call(answers: Answers):
     [
         ({"sacct": "7_2|CANCELLED by 0|n1|0:15\n"}, State("CANCELLED", "n1", "0:15")),
         ({"sacct": "7_2|RUNNING|n1|0:0\n"}, None),
-        ({"sacct": "", "scontrol": "JobId=7 ArrayTaskId=2 JobState=COMPLETED Reason=None"}, State("COMPLETED")),
+        ({"sacct": "", "scontrol": "JobId=7 JobState=FAILED ExitCode=1:0 ReqNodeList=(null) NodeList=n1 A=b"},
+         State("FAILED", "n1", "1:0")),
         ({"sacct": "", "scontrol": "JobId=7 ArrayTaskId=2 JobState=RUNNING Reason=None"}, None),
         ({"error": "slurm_load_jobs error: Invalid job id specified"}, State("")),
+        ({"sacct": "7_2|RUNNING|n1|0:0\n", "error": "slurm_load_jobs error: Invalid job id specified"}, State("")),
+        ({"sacct": "", "scontrol": "Job 7_2 not found\n"}, State("")),
         ({"error": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"}, None),
         ({"sacct": "?", "scontrol": "?"}, None),
     ],
-)
+)  # fmt: skip
 def test_a_job_has_ended_where_the_queue_and_a_second_source_say_so(
     answers: Answers, said: dict[str, str], state: State | None
 ):
@@ -208,6 +211,9 @@ def test_no_answer_of_slurm_is_not_an_empty_queue(answers: Answers, said: dict[s
     with pytest.raises(ValueError, match="SLURM does not answer"):
         slurm.queued(["7"])
     assert slurm.is_alive("7")
+    answers(sacct="7|FAILED|n1|1:0\n")
+    with pytest.raises(slurm.SilentError):  # else a job of a command that was killed as it submitted comes twice
+        slurm.job_named("sweep-1")
 
 
 def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(
@@ -217,14 +223,14 @@ def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     variables = ("SQUEUE_STATES", "SACCT_FEDERATION", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CPUS_PER_TASK")
-    for name in (*variables, "SBATCH_JOB_NAME", "SBATCH_PARTITION", "SBATCH_ACCOUNT"):
+    for name in (*variables, "SBATCH_JOB_NAME", "SBATCH_PARTITION", "SBATCH_WCKEY"):
         monkeypatch.setenv(name, "x")
     asked = {line.partition("=")[0] for line in (slurm.ask("squeue") or "").splitlines()}
     assert "SLURM_CONF" in asked and not {"SQUEUE_STATES", "SACCT_FEDERATION", "SLURM_CLUSTERS"} & asked
     before = dict(os.environ)
     with slurm.submitting({"partition"}):
         left = {name for name in os.environ if name.startswith(("SLURM", "SBATCH"))}
-    assert left == {"SLURM_CONF", "SBATCH_ACCOUNT"}
+    assert left == {"SLURM_CONF", "SBATCH_WCKEY"}
     assert dict(os.environ) == before
 
 
@@ -234,7 +240,7 @@ def test_jobs_that_never_begin_are_told_from_those_that_wait():
         "PartitionTimeLimit",
         "QOSMaxWallDurationPerJobLimit",
         "Priority",
-        "Resources",
+        "PartitionNodeLimit",  # or nodes that are down
     )
     assert [State("PENDING", reason=reason).never_begins for reason in reasons] == [True, True, True, False, False]
 
