@@ -124,6 +124,8 @@ def _check_options(group: str, values: list[Any], workload: Workload) -> None:
     own = workloads.options(workload, group)
     remedy = f"{workload.entry} has {', '.join(own)}"
     for option in values:
+        shared = str(option).startswith("shared/")
+        require(not shared, f"{group}={option}: is a part of experiments; {remedy}")
         require(
             option is not None, f"{group}=null: is no option; leave it out for the default, or choose one: {remedy}"
         )
@@ -139,6 +141,7 @@ VALUES = (
     ("is not a valid bool", "must be true or false"),
     ("is not Optional", "must not be null"),
     ("is not a ListConfig", "must be a list, as [a,b]"),
+    ("is not a subclass of", "has keys of its own; set those, as --help lists them"),
     ("'Optional[Union[bool, str]]'", "must be true, false or a word"),
     ("'Union[bool, str]'", "must be true, false or a word"),
 )

@@ -32,7 +32,7 @@ VARIABLE = "MULTICARD_LEASES"  # names another folder
 LOCKS, NAME = "/run/lock", "multicard-leases"
 CHOOSING = "choosing"  # file that is locked while a command chooses
 LEASES_POLL_S, POLL_S = 1.0, 0.01  # between two looks at leases, and at a lock that is held for milliseconds
-CHOOSE_WITHIN_S = 60.0  # a single run with gpus=auto waits so long for others that choose
+CHOOSE_WITHIN_S = 60.0  # gpus=auto in this process waits so long for others that choose
 SHARED_WITHIN_S = 5.0
 LONGEST_COMMAND = 80  # characters of another command that are shown
 CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe waited for, nothing inherited

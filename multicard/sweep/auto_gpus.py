@@ -51,7 +51,7 @@ class Setting:
     @property
     def configs(self) -> list[RunConfig]:
         """One run's configurations."""
-        return [cell.config for cell in next(iter(self.runs.values())).values()]
+        return [cell.config for cell in next(filter(None, self.runs.values())).values()]
 
 
 def refuse(config: Any, on_slurm: bool) -> None:
@@ -60,6 +60,9 @@ def refuse(config: Any, on_slurm: bool) -> None:
     Raises:
         ValueError: with the remedy.
     """
+    folder = next((word for word in config.hydra.overrides.hydra if word.startswith("hydra.run.dir=")), None)
+    require(folder is None, f"{folder}: gpus=auto makes a sweep; use hydra.sweep.dir")
+    require(config.cpus_per_gpu >= 1, f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more")
     remedy = "give the numbers, as gpus=1,2"
     require(not on_slurm, f"gpus=auto: is of this machine, not of SLURM's; {remedy}")
     require(not is_elsewhere(config), f"gpus=auto: is of this machine, not of predict.gpu; {remedy}")
