@@ -46,7 +46,7 @@ def execute(workload: Workload, usage: str | None) -> int:
         overrides = command.overrides = command_line.overrides(words)
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
-            print(help_text(workload, usage or "", command_line.first_values(overrides)))
+            say(help_text(workload, usage or "", command_line.first_values(overrides)))
             return 0
         name = workload.entry.removesuffix(".py")
         hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(Task(command).measure)()

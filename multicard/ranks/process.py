@@ -55,8 +55,15 @@ def meet(rank: Rank) -> None:
 
 
 def as_on_rank_0(rank: Rank, flag: bool) -> bool:
-    """Rank 0's flag."""
-    return bool(max_over_ranks(rank, int(flag and rank.rank == 0)))
+    """Rank 0's flag: a broadcast, of which no byte is counted as an all-reduce of the training's."""
+    if rank.world_size == 1:
+        return flag
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor(flag, device=rank.device)
+    dist.broadcast(shared, src=0)
+    return bool(shared)
 
 
 def max_over_ranks(rank: Rank, number: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from multicard.config.base import Scale
 from multicard.measure import formulas
+from multicard.messages import say
 from multicard.records import comparable, text_table
 from multicard.records.comparable import MEANINGS, SHARED
 from multicard.records.figures import FIGURES, LLM, VISION
@@ -20,7 +21,7 @@ NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), a
 def show(runs: Sequence[Run], probes: bool = False) -> None:
     """Print the table of these runs, or probes, of one kind."""
     width = text_table.terminal_width()
-    print("\n" + "\n".join(probe_lines(runs, width) if probes else lines(runs, width)))
+    say("\n" + "\n".join(probe_lines(runs, width) if probes else lines(runs, width)))
 
 
 def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:

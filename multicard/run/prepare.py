@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import ProfileName, RunConfig, plain
-from multicard.config.job import Numa
+from multicard.config.job import Numa, count
 from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.machine import devices, environment
@@ -32,6 +32,8 @@ from multicard.run.workload import Workload
 
 # The record's `prediction` of a run that is about to start in a folder, on the code that `environment.git` describes
 Predict = Callable[[RunConfig, Path, dict[str, Any] | None], Prediction | None]
+
+MOST_RANKS_A_CORE = 8  # CPU ranks: more would only wait for each other
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,12 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
         ValueError: what cannot work, with the key and the remedy.
     """
     placement = place(config, len(devices.visible_gpus()), allocation.nodes)
+    most = MOST_RANKS_A_CORE * environment.cores()
+    crowd = (
+        f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on {count(environment.cores(), 'core')}"
+    )
+    remedy = "and each takes some 600 MB of memory"
+    require(placement.device != "cpu" or config.gpus <= most, f"{crowd}, {remedy}; use gpus={most} or fewer")
     if config.profile.name is ProfileName.nsys:
         nsys.check(placement.device)
     workload.fits(config, placement)

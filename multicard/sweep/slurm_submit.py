@@ -68,9 +68,6 @@ def submit(sweep: Sweep) -> dict[int, str]:
         has = shutil.which(program) is not None
         require(has, f"hydra/launcher=submitit_slurm: no {program} on this machine; {remedy}")
     left = sweep.left
-    place = left[0].folder.parent.absolute()
-    problem = f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a placeholder"
-    require("%" not in str(place), f"{problem}; choose a folder without it")
     arrays(left)  # refuses options before anything is written
     folder = jobs_folder(left[0].folder.parent)
     with FileLock(folder / "lock", mode=0o600) as lock:  # two commands at once would submit the same cell twice
@@ -120,6 +117,9 @@ def arrays(left: list[Cell]) -> list[JobArray]:
     """
     groups: dict[str, JobArray] = {}
     for cell in left:
+        place = cell.folder.parent.absolute()
+        problem = f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a placeholder"
+        require("%" not in str(place), f"{problem}; choose a folder without it")
         options = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         assert isinstance(options, dict)
         request = resources(cell.config)

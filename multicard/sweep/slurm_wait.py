@@ -106,12 +106,13 @@ class Queue:
         if not queued:
             return
         slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))  # some may have begun by now
+        unended = {*queued.values()}
         with suppress(slurm.SilentError):
-            self.states = slurm.queued([*self.jobs.values()])
+            unended = slurm.unended([*queued.values()])
         cells = {cell.number: cell for cell in self.cells}
         for number, job in queued.items():
             run = run_folder.read(cells[number].folder)
-            if job not in self.states and (run is None or run.record.job != job):
+            if job not in unended and (run is None or run.record.job != job):
                 del self.jobs[number]
         cancelled = len(queued.keys() - self.jobs.keys())
         self.pace.total -= cancelled

@@ -1,6 +1,7 @@
 """The command line, as a user types it: sweeps, interruptions, bad input. Each runs in processes of its own."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from multicard.messages import say
 from tests.conftest import ROOT, SMALL, command
 from tests.helpers import cells
 
@@ -94,6 +96,15 @@ def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):
     code, printed = called(*in_folder(tmp_path / "run"), "dry_run=true")
     assert code == 0 and printed.startswith("dry_run=true: nothing is started. To be measured in this process: ")
     assert "00000000" not in printed and not (tmp_path / "run").exists()
+
+
+def test_a_reader_that_goes_away_stops_nothing(monkeypatch: pytest.MonkeyPatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        say("nobody reads this")
+        say("nor this")
 
 
 @pytest.mark.usefixtures("processes")

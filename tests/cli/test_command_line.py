@@ -85,6 +85,7 @@ COMPOSED = [
     (["experiment=tabel2"], "experiment=tabel2: no such option; choose one of image_size, layout"),
     (["-m", "hydra/sweeper=basic", "repeat=3"], "repeat=3: needs multicard's own sweeper; leave hydra/sweeper out"),
     (["-m", "hydra/sweeper=basic", "experiment=all"], "experiment=all: needs multicard's own sweeper"),
+    (["gpus=9999", "device=cpu"], "gpus=9999: 9,999 CPU ranks would take turns on "),
     (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
     (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
     (["gpus=auto", "hydra.run.dir=x"], "hydra.run.dir=x: gpus=auto makes a sweep; use hydra.sweep.dir"),

@@ -319,6 +319,7 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
 
     monkeypatch.setattr(slurm, "ask", ask)
     monkeypatch.setattr(slurm, "queued", look)
+    monkeypatch.setattr(slurm, "ended", lambda jobs: {job: State("CANCELLED") for job in jobs})
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
     with pytest.raises(SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir: no space"):
         slurm_wait.wait(sweep, {number: f"4_{number}" for number in range(7)}, Streak())
