@@ -60,8 +60,9 @@ def refuse(config: Any, on_slurm: bool) -> None:
     Raises:
         ValueError: with the remedy.
     """
-    folder = next((word for word in config.hydra.overrides.hydra if word.startswith("hydra.run.dir=")), None)
-    require(folder is None, f"{folder}: gpus=auto makes a sweep; use hydra.sweep.dir")
+    folders = [word for word in config.hydra.overrides.hydra if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
+    alone = len(folders) == 1 and folders[0].startswith("hydra.run.dir=")
+    require(not alone, f"{''.join(folders)}: gpus=auto makes a sweep; use hydra.sweep.dir")
     require(config.cpus_per_gpu >= 1, f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more")
     remedy = "give the numbers, as gpus=1,2"
     require(not on_slurm, f"gpus=auto: is of this machine, not of SLURM's; {remedy}")
