@@ -47,7 +47,10 @@ LLAMA3 = Family("torchtune.models.llama3", "llama3", "LLAMA3")
 LLAMA3_1 = Family("torchtune.models.llama3_1", "llama3_1", "LLAMA3", rope_factor=8)
 LLAMA3_2 = Family("torchtune.models.llama3_2", "llama3_2", "LLAMA3_2", rope_factor=32)
 QWEN2_5 = Family(
-    *("torchtune.models.qwen2", "qwen2", "QWEN2", "qwen2"),
+    "torchtune.models.qwen2",
+    "qwen2",
+    "QWEN2",
+    model_type="qwen2",
     norm_eps=1e-6,
     rope_base=1_000_000,
     quantizes_all=False,

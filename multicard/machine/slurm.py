@@ -12,7 +12,6 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
 
 from multicard.machine.environment import host
 
@@ -125,9 +124,10 @@ def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
     if shutil.which(words[0]) is None:
         return None, "", ""
     variables = {name: value for name, value in os.environ.items() if not CHANGES_ANSWERS.match(name)}
-    form: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
     try:
-        done = subprocess.run(words, **form, check=False, timeout=timeout_s, env=variables)
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s, env=variables
+        )
     except (OSError, subprocess.SubprocessError):
         return None, "", ""
     return done.returncode, done.stdout, done.stderr
@@ -229,7 +229,7 @@ def queued(jobs: list[str]) -> dict[str, State]:
         return {}
     text = ask("squeue", "-h", "-r", "-a", "--me", "-o", "%i|%T|%N|%r")
     rows = [line.split("|", 3) for line in (text or "").splitlines()]
-    if text is None or any(len(row) != len(("job", "state", "nodes", "reason")) for row in rows):
+    if text is None or any(len(row) != 4 for row in rows):
         raise SilentError
     states = {row[0]: State(row[1], row[2], reason=row[3]) for row in rows}
     return {job: states[job] for job in jobs if job in states and states[job].name not in ENDED}

@@ -77,12 +77,11 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
         ValueError: what cannot work, with the key and the remedy.
     """
     placement = place(config, len(devices.visible_gpus()), allocation.nodes)
-    most = MOST_RANKS_A_CORE * environment.cores()
-    crowd = (
-        f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on {count(environment.cores(), 'core')}"
-    )
-    remedy = "and each takes some 600 MB of memory"
-    require(placement.device != "cpu" or config.gpus <= most, f"{crowd}, {remedy}; use gpus={most} or fewer")
+    cores = environment.cores()
+    most = MOST_RANKS_A_CORE * cores
+    crowd = f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on {count(cores, 'core')}"
+    problem = f"{crowd}, and each takes some 600 MB of memory; use gpus={most} or fewer"
+    require(placement.device != "cpu" or config.gpus <= most, problem)
     if config.profile.name is ProfileName.nsys:
         nsys.check(placement.device)
     workload.fits(config, placement)
