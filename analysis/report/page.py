@@ -22,7 +22,7 @@ from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("grid.js", "plots.js")  # one script in this order: each uses names of those before
+SCRIPTS = ("grid.js", "copy.js", "plots.js")  # one script in this order: each uses names of those before
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG = 48  # letters of a text, from which on its column may be broken into lines
 MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one

@@ -92,6 +92,24 @@ def test_rows_sort_filter_and_open_without_a_mouse(browser: Any, report: Path):
     view.sound()
 
 
+@pytest.mark.parametrize("clipboard", [True, False])  # browsers have none where they do not trust a page
+def test_a_command_is_copied_and_that_is_said(browser: Any, report: Path, clipboard: bool):
+    view = View(browser, report)
+    if not clipboard:
+        view.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    copies = view.page.locator("[data-copy]", has_text="Copy").first
+    command = copies.get_attribute("data-copy")
+    view.page.evaluate("document.querySelectorAll('main details').forEach(each => (each.open = true))")
+    copies.focus()
+    view.page.keyboard.press("Enter")
+    view.until(lambda: view.page.get_by_role("status").get_by_text("Copied").count() == 1)
+    assert view.page.evaluate("document.activeElement.dataset.copy") == command
+    view.page.locator("[data-grid=runs] input[type=search]").focus()
+    view.page.keyboard.press("Control+V")
+    assert command and view.page.input_value("[data-grid=runs] input[type=search]") == command
+    view.sound()
+
+
 def test_filters_compare_figures_with_their_units(browser: Any, tmp_path: Path):
     shares, sizes = (0.985, 0.991, 0.97, 0.96, 0.95, 0.94), (8e8, 1.2e10, 25_769_803_776, 9e8, 7e8, 6e8)
     for number, (share, memory_bytes) in enumerate(zip(shares, sizes, strict=True)):
