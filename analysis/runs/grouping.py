@@ -5,6 +5,7 @@ it. Runs of different settings may be ranked against one another where they did 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -221,6 +222,13 @@ def label(cell: Cell, keys: Iterable[str]) -> str:
     return " ".join(
         f"{key}={typed(value)[:COMMIT] if key == 'commit' else typed(value)}" for key, value in cell if key in keys
     )
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """What headings, axes and legends call keys: the last part (`width`), the whole key where two share that."""
+    full = {key: key.removesuffix(".name") for key in keys}
+    shared = Counter(name.rpartition(".")[2] for name in {*full.values()})
+    return {key: name if shared[short := name.rpartition(".")[2]] > 1 else short for key, name in full.items()}
 
 
 def typed(value: Any) -> str:

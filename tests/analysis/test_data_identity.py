@@ -166,3 +166,8 @@ def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
     figures = [judged[name].figures[0] for name in ("ddp-ds-scales", "ddp-rr-does-not")]
     assert [(figure.doubtful, figure.text[-1]) for figure in figures] == [(True, "?"), (False, ")")]
     assert any(line.startswith("?  above 110%") for line in render.table(list(judged.values()), 120))
+
+
+def test_a_short_name_is_a_keys_last_part_unless_two_keys_share_it():
+    keys = ("model.width", "dataset.image_size", "precision.name", "model.rows", "dataset.rows", "gpus")
+    assert " ".join(grouping.short_names(keys).values()) == "width image_size precision model.rows dataset.rows gpus"
