@@ -1,6 +1,9 @@
 """The workloads of both entries: their schemas in Hydra's store, their option groups and their experiments."""
 
 import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -43,9 +46,25 @@ def optional_groups(workload: Workload) -> list[str]:
 
 def _defaults(workload: Workload) -> dict[str, str | None]:
     """The entry's option of each group."""
-    defaults = OmegaConf.load(CONF / f"{workload.entry.removesuffix('.py')}.yaml").defaults
-    pairs = [pair for item in defaults if not isinstance(item, str) for pair in item.items()]
+    entries = (entry for entry in OmegaConf.load(_file(workload)).defaults if not isinstance(entry, str))
+    pairs = [pair for entry in entries for pair in entry.items()]
     return {str(group): option for group, option in pairs if "/" not in str(group)}
+
+
+def defaults(kind: str) -> dict[str, Any]:
+    """The option of each group, and the value of each key outside of groups, in a command of an entry that names none.
+
+    Args:
+        kind: of the runs, "vision" or "llm".
+    """
+    workload = next(workload for workload in WORKLOADS if workload.name == kind)
+    own: Any = OmegaConf.to_container(OmegaConf.load(_file(workload)), resolve=False)
+    keys = {field.name: field.default for field in fields(workload.schema) if field.default is not MISSING}
+    return keys | {key: value for key, value in own.items() if not isinstance(value, dict | list)} | _defaults(workload)
+
+
+def _file(workload: Workload) -> Path:
+    return CONF / f"{workload.entry.removesuffix('.py')}.yaml"
 
 
 def options(workload: Workload, group: str) -> list[str]:

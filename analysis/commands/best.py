@@ -132,7 +132,12 @@ class Ranking:
     @cached_property
     def equals(self) -> list[RankedSetting]:
         """The settings that runs do not tell from the best."""
-        return [one for one in self.settings[1:] if not self._told(one, self.best) and not self._told(self.best, one)]
+        return self.not_told_from(self.best)
+
+    def not_told_from(self, setting: RankedSetting) -> list[RankedSetting]:
+        """The other settings that runs do not tell from this one."""
+        others = (one for one in self.settings if one is not setting)
+        return [one for one in others if not self._told(one, setting) and not self._told(setting, one)]
 
     def _cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
         return self.repeated.cheaper(GOALS[self.goal].name, a.runs, b.runs)

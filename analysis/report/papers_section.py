@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from analysis import rerun_commands
 from analysis.claims import Verdict, render
 from analysis.commands import table
 from analysis.experiments import Experiment, Panel
 from analysis.figures import draw
-from analysis.report import rerun_commands
 from analysis.report.blocks import (
     Block,
     Column,

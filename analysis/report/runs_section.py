@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis import rerun_commands
 from analysis.commands import list_runs
-from analysis.report import rerun_commands
 from analysis.report.blocks import Column, Grid, Section
 from analysis.runs import grouping
 from analysis.runs.details import DetailedRun

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from analysis import rerun_commands
 from analysis.figures.setting_charts import efficiency, losses, mean_time_s, phases, trade_off
-from analysis.report import rerun_commands
 from analysis.report.blocks import Block, Column, Grid, Heading, Paragraph, Plot, Section
 from analysis.report.runs_section import list_axes
 from analysis.runs import grouping

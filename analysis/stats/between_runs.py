@@ -156,9 +156,22 @@ class RepeatedRuns:
         cost_a, cost_b = of_setting(a, column), of_setting(b, column)
         if cost_a is None or cost_b is None or cost_a >= cost_b or is_exact([*a, *b], column):
             return cost_a is not None and cost_b is not None and cost_a < cost_b
-        machines, values = self.of_column(column), [[run[column] for run in runs] for runs in (a, b)]
-        bounds = of_values(values[0], values[1], (machines.of(a[0]), machines.of(b[0]))).bounds()
+        bounds = self.ratio(column, a, b).bounds()
         return bounds is not None and bounds[0] > 1
+
+    def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
+        """The mean of a timed column over the runs `b` / that over `a`.
+
+        Raises:
+            ValueError: a mean that is not above 0.
+        """
+        machines, values = self.of_column(column), [[run[column] for run in runs] for runs in (a, b)]
+        return of_values(values[0], values[1], (machines.of(a[0]), machines.of(b[0])))
+
+    def at_chance(self, runs: Sequence[Run]) -> bool:
+        """True if the accuracy of a setting is not told from that of always answering the most frequent class."""
+        low = None if of_setting(runs, ACCURACY) is None else _over_answers(runs).low
+        return low is not None and low <= (of_setting(runs, "chance_accuracy") or 0.0)  # early records lack it
 
     def more_accurate(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
         """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss."""

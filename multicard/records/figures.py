@@ -173,6 +173,7 @@ FIGURES = {
             at_end=(VISION,),
         ),
         Figure("test_samples", "test samples", keys={}),
+        Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False),
         Figure("loss_first", "first loss", "loss.first", at_end=(LLM,)),
         Figure(
             "loss_last_tenth",

@@ -96,6 +96,7 @@ class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
     buffer_bytes: int = 0
     statistics_bytes: int = 0
     input: dict[str, Any] | None = None
+    chance_accuracy: float | None = None
     setup_h2d_bytes: Parts = Parts(0, 0)
 
 

@@ -197,6 +197,7 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     phases_s: Annotated[dict[str, Float] | None, "mean seconds of each phase, per step and rank"] = None
     joules_per_image: Annotated[Number, "energy of all GPUs by images trained on"] = None
     test_accuracy: Annotated[Share, "of the last epoch, 0 to 1"] = None
+    chance_accuracy: Annotated[Share, "of always answering the most frequent class of the test images"] = None
     time_to_target_s: Annotated[Number, "seconds until target_accuracy was reached; null: never"] = None
     input: Annotated[dict[str, Any] | None, "facts of the loader and its cache, beside the configuration"] = None
     num_workers: Annotated[Count, "loader workers per rank, as used"] = None

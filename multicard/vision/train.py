@@ -91,6 +91,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report = TrainingReport(rank, folder, share, flags, workers)
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
     report.content.input = facts
+    report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if loop.compiled:
         report.add(compiling.compile_now(loop, len(test_sampler)))

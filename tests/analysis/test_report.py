@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from analysis import report as analysis_report
+from analysis import rerun_commands
 from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
-from analysis.report import page, rerun_commands, runs_section, settings_section
+from analysis.report import page, runs_section, settings_section
 from analysis.report.blocks import Answer, Fold, Paragraph, PlainTable, Plot, Report, Section
 from analysis.runs import load
 from analysis.runs.details import read

@@ -27,6 +27,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def largest_class_share(self) -> float | None:
+        """Accuracy of always answering the most frequent class; None without samples."""
+        return float(np.bincount(self.labels).max() / len(self)) if len(self) else None
+
     def take(self, limit: int | None, seed: int) -> "Split":
         """The first `limit` samples after a seeded shuffle; all of them, in their order, where it is None."""
         if limit is None or limit >= len(self):

@@ -1,0 +1,316 @@
+"""What to run: one sentence for each workload, with how sure it is and its doubts.
+
+The page, the end of a sweep, `best` and Python show these sentences; nothing else words a recommendation.
+
+Recommended is the fastest setting that learned and whose accuracy (of tuning: loss) runs do not tell from the best one
+reached. It is compared with the setting nearest to the defaults: what would have been run without measuring.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from analysis import rerun_commands
+from analysis.commands.best import Limits, RankedSetting, Ranking, rankings
+from analysis.runs import details, grouping
+from analysis.runs.details import DetailedRun
+from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
+from analysis.runs.load import Run
+from analysis.stats.between_runs import LOSS_APART
+from multicard.config.job import count
+from multicard.measure.repeated_runs import Ratio
+from multicard.records import figures
+from multicard.records.comparable import MARKS
+from multicard.records.text_table import first_few
+
+TIME, ENERGY = "total_s", "energy_joules"
+LEAST_STEPS = 10  # measured steps, below which a run is too short to tell
+NOTABLE = 0.05  # relative difference of memory and energy that is said
+MOST_OTHERS = 3  # alternatives that are named
+TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
+COMPUTING = ("precision=fp32,bf16", "layout=nchw,nhwc", "batch_size=16,32,64")
+PHASES = {  # what a step's largest phase is called, and what may shrink it
+    "data": ("waiting for data", ("loader=torch,device", "num_workers=1,2,4")),
+    "h2d": ("copying to the device", ("pin_memory=true,false", "loader=torch,device")),
+    "forward": ("the forward pass", COMPUTING),
+    "backward": ("the backward pass", COMPUTING),
+    "optimizer": ("the optimiser", ("batch_size=16,32,64",)),
+}
+OF_TUNING = ("method=lora,qlora", "batch_size=1,2,4")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A sentence, and the command that goes with it; None where Hydra left none to derive it from."""
+
+    sentence: str
+    command: str | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to run for one workload.
+
+    work: its name. ranking: its settings by time. best: the recommended one.
+    against: what it is compared with: `best` itself where nothing is faster than the defaults; None where no other
+    setting learned.
+    is_default: `against` has the defaults throughout.
+    """
+
+    work: str
+    ranking: Ranking
+    best: RankedSetting
+    against: RankedSetting | None
+    is_default: bool
+
+    @property
+    def setting(self) -> str:
+        """The recommended setting as it is typed; empty for the only one."""
+        return grouping.label(self.best.cell, self.keys)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.ranking.keys
+
+    @cached_property
+    def speedup(self) -> Ratio | None:
+        """How many times faster it is than `against`; below 1: slower."""
+        other = self.against
+        return other and self.ranking.repeated.ratio(TIME, self.best.runs, other.runs)
+
+    @property
+    def is_told(self) -> bool:
+        """True where it is faster than `against` by more than runs differ."""
+        other = self.against
+        return other is not None and self.ranking.repeated.cheaper(TIME, self.best.runs, other.runs)
+
+    @cached_property
+    def failings(self) -> list[str]:
+        """Why it cannot be recommended at all."""
+        return list(_failings(self.ranking, self.best))
+
+    @cached_property
+    def marks(self) -> list[str]:
+        """What the marks of its runs, and of those compared with, say."""
+        signs = grouping.marks([*self.best.runs, *(self.against.runs if self.against else ())])
+        return [mark.meaning.partition(":")[0] for mark in MARKS if mark.sign in signs]
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation, how sure it is, what it costs, and its doubts."""
+        failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
+        marks = f" [{'; '.join(self.marks)}]" if self.marks else ""
+        return f"{', '.join([self._lead, *self._costs])}{failings}{marks}."
+
+    @property
+    def evidence(self) -> str:
+        """How sure it is: the 95 % interval, where any setting was repeated, and the number of runs."""
+        counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
+        runs = f"n={' and '.join(map(str, dict.fromkeys(counts)))}" if {*counts} != {1} else "one run each"
+        bounds = self.speedup.bounds() if self.speedup is not None and self.speedup.repeated else None
+        return f"{bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds is not None else runs
+
+    @property
+    def compared_with(self) -> str:
+        """What it is compared with, by the keys in which it differs."""
+        assert self.against is not None
+        own, other = dict(self.best.cell), dict(self.against.cell)
+        apart = [key for key in self.keys if own.get(key) != other.get(key)]
+        if apart == ["gpus"] and other["gpus"] == 1:
+            return "one CPU rank" if self.best.runs[0]["cpu_ranks"] else "one GPU"
+        return "the default " * self.is_default + grouping.label(self.against.cell, apart)
+
+    @property
+    def _lead(self) -> str:
+        seconds = f"{figures.seconds(self.best.cost)} s"
+        if self.against is None and self.setting:
+            return f"{self.setting} is the only setting that can be recommended: {seconds}"
+        if self.against is None:
+            return f"One setting was measured: {seconds}"
+        if self.against is self.best:
+            faster = "" if self.best is self.ranking.settings[0] else " that can be recommended"
+            settings = count(len(self.ranking.settings), "setting")
+            return f"Keep {self.setting}: the defaults are the fastest of {settings}{faster} ({seconds})"
+        assert self.speedup is not None
+        ratio = self.speedup.ratio
+        times = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
+        factor = f"{times} than {self.compared_with} ({self.evidence})"
+        if self.failings:
+            return f"No recommendation yet: {self.setting} is {factor}"
+        if not self.is_told and self.best is self.ranking.settings[0]:
+            return f"No setting is clearly faster: {self.setting} was {factor}"
+        return f"Run {self.setting}: {factor}"
+
+    @property
+    def _costs(self) -> Iterator[str]:
+        """Accuracy or loss, memory and energy against the other setting; of a single one as they are."""
+        best, other = self.best, self.against
+        if other is None or other is best:
+            yield (
+                figures.text(ACCURACY, best.accuracy) + " accuracy"
+                if best.accuracy is not None
+                else f"loss {best.loss:.3f}"
+            )
+            return
+        repeated = self.ranking.repeated
+        more, less = repeated.more_accurate(best.runs, other.runs), repeated.more_accurate(other.runs, best.runs)
+        if best.accuracy is not None and other.accuracy is not None:
+            points = 100 * abs(best.accuracy - other.accuracy)
+            apart = f"{points:.1f} points {'more' if more else 'less'} accurate ({best.accuracy:.1%})"
+            yield apart if more or less else f"same accuracy ({best.accuracy:.1%})"
+        elif best.loss is not None and other.loss is not None:
+            yield f"{'a lower' if more else 'a higher' if less else 'the same'} loss ({best.loss:.3f})"
+        for name, column in (("memory", MEMORY), ("energy", ENERGY)):
+            values = [of_setting(one.runs, column) for one in (best, other)]
+            if all(values) and abs((values[0] or 0) / (values[1] or 1) - 1) > NOTABLE:
+                yield f"{(values[0] or 0) / (values[1] or 1):.2g}x the {name}"
+
+    @property
+    def others(self) -> list[str]:
+        """Faster settings that were passed over with the reason, then those that runs do not tell from it."""
+        faster = self.ranking.settings[: self.ranking.settings.index(self.best)]
+        passed = [f"{self.ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in faster]
+        lines = [f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."] if passed else []
+        equal = [self.ranking.label(one) for one in self.ranking.not_told_from(self.best) if one not in faster]
+        if equal and self.is_told:
+            lines.append(f"Not told from it by these runs: {first_few(equal, MOST_OTHERS)}.")
+        return lines
+
+    def _passed_over(self, setting: RankedSetting) -> list[str]:
+        failings = list(_failings(self.ranking, setting))
+        if failings:
+            return failings
+        if setting.accuracy is not None and self.best.accuracy is not None:
+            return [f"{100 * (self.best.accuracy - setting.accuracy):.1f} points less accurate"]
+        return [f"a loss of {setting.loss:.3f} instead of {self.best.loss:.3f}"]
+
+    @cached_property
+    def _runs(self) -> list[DetailedRun]:
+        return details.read(self.best.runs)
+
+    @cached_property
+    def command(self) -> str | None:
+        """The command that measured the setting; None where Hydra left none."""
+        first = self.best.runs[0]
+        sweep = [run for run in self.ranking.runs if run.folder.parent == first.folder.parent]
+        return rerun_commands.of_cells(sweep)[sweep.index(first)]
+
+    @cached_property
+    def limit(self) -> Advice:
+        """What limits the setting: as it was diagnosed, else the largest phase of its steps."""
+        diagnosed = next((run for run in self._runs if run.diagnosis), None)
+        if diagnosed is not None:
+            found = (diagnosed.diagnosis or "").partition(TO_TRY)[0].partition(": ")
+            return Advice(f"{capital(found[2] or found[0])}.", self._with("diagnose=true"))
+        phases = self._runs[0].phases_s
+        if not sum(phases.values()):
+            return Advice("It was not diagnosed.", self._with("diagnose=true"))
+        largest = max(phases, key=lambda phase: phases[phase])
+        share = phases[largest] / sum(phases.values())
+        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step.", self._with("diagnose=true"))
+
+    @cached_property
+    def next(self) -> Advice:
+        """What to try next: what a diagnosis advises; repetitions where there are none; an axis that was not swept."""
+        advice = next((run.diagnosis.partition(TO_TRY)[2] for run in self._runs if run.diagnosis), "")
+        if advice:
+            return Advice(
+                f"{'Try ' + advice if '=' in advice.split()[0] else capital(advice)}.", self._with(advice.split()[0])
+            )
+        if len(self.best.runs) == 1 and not self.failings:
+            (command,) = rerun_commands.of_sweeps(self.best.runs) or [None]
+            sure = "Repeat the runs: single ones do not show how runs differ."
+            return Advice(sure, command and f"{command} repeat=3")
+        phases = self._runs[0].phases_s
+        sweeps = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else OF_TUNING
+        sweep = next((sweep for sweep in sweeps if sweep.partition("=")[0] not in self.keys), None)
+        if sweep is None:
+            return Advice("See what limits it: steps with one cost removed at a time.", self._with("diagnose=true"))
+        return Advice(f"Sweep {sweep.partition('=')[0]}, which was not varied.", self._with(sweep))
+
+    def _with(self, word: str) -> str | None:
+        """The setting's command with another word, as a measurement of its own."""
+        if self.command is None or "=" not in word:
+            return None
+        key = word.partition("=")[0]
+        words = [one for one in shlex.split(self.command) if one.partition("=")[0] not in ("name", key)]
+        return shlex.join([*words[:2], *["-m"] * ("," in word and "-m" not in words), *words[2:], word])
+
+
+def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
+    """The answer for each workload, the one that was measured last first; none where nothing can be ranked.
+
+    Args:
+        mix: rank, and average, runs of several commits or machines together.
+    """
+    try:
+        ranked = rankings(runs, "time", Limits(), mix)
+    except ValueError:  # no run has a time
+        return []
+    ranked = sorted(ranked, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
+    return [_answer(ranking) for ranking in ranked]
+
+
+def _answer(ranking: Ranking) -> Answer:
+    _, _, apart = ranking.work.partition(" ")
+    work = name_of(ranking.runs[0]) + f" ({apart})" * bool(apart)
+    best = _recommended(ranking)
+    against, is_default = _nearest_to_defaults(ranking)
+    if against is best and not is_default:
+        others = (one for one in ranking.settings if one is not best and not any(_failings(ranking, one)))
+        against = next(others, None)
+    return Answer(work, ranking, best, against, is_default)
+
+
+def _recommended(ranking: Ranking) -> RankedSetting:
+    """The fastest setting that learned and is not told to be less accurate than the most accurate one; the fastest
+    where there is none."""
+    reached = [one for one in ranking.settings if one.accuracy is not None or one.loss is not None]
+    top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
+    for setting in ranking.settings:
+        if not any(_failings(ranking, setting)) and not ranking.repeated.more_accurate(top.runs, setting.runs):
+            return setting
+    return ranking.settings[0]
+
+
+def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
+    """What makes a setting's figures worth nothing: it did not learn, or it is too short to tell."""
+    if ranking.repeated.at_chance(setting.runs):
+        yield f"its accuracy of {setting.accuracy:.1%} is at chance level"
+    first = of_setting(setting.runs, "loss_first")
+    if first is not None and setting.loss is not None and setting.loss > first * (1 - LOSS_APART):
+        yield f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
+    steps = min(run["steps"] or 0 for run in setting.runs)
+    if steps < LEAST_STEPS:
+        yield f"it is too short to tell ({count(int(steps), 'measured step')})"
+
+
+def _nearest_to_defaults(ranking: Ranking) -> tuple[RankedSetting, bool]:
+    """The setting with the most axes at their defaults, on the fewest GPUs; and whether all of them are.
+
+    Settings that did not learn are compared with only where all are such.
+    """
+    from multicard import workloads  # hydra, which most commands do without
+
+    defaults = workloads.defaults(ranking.runs[0]["kind"])
+    keys = [key for key in ranking.keys if key in defaults]
+
+    def at_defaults(setting: RankedSetting) -> int:
+        cell = dict(setting.cell)
+        return sum(grouping.typed(cell[key]) == grouping.typed(defaults[key]) for key in keys)
+
+    learned = [setting for setting in ranking.settings if not any(_failings(ranking, setting))]
+    nearest = max(learned or ranking.settings, key=lambda setting: (at_defaults(setting), -setting.gpus))
+    return nearest, 0 < at_defaults(nearest) == len(ranking.keys)
+
+
+def name_of(run: Run) -> str:
+    """The name of a run's workload: "training: mobilenet_v2 on digits at 48 px"."""
+    size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
+    model, dataset = (figures.text("", run[name]) for name in ("model", "dataset"))
+    return f"{grouping.kind(run['kind'])}: {model} on {dataset}{size}"
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,109 @@
+"""What to run: the recommendation, what it is compared with, how sure it is, and when there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.answers import Answer, answers
+from analysis.runs import load
+from tests.helpers import records
+from tests.helpers.records import write_all as write
+
+
+def accurate(share: float, chance: float = 0.1) -> dict[str, Any]:
+    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": 10_000, "test_accuracy": share}
+    epochs = [{"epoch": index, "train_s": 9.0, **epoch} for index in range(2)]
+    return {"test_accuracy": share, "chance_accuracy": chance, "epochs": epochs}
+
+
+def run(share: float = 0.99, steps: int = 100, **changes: Any) -> dict[str, Any]:
+    record = records.vision(**changes) | accurate(share)
+    return record | {"step_s": record["step_s"] | {"count": steps}}
+
+
+def answer(folder: Path, *each: dict[str, Any]) -> Answer:
+    (only,) = answers(load.read([write(folder / "s", *each)]).runs)
+    return only
+
+
+DEFAULT, TWO, FAST = ({"gpus": 1, "total_s": 100.0}, {"gpus": 2, "total_s": 60.0}, {"gpus": 4, "total_s": 40.0})
+
+
+@pytest.mark.parametrize(
+    ("each", "sentence"),
+    [
+        ([run(**DEFAULT), run(**TWO)], "Run gpus=2: 1.67x faster than one GPU (one run each), same accuracy (99.0%)."),
+        (
+            [run(**DEFAULT, layout="nchw"), run(**TWO, layout="nhwc")],
+            "Run gpus=2 layout=nhwc: 1.67x faster than the default gpus=1 layout=nchw (one run each), "
+            "same accuracy (99.0%).",
+        ),
+        ([run(**DEFAULT), run(gpus=2, total_s=130.0)], "Keep gpus=1: the defaults are the fastest of 2 settings"),
+        ([run(**DEFAULT), run(gpus=2, total_s=99.5)], "No setting is clearly faster: gpus=2 was 1.01x faster than"),
+        # the fastest setting is less accurate, at chance, or too short to tell
+        ([run(**DEFAULT), run(**TWO), run(0.9, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
+        ([run(**DEFAULT), run(**TWO), run(0.1, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
+        ([run(**DEFAULT), run(**TWO), run(steps=3, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
+        ([run(0.1, **DEFAULT), run(**TWO)], "gpus=2 is the only setting that can be recommended: 60.0 s, 99.00%"),
+        (
+            [run(0.1, **DEFAULT), run(0.1, **TWO)],
+            "No recommendation yet: gpus=2 is 1.67x faster than one GPU (one run each), same accuracy (10.0%); but its "
+            "accuracy of 10.0% is at chance level.",
+        ),
+        ([run(**DEFAULT)], "One setting was measured: 100.0 s, 99.00% accuracy."),
+        # what it costs, and its marks
+        (
+            [run(**DEFAULT) | {"peak_memory_bytes": {"max": 10, "source": "x"}}, run(**TWO)],
+            "Run gpus=2: 1.67x faster than one GPU (one run each), same accuracy (99.0%), ",
+        ),
+        (
+            [run(device="cpu", **DEFAULT), run(device="cpu", **TWO)],
+            "Run gpus=2: 1.67x faster than one CPU rank (one run each), same accuracy (99.0%) [CPU ranks, not GPUs].",
+        ),
+        # slower, but more accurate than the defaults
+        (
+            [run(0.9, **TWO, precision="fp32"), run(0.99, gpus=2, total_s=80.0, precision="fp64")],
+            "Run precision=fp64: 1.33x slower than the default precision=fp32 (one run each), 9.0 points more accurate",
+        ),
+    ],
+)
+def test_the_sentence(tmp_path: Path, each: list[dict[str, Any]], sentence: str):
+    found = answer(tmp_path, *each).sentence
+    assert found == sentence if sentence.endswith(".") else found.startswith(sentence)
+
+
+def test_repeated_runs_give_an_interval(tmp_path: Path):
+    times = [(1, 100.0), (1, 102.0), (1, 101.0), (2, 60.0), (2, 61.0), (2, 60.5)]
+    each = [run(gpus=gpus, total_s=time_s, repetition=n % 3 + 1) for n, (gpus, time_s) in enumerate(times)]
+    found = answer(tmp_path, *each)
+    assert found.is_told
+    assert found.evidence.endswith(", n=3")
+    low, _, high = found.evidence.partition(",")[0].split()
+    assert 1.6 < float(low) < 101 / 60.5 < float(high) < 1.75
+
+
+def test_a_faster_setting_that_is_passed_over_is_named_with_the_reason(tmp_path: Path):
+    found = answer(tmp_path, run(**DEFAULT), run(**TWO), run(0.9, **FAST))
+    assert found.others == ["Faster, but passed over: gpus=4 (9.0 points less accurate)."]
+
+
+def test_the_workload_that_was_measured_last_comes_first(tmp_path: Path):
+    old = run(**DEFAULT, dataset="mnist") | {"started_at": "2026-01-01T00:00:00Z"}
+    new = run(**DEFAULT) | {"started_at": "2026-02-01T00:00:00Z"}
+    first, second = answers(load.read([write(tmp_path / "s", old, new)]).runs)
+    assert ("digits" in first.work, "mnist" in second.work) == (True, True)
+
+
+def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
+    loss = {"loss": {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}}
+    found = answer(tmp_path, records.llm(total_s=9.0) | loss, records.llm(gpus=2, total_s=5.0) | loss)
+    assert "but its loss did not fall (2.000 to 2.000)" in found.sentence
+
+
+def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
+    sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
+    diagnosis = {"diagnosis": {"bound": "input", "sentence": sentence}}
+    found = answer(tmp_path, run(**DEFAULT) | diagnosis)
+    assert found.limit.sentence == "Waiting for input is 62% of a step of 30.0 ms."
+    assert found.next.sentence == "Try loader=device."
