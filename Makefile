@@ -64,9 +64,10 @@ lock: install
 
 # uv installs several times faster than pip; where it cannot be had, pip does the same. Each process of a sweep imports
 # torch: without bytecode that takes seconds
-.venv/installed: requirements.lock
+.venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed (make PYTHON=...)"'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q $(UV) && $(BIN)/python -m uv pip install -q --compile-bytecode -r requirements.lock \
 	  || $(BIN)/python -m pip install -q -r requirements.lock
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@

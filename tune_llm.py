@@ -19,5 +19,11 @@ from multicard.llm.workload import WORKLOAD
 
 workloads.register()
 
+
+def main() -> int:
+    """Run the command of `sys.argv` and return its exit code."""
+    return command.execute(WORKLOAD, usage=__doc__)
+
+
 if __name__ == "__main__":
-    sys.exit(command.execute(WORKLOAD, usage=__doc__))
+    sys.exit(main())

@@ -1,17 +1,5 @@
 """Tables, rankings, comparisons, figures and a report of runs, from their folders alone.
 
-    python -m analysis list [FOLDER...] [--where "precision='fp16' and gpus>=2"] [--sort "total_s desc"]
-    python -m analysis compare A B [--by KEY] [--common] [--margin 5%] [--gate 5%]
-    python -m analysis compare SWEEP --by KEY
-    python -m analysis table table2 [--format text|markdown|csv|latex] [--out FILE] [FOLDER...]
-    python -m analysis best --goal time [--accuracy 0.99] [--memory 80GB] [--gpus 4] [FOLDER...]
-    python -m analysis claims [FOLDER...] [--only NAME,...] [--json FILE]
-    python -m analysis predictions [FOLDER...] [--json FILE] [--csv FILE]
-    python -m analysis figure NAME|all [FOLDER...] [--format svg,pdf,png]
-    python -m analysis report [FOLDER...] [--out report.html] [--title TEXT]
-    python -m analysis dashboard [--project P] [--entity E] [--dry-run FILE]
-    python -m analysis sync [FOLDER...] [--project NAME] [--entity NAME]
-
 FOLDER is multirun by default. An error is one line, `refused: ...`, and exit code 1.
 """
 
@@ -36,6 +24,7 @@ from analysis.runs.load import Found
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
+from multicard.messages import Parser, typed
 from multicard.records import text_table
 from multicard.records.figures import GOALS
 from multicard.records.run_folder import write_text
@@ -194,11 +183,10 @@ MIX = {"help": "average runs of several commits or machines in a cell", "action"
 ALL = {"help": "include settings with few of the cells", "action": "store_true"}
 
 
-def _parser() -> cli.Parser:
+def _parser() -> Parser:
     """The parser, whose result has the function of the chosen command as `run`."""
-    about, *_, notes = (__doc__ or "").split("\n\n")  # what lies between is each command's own help
     raw = argparse.RawDescriptionHelpFormatter
-    parser = cli.Parser("python -m analysis", description=f"{about}\n\n{notes}", formatter_class=raw)
+    parser = Parser(typed("-m analysis"), description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[..., int], summary: str, description: str | None) -> Callable[..., Any]:

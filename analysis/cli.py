@@ -1,20 +1,10 @@
-"""Types of the arguments of `python -m analysis`, and a parser that refuses in one line."""
+"""Types of the arguments of `python -m analysis`."""
 
 import argparse
-import sys
 from pathlib import Path
-from typing import NoReturn
 
 from multicard.config import sweeps
 from multicard.config.base import WANDB_NAMES, is_wandb_name
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses bad arguments in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"refused: {message}", file=sys.stderr)
-        sys.exit(1)
 
 
 def names(text: str) -> list[str]:

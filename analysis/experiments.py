@@ -22,6 +22,7 @@ from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF
 from multicard.config.keys import flat
+from multicard.messages import typed
 from multicard.records.comparable import DATA
 from papers import printed
 
@@ -114,7 +115,7 @@ class Experiment:
     @property
     def command(self) -> str:
         """The command that measures all of it."""
-        return f"python {ENTRIES[self.kind]} experiment={self.name} name={self.name}"
+        return f"{typed(ENTRIES[self.kind])} experiment={self.name} name={self.name}"
 
     @property
     def papers(self) -> printed.Settings:

@@ -11,6 +11,7 @@ from analysis import experiments
 from analysis.experiments import ENTRIES
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from multicard.messages import typed
 
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
 OF_SWEEPS = ("repeat", "race")  # keys that mean nothing for a single cell
@@ -72,7 +73,7 @@ def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
         return None
     sweeps = any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
     words = [key + value for key, value in overrides.items()]
-    return shlex.join(["python", ENTRIES[kind], *["-m"] * sweeps, *words])
+    return shlex.join([*typed(ENTRIES[kind]).split(), *["-m"] * sweeps, *words])
 
 
 def _overrides(run: Run) -> dict[str, str] | None:

@@ -1,7 +1,17 @@
-"""Lines that a command prints, at once."""
+"""Lines that a command prints, at once: refusals of its options, and the commands that they name."""
 
+import argparse
 import os
 import sys
+from pathlib import Path
+from typing import NoReturn
+
+INSTALLED = {"-m analysis": "multicard", "train_vision.py": "multicard vision", "tune_llm.py": "multicard tune"}
+
+
+def typed(entry: str) -> str:
+    """The beginning of a command, as this one began: "multicard vision", or "python train_vision.py"."""
+    return INSTALLED[entry] if Path(sys.argv[0]).name == "multicard" else f"python {entry}"
 
 
 def say(line: str, error: bool = False) -> None:
@@ -12,3 +22,11 @@ def say(line: str, error: bool = False) -> None:
         print(line, file=stream, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses bad arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"refused: {message}", error=True)
+        sys.exit(1)

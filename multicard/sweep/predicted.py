@@ -14,7 +14,7 @@ from multicard.estimate.observations import WITHOUT_EFFECT
 from multicard.estimate.target import UNKNOWN_NODE, Target, named, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
-from multicard.messages import say
+from multicard.messages import say, typed
 from multicard.records import comparable, table, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep import cells, prediction_table, slurm_submit
@@ -124,7 +124,7 @@ def _probes(command: Command, predicted: Sequence[Predicted], experiment: str) -
     where = " on such a node" if is_elsewhere(first.cfg) else ""
     lasting = f"each trains for {first.config.probe.seconds:g} s at most"
     lines = wrap(f"to know the times of {count(sum(wanted), 'cell')}, probe {len(chosen)}{where} ({lasting}):", WIDTH)
-    start = ["python", command.workload.entry, *["-m"] * bool(first.label)]
+    start = [*typed(command.workload.entry).split(), *["-m"] * bool(first.label)]
     start += [f"experiment={experiment}"] * bool(experiment)
     start += [word for word in command.words if word.startswith(("name=", "hydra"))]
     values = _swept([cell for cell, _ in members])

@@ -68,6 +68,18 @@ def test_a_single_run_and_its_rerun(tmp_path: Path, called: Called):
 
 
 @pytest.mark.usefixtures("processes")
+def test_the_installed_command_trains_from_any_folder(tmp_path: Path):
+    script = tmp_path / "multicard"  # as pip writes it
+    script.write_text(
+        "import sys\nfrom multicard.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+
+    words = [sys.executable, str(script), "vision", *SMALL, "gpus=2", "name=a"]
+    subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    assert [record["status"] for record in records(tmp_path / "multirun" / "a")] == ["ok"]
+
+
+@pytest.mark.usefixtures("processes")
 def test_a_refusal_leaves_a_measurement_alone(tmp_path: Path, called: Called):
     words = in_folder(tmp_path / "s", "-m", "gpus=1")
     assert called(*words)[0] == 0

@@ -1,21 +1,26 @@
 """Words of a command that cannot work: one line with the key and the remedy, and nothing left behind."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from multicard import completion
+from multicard.__main__ import COMMANDS, main
 from multicard.cli import command_line
 from multicard.config import hydra_config
 from multicard.llm import workload as llm
+from multicard.ranks import interruption
 from multicard.sweep import cells as sweep_cells
 from multicard.sweep import executor, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import typed_llm
+from tests.conftest import ROOT, typed_llm
 from tests.helpers import cells, records
 
+RECORDS = str(ROOT / "tests" / "fixtures" / "records_v1")
 WORDS = [
     (["name=žluť"], "name=žluť: Hydra cannot read this value; close its brackets, or quote it: 'name=\"žluť\"'"),
     (["gpus=range(1,2"], "gpus=range(1,2: Hydra cannot read this value; close its brackets"),
@@ -165,3 +170,47 @@ def test_refused_cells_tell_nothing_of_the_time_that_is_left(
     now_s[0] = 60.0
     pace.say_progress([ended(3, "ok")])
     assert "  1 of 2 cells ended in 0:01:00; about 0:01:00 left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 0, "  best [FOLDER...] "),
+        (["--version"], 0, "multicard 0."),
+        (["bets"], 1, "refused: bets: no such command; did you mean best? multicard --help lists all\n"),
+        (["best", "--goal"], 1, "refused: argument --goal: expected one argument\n"),
+        (["plan"], 1, "refused: the following arguments are required: JOBS.yaml\n"),
+        (["table", "table5", RECORDS], 1, "; this measures it: multicard tune experiment=table5 name=table5\n"),
+        (["completion", "tcsh"], 1, "refused: tcsh: there are scripts for bash, zsh, fish\n"),
+        (["completion", "bash"], 0, "complete -o default -F _multicard multicard\n"),
+    ],
+)
+def test_the_one_command_lists_its_commands_and_refuses_others(
+    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["multicard", *words])
+    monkeypatch.setattr(interruption, "end_at_once", lambda: None)
+    try:
+        ended = main()
+    except SystemExit as exited:
+        ended = exited.code
+    printed = capsys.readouterr()
+    assert ended == code and says in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("multicard be", ["best"]),
+        ("multicard ", [*COMMANDS]),
+        ("multicard best --go", ["--goal"]),
+        ("multicard best mul", []),  # files are the shell's
+        ("multicard vision -m gpus=2 precision=fp3", ["precision=fp32", "precision=fp32_ieee"]),
+        ("multicard tune method=ql", ["method=qlora"]),
+    ],
+)
+def test_words_are_completed(line: str, words: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["multicard"])
+    monkeypatch.setattr(interruption, "end_at_once", lambda: None)
+    monkeypatch.setattr(interruption, "answer", lambda _: {})
+    assert completion.candidates(line) == words

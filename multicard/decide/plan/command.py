@@ -1,6 +1,6 @@
 """Plans a list of jobs: which GPUs each gets, and when, so that all end soonest.
 
-    python -m multicard plan JOBS.yaml [--seconds S] [--json FILE] [--run [--name NAME]]
+    multicard plan JOBS.yaml [--seconds S] [--json FILE] [--run [--name NAME]]
 
 JOBS.yaml names the node and the jobs, each a command of either entry or times that are known (docs/plan.md).
 """
@@ -25,7 +25,7 @@ from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task
 from multicard.measure.timing import in_hours
-from multicard.messages import say
+from multicard.messages import Parser, say
 from multicard.records import run_folder, text_table
 from multicard.records.journal import Journal
 from multicard.records.schema_parts import Interval
@@ -41,9 +41,7 @@ ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1, after one line with the reason, where there is no plan."""
-    parser = argparse.ArgumentParser(
-        "python -m multicard plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("multicard plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
     parser.add_argument("--seconds", metavar="S", type=float, default=planning.LIMIT_S, help="to search (10)")
     parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again resumes")

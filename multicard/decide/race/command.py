@@ -15,7 +15,7 @@ from multicard.decide.race.readings import in_words, interval, value
 from multicard.decide.race.rules import BEATEN, CLOSE, IN, MISSED, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
 from multicard.machine.shares import machine
 from multicard.measure.timing import in_hours
-from multicard.messages import say
+from multicard.messages import say, typed
 from multicard.records import comparable, table, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell, Sweep, settle
@@ -121,7 +121,7 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
         lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
     words = [str(word) for word in winner.composed.hydra.overrides.task]
     words = [word for word in words if not word.startswith(OWN_WORDS)]
-    return [*lines, f"to run it: {shlex.join(['python', winner.workload.entry, *words])}"]
+    return [*lines, f"to run it: {typed(winner.workload.entry)} {shlex.join(words)}"]
 
 
 def _labels(race: LiveRace, places: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Prints the metrics of profiler files as one table, whichever profiler wrote them.
 
-    python -m multicard profile FILE... [--rank N] [--top N] [--json FILE] [--csv FILE]
+    multicard profile FILE... [--rank N] [--top N] [--json FILE] [--csv FILE]
 
 FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep where the program nsys
 is), or a folder of them; several files are the ranks of one run.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from multicard.messages import Parser
 from multicard.observe.profiles import load, text
 from multicard.observe.profiles.metrics import Profile
 from multicard.records import text_table
@@ -45,9 +46,7 @@ def to_csv(profile: Profile) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m multicard profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("multicard profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
     parser.add_argument("--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum")
     parser.add_argument("--top", metavar="N", type=_positive, default=10, help="number of kernels (10)")

@@ -1,0 +1,74 @@
+"""`multicard completion SHELL`: a script that completes commands, their options, and Hydra's groups and keys.
+
+    source <(multicard completion bash)       in ~/.bashrc
+    source <(multicard completion zsh)        in ~/.zshrc, after compinit
+    multicard completion fish | source        in ~/.config/fish/config.fish
+
+Overrides of `vision` and `tune` are completed by Hydra, as by `python train_vision.py -sc install=bash`; where no word
+fits, the shell completes files.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+
+from multicard.__main__ import COMMANDS, ENTRIES
+from multicard.__main__ import main as run
+from multicard.messages import say
+
+# Each hands over the line up to the cursor. Bash takes what stands before = for another word.
+SCRIPTS = {
+    "bash": """_multicard() {
+  local line="${COMP_LINE:0:COMP_POINT}" word
+  word="${line##* }"
+  mapfile -t COMPREPLY < <(multicard completion words "$line" 2>/dev/null)
+  [[ ${COMPREPLY[0]} == *[=./] ]] && compopt -o nospace
+  [[ $word == *=* && $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}")
+}
+complete -o default -F _multicard multicard""",
+    "zsh": """_multicard() {
+  local -a found=(${(f)"$(multicard completion words "${(j: :)words[1,CURRENT]}" 2>/dev/null)"})
+  (( $#found )) || { _files; return; }
+  compadd -S '' -- ${(M)found:#*[=./]}
+  compadd -- ${found:#*[=./]}
+}
+compdef _multicard multicard""",
+    "fish": """complete -c multicard -f -a '(multicard completion words (commandline -cp) 2>/dev/null)'
+complete -c multicard -n 'test (count (commandline -opc)) -gt 1; and not __fish_seen_subcommand_from vision tune' -F""",
+}
+
+
+def main() -> int:
+    """Print the script of a shell, or the words that the last one of a line may become."""
+    shell, *line = sys.argv[1:] or [""]
+    if shell == "words":
+        say("\n".join(candidates(" ".join(line))))
+    elif shell in ("-h", "--help"):
+        say((__doc__ or "").strip())
+    elif shell not in SCRIPTS:
+        say(f"refused: {shell or 'no shell'}: there are scripts for {', '.join(SCRIPTS)}", error=True)
+        return 1
+    else:
+        say(SCRIPTS[shell])
+    return 0
+
+
+def candidates(line: str) -> list[str]:
+    """What the last word of a line, as far as it is typed, may become."""
+    name, *words = line.lstrip().split(" ")[1:] or [""]
+    if not words:
+        return [command for command in COMMANDS if command.startswith(name)]
+    if name in ENTRIES:
+        os.environ["COMP_LINE"] = " ".join(["multicard", *(word for word in words if word[:1] != "-")])
+        return _printed([name, "-sc", "query=bash"]).split()
+    options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z-]+", _printed([name, "--help"])))
+    return [option for option in options if words[-1].startswith("-") and option.startswith(words[-1])]
+
+
+def _printed(words: list[str]) -> str:
+    """What a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        run(words)
+    return printed.getvalue()
