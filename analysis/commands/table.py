@@ -22,11 +22,13 @@ from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import legend
 from analysis.runs.grouping import Cell, of_setting, ok_runs
 from analysis.runs.load import Run
+from analysis.stats import intervals
+from analysis.stats.intervals import Interval
 from multicard.config import CONF
 from multicard.config.job import count
 from multicard.config.llm import DATASETS
 from multicard.measure import formulas
-from multicard.records import figures, text_table
+from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.schema import LlmRecord
 from multicard.records.text_table import clean, escape_latex, escape_markdown
@@ -253,12 +255,8 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
         return f"{value:.2%}"
     if re.match(r"(\w+ )?x ", of):
         return f"{value:.2f}"
-    text = figures.text(of, value)
     low, high = (row.get(f"{name}{bound}") for bound in BOUNDS)
-    if low is None or high is None or low == high:
-        return text
-    half = (high - low) / 2
-    return f"{text} ± {100 * half:.2f}" if name.endswith("accuracy") else f"{text} ± {figures.text(name, half)}"
+    return intervals.text(of, Interval(value, low, high))
 
 
 def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]) -> list[str]:

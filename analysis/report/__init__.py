@@ -86,8 +86,8 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     sections = [
         overview_section.answers(runs, mix, render.summary(verdicts)),
         overview_section.machines(runs),
-        runs_section.section(runs),
-        settings_section.section(runs, mix),
+        runs_section.section(runs, mix),
+        settings_section.section(runs),
         expected_section.predictions_section(runs),
         expected_section.plans_section(plans),
         papers_section.section(runs, panels),

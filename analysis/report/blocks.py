@@ -107,7 +107,8 @@ class Grid:
     """A table of any length that the page sorts and filters, and whose rows open.
 
     name: of its data. label: for readers who cannot see it. details: texts that an opened row has beside its columns.
-    page_rows: shown at a time.
+    page_rows: shown at a time. parents: the row under which each row stands once that is opened; None for one of its
+    own. curves: of the first rows, values that an opened row draws.
     """
 
     name: str
@@ -116,6 +117,8 @@ class Grid:
     details: Sequence[Column] = ()
     notes: Sequence[str] = ()
     page_rows: int = 15
+    parents: Sequence[int | None] = ()
+    curves: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,27 @@
-"""The last section: runs that failed, records that could not be read, and what is not measured, with its commands."""
+"""The last section: records that could not be read, and what is not measured, with its commands."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from analysis.experiments import Experiment, Panel
 from analysis.figures import captions
 from analysis.report.blocks import Block, Column, Facts, Grid, Heading, Section
 from analysis.runs.details import DetailedRun
-from analysis.runs.load import Run, Skipped
+from analysis.runs.load import Skipped
 from multicard.config.job import count
-from multicard.records.text_table import clean
 from papers import printed
 
 
 def section(
     runs: Sequence[DetailedRun], skipped: Sequence[Skipped], panels: Sequence[tuple[Experiment, list[Panel]]]
 ) -> Section:
-    """Failed runs, unreadable records, and what was not measured.
+    """Unreadable records, and what was not measured.
 
     Args:
         panels: every experiment with the panels that runs fill, an empty list where no run can.
     """
-    failed = _failed_runs([run for run in runs if run["status"] != "ok"])
-    blocks = [*failed, *_skipped_records(skipped), *_unmeasured(runs, panels)]
+    blocks = [*_skipped_records(skipped), *_unmeasured(runs, panels)]
     question = "What is not in the figures above, why, and which commands would measure it?"
     return Section("gaps", "What is not here", question, blocks)
-
-
-def _failed_runs(runs: Sequence[Run]) -> list[Block]:
-    if not runs:
-        return []
-    counts = Counter(clean(run["status"]) for run in runs)
-    about = f"{', '.join(f'{count} {status}' for status, count in counts.items())}. Their figures are left out."
-    columns = [
-        Column.of("name", [run["name"] for run in runs]),
-        Column.of("run", [run.folder.name for run in runs]),
-        *(Column.of(name, [run[name] for run in runs]) for name in ("status", "cause", "marks")),
-    ]
-    return [Heading("Runs that did not end ok", about), Grid("failed", "runs that did not end ok", columns)]
 
 
 def _skipped_records(skipped: Sequence[Skipped]) -> list[Block]:

@@ -1,5 +1,5 @@
-// Tables of any length: sorted, filtered, a number of rows at a time, with rows that open. Texts come from records, so they
-// are always set as text, never as HTML.
+// Tables of any length: sorted, filtered, a number of rows at a time, with rows that open, to the rows below them too, and
+// of which two are compared. Texts come from records, so they are always set as text, never as HTML.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -15,6 +15,25 @@ function element(name, properties = {}, ...children) {
   for (const [key, value] of Object.entries(aria ?? {})) node.setAttribute(`aria-${key}`, value);
   node.append(...children);
   return node;
+}
+
+function fold(title, ...inner) {
+  return element("details", {}, element("summary", { textContent: title }), ...inner);
+}
+
+// Lines of numbers, each over the whole width, on one scale
+function curves(lines, label) {
+  const [width, height, edge] = [240, 60, 2];
+  const [least, most] = [Math.min, Math.max].map((end) => end(...lines.flat()));
+  const drawing = (name, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  };
+  const point = (line) => (value, at) => `${(edge + ((width - 2 * edge) * at) / (line.length - 1)).toFixed(1)},${(edge + ((height - 2 * edge) * (most - value)) / (most - least || 1)).toFixed(1)}`;
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", "aria-label": label });
+  svg.append(...lines.map((line) => drawing("polyline", { points: line.map(point(line)).join(" ") })));
+  return svg;
 }
 
 function button(text, properties, onClick) {
@@ -80,8 +99,11 @@ class Grid {
   constructor(place) {
     const { columns, details, ...packed } = data.grids[place.dataset.grid];
     Object.assign(this, packed, { place, name: place.dataset.grid, sort: null, descending: false, wanted: "", most: packed.page_rows });
+    Object.assign(this, { folders: [], ticked: [], tops: [], parts: {} });
+    for (let row = 0; row < this.rows; row++) (this.parents[row] == null ? this.tops : (this.parts[this.parents[row]] ??= [])).push(row);
     [this.columns, this.details] = [columns, details].map((all) => all.map((column) => new Column(column)));
     this.opens = details.length > 0 || this.columns.some((column) => column.group);
+    this.compares = this.rows > 1 && this.columns.some((column) => column.telling);
     this.opened = new Set();
     this.visible = this.columns.filter((column) => column.shown);
     this.build();
@@ -102,6 +124,9 @@ class Grid {
     const all = element("label", { hidden: this.columns.every((column) => column.shown) }, box, ` All ${this.columns.length} columns`);
     this.count = element("span", { className: "count", role: "status" });
     const csv = button("Download rows (CSV)", { className: "plain" }, () => this.download());
+    this.chip = button("", { className: "plain chip", hidden: true }, () => document.dispatchEvent(new CustomEvent("choose", { detail: { folders: [] } })));
+    document.addEventListener("choose", ({ detail }) => this.choose(detail.folders));
+    this.comparison = element("div", { className: "comparison", hidden: true, role: "region", aria: { label: "Two rows compared" } });
     this.heading = element("tr");
     this.body = element("tbody");
     const table = element("table", {}, element("thead", {}, this.heading), this.body);
@@ -110,7 +135,7 @@ class Grid {
       this.most += this.page_rows;
       this.show();
     });
-    this.place.append(element("div", { className: "bar" }, search, all, csv, this.count), scroll, this.more);
+    this.place.append(element("div", { className: "bar" }, search, this.chip, all, csv, this.count), this.comparison, scroll, this.more);
   }
 
   lay() {
@@ -118,7 +143,7 @@ class Grid {
       const sorts = button(column.heading, { className: "sort", title: column.key }, () => this.order(column, this.sort === column && !this.descending));
       return element("th", { scope: "col", className: column.right ? "right" : "", aria: { sort: "none" } }, sorts);
     });
-    this.heading.replaceChildren(...(this.opens ? [element("td", { className: "opener" })] : []), ...cells);
+    this.heading.replaceChildren(...Array.from({ length: this.opens + this.compares }, () => element("td", { className: "opener" })), ...cells);
     this.order(this.sort, this.descending);
   }
 
@@ -138,10 +163,24 @@ class Grid {
     return (row) => this.whole[row].includes(word);
   }
 
-  // The rows that fit the filter, in order; those without a figure are last in either direction
+  // Shows the rows of these runs alone, or all where none is of this table
+  choose(folders) {
+    const own = this.details.find((column) => column.key === "folder");
+    const known = new Set(own?.texts);
+    this.folders = folders.filter((folder) => known.has(folder));
+    this.show();
+    const count = this.chosen.length;
+    this.chip.hidden = !this.folders.length;
+    this.chip.textContent = `${count} row${count === 1 ? "" : "s"} chosen in the chart: show all`;
+  }
+
+  // The rows that fit the filter, or one of whose parts does, in order; those without a figure are last in either direction
   get chosen() {
     const tests = this.wanted.toLowerCase().split(/\s+/).filter(Boolean).map((word) => this.test(word));
-    const rows = Array.from({ length: this.rows }, (_, row) => row).filter((row) => tests.every((test) => test(row)));
+    const [folder, folders] = [this.details.find((column) => column.key === "folder"), new Set(this.folders)];
+    if (folders.size) tests.push((row) => folders.has(folder.texts[row]));
+    const fits = (row) => tests.every((test) => test(row));
+    const rows = this.tops.filter((row) => fits(row) || this.parts[row]?.some(fits));
     const [column, turn] = [this.sort, this.descending ? -1 : 1];
     if (!column) return rows;
     return rows.sort((a, b) => column.has(b) - column.has(a) || (column.has(a) ? turn * column.compare(a, b) : 0) || a - b);
@@ -149,49 +188,110 @@ class Grid {
 
   show() {
     const rows = this.chosen;
-    const lines = rows.slice(0, this.most).flatMap((row) => (this.opened.has(row) ? [this.line(row), this.detail(row)] : [this.line(row)]));
-    if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.visible.length + 1, textContent: "No row fits." })));
+    const lines = rows.slice(0, this.most).flatMap((row) => this.lines(row));
+    if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.width, textContent: "No row fits." })));
     this.body.replaceChildren(...lines);
-    const total = this.rows.toLocaleString("en");
-    this.count.textContent = `${rows.length < this.rows ? `${rows.length.toLocaleString("en")} of ${total}` : total} row${this.rows === 1 ? "" : "s"}`;
+    const total = this.tops.length;
+    const counted = rows.length < total ? `${rows.length.toLocaleString("en")} of ${total.toLocaleString("en")}` : total.toLocaleString("en");
+    this.count.textContent = `${counted} row${total === 1 ? "" : "s"}`;
     this.more.hidden = rows.length <= this.most;
     this.more.textContent = `Show ${Math.min(this.page_rows, rows.length - this.most)} more`;
   }
 
-  line(row) {
-    const cells = this.visible.map((column) => column.cell(row));
-    if (!this.opens) return element("tr", { className: "run" }, ...cells);
-    const telling = this.columns.filter((column) => column.telling && column.has(row));
-    const named = telling.map((column) => `${column.heading} ${column.texts[row]}`).join(", ") || `row ${row + 1}`;
-    const aria = { label: `Details: ${named}`, expanded: String(this.opened.has(row)), controls: `${this.name}-${row}` };
-    const opener = button("", { className: "opens", aria }, () => this.toggle(row, opener));
-    return element("tr", { className: "run" }, element("td", { className: "opener" }, opener), ...cells);
+  get width() {
+    return this.visible.length + this.opens + this.compares;
   }
 
-  toggle(row, opener) {
-    const line = opener.closest("tr");
-    if (this.opened.delete(row)) line.nextElementSibling.remove();
-    else {
-      this.opened.add(row);
-      line.after(this.detail(row));
+  // A row and, once it is opened, what it has and its parts
+  lines(row) {
+    const line = this.line(row);
+    return this.opened.has(row) ? [line, this.detail(row), ...(this.parts[row] ?? []).flatMap((part) => this.lines(part))] : [line];
+  }
+
+  named(row) {
+    const telling = this.columns.filter((column) => column.telling && column.has(row));
+    return telling.map((column) => `${column.heading} ${column.texts[row]}`).join(", ") || `row ${row + 1}`;
+  }
+
+  line(row) {
+    const cells = this.visible.map((column) => column.cell(row));
+    if (this.compares) {
+      const box = element("input", { type: "checkbox", id: `${this.name}-tick-${row}`, checked: this.ticked.includes(row), aria: { label: `Compare: ${this.named(row)}` } });
+      box.addEventListener("change", () => this.tick(row, box.checked));
+      cells.unshift(element("td", { className: "opener" }, box));
     }
-    opener.setAttribute("aria-expanded", String(this.opened.has(row)));
+    if (this.opens) {
+      const aria = { label: `Details: ${this.named(row)}`, expanded: String(this.opened.has(row)), controls: `${this.name}-${row}` };
+      const opener = button("", { className: "opens", id: `${this.name}-open-${row}`, aria }, () => this.toggle(row));
+      cells.unshift(element("td", { className: "opener" }, opener));
+    }
+    return element("tr", { className: this.parents[row] == null ? "run" : "run part" }, ...cells);
+  }
+
+  toggle(row) {
+    if (!this.opened.delete(row)) this.opened.add(row);
+    this.show();
+    document.getElementById(`${this.name}-open-${row}`).focus();
+  }
+
+  // Two rows stand side by side, first what tells them apart; a third takes the place of the first
+  tick(row, on) {
+    this.ticked = [...this.ticked.filter((other) => other !== row), ...(on ? [row] : [])].slice(-2);
+    this.show();
+    document.getElementById(`${this.name}-tick-${row}`).focus();
+    this.comparison.hidden = this.ticked.length < 2;
+    if (this.comparison.hidden) return;
+    const [a, b] = this.ticked;
+    const known = this.columns.filter((column) => column.has(a) || column.has(b));
+    const same = known.filter((column) => column.texts[a] === column.texts[b]);
+    const [main, more] = [true, false].map((shown) => known.filter((column) => column.shown === shown && !same.includes(column)));
+    const facts = element("dl", {}, ...same.map((column) => this.fact(column, a)));
+    this.comparison.replaceChildren(this.sides(main, a, b), fold(`${more.length} more that differ`, this.sides(more, a, b)), fold(`${same.length} the same`, facts));
+  }
+
+  sides(columns, a, b) {
+    const ratio = ({ telling, values }) => (!telling && values?.[a] && values[b] !== null ? (values[b] / values[a]).toFixed(2) : "");
+    const line = (tag, properties, texts) => element("tr", {}, ...texts.map((textContent) => element(tag, { textContent, ...properties })));
+    const rows = columns.map((column) => line("td", { className: "right" }, [column.heading, column.texts[a], column.texts[b], ratio(column)]));
+    const head = element("thead", {}, line("th", { scope: "col", className: "right" }, ["", "A", "B", "B / A"]));
+    return element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: "Differences" } }, element("table", {}, head, element("tbody", {}, ...rows)));
+  }
+
+  fact(column, row) {
+    const text = column.texts[row];
+    const value = element("dd", {}, element(column.code ? "code" : "span", { textContent: text }));
+    if (column.code) {
+      const copies = element("button", { type: "button", className: "plain", textContent: "Copy", aria: { label: `Copy ${column.heading}` } });
+      copies.dataset.copy = text;
+      value.className = "copied";
+      value.append(copies);
+    }
+    return element("div", {}, element("dt", { textContent: column.heading }), value);
+  }
+
+  // The losses of a row, or of all its parts
+  losses(row) {
+    const lines = (this.parts[row] ?? [row]).map((part) => this.curves[part] ?? []).filter((line) => line.length > 1);
+    if (!lines.length) return [];
+    const [first, last] = [lines[0][0], lines[0].at(-1)].map((loss) => loss.toPrecision(3));
+    const text = `Training loss, from ${first} to ${last}`;
+    return [element("figure", {}, curves(lines, text), element("figcaption", { className: "quiet", textContent: text }))];
   }
 
   detail(row) {
-    const fact = (column) => element("div", {}, element("dt", { textContent: column.heading }), element("dd", {}, element(column.code ? "code" : "span", { textContent: column.texts[row] })));
-    const texts = this.details.filter((column) => column.has(row)).map(fact);
+    const texts = this.details.filter((column) => column.has(row)).map((column) => this.fact(column, row));
     const groups = [...new Set(this.columns.map((column) => column.group))].filter(Boolean).map((group) => {
       const known = this.columns.filter((column) => column.group === group && column.has(row) && column.key !== "marks");
-      return element("div", { hidden: !known.length }, element("p", { className: "group", textContent: group }), element("dl", {}, ...known.map(fact)));
+      return element("div", { hidden: !known.length }, element("p", { className: "group", textContent: group }), element("dl", {}, ...known.map((column) => this.fact(column, row))));
     });
-    const whole = element("div", { className: "whole" }, element("dl", { className: "texts", hidden: !texts.length }, ...texts), ...groups);
-    return element("tr", { className: "detail", id: `${this.name}-${row}` }, element("td", { colSpan: this.visible.length + 1 }, whole));
+    const whole = element("div", { className: "whole" }, element("dl", { className: "texts", hidden: !texts.length }, ...texts), ...this.losses(row), ...(this.parts[row] ? [fold("Means of all figures", ...groups)] : groups));
+    return element("tr", { className: "detail", id: `${this.name}-${row}` }, element("td", { colSpan: this.width }, whole));
   }
 
   download() {
     const all = [...this.columns, ...this.details];
-    save(this.name, [all.map((column) => column.key), ...this.chosen.map((row) => all.map((column) => column.raw(row)))]);
+    const rows = this.chosen.flatMap((row) => this.parts[row] ?? [row]); // each run, with what its setting alone has
+    save(this.name, [all.map((column) => column.key), ...rows.map((row) => all.map((column) => (column.has(row) ? column.raw(row) : column.raw(this.parents[row] ?? row))))]);
   }
 }
 

@@ -102,7 +102,8 @@ def _template() -> Any:
 
 def _grid(grid: Grid) -> dict[str, Any]:
     columns = {name: [*map(_column, getattr(grid, name))] for name in ("columns", "details")}
-    options = {name: getattr(grid, name) for name in ("label", "page_rows")}
+    options = {name: getattr(grid, name) for name in ("label", "page_rows", "parents")}
+    options["curves"] = [[float(f"{value:.4g}") for value in curve] for curve in grid.curves]
     return columns | options | {"rows": len(grid.columns[0].texts) if grid.columns else 0}
 
 

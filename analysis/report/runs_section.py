@@ -1,92 +1,188 @@
-"""The table of all runs: their figures, the settings that tell them apart, and on demand all else."""
+"""The tables of runs: for each kind a row a setting, which opens to its runs; below, the runs that did not end ok.
 
-from collections.abc import Sequence
-from dataclasses import replace
+A setting is a configuration without its seed; runs of several commits or machines are settings apart unless they are
+mixed. Settings are compared only where they differ in nothing but GPUs, or precision.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from analysis import rerun_commands
 from analysis.commands import list_runs
-from analysis.report.blocks import Column, Grid, Section
-from analysis.runs import grouping
+from analysis.figures.setting_charts import mean_time_s
+from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Section
+from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
+from analysis.runs.grouping import Cell, of_setting
 from analysis.runs.load import Run
+from analysis.stats import intervals
+from analysis.stats.between_runs import RepeatedRuns
+from multicard.config.job import count
+from multicard.measure import formulas, timing
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import FIGURES
+from multicard.records.text_table import clean
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
 FIRST = ("total_s", "test_accuracy", "loss_last_tenth")
 # Figures that are shown at first, the most telling ones first
 LISTED = sorted((figure.name for figure in FIGURES.values() if figure.listed), key=lambda name: name not in FIRST)
-MOST_SETTINGS = 6  # that are shown at first
+SHOWN = (*LISTED, "energy_joules")
+MOST_SETTINGS = 6  # that are shown at first, beside those that were swept
+MOST_OPENED = 300  # rows that have a curve and the paths of logs: the page is to stay small
+MOST_POINTS = 60  # of a curve
+NOTES = {  # by the columns that they explain
+    "runs": "±: half of the 95 % interval of a mean, from how all repeated runs differ.",
+    "speedup": "x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks.",
+    "data_share": "Shares of the mean step: data is waiting for a batch, h2d copying it to the device.",
+    "first_loss": "Training losses: means of the first and the last epoch; of tuning, the first step and last tenth.",
+    "peak_memory_bytes": "Peak memory: of the rank that held most (on CPU ranks the resident memory).",
+    "received_bytes": "To device: counted over the run. Collectives: what a rank receives.",
+}
 
 
-def section(runs: Sequence[DetailedRun]) -> Section:
-    """All runs, also those that failed, whose figures are left out."""
-    question = "What was measured? A row opens with all its figures and settings and the command that measured it."
-    return Section("runs", "All runs", question, [grid(runs)])
+@dataclass(frozen=True)
+class Row:
+    """Runs that ended ok and repeat one another: all runs of a setting, or, as a part of it, one of them.
+
+    parent: place of the setting's row, of a part.
+    """
+
+    cell: Cell
+    runs: list[DetailedRun]
+    parent: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return grouping.ranks(self.runs[0])
+
+    @cached_property
+    def time_s(self) -> float | None:
+        return mean_time_s(self.runs)
+
+    def common(self, column: str) -> Any:
+        """The value of a column; None where the runs differ."""
+        values = [run[column] for run in self.runs]
+        return values[0] if values.count(values[0]) == len(values) else None
+
+    def phase_share(self, phase: str) -> float | None:
+        """Share of the mean step; None where a run does not know its phases."""
+        total_s = sum(sum(run.phases_s.values()) for run in self.runs)
+        known = total_s and all(run.phases_s for run in self.runs)
+        return sum(run.phases_s.get(phase, 0.0) for run in self.runs) / total_s if known else None
+
+    def loss(self, which: str) -> float | None:
+        """The mean first_loss or last_loss of the runs that have one."""
+        known = [loss for run in self.runs if (loss := getattr(run, which)) is not None]
+        return math.fsum(known) / len(known) if known else None
 
 
-def grid(runs: Sequence[DetailedRun]) -> Grid:
-    """Every run with its figures and settings; what is the same for all is said once, in a note."""
-    columns = [column for column in (*_results(runs), *_settings(runs), *_about(runs)) if not column.is_empty]
+def section(runs: Sequence[DetailedRun], mix: bool) -> Section:
+    """A table for each kind of run, the kind that was measured last first, and a fold of the runs that failed."""
+    repeated = RepeatedRuns(runs)
+    kinds = list(grouping.group(sorted(grouping.ok_runs(runs), key=_started_at, reverse=True), ["kind"]))
+    blocks: list[Block] = []
+    for ((_, kind),) in kinds:
+        name = grouping.kind(kind)
+        blocks += [Heading(name.capitalize())] if len(kinds) > 1 else []
+        blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
+    blocks += _failed([run for run in runs if run["status"] != "ok"])
+    question = (
+        "What was measured? A row opens with its runs, its command, its loss and all it has; tick two to compare."
+    )
+    return Section("runs", "Runs", question, blocks)
+
+
+def _started_at(run: Run) -> str:
+    return run["started_at"] or ""
+
+
+def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Grid:
+    """The settings of runs of one kind that ended ok; what is the same for all is said once, in a note.
+
+    Args:
+        mix: let runs of several commits and machines be one setting.
+    """
+    rows = by_setting(runs, mix)
+    columns = [*_settings(rows, runs), *_results(rows, repeated), *_about(rows)]
+    columns = [column for column in columns if not column.is_empty]
     said_once = (*list_runs.ABOUT, "marks")
-    same = [one for one in columns if one.key in said_once and len(runs) > 1 and len(set(one.texts)) == 1]
-    details = {
-        "cause": [run["cause"] for run in runs],
-        "diagnosis": [run.diagnosis for run in runs],
-        "measured by": rerun_commands.of_cells(runs),
-        "folder": [str(run.folder) for run in runs],
-    }
-    opened = [Column.of(name, values, code=True) for name, values in details.items()]
+    same = [one for one in columns if one.key in said_once and len(rows) > 1 and len(set(one.texts)) == 1]
+    known = {column.key for column in columns}
+    notes = [f"The same for all: {', '.join(f'{each.heading} {each.texts[0]}' for each in same)}."] if same else []
+    notes += [note for key, note in NOTES.items() if key in known]
+    doubted = any(
+        DOUBTFUL in text for column in columns if column.key == "parallel_efficiency" for text in column.texts
+    )
+    notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * doubted
+    name, single = grouping.kind(runs[0]["kind"]), [row.runs[0] if len(row.runs) == 1 else None for row in rows]
+    commands = dict(zip((run.folder for run in runs), rerun_commands.of_cells(runs), strict=True))
     return Grid(
-        "runs",
-        "all runs",
+        name,
+        f"{name} runs",
         [replace(column, shown=False, telling=False) if column in same else column for column in columns],
-        [column for column in opened if not column.is_empty],
-        [f"The same for all: {', '.join(f'{each.heading} {each.texts[0]}' for each in same)}."] if same else [],
+        _details(single, [commands[row.runs[0].folder] for row in rows]),
+        notes,
         page_rows=50,
+        parents=[row.parent for row in rows],
+        curves=[_curve(run) if run else [] for run in single[:MOST_OPENED]],
     )
 
 
-def list_axes(runs: Sequence[Run]) -> list[str]:
-    """The axes and keys by which `analysis list` tells runs apart, over all kinds."""
-    kinds = dict.fromkeys(run["kind"] for run in runs)
-    names = (name for kind in kinds for name in list_runs.differing([run for run in runs if run["kind"] == kind]))
-    return list(dict.fromkeys(names))
+def by_setting(runs: Sequence[DetailedRun], mix: bool) -> list[Row]:
+    """A row for each setting of the runs that ended ok, in the order of their first runs, and one for each repetition.
+
+    Args:
+        mix: let runs of several commits and machines be one setting.
+    """
+    ok = {run.folder: run for run in runs if run["status"] == "ok"}
+    groups: dict[Cell, list[DetailedRun]] = {}
+    for cell, own in grouping.by_setting(list(ok.values()), mix=mix).items():
+        for run in (ok[run.folder] for run in own):  # a recipe that was asked for makes another setting
+            groups.setdefault((*cell, (grouping.RECIPE, run.recipe)), []).append(run)
+    rows: list[Row] = []
+    for cell, own in groups.items():
+        place = len(rows)
+        rows.append(Row(cell, own))
+        rows += [Row(cell, [run], place) for run in own if len(own) > 1]
+    return rows
 
 
-def _results(runs: Sequence[Run]) -> list[Column]:
-    """How each run ended, and its figures; those of runs that did not end ok are left out."""
-    ended = {name: [run[name] if run["status"] == "ok" else None for run in runs] for name in FIGURES}
-    columns = [
-        Column.of("status", [run["status"] for run in runs]),
-        *(Column.of(name, ended[name], FIGURES[name].heading()) for name in LISTED),
-        Column.of("marks", [run["marks"] for run in runs]),
-        *(Column.of(name, ended[name], shown=False) for name in FIGURES if name not in LISTED),
-    ]
-    return [replace(column, group=RESULT) for column in columns]
-
-
-def _settings(runs: Sequence[Run]) -> list[Column]:
-    """The settings in which runs differ; the first of those that tell them apart are shown."""
-    axes, rows = list_axes(runs), [run.columns for run in runs]
-    telling = grouping.telling(rows, axes)
-    shown = list(dict.fromkeys([*telling, *grouping.apart(rows, axes)]))[:MOST_SETTINGS]
-    shown.sort(key=lambda name: "." in name)  # groups first
-    rest = [name for name in (*axes, *_other_settings(runs, axes)) if name not in shown]
+def _settings(rows: Sequence[Row], runs: Sequence[Run]) -> list[Column]:
+    """The settings in which runs differ: first all that were swept, then some of those that tell sweeps apart."""
+    axes = [name for name in list_runs.differing(runs) if name != grouping.REPEATED]
+    columns = [run.columns for run in runs]
+    sweeps = [[run.columns for run in own] for own in _by_sweep(runs).values()]
+    swept = {name for own in sweeps for name in grouping.apart(own, axes)}
+    telling = grouping.telling(columns, axes)
+    first = [name for name in axes if name in swept]
+    others = [name for name in dict.fromkeys([*telling, *grouping.apart(columns, axes)]) if name not in swept]
+    shown = [*first, *others[: max(0, MOST_SETTINGS - len(first))]]
+    shown.sort(key=lambda name: (name not in swept, "." in name))  # groups first
+    rest = [name for name in (*axes, grouping.REPEATED, *_other_settings(runs, axes)) if name not in shown]
+    names = grouping.short_names([*shown, *rest])
     return [
-        Column.of(name, [run[name] for run in runs], group=SETTINGS, shown=name in shown, telling=name in telling)
-        for name in (*shown, *rest)
+        Column.of(
+            name,
+            [row.common(name) for row in rows],
+            names[name],
+            group=SETTINGS,
+            shown=name in shown,
+            telling=name in telling,
+        )
+        for name in names
     ]
 
 
-def _about(runs: Sequence[Run]) -> list[Column]:
-    """Name, code and machine: the names and kinds shown where there are several."""
-    columns = [
-        Column.of("name", [run["name"] for run in runs], telling=True),
-        Column.of("kind", [run["kind"] for run in runs]),
-        Column.of("commit", [grouping.commit(run, absent="-") for run in runs], shown=False),
-        *(Column.of(name, [run[name] for run in runs], shown=False) for name in ("hardware", "hosts", "started_at")),
-    ]
-    return [replace(column, group=ABOUT) for column in columns]
+def _by_sweep(runs: Sequence[Run]) -> dict[Any, list[Run]]:
+    sweeps: dict[Any, list[Run]] = {}
+    for run in runs:
+        sweeps.setdefault(run.folder.parent, []).append(run)
+    return sweeps
 
 
 def _other_settings(runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
@@ -99,3 +195,142 @@ def _other_settings(runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
         and name.removesuffix(".name").rpartition(".")[2] not in last_parts
         and len({run.columns[name] for run in runs if name in run.columns}) > 1
     ]
+
+
+def _counts(rows: Sequence[Row]) -> Column:
+    """How many runs a setting has, or which of them a part is; empty where nothing was repeated."""
+    counts = [len(row.runs) if row.parent is None else None for row in rows]
+    parts = [None if row.parent is None else f"run {at - row.parent}" for at, row in enumerate(rows)]
+    texts = (
+        [part or str(number) for part, number in zip(parts, counts, strict=True)] if any(parts) else ["-"] * len(rows)
+    )
+    return replace(Column.of("runs", counts, "n", telling=True), texts=texts)
+
+
+def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
+    """The figures of each row, the most telling ones first; speed-ups stand after the time."""
+    first, *others = [_figure(name, rows, repeated) for name in SHOWN]
+    marks = Column.of("marks", [grouping.marks(row.runs) for row in rows])
+    hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in SHOWN]
+    hidden += [
+        Column.of(f"{phase}_share", [row.phase_share(phase) for row in rows], phase, "{:.1%}")
+        for phase in timing.PHASES
+    ]
+    losses = ("first_loss", "last_loss")
+    hidden += [Column.of(name, [row.loss(name) for row in rows], name.replace("_", " "), "{:.3f}") for name in losses]
+    shown = [first, _counts(rows), *_speedup_columns(rows), *others, marks]
+    return [replace(column, group=RESULT, shown=column in shown) for column in (*shown, *hidden)]
+
+
+def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
+    """A figure of each row, with its interval where runs differ."""
+    values = [of_setting(row.runs, name) for row in rows]
+    column = Column.of(name, values, FIGURES[name].heading() if name in SHOWN else "")
+    texts = [
+        intervals.text(name, interval)
+        if len({run[name] for run in row.runs}) > 1 and (interval := repeated.figure(row.runs, name)) is not None
+        else text
+        for row, text in zip(rows, column.texts, strict=True)
+    ]
+    return replace(column, texts=texts)
+
+
+def _speedup_columns(rows: Sequence[Row]) -> list[Column]:
+    """Each setting over one GPU, with the parallel efficiency, and over fp64."""
+    over_one = _speedups(rows, grouping.RANKS, lambda row: row.ranks == 1)
+    over_fp64 = _speedups(rows, ("precision",), lambda row: dict(row.cell).get("precision") == "fp64")
+    shares = [speedup and speedup / row.ranks for speedup, row in zip(over_one, rows, strict=True)]
+    per_rank = Column.of("parallel_efficiency", shares, "efficiency", "{:.0%}")
+    doubts = [DOUBTFUL * (share is not None and share > formulas.DOUBTFUL_EFFICIENCY) for share in shares]
+    return [
+        Column.of("speedup", over_one, "x 1 GPU", "{:.2f}"),
+        replace(per_rank, texts=[text + doubt for text, doubt in zip(per_rank.texts, doubts, strict=True)]),
+        Column.of("speedup_fp64", over_fp64, "x fp64", "{:.2f}"),
+    ]
+
+
+def _speedups(rows: Sequence[Row], keys: Sequence[str], is_base: Callable[[Row], bool]) -> list[float | None]:
+    """Each setting over the base that is alike in all but `keys` (another number of ranks has other threads too); None
+    for a base itself, where there is none, and for parts of a setting."""
+    names = [name for name, _ in rows[0].cell]
+    varied = {name for key in keys for name in grouping.meant(key, names)}
+    varied |= {*grouping.CORES} if varied & {*grouping.RANKS} else set()
+
+    def others(row: Row) -> Cell:
+        return tuple((key, value) for key, value in row.cell if key not in varied)
+
+    bases: dict[Cell, list[Row]] = {}
+    for row in rows:
+        if row.parent is None and is_base(row):
+            bases.setdefault(others(row), []).append(row)
+
+    def speedup(row: Row) -> float | None:
+        if row.parent is not None or not (known := bases.get(others(row))):
+            return None
+        base = known[grouping.nearest(row.runs[0], [base.runs[0] for base in known])]
+        if base is row or not base.time_s or not row.time_s:
+            return None
+        return formulas.speedup(base.time_s, row.time_s)
+
+    return list(map(speedup, rows))
+
+
+def _about(rows: Sequence[Row]) -> list[Column]:
+    """Name, code and machine of each row, as far as its runs have the same."""
+    columns = [
+        Column.of("name", [row.common("name") for row in rows], shown=False),
+        Column.of("commit", [grouping.commit(row.runs[0], absent="-") for row in rows], shown=False),
+        *(
+            Column.of(name, [row.common(name) for row in rows], shown=False)
+            for name in ("hardware", "hosts", "started_at")
+        ),
+    ]
+    return [replace(column, group=ABOUT) for column in columns]
+
+
+def _details(runs: Sequence[DetailedRun | None], commands: Sequence[str | None]) -> list[Column]:
+    """Texts of opened rows, and where the files of a single run are.
+
+    Args:
+        runs: the run of each row; None for a row of several.
+    """
+
+    def below(name: str) -> list[str | None]:
+        paths = [run and run.folder / name for run in runs[:MOST_OPENED]]
+        return [str(path) if path and path.exists() else None for path in paths] + [None] * (len(runs) - len(paths))
+
+    texts = {
+        "measured by": commands,
+        "diagnosis": [run and run.diagnosis for run in runs],
+        "folder": [run and str(run.folder) for run in runs],
+        "log": below("logs/r00.log"),
+        "profile": below("profile"),
+    }
+    columns = [Column.of(name, values, code=name != "diagnosis") for name, values in texts.items()]
+    return [column for column in columns if not column.is_empty]
+
+
+def _curve(run: Run) -> list[float]:
+    """Training losses of a run, means over parts of its steps, or of its epochs where steps have none."""
+    losses = details.window_losses(run, MOST_POINTS)
+    return [value for _, value in losses or details.epoch_values(run, "train_loss")]
+
+
+def _failed(runs: Sequence[DetailedRun]) -> list[Block]:
+    """The runs that did not end ok, with their causes; their figures are left out."""
+    if not runs:
+        return []
+    statuses = [f"{number} {status}" for status, number in Counter(clean(run["status"]) for run in runs).items()]
+    title = f"{count(len(runs), 'run')} did not end ok: {', '.join(statuses)}"
+    axes = grouping.telling([run.columns for run in runs], list_runs.differing(runs))
+    columns = [
+        *(Column.of(name, [run[name] for run in runs], telling=True) for name in ("status", "cause", "name")),
+        *(
+            Column.of(key, [run[key] for run in runs], short, telling=True)
+            for key, short in grouping.short_names(axes).items()
+        ),
+        Column.of("marks", [run["marks"] for run in runs]),
+    ]
+    shown = [column for column in columns if not column.is_empty]
+    opened = _details(runs, rerun_commands.of_cells(runs))
+    return [Fold(title, [Grid("failed", "runs that did not end ok", shown, opened)])]

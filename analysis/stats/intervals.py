@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from multicard.measure.repeated_runs import CONFIDENCE, MOST_LOG, student_quantile
+from multicard.records import figures
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,20 @@ class Interval:
         """The same interval in another unit; `unit` is an increasing function."""
         low, high = (None if bound is None else unit(bound) for bound in (self.low, self.high))
         return replace(self, estimate=unit(self.estimate), low=low, high=high)
+
+
+def text(name: str, interval: Interval) -> str:
+    """A figure for a person to read: "61.2 ± 0.4", "98.1% ± 0.2", or, where the interval is wide, "61 (40 to 160)"."""
+    shown, low, high = figures.text(name, interval.estimate), interval.low, interval.high
+    if low is None or high is None or low == high:
+        return shown
+    half = (high - low) / 2
+    if half > abs(interval.estimate) / 2:
+        return f"{shown} ({figures.text(name, low)} to {figures.text(name, high)})"
+    if name.endswith("accuracy"):
+        return f"{shown} ± {100 * half:.2f}"
+    has_no_sign = figures.unit(name) in (figures.SECONDS, figures.PLAIN)
+    return f"{shown} ± {f'{half:.2g}' if has_no_sign and half < 10 else figures.text(name, half)}"
 
 
 def bonferroni(count: int) -> float:

@@ -24,7 +24,7 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 GAP = 2  # cells between two columns
 LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
-FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \(\d+%\))?")
+FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \((\d+%|[^()]+ to [^()]+)\))?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -11,10 +11,11 @@ from analysis.claims import render, verdicts
 from analysis.commands import best, compare, list_runs
 from analysis.commands.best import Limits
 from analysis.figures import draw
-from analysis.report import settings_section
+from analysis.report import runs_section
 from analysis.runs import grouping, load
 from analysis.runs.details import read as details
 from analysis.runs.load import Run
+from analysis.stats.between_runs import RepeatedRuns
 from tests.helpers import records
 
 
@@ -86,9 +87,8 @@ def test_cores_and_company_make_other_settings(change: dict[str, Any], says: str
 
 
 def speedups(runs: list[Run]) -> list[float]:
-    """Those of the report's table of settings, as far as they have one."""
-    grid = settings_section.table(settings_section.by_setting(details(runs), mix=False))
-    assert grid is not None
+    """Those of the report's table of runs, as far as they have one."""
+    grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
     (column,) = [column for column in grid.columns if column.key == "speedup"]
     return [value for value in column.values or () if value is not None]
 
@@ -142,8 +142,8 @@ def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tm
     shares = [row for row in figure.rows if row["measure"] == "efficiency" and row["of"] == "measured"]
     assert [row["signs"] for row in shares] == ["", "?", "", ""]
     assert "above 110% of the ideal" in figure.caption
-    grid = settings_section.table(settings_section.by_setting(details(runs), mix=False))
-    assert grid is not None and any("above 110%" in note for note in grid.notes)
+    grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
+    assert any("above 110%" in note for note in grid.notes)
     (efficiency,) = [column for column in grid.columns if column.key == "parallel_efficiency"]
     assert sorted(efficiency.texts) == ["-", "-", "125%?", "98%"]
     assert main(["table", "table2", str(tmp_path / "r"), "--out", str(tmp_path / "t.csv"), "--format", "csv"]) == 0

@@ -16,10 +16,11 @@ from analysis import rerun_commands
 from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
-from analysis.report import page, runs_section, settings_section
-from analysis.report.blocks import Answer, Fold, Paragraph, PlainTable, Plot, Report, Section
+from analysis.report import page, runs_section
+from analysis.report.blocks import Answer, Fold, Grid, Paragraph, PlainTable, Plot, Report, Section
 from analysis.runs import load
 from analysis.runs.details import read
+from analysis.stats.between_runs import RepeatedRuns
 from tests.helpers import records
 
 EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
@@ -95,34 +96,54 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert re.findall(r'<section id="(\w+)"', rest) == sections.split()
 
     grids = inlined(text)["grids"]
-    columns = {column["key"]: unpacked(column["texts"]) for column in grids["runs"]["columns"]}
-    assert grids["runs"]["rows"] == 11 and len(columns["total_s"]) == 11
-    assert sorted(columns["precision"]) == sorted(["fp64", "fp32", "fp16"] * 3 + ["bf16", "tf32"])
-    failed = columns["status"].index("oom")
-    assert columns["total_s"][failed] == "-"
-    details = {column["key"]: unpacked(column["texts"]) for column in grids["runs"]["details"]}
-    assert details["cause"][failed] == f"out of memory {EVIL}"
+    columns = {column["key"]: unpacked(column["texts"]) for column in grids["training"]["columns"]}
+    assert grids["training"]["rows"] == 10 and len(columns["total_s"]) == 10
+    assert sorted(columns["precision"]) == sorted(["fp64", "fp32", "fp16"] * 3 + ["tf32"])
+    failed = {column["key"]: unpacked(column["texts"]) for column in grids["failed"]["columns"]}
+    assert (failed["status"], failed["cause"]) == (["oom"], [f"out of memory {EVIL}"]) and "total_s" not in failed
+    assert "<summary>1 run did not end ok: 1 oom</summary>" in rest
     assert unpacked(grids["skipped"]["columns"][0]["texts"]) == [str(tmp_path / "grid/broken")]
 
 
-def test_the_table_of_settings_has_speedups_and_shares_of_a_step(tmp_path: Path):
+def grid_of(folder: Path) -> Grid:
+    runs = read(load.read([folder]).runs)
+    return runs_section.table(runs, RepeatedRuns(runs), mix=False)
+
+
+def test_a_row_is_a_setting_with_its_speedups_and_opens_to_its_runs(tmp_path: Path):
     phases = {"data": 0.01, "h2d": 0.0, "forward": 0.03, "backward": 0.05, "optimizer": 0.01}
     for seed in (0, 1):
         for precision, one_s in (("fp64", 300.0), ("fp32", 100.0)):
             for gpus, total_s in ((1, one_s + seed), (4, one_s / 2 + seed)):
                 record = records.vision(precision=precision, gpus=gpus, seed=seed, total_s=total_s, phases_s=phases)
-                records.write(tmp_path / f"{precision}-{gpus}-{seed}", record)
-    settings = settings_section.by_setting(read(load.read([tmp_path]).runs), mix=False)
-    assert [len(setting.runs) for setting in settings] == [2, 2, 2, 2]
-    grid = settings_section.table(settings)
-    assert grid is not None and settings_section.table([]) is None
+                steps = records.steps([0.1] * 40) | {"loss": [2.0 - step / 20 for step in range(40)]}
+                records.write(tmp_path / f"{precision}-{gpus}-{seed}", record, steps)
+    grid = grid_of(tmp_path)
     columns = {column.key: column.values or column.texts for column in grid.columns}
-    cells = list(zip(columns["setting"], columns["gpus"], strict=True))
-    one, four = cells.index(("precision=fp32", 1)), cells.index(("precision=fp32", 4))
+    assert grid.parents == [None, 0, 0, None, 3, 3, None, 6, 6, None, 9, 9]
+    texts = {column.key: column.texts for column in grid.columns}
+    assert texts["runs"] == ["2", "run 1", "run 2"] * 4
+    cells = list(zip(columns["precision"], columns["gpus"], texts["runs"], strict=True))
+    one, four, run = (cells.index(("fp32", gpus, n)) for gpus, n in ((1, "2"), (4, "2"), (4, "run 2")))
     assert columns["speedup"][four] == pytest.approx(100.5 / 50.5)  # of the means over seeds
     assert columns["parallel_efficiency"][four] == pytest.approx(100.5 / 50.5 / 4)
     assert columns["speedup_fp64"][one] == pytest.approx(300.5 / 100.5) and columns["speedup"][one] is None
-    assert columns["backward_share"] == pytest.approx([0.5] * 4) and columns["h2d_share"] == [0.0] * 4
+    assert columns["speedup"][run] is None and texts["seed"][four : run + 1] == ["-", "0", "1"]
+    assert columns["backward_share"] == pytest.approx([0.5] * 12) and columns["h2d_share"] == [0.0] * 12
+    assert re.fullmatch(r"50\.5 ± \d\.\d+", texts["total_s"][four]) and texts["total_s"][run] == "51.0"
+    assert texts["test_accuracy"][four] == "98.00%"  # in which its runs do not differ
+    assert grid.curves[one] == [] and len(grid.curves[run]) == 40 and grid.curves[run][0] > grid.curves[run][-1]
+
+
+def test_what_was_swept_stands_first_and_is_never_hidden(tmp_path: Path):
+    swept = {f"dataset__{key}": value for key, value in (("train_limit", 96), ("test_limit", 50))}
+    swept |= {"lr": 0.2, "gpus": 2, "epochs": 3, "batch_size": 8, "precision": "fp16", "strategy": "ddp_rr"}
+    for index, (key, value) in enumerate([("seed", 0), *swept.items()]):
+        records.write(tmp_path / "one" / str(index), records.vision(**{key: value}))
+    records.write(tmp_path / "other" / "0", records.vision(pin_memory=False))
+    names = [column.key for column in grid_of(tmp_path).columns if column.shown]
+    assert {*names[:8]} == {key.replace("__", ".") for key in swept} and names[8] == "total_s"
+    assert "pin_memory" not in names  # it differs between sweeps, and there is no room
 
 
 @pytest.mark.parametrize(
@@ -216,15 +237,14 @@ def test_why_nothing_is_ranked_is_said(tmp_path: Path):
         assert why in [block.text for block in section.blocks if isinstance(block, Paragraph)]
 
 
-def test_columns_are_those_of_the_list_the_figures_before_the_settings_that_tell_runs_apart(tmp_path: Path):
+def test_columns_are_those_of_the_list_first_the_settings_that_tell_runs_apart(tmp_path: Path):
     for index, (precision, lr) in enumerate((("fp32", 0.1), ("fp32", 0.2), ("fp16", 0.1))):
         records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
-    found = load.read([tmp_path])
-    grid = runs_section.grid(read(found.runs))
+    found, grid = load.read([tmp_path]), grid_of(tmp_path)
     headings = next(line for line in lines(found, found.runs, None, None) if line.startswith("precision"))
-    assert {*re.split(r"\s{2,}", headings)} < {column.key for column in grid.columns}
+    assert {*re.split(r"\s{2,}", headings)} - {"status"} < {column.key for column in grid.columns}
     shown = [column.heading for column in grid.columns if column.shown]
-    assert shown == ["status", "total s", "accuracy", "images/s", "peak memory", "precision", "lr"]
+    assert shown == ["precision", "lr", "total s", "accuracy", "images/s", "peak memory"]
     assert [column.heading for column in grid.columns if column.telling] == ["precision", "lr"]
     hidden = {column.key: column.group for column in grid.columns if not column.shown}
     assert (hidden["step_s"], hidden["gpus"], hidden["commit"]) == ("Result", "Settings", "About the run")

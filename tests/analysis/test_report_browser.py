@@ -25,8 +25,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of some 200 runs, more than are shown at first, and of texts of strangers."""
     folder = sweep(tmp_path_factory.mktemp("runs"))
     for number in range(1, 200):
-        seed = number if number > 1 else 20231121  # more than seven digits
-        records.write(folder / "seeds" / str(number), records.vision(seed=seed, total_s=1000.0 + number))
+        steps = records.steps([0.1] * 100) | {"loss": [9.0 / (1 + step) for step in range(100)]} if number < 3 else None
+        seed = number if number != 2 else 20231121  # more than seven digits
+        lr = 1e-4 * (number + (number == 1))  # the first two repeat one setting
+        records.write(folder / "rates" / str(number), records.vision(seed=seed, lr=lr, total_s=1000.0 + number), steps)
     whole = build(folder)
     sections = [section for section in whole.sections if section.name not in ("settings", "papers", "claims")]
     path = folder / "report.html"
@@ -53,23 +55,24 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_sort_filter_and_open_without_a_mouse(browser: Any, report: Path):
     view = View(browser, report)
-    assert len(view.rows()) == 50 and "210 rows" in view.page.inner_text("[data-grid=runs] .count")
+    assert len(view.rows()) == 50 and "208 rows" in view.page.inner_text("[data-grid=training] .count")
     view.sort("total s").click()
-    times = [float(text.replace(",", "")) for text in view.column("total s")]
+    times = [float(text.replace(",", "").split()[0]) for text in view.column("total s")]
     assert times == sorted(times) and times[0] == pytest.approx(100 / 4**0.9, abs=0.05)
     view.sort("total s").focus()
     view.page.keyboard.press("Enter")
     assert view.column("total s")[0] == "1,199.0"
-    assert view.page.get_attribute("[data-grid=runs] th[aria-sort=descending]", "scope") == "col"
+    assert view.page.get_attribute("[data-grid=training] th[aria-sort=descending]", "scope") == "col"
     view.page.get_by_role("button", name="Show 50 more").first.click()
     assert len(view.rows()) == 100
 
     for wanted, count in (("fp16 grid", 3), ("precision=fp64 gpus=4", 1), ("total_s>=100 totals<=250 grid", 4)):
         view.filter(wanted, count)
-    view.filter("oom", 1)
-    assert (view.column("status"), view.column("total s")) == (["oom"], ["-"])
-    view.page.locator("[data-grid=runs] .opens").click()
-    assert f"out of memory {EVIL}" in view.page.inner_text(".detail")
+    view.filter("oom", 0)
+    failed = view.page.locator("[data-grid=failed]")
+    assert not failed.is_visible()
+    view.page.get_by_text("1 run did not end ok: 1 oom").click()
+    assert f"out of memory {EVIL}" in failed.inner_text()
     view.filter("precision=fp64 gpus=1", 1)
     opener = view.page.get_by_role("button", name=re.compile("^Details: .*precision fp64")).first
     opener.focus()
@@ -83,7 +86,7 @@ def test_rows_sort_filter_and_open_without_a_mouse(browser: Any, report: Path):
         view.page.keyboard.press(key)
         assert opener.get_attribute("aria-expanded") == "false" and not view.page.locator(".detail").count()
 
-    before, box = view.headings(), view.page.locator("[data-grid=runs]").get_by_role("checkbox", name="columns")
+    before, box = view.headings(), view.page.locator("[data-grid=training]").get_by_role("checkbox", name="columns")
     box.focus()
     view.page.keyboard.press("Space")
     assert {*view.headings()} > {*before, "step_s"}
@@ -104,16 +107,58 @@ def test_a_command_is_copied_and_that_is_said(browser: Any, report: Path, clipbo
     view.page.keyboard.press("Enter")
     view.until(lambda: view.page.get_by_role("status").get_by_text("Copied").count() == 1)
     assert view.page.evaluate("document.activeElement.dataset.copy") == command
-    view.page.locator("[data-grid=runs] input[type=search]").focus()
+    view.page.locator("[data-grid=training] input[type=search]").focus()
     view.page.keyboard.press("Control+V")
-    assert command and view.page.input_value("[data-grid=runs] input[type=search]") == command
+    assert command and view.page.input_value("[data-grid=training] input[type=search]") == command
+    view.sound()
+
+
+def test_a_repeated_setting_opens_to_its_runs_with_their_losses(browser: Any, report: Path):
+    view = View(browser, report)
+    view.filter("lr=0.0002", 1)
+    assert view.column("n") == ["2"] and re.fullmatch(r"1,001.5 ± [\d.]+", view.column("total s")[0])
+    view.page.locator("[data-grid=training] .opens").press("Enter")
+    assert view.column("n") == ["2", "run 1", "run 2"] and view.column("total s")[1:] == ["1,001.0", "1,002.0"]
+    curve = view.page.get_by_role("img", name="Training loss, from 6.75 to 0.09")
+    assert curve.locator("polyline").count() == 2
+    for part in (1, 2):
+        view.page.locator("[data-grid=training] .opens").nth(part).press("Enter")
+    assert str(report.parent / "rates/2") in view.page.locator(".detail").last.inner_text()
+    assert curve.locator("polyline").count() == 4
+    view.page.locator("[data-grid=training] .opens").first.press("Enter")
+    assert view.column("n") == ["2"] and view.page.evaluate("document.activeElement.className") == "opens"
+    view.sound()
+
+
+def test_two_ticked_rows_stand_side_by_side_and_a_chart_chooses_rows(browser: Any, report: Path):
+    view = View(browser, report)
+    view.filter("grid", 9)
+    side = view.page.get_by_role("region", name="Two rows compared")
+    ticks = view.page.locator("[data-grid=training] td input")
+    for number in (0, 1, 4):  # a third takes the place of the first
+        assert side.count() == (number == 4)
+        ticks.nth(number).press("Space")
+    assert ticks.nth(4).evaluate("box => box === document.activeElement")
+    rows = [line.split("\t") for line in side.inner_text().splitlines() if "\t" in line]
+    assert rows[1] == ["precision", "fp16", "fp32", ""] and rows[2][0] == "total s" and rows[2][3] == "1.60"
+    assert "gpus" not in [row[0] for row in rows]  # in which they are the same
+    ticks.nth(4).press("Space")
+    assert side.count() == 0
+
+    view.filter("", 50)
+    folders = [str(report.parent / name) for name in ("grid/fp16-1", "rates/2")]
+    choose = "folders => document.dispatchEvent(new CustomEvent('choose', {detail: {folders}}))"
+    view.page.evaluate(choose, folders)
+    assert len(view.rows()) == 2
+    view.page.get_by_role("button", name="2 rows chosen in the chart: show all").press("Enter")
+    assert len(view.rows()) == 50 and view.page.get_by_role("button", name="chosen").count() == 0
     view.sound()
 
 
 def test_filters_compare_figures_with_their_units(browser: Any, tmp_path: Path):
     shares, sizes = (0.985, 0.991, 0.97, 0.96, 0.95, 0.94), (8e8, 1.2e10, 25_769_803_776, 9e8, 7e8, 6e8)
     for number, (share, memory_bytes) in enumerate(zip(shares, sizes, strict=True)):
-        record = records.vision(seed=number, test_accuracy=share, peak_memory_bytes={"max": int(memory_bytes)})
+        record = records.vision(lr=1 + number, test_accuracy=share, peak_memory_bytes={"max": int(memory_bytes)})
         records.write(tmp_path / str(number), record)
     page.write(tmp_path / "report.html", build(tmp_path))
     view = View(browser, tmp_path / "report.html")
@@ -152,8 +197,8 @@ def test_every_figure_is_drawn_in_the_systems_theme_and_hands_out_its_data(brows
 
     bars = view.downloaded(view.page.locator("[data-csv=bars]"), tmp_path)
     assert bars == [{key: f"{value:g}" if key != "label" else value for key, value in row.items()} for row in ROWS]
-    runs = view.downloaded(view.page.locator("[data-grid=runs] button", has_text="Download"), tmp_path)
-    assert len(runs) == 210 and {run["total_s"] for run in runs} > {"400", "1199", ""}
+    runs = view.downloaded(view.page.locator("[data-grid=training] button", has_text="Download"), tmp_path)
+    assert len(runs) == 209 and {run["total_s"] for run in runs} > {"400", "1199", "1002"}
     assert [run["seed"] for run in runs].count("20231121") == 1
     view.sound()
 
@@ -163,7 +208,7 @@ def test_print_is_light_with_every_figure_and_without_controls(browser: Any, rep
     view.page.pdf(format="A4", print_background=True)
     assert view.page.locator(".drawing svg").count() == view.page.locator(".drawing").count()
     view.page.emulate_media(media="print")
-    for control in ("nav", "[data-grid=runs] .bar", "[data-csv=bars]"):
+    for control in ("nav", "[data-grid=training] .bar", "[data-csv=bars]"):
         assert not view.page.locator(control).first.is_visible()
     assert view.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     view.sound()
@@ -175,7 +220,12 @@ def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
     browser: Any, everything: Path, width: int, scheme: str
 ):
     view = View(browser, everything, width, scheme)
-    for role, name in (("region", "Headlines"), ("region", "Table: all runs"), ("img", "Predicted against measured")):
+    for role, name in (
+        ("region", "Headlines"),
+        ("region", "Table: training runs"),
+        ("region", "Table: tuning runs"),
+        ("img", "Predicted against measured"),
+    ):
         assert view.page.get_by_role(role, name=name).count() >= 1, name
     view.draw_all()
     letters_px = view.letters_px()
@@ -184,14 +234,14 @@ def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
     marks = view.page.eval_on_selector_all("#figure-predicted .mark-symbol.role-mark path", fill)
     assert marks.count("transparent") == marks.count("#EEEEEE" if scheme == "dark" else "#1A1A1A") > 0
 
-    view.page.locator("[data-grid=runs] .opens").first.click()
+    view.page.locator("[data-grid=training] .opens").first.click()
     assert view.wider_than_their_place(".drawing") == []
     assert set(view.wider_than_their_place("main div:not(.drawing), main p, main dl, main details")) <= {"scroll"}
-    edges = "all => all.slice(0, 3).map(each => [each.innerText, each.getBoundingClientRect().right])"
-    first = dict(view.page.eval_on_selector_all("[data-grid=runs] .sort", edges))
-    assert [*first] == ["status", "total s", "accuracy"] and max(first.values()) <= width - 16
+    assert view.headings()[:2] == ["precision", "gpus"]
+    for tick in view.page.locator("[data-grid=training] td input").all()[:2]:
+        tick.check()
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
-    view.page.locator("[data-grid=runs]").get_by_role("checkbox").check()
+    view.page.locator("[data-grid=training]").get_by_role("checkbox", name="columns").check()
     found = axe.Axe().run(view.page).response  # which finds what has no name
     assert len(found["passes"]) > 25  # it looked
     severe = [rule for rule in found["violations"] if rule["impact"] in SEVERE]

@@ -43,23 +43,23 @@ class View:
 
     def rows(self) -> list[list[str]]:
         cells = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
-        return self.page.eval_on_selector_all("[data-grid=runs] tr.run", cells)
+        return self.page.eval_on_selector_all("[data-grid=training] tr.run", cells)
 
     def headings(self) -> list[str]:
-        return self.page.eval_on_selector_all("[data-grid=runs] .sort", "all => all.map(each => each.innerText)")
+        return self.page.eval_on_selector_all("[data-grid=training] .sort", "all => all.map(each => each.innerText)")
 
     def column(self, heading: str) -> list[str]:
-        place = self.headings().index(heading) + 1
+        place = self.headings().index(heading) + 2  # beside what opens a row, and what ticks it
         return [row[place] for row in self.rows()]
 
     def sort(self, heading: str) -> Any:
-        return self.page.locator("[data-grid=runs] .sort", has_text=re.compile(f"^{heading}$"))
+        return self.page.locator("[data-grid=training] .sort", has_text=re.compile(f"^{heading}$"))
 
     def filter(self, wanted: str, count: int) -> None:
         """Type a filter, and see so many rows of runs."""
-        self.page.fill("[data-grid=runs] input[type=search]", wanted)
+        self.page.fill("[data-grid=training] input[type=search]", wanted)
         shown = "rows => rows.map(row => row.innerText)"
-        rows = self.page.eval_on_selector_all("[data-grid=runs] tr.run", shown)
+        rows = self.page.eval_on_selector_all("[data-grid=training] tr.run", shown)
         assert len(rows) == count, (wanted, rows)
 
     def until(self, true: Callable[[], bool]) -> None:
