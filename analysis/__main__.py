@@ -19,7 +19,6 @@ if __name__ == "__main__":
 from analysis import cli, dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table
 from analysis.runs import load, sql
-from analysis.runs.columns import legend
 from analysis.runs.load import Found
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
@@ -83,9 +82,7 @@ def _compare(options: argparse.Namespace) -> int:
     _say(
         [
             *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
-            *compare.lines(cells, text_table.terminal_width(), options.margin),
-            *(f"warning: {line}" for line in compare.differing_circumstances(cells)),
-            *legend(run["marks"] for cell in cells for run in (*cell.a, *cell.b)),
+            *compare.table(cells, options.margin).lines(text_table.terminal_width()),
             *list_runs.skipped([*a.skipped, *(b.skipped if b is not a else [])]),
         ]
     )

@@ -64,6 +64,9 @@ class Answer:
     against: RankedSetting | None
     is_default: bool
 
+    def __repr__(self) -> str:
+        return f"{self.work}: {self.sentence}"
+
     @property
     def setting(self) -> str:
         """The recommended setting as it is typed; empty for the only one."""

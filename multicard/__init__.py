@@ -1,1 +1,23 @@
-"""Runs, measures and explains image recognition and LLM tuning on a node with several GPUs."""
+"""Runs, measures and explains image recognition and LLM tuning on a node with several GPUs.
+
+In Python, `multicard.load("multirun/first")` reads what was measured (docs/python.md).
+"""
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from analysis.notebook import Runs
+
+__version__ = "0.1.0"  # pyproject.toml reads it from here
+
+
+def load(*folders: str | PathLike[str]) -> "Runs":
+    """The runs below some folders (`multirun` without any), in the order of their paths. Records alone are read.
+
+    Raises:
+        ValueError: a folder that does not exist, no run at all, or none that could be read.
+    """
+    from analysis.notebook import read  # ranks import this package too, and need no analysis
+
+    return read(*folders)

@@ -2,9 +2,10 @@
 
 import difflib
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import NamedTuple
 
+from multicard import __version__
 from multicard.messages import say
 from multicard.ranks import interruption
 
@@ -45,7 +46,7 @@ def main(words: list[str] | None = None) -> int:
     if name in ("-h", "--help"):
         say(help_text())
     elif name == "--version":
-        say(f"multicard {metadata.version('multicard')}")
+        say(f"multicard {__version__}")
     elif name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         say(f"refused: {name}: no such command; {f'did you mean {near[0]}? ' * bool(near)}"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from analysis.runs import grouping
 from analysis.runs.columns import legend
@@ -18,9 +19,9 @@ from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
-from multicard.records import figures, text_table
+from multicard.records import figures
 from multicard.records.figures import GOALS, SECONDS
-from multicard.records.text_table import clean, in_bytes
+from multicard.records.text_table import Table, clean, in_bytes
 
 LEAST_TIMES = 1.1  # ratio of costs below which the difference is said in percent
 MOST_EQUAL = 3  # settings not told from the best that are named
@@ -172,8 +173,8 @@ class Ranking:
         return [*sentences, *([equal] if named else [])]
 
     @property
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows, without columns that have no figure."""
+    def table(self) -> Table:
+        """The ranking, without columns that have no figure, below its sentences."""
         rows = [
             {
                 "rank": str(rank),
@@ -189,12 +190,30 @@ class Ranking:
             for rank, setting in enumerate(self.settings, 1)
         ]
         headings = [name for name in rows[0] if name in self.keys or {row[name] for row in rows} - {"-", ""}]
-        return headings, [[row[name] for name in headings] for row in rows]
-
-    def lines(self, width: int | None) -> list[str]:
-        """The ranking in sentences and as a table of `width` cells; None: any."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
-        return [f"{title}: {self._named(self.best)}.", *self.others, *text_table.text(*self.table, width)]
+        above = [*([f"{self.work}:"] if self.work else []), f"{title}: {self._named(self.best)}.", *self.others]
+        return Table(headings, [[row[name] for name in headings] for row in rows], above)
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """The table's values, with units in the names of columns, and the interval of the goal's figure."""
+        column = GOALS[self.goal].name
+        intervals = [self.repeated.figure(setting.runs, column) for setting in self.settings]
+        return [
+            {
+                "work": self.work,
+                "rank": rank,
+                **{key: dict(setting.cell)[key] for key in self.keys},
+                column: setting.cost,
+                **{f"{column}_{end}": interval and getattr(interval, end) for end in ("low", "high")},
+                ACCURACY: setting.accuracy,
+                LOSS: setting.loss,
+                "n": len(setting.runs),
+                "front": setting in self.front,
+                "marks": setting.marks,
+            }
+            for rank, (setting, interval) in enumerate(zip(self.settings, intervals, strict=True), 1)
+        ]
 
     def _named(self, setting: RankedSetting) -> str:
         marks = f" [{setting.marks}]" if setting.marks else ""
@@ -241,7 +260,7 @@ def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int 
     found = _rankings(ranked, goal, mix, repeated)
     printed = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
     for ranking in found:
-        printed += [*(["", f"{ranking.work}:"] if len(found) > 1 else []), *ranking.lines(width)]
+        printed += [*([""] if len(found) > 1 else []), *ranking.table.lines(width)]
     if len(ranked) > 1 and not grouping.is_exact(runs, column):
         printed += repeated.of_column(column).described(ranked)
     return [*printed, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]

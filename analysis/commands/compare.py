@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import UNSET
 
 from analysis.runs import grouping
-from analysis.runs.columns import MARKS
+from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
@@ -29,10 +29,10 @@ from analysis.stats.between_runs import Machines, RepeatedRuns
 from multicard.config.job import count
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
-from multicard.records import figures, text_table
+from multicard.records import figures
 from multicard.records.comparable import DATA
 from multicard.records.schema import Cpu
-from multicard.records.text_table import clean
+from multicard.records.text_table import Table, clean
 
 MAX_NAMED = 6  # missing cells in a refusal
 CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
@@ -242,16 +242,36 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"
 
 
-def lines(compared: Sequence[Compared], width: int | None, margin: float = MARGIN) -> list[str]:
-    """A table of the cells, a summary, and what its figures mean."""
-    keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
+def table(compared: Sequence[Compared], margin: float = MARGIN) -> Table:
+    """A row for each cell; below, the verdicts counted, what figures mean, and what differs beside the settings."""
+    keys = _telling(compared)
     rows = [_row(cell, keys) for cell in compared]
     headings = [name for name in rows[0] if name in keys or any(row[name] not in ("-", "") for row in rows)]
-    table = text_table.text(headings, [[row[name] for name in headings] for row in rows], width)
     verdicts = Counter(cell.verdict if cell.verdict in VERDICTS.values() else "without a verdict" for cell in compared)
     counts = [f"{verdicts[verdict]} {verdict}" for verdict in (FASTER, SLOWER, SAME)]
     counts += [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict not in VERDICTS.values()]
-    return [*table, "", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared, margin)]
+    below = ["", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared, margin)]
+    below += [f"warning: {line}" for line in differing_circumstances(compared)]
+    below += legend(run["marks"] for cell in compared for run in (*cell.a, *cell.b))
+    return Table(headings, [[row[name] for name in headings] for row in rows], below=below)
+
+
+def values(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """The table's values, with units in the names of columns."""
+    keys, bounds = _telling(compared), [(cell.step and cell.step.bounds()) or (None, None) for cell in compared]
+    return [
+        {key: dict(cell.cell)[key] for key in keys}
+        | dict(zip(("a", "b"), cell.sides, strict=True))
+        | dict(zip(("a_step_s", "b_step_s"), cell.step_s, strict=True))
+        | {"ratio": cell.step and cell.step.ratio, "ratio_low": low, "ratio_high": high}
+        | {"a_runs": len(ok_runs(cell.a)), "b_runs": len(ok_runs(cell.b)), "verdict": cell.verdict}
+        for cell, (low, high) in zip(compared, bounds, strict=True)
+    ]
+
+
+def _telling(compared: Sequence[Compared]) -> list[str]:
+    """The keys that tell the cells apart."""
+    return grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
 
 
 def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:

@@ -12,7 +12,7 @@ from analysis.runs.sql import column_names, known
 from multicard.config.job import count
 from multicard.records import figures, text_table
 from multicard.records.table import ALWAYS
-from multicard.records.text_table import clean
+from multicard.records.text_table import Table, clean
 
 FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)
 ABOUT = ("name", "kind", "commit", "hardware", "hosts")  # said once, above the tables, where it is the same for all
@@ -63,19 +63,28 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
 
 
 def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
-    """A table for each kind of run, below what all of them have in common."""
+    printed = [line for table in tables(runs, limit) for line in (*table.lines(limit), "")]
+    return printed if len({run["kind"] for run in runs}) > 1 else printed[:-1]
+
+
+def tables(runs: Sequence[Run], limit: int | None = None) -> list[Table]:
+    """A table for each kind of run, below what all of them have in common.
+
+    Args:
+        limit: the width of a line in cells; None for any.
+    """
     same = {name for name in ABOUT if len(runs) > 1 and len({run[name] for run in runs}) == 1}
     common = [f"{name} {_value(name, runs[0])}" for name in ABOUT if name in same and runs[0][name] is not None]
-    printed = [f"all: {', '.join(common)}"] if common else []
-    kinds = list(dict.fromkeys(run["kind"] for run in runs))
-    for kind in kinds:
-        heading = [*([""] if kind != kinds[0] else []), f"{clean(kind)}:"] if len(kinds) > 1 else []
-        own = [run for run in runs if run["kind"] == kind]
-        printed += [*heading, *_table(own, same | ({"kind"} if heading else set()), limit)]
-    return [*printed, ""] if len(kinds) > 1 else printed
+    above = [f"all: {', '.join(common)}"] if common else []
+    by_kind = grouping.group(runs, ["kind"])
+    if len(by_kind) < 2:
+        return [_table(own, same, limit, above) for own in by_kind.values()]
+    headings = [[f"{clean(own[0]['kind'])}:"] for own in by_kind.values()]
+    headings[0] = [*above, *headings[0]]
+    return [_table(own, same | {"kind"}, limit, above) for own, above in zip(by_kind.values(), headings, strict=True)]
 
 
-def _table(runs: Sequence[Run], same: set[str], limit: int | None) -> list[str]:
+def _table(runs: Sequence[Run], same: set[str], limit: int | None, above: Sequence[str]) -> Table:
     """The table of runs of one kind, without columns in `same`, empty ones, and those that lines have no room for."""
     axes = differing(runs)
     order = ["name", "kind", *axes, "status", *FIGURES, "commit", "hardware", "hosts", "marks"]
@@ -90,7 +99,7 @@ def _table(runs: Sequence[Run], same: set[str], limit: int | None) -> list[str]:
             names.remove(name)
             dropped.append(name)
     note = [f"no room for: {', '.join(reversed(dropped))} (--columns A,B chooses)"] if dropped else []
-    return [*text_table.text(names, _rows(names, cells), limit), *note]
+    return Table(names, _rows(names, cells), above, note)
 
 
 def _rows(names: Sequence[str], cells: dict[str, list[str]]) -> list[tuple[str, ...]]:

@@ -73,6 +73,22 @@ def write(
     unknown = [suffix for suffix in formats if suffix not in FORMATS]
     if unknown:
         raise ValueError(f"--format: no {', '.join(unknown)}; there are {', '.join(FORMATS)}")
+    figures, unmeasured = make(name, runs, mix, whole)
+    lines = []
+    for figure in figures:
+        paths = [out / f"{figure.name}.{suffix}" for suffix in formats]
+        for path in paths:
+            save(figure, path)
+        lines.append(f"{' '.join(map(str, paths))}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
+    return [*lines, *unmeasured, *legend(figure.marks for figure in figures)]
+
+
+def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False) -> tuple[list[Figure], list[str]]:
+    """The figures of a name, and a line for each experiment that was not measured; see `write`.
+
+    Raises:
+        ValueError: no such figure, or nothing to draw.
+    """
     names = [*experiments.names(), *GENERAL]
     if name not in (ALL, *names):
         raise ValueError(f"no figure {name}; there are {ALL}, {', '.join(names)}")
@@ -93,13 +109,7 @@ def write(
         if not figures:
             rest = f" (nor any of {count(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
             raise ValueError(unmeasured[0] + rest)
-    lines = []
-    for figure in figures:
-        paths = [out / f"{figure.name}.{suffix}" for suffix in formats]
-        for path in paths:
-            save(figure, path)
-        lines.append(f"{' '.join(map(str, paths))}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
-    return [*lines, *unmeasured, *legend(figure.marks for figure in figures)]
+    return figures, unmeasured
 
 
 def _lacking(experiment: Experiment, panels: Sequence[Panel]) -> str:

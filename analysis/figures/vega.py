@@ -110,6 +110,9 @@ def theme(name: str) -> Spec:
     }
 
 
+ON_WHITE = theme("light") | {"background": "white"}
+
+
 def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
     """Lines no longer than the figure is wide: Vega does not wrap text."""
     return [part for line in lines for part in textwrap.wrap(clean(line), letters) or [""]]
@@ -141,6 +144,13 @@ def cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
     return alt.Scale(domain=list(domain), range=[values[index % len(values)] for index in range(len(domain))])
 
 
+def chart(figures: Sequence[Figure]) -> alt.VConcatChart:
+    """Figures below one another on white, as a chart that Altair shows in a notebook."""
+    parts = [figure.spec | {"data": {"values": figure.data}} for figure in figures]
+    inner = [{key: value for key, value in part.items() if key not in ("$schema", "datasets")} for part in parts]
+    return alt.VConcatChart.from_dict({"vconcat": inner, "config": ON_WHITE})
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure on white, in the format of the path's suffix; the file is complete or absent.
 
@@ -150,8 +160,7 @@ def save(figure: Figure, path: Path) -> None:
     suffix = path.suffix.removeprefix(".")
     if suffix not in FORMATS:
         raise ValueError(f"{path}: a figure is written as .{', .'.join(FORMATS)}")
-    config = theme("light") | {"background": "white"}
     scale = {"scale": PNG_SCALE} if suffix == "png" else {}
-    content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(figure.spec, config=config, **scale)
+    content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(figure.spec, config=ON_WHITE, **scale)
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -5,7 +5,7 @@ A record that is broken, cut off or written by a newer version is named and left
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ class Run:
     """
 
     folder: Path
-    columns: dict[str, Any]
-    prediction: Prediction | None = None
+    columns: dict[str, Any] = field(repr=False)
+    prediction: Prediction | None = field(default=None, repr=False)
 
     def __getitem__(self, column: str) -> Any:
         """The value of a column; None where the run has none."""

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -39,7 +39,9 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
     names = column_names(runs)
     order = ", ".join([*([] if sort is None else _order(sort, names)), f'"{ROW}"'])
     with duckdb.connect(":memory:", config=OPTIONS) as database:
-        table = database.from_arrow(_table(runs, _mentioned(f"{where or ''} {order}", names)))
+        mentioned = as_arrow([run.columns for run in runs], _mentioned(f"{where or ''} {order}", names))
+        numbers = pa.array(range(len(runs)), pa.int64())
+        table = database.from_arrow(pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]))
         try:  # `filter` takes one expression, and no other query or statement after it
             rows = (table if where is None else table.filter(where)).order(order).project(f'"{ROW}"').fetchall()
         except duckdb.Error as error:
@@ -86,9 +88,9 @@ def _mentioned(text: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name.casefold() in text]
 
 
-def _table(runs: Sequence[Run], names: Sequence[str]) -> pa.Table:
-    data = {name: _array([run.columns.get(name) for run in runs]) for name in names}
-    return pa.table({**data, ROW: pa.array(range(len(runs)), pa.int64())})
+def as_arrow(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Table:
+    """Rows as a table of these columns; null where a row lacks one."""
+    return pa.table({name: _array([row.get(name) for row in rows]) for name in names})
 
 
 def _array(values: list[Any]) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -9,6 +10,9 @@ import numpy as np
 from multicard.measure import formulas
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.schema_parts import Segment, Statistics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STEPS = "steps.parquet"
 COLUMNS = ("epoch", "rank", "step", "step_s")
@@ -32,13 +36,30 @@ def step_times_s(folder: Path) -> np.ndarray:
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
+    table = _read(folder, COLUMNS)
+    return formulas.step_times_s(*(table[name].to_numpy() for name in COLUMNS))
+
+
+def table(folder: Path, record: AnyRecord) -> "pa.Table":
+    """steps.parquet (docs/record.md), a row for each step of each rank; `warmup` is true where statistics leave it out.
+
+    Raises:
+        ValueError: steps.parquet is absent or broken.
+    """
+    rows = _read(folder)
+    epoch, step = (rows[name].to_numpy().astype(int) for name in ("epoch", "step"))
+    number = epoch * (step.max(initial=0) + 1) + step
+    return rows.append_column("warmup", [warmup(record, number.max(initial=-1) + 1)[number]])
+
+
+def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = folder / STEPS
     try:
-        table = pq.read_table(path, columns=list(COLUMNS))
-        return formulas.step_times_s(*(table[name].to_numpy() for name in COLUMNS))
+        rows = pq.read_table(path, columns=columns and [*columns])
+        return rows.select([*COLUMNS, *(name for name in rows.column_names if name not in COLUMNS)])
     except (OSError, pa.ArrowException, KeyError) as error:
         raise ValueError(f"{path}: no steps can be read ({str(error).splitlines()[0]})") from None
 

@@ -12,9 +12,10 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from html import escape
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -26,6 +27,29 @@ LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
 FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \((\d+%|[^()]+ to [^()]+)\))?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Table(NamedTuple):
+    """Headings and rows of text, with the lines above and below them."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    above: Sequence[str] = ()
+    below: Sequence[str] = ()
+
+    def lines(self, width: int | None) -> list[str]:
+        return [*self.above, *text(self.headings, self.rows, width), *self.below]
+
+    def html(self) -> str:
+        """As notebooks show it; nothing of a line or a cell is markup."""
+        head, *body = [list(map(clean, row)) for row in (self.headings, *self.rows)]
+        table = _tabulate(head, body, alignment(self.headings, self.rows), "html")
+        return "\n".join([*paragraphs(self.above), table, *paragraphs(self.below)])
+
+
+def paragraphs(lines: Sequence[str]) -> list[str]:
+    """Lines as HTML in which nothing is markup."""
+    return [f"<p>{escape(clean(line))}</p>" for line in lines if line]
 
 
 def text(

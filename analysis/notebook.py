@@ -1,0 +1,194 @@
+"""Runs in Python and in notebooks: what `multicard.load` returns.
+
+Methods are the commands of `python -m analysis`, with their arguments and their refusals (as ValueError). What they
+return prints as the command does, shows tables in a notebook, and gives its values as Arrow or pandas. Units are in the
+names of columns: seconds (`_s`), bytes (`_bytes`), joules; accuracies and shares are from 0 to 1.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from analysis import cli
+from analysis.answers import Answer, answers
+from analysis.commands import best, compare, list_runs
+from analysis.runs import load, sql
+from analysis.runs.columns import legend
+from analysis.runs.load import Found, Run
+from multicard.measure.repeated_runs import MARGIN
+from multicard.records import steps, text_table
+from multicard.records.figures import GOALS
+from multicard.records.text_table import Table
+
+if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
+
+
+@dataclass(repr=False, eq=False)
+class Shown:
+    """What a command shows: lines for a terminal of some width, tables, and the notes below them; and the values."""
+
+    lines: Callable[[int | None], list[str]]
+    tables: Callable[[], Iterable[Table]]
+    notes: Sequence[str]
+    values: Sequence[Mapping[str, Any]]
+
+    def to_arrow(self) -> pa.Table:
+        """The values, typed; null where there is none."""
+        return sql.as_arrow(self.values, list(dict.fromkeys(name for row in self.values for name in row)))
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """The values, typed; NaN or None where there is none."""
+        return self.to_arrow().to_pandas()
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines(text_table.terminal_width()))
+
+    def _repr_html_(self) -> str:
+        return "\n".join([*(table.html() for table in self.tables()), *text_table.paragraphs(self.notes)])
+
+
+class Runs(Shown):
+    """Runs, each with its columns (`runs[0]["total_s"]`): those that `python -m analysis list --csv` writes."""
+
+    def __init__(self, found: Found) -> None:
+        self.found, skipped = found, list_runs.skipped(found.skipped)
+        super().__init__(
+            lambda width: [*list_runs.lines(found, found.runs, None, width), *skipped],
+            lambda: list_runs.tables(found.runs),
+            [*legend(run["marks"] for run in found.runs), *skipped],
+            [run.columns for run in found.runs],
+        )
+
+    def __len__(self) -> int:
+        return len(self.found.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.found.runs)
+
+    def __getitem__(self, index: int) -> Run:
+        return self.found.runs[index]
+
+    def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
+        """The runs for which an SQL expression over their columns is true: `"gpus>=2 and precision='fp16'"`.
+
+        Args:
+            sort: the order: `"gpus, total_s desc"`.
+
+        Raises:
+            ValueError: an expression that SQL or the columns do not allow.
+        """
+        return Runs(Found(sql.select(self.found.runs, condition, sort), []))
+
+    def best(
+        self,
+        goal: str = "time",
+        accuracy: float | str | None = None,
+        memory: float | str | None = None,
+        gpus: int | None = None,
+        mix: bool = False,
+    ) -> Shown:
+        """Settings that did the same work, by the least time, memory or energy of the whole run.
+
+        Args:
+            goal: "time", "memory" or "energy".
+            accuracy: the least test accuracy: 0.99 or "99%".
+            memory: the most memory of a GPU: "80GB", "80GiB" or bytes.
+            gpus: the most GPUs, on all nodes together.
+            mix: rank, and average, runs of several commits or machines together.
+
+        Raises:
+            ValueError: an argument that is no such value, or nothing can be ranked, with the reason.
+        """
+        if goal not in GOALS:
+            raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
+        size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
+        limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
+        arguments = self.found.runs, goal, limits, mix
+        rankings = best.rankings(*arguments)
+        return Shown(
+            lambda width: best.lines(*arguments, width),
+            lambda: [ranking.table for ranking in rankings],
+            legend(run["marks"] for ranking in rankings for run in ranking.runs),
+            [row for ranking in rankings for row in ranking.values],
+        )
+
+    def answers(self, mix: bool = False) -> list[Answer]:
+        """What to run for each workload (`answer.sentence`), the one that was measured last first.
+
+        Args:
+            mix: rank, and average, runs of several commits or machines together.
+        """
+        return answers(self.found.runs, mix)
+
+    def compare(
+        self,
+        other: "Runs | str | PathLike[str] | None" = None,
+        by: str | None = None,
+        common: bool = False,
+        mix: bool = False,
+        margin: float | str = MARGIN,
+    ) -> Shown:
+        """This sweep (A) and another (B) cell by cell, by the mean time of a step.
+
+        Args:
+            other: runs, or their folder; without it, values of `by` are compared within these runs.
+            by: keys that differ on purpose: "layout" or "layout,gpus".
+            common: leave out cells that only one side has.
+            mix: average runs of several commits or machines in a cell.
+            margin: the difference up to which two cells are equal: 0.05 or "5%".
+
+        Raises:
+            ValueError: sweeps that did different work, cells that only one has, runs that must not be averaged.
+        """
+        keys, share = _parsed("by", cli.names, by) or [], _parsed("margin", cli.share, margin)
+        b = self if other is None else other if isinstance(other, Runs) else read(other)
+        cells = compare.compare(self.found.runs, b.found.runs, keys, common, mix, share)
+        table = compare.table(cells, share)
+        return Shown(table.lines, lambda: [table], [], compare.values(cells))
+
+    def steps(self, run: Run | int) -> "pd.DataFrame":
+        """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its phases as far as they
+        are known) and whether it belongs to the warm-up that means leave out.
+
+        Raises:
+            ValueError: the run has no steps that can be read.
+        """
+        run = self[run] if isinstance(run, int) else run
+        return steps.table(run.folder, run.record()).to_pandas()
+
+    def figure(self, name: str = "trade_off", mix: bool = False) -> "alt.VConcatChart":
+        """The figures of a name as `python -m analysis figure` draws them, below one another, as a chart of Altair.
+
+        Args:
+            name: an experiment, "losses", "phases", "efficiency", "trade_off", "timelines" or "predicted".
+
+        Raises:
+            ValueError: no such figure, or nothing to draw.
+        """
+        from analysis.figures import draw, vega  # altair, which takes a second
+
+        return vega.chart(draw.make(name, self.found.runs, mix)[0])
+
+
+def read(*folders: str | PathLike[str]) -> Runs:
+    """See `multicard.load`."""
+    return Runs(load.read([Path(folder) for folder in folders or ("multirun",)]))
+
+
+def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -> Any:
+    """A value as the command line reads it.
+
+    Raises:
+        ValueError: it is no such value.
+    """
+    try:
+        return None if value is None else parse(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -1,0 +1,121 @@
+"""`multicard.load`: runs in Python and in notebooks."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multicard
+from analysis.__main__ import main
+from analysis.notebook import Runs
+from tests.goldens import freeze
+from tests.helpers import notebook, records
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("notebook")
+    freeze.make_records(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
+    return multicard.load(folder / "before")
+
+
+def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Path, tmp_path: Path):
+    assert main(["list", str(folder / "before"), "--csv", str(tmp_path / "runs.csv")]) == 0
+    rows, frame = list(csv.DictReader((tmp_path / "runs.csv").open())), runs.to_pandas()
+    assert [*frame.columns] == [*rows[0]] and len(frame) == len(rows) == len(runs)
+    assert (frame.gpus.dtype, frame.total_s.dtype, frame.pin_memory.dtype) == ("int64", "float64", "bool")
+    assert frame.total_s.tolist() == [float(row["total_s"]) for row in rows] == [run["total_s"] for run in runs]
+    assert frame.compile_s.isna().all()
+    some = runs.where("gpus>=2 and precision='fp16'", sort="total_s desc")
+    assert [run["seed"] for run in some] == some.to_arrow()["seed"].to_pylist() and len(some) == 3
+    assert some[0]["total_s"] > some[1]["total_s"] and some[-1]["gpus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "show"),
+    [
+        ("list {0}/before", lambda runs, _: runs),
+        ("best {0}/before --goal time", lambda runs, _: runs.best()),
+        (
+            "best {0}/before --goal memory --accuracy 99% --memory 80GB --gpus 4",
+            lambda runs, _: runs.best("memory", accuracy=0.99, memory=80e9, gpus=4),
+        ),
+        ("best {0} --goal time", lambda _, folder: multicard.load(folder).best()),  # several works
+        ("compare {0}/before {0}/after --margin 1%", lambda runs, folder: runs.compare(folder / "after", margin="1%")),
+        ("compare {0}/before --by precision", lambda runs, _: runs.compare(by="precision")),
+    ],
+)
+def test_what_is_returned_prints_as_the_command_does_and_shows_its_tables(
+    words: str, show: Callable[[Runs, Path], Any], runs: Runs, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(words.format(folder).split()) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line[:2] not in ("A:", "B:", "A,")]
+    shown = show(runs, folder)
+    assert repr(shown).splitlines() == printed
+    assert shown._repr_html_().count("<tr>") == len(shown.values) + shown._repr_html_().count("<table>")
+    assert len(shown.to_pandas()) == len(shown.values)
+
+
+def test_values_have_intervals_and_units(runs: Runs):
+    first = runs.best(gpus=1).to_arrow().to_pylist()[0]
+    assert first["rank"] == 1 and first["total_s_low"] < first["total_s"] < first["total_s_high"] and first["n"] == 3
+    assert {"precision", "test_accuracy", "front", "marks"} <= first.keys()
+    compared = runs.compare(by="gpus").to_pandas()
+    assert (compared.ratio_low < compared.ratio).all() and (compared.b_step_s < compared.a_step_s).all()
+    assert compared.verdict.tolist() == ["faster", "faster"] and compared.a_runs.tolist() == [3, 3]
+
+
+def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
+    steps = runs.steps(0)
+    assert steps.columns[:4].tolist() == ["epoch", "rank", "step", "step_s"] and steps.warmup.sum() == 1
+    assert steps[~steps.warmup].step_s.mean() == pytest.approx(runs[0]["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "refusal"),
+    [
+        (lambda _: multicard.load("absent"), "absent is no folder"),
+        (lambda runs: runs.where("gpus>"), "--where: "),
+        (lambda runs: runs.where("cards>1"), '--where: no column "cards"'),
+        (lambda runs: runs.best("speed"), "goal=speed: choose one of time, memory, energy"),
+        (lambda runs: runs.best(accuracy=99), "accuracy: 99 is no share; write 5% or 0.05"),
+        (lambda runs: runs.best(memory="80"), "memory: 80 is no size; write 80GB or 80GiB"),
+        (lambda runs: runs.best(gpus=0), "gpus: 0 is no number of GPUs"),
+        (lambda runs: runs.compare(), "B is missing"),
+        (lambda runs: runs.compare(by="a,"), "by: 'a,' has an empty name"),
+        (lambda runs: runs.figure("absent"), "no figure absent; there are "),
+    ],
+)
+def test_a_refusal_is_a_value_error_in_the_words_of_the_command(ask: Callable[[Runs], Any], refusal: str, runs: Runs):
+    with pytest.raises(ValueError) as raised:
+        ask(runs)
+    assert str(raised.value).startswith(refusal)
+
+
+def test_a_notebook_shows_names_as_text(tmp_path: Path):
+    names = ["<script>alert(1)</script>", "b"]
+    runs = multicard.load(records.write_all(tmp_path, *(records.vision(hardware=name) for name in names)))
+    assert "&lt;script&gt;" in runs._repr_html_() and "<script>" not in runs._repr_html_()
+
+
+def test_figures_of_several_works_are_one_chart(folder: Path):
+    chart = multicard.load(folder / "before", folder / "papers").figure("losses")
+    shown = chart.to_dict()["vconcat"]
+    assert len(shown) > 1 and len({json.dumps(part["data"]) for part in shown}) == len(shown)
+
+
+def test_the_worked_notebook_gives_its_outputs():
+    stored = json.loads(notebook.NOTEBOOK.read_text())
+    for cell, anew in zip(stored["cells"], notebook.carried_out(stored)["cells"], strict=True):
+        for outputs in (cell.get("outputs", []), anew.get("outputs", [])):
+            for output in outputs:
+                output.get("data", {}).pop("image/svg+xml", None)  # whose letters are as wide as the machine's fonts
+        assert anew == cell, "".join(cell["source"])
