@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from analysis import cli
-from analysis.answers import Answer, answers
 from analysis.commands import best, compare, list_runs
 from analysis.runs import load, sql
 from analysis.runs.columns import legend
@@ -28,6 +27,8 @@ from multicard.records.text_table import Table
 if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
+
+    from analysis.answers import Answer
 
 
 @dataclass(repr=False, eq=False)
@@ -119,12 +120,14 @@ class Runs(Shown):
             [row for ranking in rankings for row in ranking.values],
         )
 
-    def answers(self, mix: bool = False) -> list[Answer]:
+    def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.
 
         Args:
             mix: rank, and average, runs of several commits or machines together.
         """
+        from analysis.answers import answers  # and Parquet's file systems, which take a tenth of a second
+
         return answers(self.found.runs, mix)
 
     def compare(

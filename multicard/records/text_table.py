@@ -44,6 +44,7 @@ class Table(NamedTuple):
         """As notebooks show it; nothing of a line or a cell is markup."""
         head, *body = [list(map(clean, row)) for row in (self.headings, *self.rows)]
         table = _tabulate(head, body, alignment(self.headings, self.rows), "html")
+        table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)  # notebooks align to the right otherwise
         return "\n".join([*paragraphs(self.above), table, *paragraphs(self.below)])
 
 
