@@ -19,13 +19,13 @@ from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import LOSS_APART
 from multicard.config.job import count
-from multicard.measure.repeated_runs import Ratio
+from multicard.measure.repeated_runs import CONFIDENCE, Ratio
 from multicard.records import figures
 from multicard.records.comparable import MARKS
-from multicard.records.text_table import first_few
+from multicard.records.text_table import capital, first_few
 
 TIME, ENERGY = "total_s", "energy_joules"
-LEAST_STEPS = 10  # measured steps, below which a run is too short to tell
+LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 NOTABLE = 0.05  # relative difference of memory and energy that is said
 MOST_OTHERS = 3  # alternatives that are named
 TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
@@ -100,19 +100,25 @@ class Answer:
         return [mark.meaning.partition(":")[0] for mark in MARKS if mark.sign in signs]
 
     @property
-    def sentence(self) -> str:
-        """The recommendation, how sure it is, what it costs, and its doubts."""
+    def statement(self) -> str:
+        """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
+        return ", ".join([self._lead, *self._costs]) + failings
+
+    @property
+    def sentence(self) -> str:
+        """The statement with what the marks of its runs say."""
         marks = f" [{'; '.join(self.marks)}]" if self.marks else ""
-        return f"{', '.join([self._lead, *self._costs])}{failings}{marks}."
+        return f"{self.statement}{marks}."
 
     @property
     def evidence(self) -> str:
         """How sure it is: the 95 % interval, where any setting was repeated, and the number of runs."""
         counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
-        runs = f"n={' and '.join(map(str, dict.fromkeys(counts)))}" if {*counts} != {1} else "one run each"
+        each = "one run each" if {*counts} == {1} else f"{counts[0]} runs each"
+        runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
         bounds = self.speedup.bounds() if self.speedup is not None and self.speedup.repeated else None
-        return f"{bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds is not None else runs
+        return f"{bounds[0]:.2f} to {bounds[1]:.2f} at {CONFIDENCE:.0%}, {runs}" if bounds is not None else runs
 
     @property
     def compared_with(self) -> str:
@@ -168,6 +174,18 @@ class Answer:
             values = [of_setting(one.runs, column) for one in (best, other)]
             if all(values) and abs((values[0] or 0) / (values[1] or 1) - 1) > NOTABLE:
                 yield f"{(values[0] or 0) / (values[1] or 1):.2g}x the {name}"
+
+    @property
+    def takes(self) -> str:
+        """Time, memory and energy of the setting."""
+        runs = self.best.runs
+        ranks = count(self.best.gpus, "CPU rank" if runs[0]["cpu_ranks"] else "GPU")
+        texts = [f"{figures.text(TIME, self.best.cost)} s on {ranks}"]
+        memory, energy = (of_setting(runs, column) for column in (MEMORY, ENERGY))
+        fullest = " on the fullest" * (self.best.gpus > 1)
+        texts += [f"{figures.text(MEMORY, memory)} of memory{fullest}"] if memory else []
+        texts += [figures.text(ENERGY, energy)] if energy else []
+        return ", ".join(texts)
 
     @property
     def others(self) -> list[str]:
@@ -313,7 +331,3 @@ def name_of(run: Run) -> str:
     size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
     model, dataset = (figures.text("", run[name]) for name in ("model", "dataset"))
     return f"{grouping.kind(run['kind'])}: {model} on {dataset}{size}"
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -24,6 +24,12 @@ def of_sweeps(runs: Iterable[Run]) -> list[str]:
     return [command for command in commands if command is not None]
 
 
+def experiments_of(runs: Iterable[Run]) -> set[str]:
+    """The experiments that the last commands of the runs' sweeps name."""
+    names = {(_overrides(run) or {}).get("experiment", "=").removeprefix("=") for run in runs}
+    return names - {"", "null"}
+
+
 def of_cells(runs: Sequence[Run]) -> list[str | None]:
     """The command that measures the cell of each run again; None where Hydra left none, or it does not say which cell.
 

@@ -263,12 +263,12 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
         return []
     made: list[Figure] = []
     for ranking in ranked:
-        figure = _draw(ranking, numbered("trade_off", len(made)))
+        figure = trade_off_of(ranking, numbered("trade_off", len(made)))
         made += [figure] if figure is not None else []
     return made
 
 
-def _draw(ranking: Ranking, name: str) -> Figure | None:
+def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     """Settings as points, coloured and shaped by the first two columns that have few values."""
     group = SettingGroup({ranking.label(one): one.runs for one in ranking.settings}, ranking.keys, work=ranking.work)
     values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from analysis import claims, experiments
-from analysis.claims import render
+from analysis.answers import answers
 from analysis.figures import vega
 from analysis.report import (
+    answer_section,
     expected_section,
     gaps_section,
-    overview_section,
+    machine_section,
     page,
     papers_section,
     runs_section,
     settings_section,
 )
-from analysis.report.blocks import Answer, Report
+from analysis.report.blocks import Report
 from analysis.runs import details, load
 from analysis.runs.columns import MARKS
 from analysis.runs.load import Found
@@ -58,8 +59,8 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     report = build(found, title or _title(folders), mix, expected_section.read_plans(folders))
     size_bytes = page.write(path, report)
-    top = [block for block in report.blocks() if isinstance(block, Answer) and block.headline]
-    return "\n".join([*map(overview_section.finding, top), f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
+    found_out = [answer.sentence for answer in answers(found.runs, mix)[:1]]
+    return "\n".join([*found_out, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
 
 
 def default_path(folders: Sequence[Path]) -> Path:
@@ -84,21 +85,21 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
     verdicts = claims.judge(runs, mix)
     sections = [
-        overview_section.answers(runs, mix, render.summary(verdicts)),
-        overview_section.machines(runs),
+        answer_section.section(answers(runs, mix), runs),
         runs_section.section(runs, mix),
         settings_section.section(runs),
         expected_section.predictions_section(runs),
         expected_section.plans_section(plans),
         papers_section.section(runs, panels),
-        papers_section.claims_section(verdicts),
+        papers_section.claims_section(verdicts, runs),
         gaps_section.section(runs, found.skipped, panels),
+        machine_section.section(runs),
     ]
     return Report(
         title,
         timestamp(),
         _summary(found),
-        overview_section.warnings(runs),
+        machine_section.warnings(runs),
         {mark.sign: mark.meaning for mark in MARKS if any(run[mark.column] for run in runs)},
         [section for section in sections if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},

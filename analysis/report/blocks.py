@@ -1,11 +1,12 @@
 """Blocks of a report as plain data: sections of paragraphs, tables, figures and claims, which `page` writes as HTML."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.figures.vega import Figure
 from multicard.records import figures
+from multicard.records.text_table import capital
 
 EMPTY = frozenset({"-", ""})
 
@@ -35,23 +36,19 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of an answer: its name, a figure with its marks, what is typed for it, and a note."""
+class Recommendation:
+    """What to run for one workload, in large letters, and beside it a chart of its settings.
 
-    name: str
-    figure: str = ""
-    setting: str = ""
-    note: str = ""
-    marks: str = ""
+    statement: a sentence without its full stop. doubts: what the marks of its runs say. setting: what is typed for it.
+    facts: a name, a sentence and a command, which may be empty. blocks: the chart.
+    """
 
-
-@dataclass(frozen=True)
-class Answer:
-    """Answers of the runs about one workload, or about all. headline: shown in large letters."""
-
-    title: str
-    lines: Sequence[Line]
-    headline: bool = False
+    work: str
+    statement: str
+    doubts: Sequence[str]
+    setting: str
+    facts: Sequence[tuple[str, str, str]]
+    blocks: "Sequence[Plot]"
 
 
 @dataclass(frozen=True)
@@ -137,24 +134,28 @@ class Fold:
     blocks: "Sequence[Block]"
 
 
-Block = Paragraph | Heading | Facts | Answer | PlainTable | Grid | Plot | Fold
+Block = Paragraph | Heading | Facts | Recommendation | PlainTable | Grid | Plot | Fold
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the report, with the question it answers."""
+    """A section of the report, with the question it answers.
+
+    line: what it holds in a few words, under which it is folded away; empty: it is shown.
+    """
 
     name: str
     title: str
     question: str
     blocks: Sequence[Block]
+    line: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
     """The whole report.
 
-    warnings: a mark's sign and what it says of some or all runs, shown first. legend: each sign's meaning.
+    warnings: a mark's sign and what it says of some or all runs. legend: each sign's meaning.
     themes: Vega's configuration for a `light` and a `dark` page.
     """
 
@@ -175,5 +176,10 @@ class Report:
 def _unfolded(blocks: Sequence[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
-        if isinstance(block, Fold):
+        if isinstance(block, Fold | Recommendation):
             yield from _unfolded(block.blocks)
+
+
+def sentences(lines: Iterable[str]) -> str:
+    """Lines for a terminal as sentences."""
+    return " ".join(f"{capital(line).rstrip('.')}." for line in lines)

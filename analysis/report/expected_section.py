@@ -7,8 +7,7 @@ from typing import Any
 from analysis.commands import predictions
 from analysis.figures import timelines
 from analysis.figures.predictions import predicted
-from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section
-from analysis.report.overview_section import sentences
+from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section, sentences
 from analysis.runs.load import Run
 from multicard.records import run_folder
 

@@ -18,8 +18,8 @@ from analysis.report.blocks import (
     PlainTable,
     Plot,
     Section,
+    sentences,
 )
-from analysis.report.overview_section import sentences
 from analysis.runs.load import Run
 from multicard.config.job import count
 from papers import printed
@@ -45,7 +45,9 @@ def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]
             command = f"python -m analysis table {experiment.name} --all"
             blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
     question = "Do the papers' tables and figures look alike here?"
-    return Section("papers", "Compared with the papers", question, [*blocks, _data_sets(runs)])
+    known = sum(bool(filled) for _, filled in panels)
+    line = f"runs of {known} of {count(len(panels), 'experiment')}" if not rerun_commands.experiments_of(runs) else ""
+    return Section("papers", "Compared with the papers", question, [*blocks, _data_sets(runs)], line)
 
 
 def _is_full(panel: Panel) -> bool:
@@ -68,15 +70,16 @@ def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
     return [*blocks, PlainTable(own.title, own.headings, own.texts, own.notes, commands)]
 
 
-def claims_section(verdicts: Sequence[Verdict]) -> Section:
-    """The claims that these runs test, and the others folded away."""
+def claims_section(verdicts: Sequence[Verdict], runs: Sequence[Run]) -> Section:
+    """The claims that these runs test, and the others folded away; all of them where the runs are of no experiment."""
     tested = [verdict for verdict in verdicts if verdict.figures]
     untested = [verdict for verdict in verdicts if not verdict.figures]
     blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True)]
     blocks += [_claims("claims", tested)] if tested else []
     if untested:
         blocks.append(Fold(f"{count(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)]))
-    return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks)
+    line = f"{len(tested)} of {count(len(verdicts), 'claim')} tested" if not rerun_commands.experiments_of(runs) else ""
+    return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks, line)
 
 
 def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:

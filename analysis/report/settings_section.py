@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis import rerun_commands
 from analysis.commands import list_runs
-from analysis.figures.setting_charts import efficiency, losses, phases, trade_off
+from analysis.figures.setting_charts import efficiency, losses, phases
 from analysis.report.blocks import Block, Column, Grid, Heading, Paragraph, Plot, Section
 from analysis.runs import grouping
 from analysis.runs.details import DetailedRun
@@ -27,7 +27,7 @@ def section(runs: Sequence[DetailedRun]) -> Section:
     """The figures of each subsection, then the profiles."""
     commands, metrics = rerun_commands.of_sweeps(runs)[:MOST_COMMANDS], profiles(runs)
     blocks: list[Block] = []
-    charts = {"Scaling": [*efficiency(runs), *trade_off(runs)], "A step": phases(runs), "Learning": losses(runs)}
+    charts = {"Scaling": efficiency(runs), "A step": phases(runs), "Learning": losses(runs)}
     for title, drawn in charts.items():
         plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
         blocks += [Heading(title), *plots] if plots else []

@@ -134,6 +134,11 @@ def cut(line: str, width: int | None) -> str:
     return line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + CUT
 
 
+def capital(content: str) -> str:
+    """`content` with its first letter in upper case, the rest as it is."""
+    return content[:1].upper() + content[1:]
+
+
 def first_few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first of some texts: "a, b and 3 more"."""
     rest = f" and {len(texts) - most} more" if len(texts) > most else ""

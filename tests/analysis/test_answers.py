@@ -78,8 +78,8 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
     each = [run(gpus=gpus, total_s=time_s, repetition=n % 3 + 1) for n, (gpus, time_s) in enumerate(times)]
     found = answer(tmp_path, *each)
     assert found.is_told
-    assert found.evidence.endswith(", n=3")
-    low, _, high = found.evidence.partition(",")[0].split()
+    assert found.evidence.endswith(" at 95%, 3 runs each")
+    low, _, high = found.evidence.split()[:3]
     assert 1.6 < float(low) < 101 / 60.5 < float(high) < 1.75
 
 

@@ -17,7 +17,7 @@ from analysis.__main__ import main
 from analysis.commands.list_runs import lines
 from analysis.figures.vega import Figure
 from analysis.report import page, runs_section
-from analysis.report.blocks import Answer, Fold, Grid, Paragraph, PlainTable, Plot, Report, Section
+from analysis.report.blocks import Fold, Grid, Paragraph, PlainTable, Plot, Recommendation, Report, Section
 from analysis.runs import load
 from analysis.runs.details import read
 from analysis.stats.between_runs import RepeatedRuns
@@ -92,7 +92,7 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert escape(EVIL).replace("&#x27;", "&#39;") in rest  # whole, as text
     quoted = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
     assert not set("<>&") & set(quoted) and json.loads(quoted) == {"a": "</script><!--&", "b": [None]}
-    sections = "answers machine runs settings papers claims gaps others"
+    sections = "answers runs settings papers claims gaps machine others"
     assert re.findall(r'<section id="(\w+)"', rest) == sections.split()
 
     grids = inlined(text)["grids"]
@@ -189,7 +189,7 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
     sweep(tmp_path)
     assert main(["report", str(tmp_path), "--title", "A & B"]) == 0
     *_, finding, last = capsys.readouterr().out.splitlines()
-    assert finding.startswith("The fastest of ") and finding.endswith(".")
+    assert finding.startswith("Run gpus=4 precision=fp16: ") and finding.endswith(".")
     assert last.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
     text = (tmp_path / "report.html").read_text()
     assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
@@ -198,31 +198,22 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
     assert main(["report", str(tmp_path / "absent")]) == 1
 
 
-def headlines_of(report: Report) -> list[Answer]:
-    return [block for block in report.blocks() if isinstance(block, Answer) and block.headline]
+def recommended(report: Report) -> list[Recommendation]:
+    return [block for block in report.blocks() if isinstance(block, Recommendation)]
 
 
-def test_the_headlines_are_the_fastest_what_it_cost_what_limits_it_and_what_to_try(tmp_path: Path):
+def test_the_first_block_says_what_to_run_what_it_takes_what_limits_it_and_what_to_try(tmp_path: Path):
     sweep(tmp_path)
-    (headlines,) = headlines_of(build(tmp_path))
-    assert headlines.title.startswith("The fastest of 10 settings")
-    told = {line.name: (line.figure, line.note, line.setting) for line in headlines.lines}
-    assert told["Fastest"] == ("28.7 s", "98.0% accuracy", "gpus=4 precision=fp16")
-    assert told["What it cost"] == ("4 GPUs", "114.9 s of GPU time, 50 kJ, 5 GB of memory on the fullest", "")
-    assert told["What limits it"] == ("Waiting for data", "20% of a step's time. It was not diagnosed.", "")
-    assert told["What to try next"][::2] == ("Diagnose it", "diagnose=true")
-
-    sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
-    slow = {"bound": "input", "sentence": sentence, "saves_s": {}, "step_s": {}, "spread": 0.0, "rounds_s": {}}
-    records.write(tmp_path / "fast", records.vision(precision="bf16", gpus=8, total_s=9.0) | {"diagnosis": slow})
-    (headlines,) = headlines_of(build(tmp_path))
-    assert [(line.figure, line.note) for line in headlines.lines[2:]] == [
-        ("Input", "Waiting for input is 62% of a step of 30.0 ms."),
-        ("loader=device", ""),
-    ]
+    (first,) = recommended(build(tmp_path))
+    assert first.setting == "gpus=4 precision=fp16"
+    assert first.statement.startswith("Run gpus=4 precision=fp16: ")
+    told = {name: (sentence, command) for name, sentence, command in first.facts}
+    assert told["What it takes"] == ("28.7 s on 4 GPUs, 5 GB of memory on the fullest, 50 kJ.", "")
+    assert told["What limits it"][0] == "Waiting for data takes 20% of a step."
+    assert [plot.figure.name for plot in first.blocks] == ["trade_off"]
     shutil.rmtree(tmp_path)
     records.write(tmp_path / "oom", records.vision(status="oom"))
-    assert headlines_of(build(tmp_path)) == []
+    assert recommended(build(tmp_path)) == []
 
 
 def test_why_nothing_is_ranked_is_said(tmp_path: Path):
@@ -230,8 +221,8 @@ def test_why_nothing_is_ranked_is_said(tmp_path: Path):
         records.write(tmp_path / "profiled" / str(number), records.vision(gpus=number, profile__window="start"))
         records.write(tmp_path / "failed" / str(number), records.vision(gpus=number, status="failed"))
     for name, why in (
-        ("profiled", "Nothing can be ranked: of 2 runs none ended ok without being profiled meanwhile."),
-        ("failed", "Nothing can be ranked: of 2 runs none ended ok. The causes are below."),
+        ("profiled", "Nothing can be recommended: of 2 runs none ended ok without being profiled meanwhile."),
+        ("failed", "Nothing can be recommended: of 2 runs none ended ok; the causes are below."),
     ):
         section = next(section for section in build(tmp_path / name).sections if section.name == "answers")
         assert why in [block.text for block in section.blocks if isinstance(block, Paragraph)]
