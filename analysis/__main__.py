@@ -4,7 +4,6 @@ FOLDER is multirun by default. An error is one line, `refused: ...`, and exit co
 """
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from analysis.runs.load import Found
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
-from multicard.messages import Parser, typed
+from multicard.messages import Parser, drop, typed
 from multicard.records import text_table
 from multicard.records.figures import GOALS
 from multicard.records.run_folder import write_text
@@ -44,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"interrupted by {interrupted}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)
         return 0
     except (ValueError, OSError) as error:
         print(f"refused: {clean(str(error))}", file=sys.stderr)
@@ -220,7 +219,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
     margin = "the difference up to which two are equal (5%%)"
     add("--margin", metavar="5%", help=margin, type=cli.share, default=MARGIN)
-    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share)
+    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share_or_none)
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix", **MIX)
 

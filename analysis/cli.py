@@ -37,6 +37,11 @@ def share(text: str) -> float:
     return value
 
 
+def share_or_none(text: str) -> float:
+    """A share, or 0%."""
+    return 0.0 if text in ("0", "0%") else share(text)
+
+
 def size_bytes(text: str) -> int:
     size = sweeps.memory_bytes(text)
     if not size:

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 INSTALLED = {"-m analysis": "multicard", "train_vision.py": "multicard vision", "tune_llm.py": "multicard tune"}
 
@@ -15,13 +15,20 @@ def typed(entry: str) -> str:
 
 
 def say(line: str, error: bool = False) -> None:
-    """Print a line. Where nobody reads any more (`| head`), or nothing can be written, further ones are dropped: what
-    is being measured goes on."""
+    """Print a line. Where it cannot be written now (a full disk), it is tried again with the next; where nobody reads
+    any more (`| head`), further ones are dropped: what is being measured goes on."""
     stream = sys.stderr if error else sys.stdout
     try:
         print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        drop(stream)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return  # the stream keeps the line
+
+
+def drop(stream: TextIO) -> None:
+    """Discard what is still written to a stream whose reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Parser(argparse.ArgumentParser):

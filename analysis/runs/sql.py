@@ -112,7 +112,8 @@ def _short(message: str, names: Sequence[str]) -> str:
     if unknown is not None:
         return f"{_unknown(unknown[1], names)}; a text needs single quotes: \"precision='bf16'\""
     lines = [line for line in message.split("\n\n", maxsplit=1)[0].splitlines() if not line.startswith("LINE ")]
-    return " ".join(" ".join(lines).split())
+    remedy = "; write an SQL condition, as \"gpus>=2 and precision='bf16'\"" if message.startswith("Parser") else ""
+    return " ".join(" ".join(lines).split()) + remedy
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:

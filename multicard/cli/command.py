@@ -1,5 +1,6 @@
 """The command around Hydra: help, refusals in one line, the final table and the exit code."""
 
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.config import hydra_config
-from multicard.messages import say
+from multicard.messages import drop, say
 from multicard.ranks import interruption
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command
@@ -39,10 +40,11 @@ def execute(workload: Workload, usage: str | None) -> int:
         usage: the beginning of `--help`: a sentence, an empty line, and examples.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
-    words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)  # where Hydra reads them
-    command = Command(workload, words)
+    logging.raiseExceptions = False  # of what cannot be written, as `--info | head`, no traceback
+    command = Command(workload)
     interruption.answer(_keyboard_interrupt)
     try:
+        words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)  # where Hydra reads them
         overrides = command.overrides = command_line.overrides(words)
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
@@ -55,6 +57,8 @@ def execute(workload: Workload, usage: str | None) -> int:
         return _refuse(command, command_line.explain(chr(10).join(causes), workload))
     except (ValueError, hydra_config.Refused) as error:  # about a command as a whole: nothing was started
         return _refuse(command, str(error))
+    except BrokenPipeError:  # Hydra's own output, as of `--cfg job | head`
+        drop(sys.stdout)
     except NoFigureError as error:
         print(f"the sweeper ended at a cell without its figure: {error}", file=sys.stderr)
         command.abandoned = True

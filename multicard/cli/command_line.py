@@ -16,6 +16,7 @@ from multicard import workloads
 from multicard.config.job import AUTO_GPUS
 from multicard.config.keys import require
 from multicard.config.sweeps import REPETITION, SWITCHED
+from multicard.messages import say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
@@ -23,20 +24,53 @@ SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "gpus_auto")
 ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
+MULTIRUN = ("-m", "--multirun")
+AUTO = ("gpus=auto", "gpus_auto=true")
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
 
 def switched(words: list[str], workload: Workload) -> list[str]:
-    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; and with
-    `+experiment=NAME`, as it is written where the defaults do not have the group, as `experiment=NAME`."""
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; with the
+    options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written where the defaults do
+    not have the group, as `experiment=NAME`.
+
+    Raises:
+        ValueError: `glob()` that matches nothing.
+    """
+    words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
-    words = [part for word in words for part in (AUTO_GPUS if word == "gpus=auto" else (word,))]
+    words = [part for word in words for part in (AUTO_GPUS if word in AUTO else (word,))]
     parted = [word.partition("=") for word in words]
     words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]
     if not any(word.startswith("+") for word in words):
         return words
     added = tuple(f"+{group}=" for group in workloads.optional_groups(workload))
     return [word.removeprefix("+") if word.startswith(added) else word for word in words]
+
+
+def _once(words: list[str]) -> list[str]:
+    """The words without keys that a later word sets again: Hydra takes the last, and names folders by all of them."""
+    keys = [word.partition("=")[0].lstrip("+") * ("=" in word and not word.startswith("-")) for word in words]
+    last, kept = dict(zip(keys, range(len(keys)), strict=True)), list[str]()
+    for place, (word, key) in enumerate(zip(words, keys, strict=True)):
+        if not key or last[key] == place:
+            kept.append(word)
+        else:
+            say(f"{word}: left out, as {words[last[key]]} comes later", error=True)
+    return kept
+
+
+def _matched(word: str, workload: Workload) -> str:
+    """The word with the options that its `glob()` matches: of this entry's, of which Hydra does not know."""
+    group, _, value = word.partition("=")
+    if not value.startswith("glob("):
+        return word
+    options = workloads.groups(workload).get(group)
+    require(options is not None, f"{word}: glob is for groups of options; name the values, as {group}=1,2,3")
+    glob: Any = _parsed([word])[0].value()
+    matched = glob.filter(options)
+    require(matched, f"{word}: matches none of {', '.join(options or ())}")
+    return f"{group}={','.join(matched)}"
 
 
 def overrides(words: list[str]) -> list[Override]:
@@ -55,6 +89,10 @@ def overrides(words: list[str]) -> list[Override]:
         parser = get_args_parser()
         parser.error = refuse
         words = parser.parse_args(words).overrides
+    return _parsed(words)
+
+
+def _parsed(words: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
@@ -63,6 +101,8 @@ def overrides(words: list[str]) -> list[Override]:
 
 def _unreadable(word: str) -> str:
     key, sign, value = word.partition("=")
+    if value.endswith(",") or word.startswith(","):
+        return f"{word}: values stand without spaces between them, as gpus=1,2"
     if not sign:
         return f"{word}: is no key=value; --help lists the keys"
     if value.startswith("="):
@@ -151,9 +191,9 @@ def explain(message: str, workload: Workload) -> str:
     """One line for what Hydra or OmegaConf says of a command line that cannot be composed: the key and a remedy."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     first = lines[0]
-    for pattern, say in _EXPLANATIONS:
+    for pattern, explained in _EXPLANATIONS:
         if (match := re.search(pattern, first)) is not None:
-            return say(match, lines, workload)
+            return explained(match, lines, workload)
     return " ".join(lines[:2]) if first.endswith(":") else first
 
 

@@ -211,7 +211,8 @@ def check_name(name: str) -> None:
         ValueError: with the remedy.
     """
     is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
-    require(is_folder, f"name={name!r}: is the name of a folder under multirun/; use letters, digits, '.', '_' and '-'")
+    problem = f"name={name!r}: is the name of a folder under multirun/, and so without '/'"
+    require(is_folder, f"{problem}; use letters, digits, '.', '_' and '-'")
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Failures that end a run, and the signals that interrupt it."""
 
 import errno
+import re
 import shutil
 import signal
 import tempfile
@@ -22,6 +23,7 @@ class Interrupted(BaseException):
         self.failure = failure
 
 
+BINARY = re.compile(r"(\d+(?:\.\d+)?) ([KMGT])iB")
 _ENDING: list[Failure] = []
 
 
@@ -40,16 +42,23 @@ def interruptible() -> AbstractContextManager[None]:
 
 
 def _interrupted(number: int) -> Interrupted:
-    by_signal = Failure("interrupt", f"interrupted by {signal.Signals(number).name}", host=host())
+    by_signal = Failure("interrupt", signal.Signals(number).name, host=host())
     return Interrupted(_ENDING.pop() if _ENDING else by_signal)
 
 
 def in_a_line(error: BaseException) -> str:
-    """The error as a user reads it: the message of a ValueError, else type and message."""
-    lines = str(error).strip().splitlines() or [""]
+    """The error as a user reads it: the message of a ValueError, else type and message, with memory in GB."""
+    lines = BINARY.sub(_in_decimal, str(error).strip()).splitlines() or [""]
     if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
         return lines[-1].removeprefix("ValueError: ")  # the last line of the worker's own traceback
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
+
+
+def _in_decimal(size: re.Match[str]) -> str:
+    """A size of torch's messages as all others are given, in powers of 1000."""
+    from multicard.records.text_table import in_bytes  # imports rich
+
+    return in_bytes(float(size[1]) * 1024 ** (" KMGT".index(size[2])))
 
 
 def disk_full(error: BaseException) -> OSError | None:

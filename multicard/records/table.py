@@ -15,6 +15,7 @@ AGAINST_ONE, AGAINST_FP64 = "x 1 GPU", "x fp64"
 COMPARED = (AGAINST_ONE, AGAINST_FP64)  # left out where no run has its counterpart
 RATES = {VISION: ("images_per_s", "warmup_steps"), LLM: ("tokens_per_s", "skip_steps")}  # and what leaves steps out
 ALWAYS = {VISION: ("precision", "gpus"), LLM: ("method", "template", "gpus")}
+PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
 NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), and stand in no other table."
 
 
@@ -57,7 +58,7 @@ def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     """The axes that differ, status and figures of each probe."""
     records = [run.record for run in runs]
     axes = comparable.varied(records, ALWAYS[records[0].kind])
-    headings = ["s/step", "±", "steps", "warm-up", "ended by", "total s", "peak memory"]
+    headings = ["s/step", "±", "steps", "warm-up", "ended", "total s", "peak memory"]
     printed = _table(records, axes, headings, [_probe(record) for record in records], width)
     return [*printed, *comparable.notes(records), NOTE_ON_PROBES, f"Records: {folders(runs)}"]
 
@@ -66,9 +67,10 @@ def _probe(record: AnyRecord) -> list[str]:
     probe = record.probe
     if probe is None:
         return ["-"] * 7
-    known = "not known" if probe.half_width is None else f"{probe.half_width:.1%}"
+    known = "-" if probe.half_width is None else f"{probe.half_width:.1%}"
     figures = [FIGURES[name].text(record) for name in ("total_s", "peak_memory_bytes")]
-    return [f"{probe.step_s:.4g}", known, str(probe.steps), str(probe.warmup_steps), probe.ended_by, *figures]
+    ended = PROBE_ENDS[probe.ended_by]
+    return [f"{probe.step_s:.4g}", known, str(probe.steps), str(probe.warmup_steps), ended, *figures]
 
 
 def _table(

@@ -12,6 +12,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from multicard.config.base import TrackerMode, plain
+from multicard.config.job import count
 from multicard.measure.timing import timestamp
 from multicard.messages import say
 from multicard.observe import diagnosis
@@ -24,6 +25,7 @@ from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu
+from multicard.records.table import PROBE_ENDS
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
@@ -117,7 +119,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     record.compile_s = max((rank.compile_s for rank in ranks if rank.compile_s is not None), default=None)
     record.compile_cache = compiler.over_ranks(rank.compile_cache for rank in ranks)
     record.oversubscribed = placement.oversubscribed
-    ended = failure or _diverged(record.divergence)
+    ended = failure or _diverged(record.divergence, config.epochs)
     record.status, record.cause = status_of(ended), ended
     record.prediction = attempt.prediction
     record.load, record.beside = attempt.load, attempt.beside
@@ -227,13 +229,13 @@ def status_of(failure: Failure | None) -> str:
     return failure.kind if failure.kind in ("oom", "diverged", *STOPPED) else "failed"
 
 
-def _diverged(divergence: Divergence | None) -> Failure | None:
+def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
     """The cause of a run whose ranks ended by themselves; None where its last losses are finite."""
     if divergence is None:
         return None
-    epoch, step, rank = divergence.epoch, divergence.step, divergence.rank
+    epoch, step, rank = (divergence.epoch or 0) + 1, (divergence.step or 0) + 1, divergence.rank  # from 1, as the bar
     where = "" if rank is None else f", first on rank {rank}"
-    return Failure("diverged", f"the loss is not finite from epoch {epoch}, step {step} on (from 0){where}", rank=rank)
+    return Failure("diverged", f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{where}", rank=rank)
 
 
 def line(run: Run) -> str:
@@ -245,7 +247,7 @@ def line(run: Run) -> str:
     if record.probe is not None:
         probe = record.probe
         known = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
-        counted = f"{probe.steps} steps, {record.total_s or 0.0:.1f} s"
-        return f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended by {probe.ended_by}"
+        counted = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
+        return f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended: {PROBE_ENDS[probe.ended_by]}"
     bound = f"\n  {record.diagnosis.sentence}" if record.diagnosis else ""
     return f"  ok in {record.total_s or 0.0:.1f} s, started in {record.startup_s or 0.0:.1f} s{bound}"

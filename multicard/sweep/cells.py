@@ -281,13 +281,14 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
         queued: cells whose jobs are in the queue already.
     """
     number = sum(len(members) for _, members in groups)
-    say(f"dry_run=true: nothing is started. {count(number, 'cell')}, to be measured as {how}:")
+    plan = f"{count(number, 'cell')}, to be measured as {how}:" if number else "No cell is left to measure."
+    say(f"dry_run=true: nothing is started. {plan}")
     rows = [
         (str(len(members)), each, "\n".join(cell.folder.name for cell in members))
         for each, members in groups
         if members
     ]
-    for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()):
+    for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():
         say(line)
     measured = len(sweep.cells) - len(sweep.left)
     refused = sum(cell.is_mistake for cell in sweep.refused)

@@ -71,5 +71,6 @@ def _show_profiles(runs: list[Run]) -> None:
         from multicard.observe.profiles.metrics import Profile
 
         say("\n".join(["", *text.profile_lines(Profile.of(profiles[0]), top=10)]))
+        say(f"Traces: {runs[0].folder}/profile; {text.VIEWERS[profiles[0].source]} opens them")
     elif profiles:
         say("Profiles: python -m multicard profile FOLDER/profile")

@@ -121,7 +121,7 @@ class Executor:
             log = self.folder / f"{process.job.job_id}_0_log.err"
             failure = Failure("exit", f"the process of {cell.folder.name} {NO_RECORD}", log=str(log))
             if interrupted:
-                failure = Failure("interrupt", "interrupted by SIGINT before it began")
+                failure = Failure("interrupt", "SIGINT before it began")
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder), failure)
             ownership.release(cell.folder)
         if self.reports:

@@ -26,6 +26,7 @@ WORDS = [
     (["gpus=range(1,2"], "gpus=range(1,2: Hydra cannot read this value; close its brackets"),
     (["name=a\nb"], "name=a\nb: has a character that cannot be printed; leave it out"),
     (["gpus==2"], "gpus==2: has a second equals sign; use gpus=2"),
+    (["gpus=1,", "2"], "gpus=1,: values stand without spaces between them, as gpus=1,2"),
     (["gpus"], "gpus: is no key=value; --help lists the keys"),
     (["--gpus", "2"], "unrecognized arguments: --gpus; flags come first, keys are set as key=value"),
     (["~gpus"], "~gpus: a key cannot be taken away; write gpus=VALUE, or leave it out"),
@@ -59,6 +60,21 @@ def test_what_a_command_takes_is_not_refused(words: list[str]):
     command_line.check(command_line.overrides(words), WORKLOAD)
 
 
+@pytest.mark.parametrize(
+    ("words", "read", "told"),
+    [
+        ("epochs=1 -m gpus=1,2", "-m epochs=1 gpus=1,2", ""),
+        ("epochs=1 lr=2 ++epochs=2", "lr=2 ++epochs=2", "epochs=1: left out, as ++epochs=2 comes later"),
+        ("--cfg job -m gpus=2 gpus=auto --package job", "-m --cfg job gpus=1 gpus_auto=true hydra.mode=MULTIRUN "
+         "--package job", "gpus=2: left out, as gpus=auto comes later"),
+        ("-m dataset=glob(*) layout=glob(*w)", "-m dataset=digits,mnist,images layout=nchw", ""),
+    ],
+)  # fmt: skip
+def test_words_are_read_as_they_are_meant(words: str, read: str, told: str, capsys: pytest.CaptureFixture[str]):
+    assert command_line.switched(words.split(), WORKLOAD) == read.split()
+    assert capsys.readouterr().err.strip() == told
+
+
 SLURM = "hydra/launcher=submitit_slurm"
 COMPOSED = [
     (["gpus=1.5"], "gpus=1.5: must be a whole number"),
@@ -84,6 +100,8 @@ COMPOSED = [
     (["dataset.downlod=true"], "dataset.downlod: no such key here; nearest: dataset.download"),
     (["dataset.download=true"], "dataset.download: not a key of the option chosen for dataset; "),  # digits
     (["zzzz=1"], "zzzz: no such key here; --help shows all keys"),
+    (["-m", "precision=glob(x*)"], "precision=glob(x*): matches none of fp64, fp32, "),
+    (["-m", "lr=glob(*)"], "lr=glob(*): glob is for groups of options; name the values"),
     (["precision=fp8"], "precision=fp8: no such option; choose one of fp64, fp32, "),
     (["method=lora"], "method: belongs to tune_llm.py"),
     (["experiment=templates"], "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
@@ -94,7 +112,7 @@ COMPOSED = [
     (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
     (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
     (["gpus=auto", "hydra.run.dir=x"], "hydra.run.dir=x: gpus=auto makes a sweep; use hydra.sweep.dir"),
-    (["gpus=auto", "cpus_per_gpu=0"], "cpus_per_gpu=0: must be 1 or more"),
+    (["gpus_auto=true", "cpus_per_gpu=0"], "cpus_per_gpu=0: must be 1 or more"),
     (["tracker=wandb"], "tracker=wandb: has keys of its own; set those"),
     (["experiment=shared/vision"], "experiment=shared/vision: is a part of experiments; train_vision.py has image_"),
     (["-m", "gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),

@@ -192,7 +192,7 @@ def test_a_probe_of_training_and_the_full_run_stand_side_by_side(
     words = [*SMALL, "gpus=2", "epochs=2", "model.width=0.35", "dataset.train_limit=256"]
     words += [f"hydra.run.dir={tmp_path / 'sweep'}"]
     code, printed = called(*words, "probe=true", "probe.seconds=0.001")
-    assert code == 0 and "[probe] step " in printed and "ended by seconds" in printed
+    assert code == 0 and "[probe] step " in printed and "ended: probe.seconds" in printed
     assert table.NOTE_ON_PROBES in printed
     (folder,) = (tmp_path / "sweep").iterdir()
     probe = json.loads((folder / "result.json").read_text())
@@ -221,7 +221,7 @@ def test_a_probe_whose_epochs_end_first_has_them_all(measured: Measured):
     end = written(record)["probe"]
     assert (end["ended_by"], end["steps_per_epoch"]) == ("run", 6)
     assert end["steps"] + end["warmup_steps"] == 3 * 5  # without the first of each epoch
-    assert "ended by run" in outcome.line(records.as_run(record))
+    assert "ended: last epoch" in outcome.line(records.as_run(record))
     assert list(wandb_file.read(Path(record["folder"]))["run"].tags) == ["a", "b", "probe"]
 
 

@@ -67,7 +67,7 @@ def test_all_ranks_stop_after_the_epoch_in_which_one_diverged(tmp_path: Path):
     record = trained(tmp_path, "diagnose=true", "profile=kineto", bad=[(0, 0), (1, 2)])
     assert (record["status"], len(record["epochs"]), record["non_finite_losses"]) == ("diverged", 1, 2)
     assert record["divergence"] == {"epoch": 0, "step": 2, "rank": 1}
-    cause, message = record["cause"], "the loss is not finite from epoch 0, step 2 on (from 0), first on rank 1"
+    cause, message = record["cause"], "the loss is not finite from epoch 1/2, step 3 on, first on rank 1"
     assert (cause["kind"], cause["rank"], cause["message"]) == ("diverged", 1, message)
     assert record["profile"] is None and record["diagnosis"] is None
     assert record["segments"][-1]["end"] == "diverged" and record["total_s"] > 0
@@ -90,7 +90,7 @@ def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
 def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., tuple[int, str]], tmp_path: Path):
     words = ("-m", *SMALL, "epochs=2", "lr=1e30,0.01", "model.width=0.35", "name=s", f"hydra.sweep.dir={tmp_path}/s")
     code, printed = called(*words)
-    assert code == 0 and "diverged: the loss is not finite from epoch 0, step 1 on (from 0), first on rank 0" in printed
+    assert code == 0 and "diverged: the loss is not finite from epoch 1/2, step 2 on, first on rank 0" in printed
     assert "lr=1e+30: diverged: the loss is not finite" in printed
     code, again = called(*words)
     assert code == 0 and "measured before (diverged)" in again and "measured before (ok)" in again

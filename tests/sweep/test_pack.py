@@ -69,7 +69,7 @@ def test_an_interrupted_cell_ends_the_sweep(
 ):
     """Also where the signal did not reach this process."""
     on(Pool([], [0]))
-    ends(monkeypatch, Failure("interrupt", "interrupted by SIGINT"))
+    ends(monkeypatch, Failure("interrupt", "SIGINT"))
     cells = cells_of(tmp_path / "sweep", 2)
     with pytest.raises(KeyboardInterrupt):
         executor.run_all(cells)

@@ -20,6 +20,7 @@ TITLES = {
     "annotation": "Annotations",
 }
 assert set(TITLES) == set(GROUPS)
+VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}  # of traces, by their source
 WIDTH = 140  # of output that is no terminal
 NAME_WIDTH = 24  # to which names are cut at most
 
