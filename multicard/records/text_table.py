@@ -25,6 +25,7 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 GAP = 2  # cells between two columns
 LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
+MOST_ROWS = 200  # of a table in a notebook
 FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \((\d+%|[^()]+ to [^()]+)\))?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -41,11 +42,12 @@ class Table(NamedTuple):
         return [*self.above, *text(self.headings, self.rows, width), *self.below]
 
     def html(self) -> str:
-        """As notebooks show it; nothing of a line or a cell is markup."""
-        head, *body = [list(map(clean, row)) for row in (self.headings, *self.rows)]
+        """As notebooks show it, the first MOST_ROWS rows; nothing of a line or a cell is markup."""
+        head, *body = [list(map(clean, row)) for row in (self.headings, *self.rows[:MOST_ROWS])]
+        below = [*([f"{len(self.rows) - MOST_ROWS:,} more rows"] if len(self.rows) > MOST_ROWS else []), *self.below]
         table = _tabulate(head, body, alignment(self.headings, self.rows), "html")
         table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)  # notebooks align to the right otherwise
-        return "\n".join([*paragraphs(self.above), table, *paragraphs(self.below)])
+        return "\n".join([*paragraphs(self.above), table, *paragraphs(below)])
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:

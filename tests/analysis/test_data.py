@@ -265,7 +265,8 @@ def test_bad_arguments_are_one_line_and_make_no_folder(
 @pytest.mark.usefixtures("processes")
 def test_the_command_starts_without_torch_and_ends_with_its_reader(tmp_path: Path):
     records.write(tmp_path / "a", records.vision())
-    code = "import sys; from analysis.__main__ import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    code = "import sys, multicard; from analysis.__main__ import main; main(sys.argv[1:]); multicard.load(sys.argv[2])"
+    code += "; print(bool({'torch', 'altair', 'pandas'} & {*sys.modules}))"
     line = [sys.executable, "-c", code, "list", str(tmp_path)]
     ended = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ})
     assert ended.stdout.splitlines()[-1] == "False"

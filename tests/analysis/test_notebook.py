@@ -11,6 +11,7 @@ import pytest
 import multicard
 from analysis.__main__ import main
 from analysis.notebook import Runs
+from multicard.records import text_table
 from tests.goldens import freeze
 from tests.helpers import notebook, records
 
@@ -100,6 +101,11 @@ def test_a_refusal_is_a_value_error_in_the_words_of_the_command(ask: Callable[[R
     assert str(raised.value).startswith(refusal)
 
 
+def test_a_notebook_shows_the_first_rows_of_a_long_table():
+    shown = text_table.Table(["a"], [["1"]] * 1000).html()
+    assert shown.count("<tr>") == text_table.MOST_ROWS + 1 and "800 more rows" in shown
+
+
 def test_a_notebook_shows_names_as_text(tmp_path: Path):
     names = ["<script>alert(1)</script>", "b"]
     runs = multicard.load(records.write_all(tmp_path, *(records.vision(hardware=name) for name in names)))
@@ -118,4 +124,4 @@ def test_the_worked_notebook_gives_its_outputs():
         for outputs in (cell.get("outputs", []), anew.get("outputs", [])):
             for output in outputs:
                 output.get("data", {}).pop("image/svg+xml", None)  # whose letters are as wide as the machine's fonts
-        assert anew == cell, "".join(cell["source"])
+        assert anew == cell, "python -m tests.helpers.notebook writes the outputs anew"
