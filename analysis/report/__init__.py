@@ -13,7 +13,6 @@ from analysis.figures import vega
 from analysis.report import (
     answer_section,
     expected_section,
-    gaps_section,
     machine_section,
     page,
     papers_section,
@@ -86,13 +85,11 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     verdicts = claims.judge(runs, mix)
     sections = [
         answer_section.section(answers(runs, mix), runs),
-        runs_section.section(runs, mix),
+        runs_section.section(runs, found.skipped, mix),
         settings_section.section(runs),
         expected_section.predictions_section(runs),
         expected_section.plans_section(plans),
-        papers_section.section(runs, panels),
-        papers_section.claims_section(verdicts, runs),
-        gaps_section.section(runs, found.skipped, panels),
+        papers_section.section(runs, panels, verdicts),
         machine_section.section(runs),
     ]
     return Report(

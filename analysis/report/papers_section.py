@@ -1,4 +1,4 @@
-"""The papers' tables and figures as these runs have them, and the papers' claims with their verdicts."""
+"""The papers' tables and figures as these runs have them, their claims with verdicts, and what is missing."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from analysis import rerun_commands
 from analysis.claims import Verdict, render
 from analysis.commands import table
 from analysis.experiments import Experiment, Panel
-from analysis.figures import draw
+from analysis.figures import captions, draw
 from analysis.report.blocks import (
     Block,
     Column,
@@ -25,29 +25,50 @@ from multicard.config.job import count
 from papers import printed
 
 
-def section(runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]]) -> Section:
-    """Of each experiment the first panel, and how to see its other panels; then the sizes of the data sets.
+def section(
+    runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]], verdicts: Sequence[Verdict]
+) -> Section:
+    """Of each experiment the first panel, the claims, then the commands of what no run measured; under one line where
+    the runs are of no experiment.
 
     Args:
-        panels: every experiment with the panels that runs fill.
+        panels: every experiment with the panels that runs fill, an empty list where no run can.
     """
-    blocks: list[Block] = []
-    for experiment, filled in panels:
-        blocks_of_panel = _panel(experiment, filled[0]) if filled else []
-        if not blocks_of_panel:
-            continue
-        blocks.append(Heading(experiment.name, experiment.title))
-        if not any(map(_is_full, filled)):
-            blocks.append(Facts([(f"In full: {printed.in_full(experiment.name)}.", [experiment.command])], code=True))
-        blocks += blocks_of_panel
-        if len(filled) > 1:
-            others = "Also measured in other settings, on other machines or at other commits"
-            command = f"python -m analysis table {experiment.name} --all"
-            blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
-    question = "Do the papers' tables and figures look alike here?"
-    known = sum(bool(filled) for _, filled in panels)
-    line = f"runs of {known} of {count(len(panels), 'experiment')}" if not rerun_commands.experiments_of(runs) else ""
-    return Section("papers", "Compared with the papers", question, [*blocks, _data_sets(runs)], line)
+    blocks = [block for experiment, filled in panels if filled for block in _experiment(experiment, filled)]
+    tested = [verdict for verdict in verdicts if verdict.figures]
+    untested = [verdict for verdict in verdicts if not verdict.figures]
+    blocks += [Heading("Claims", sentences(render.summary(verdicts)))]
+    blocks += [_claims("claims", tested)] if tested else []
+    if untested:
+        blocks.append(Fold(f"{count(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)]))
+    missing = [
+        (f"{one.title.rstrip('.')}. In full: {printed.in_full(one.name)}.", [one.command])
+        for one, filled in panels
+        if not filled
+    ]
+    if missing:
+        title = f"{count(len(missing), 'experiment')} that no run here measures"
+        blocks.append(Fold(title, [Facts(missing, code=True)]))
+    known = f"{len(panels) - len(missing)} of {count(len(panels), 'experiment')} measured"
+    line = f"{known}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
+    question = "Do the papers' tables and figures look alike here, and which of their findings hold?"
+    shown = rerun_commands.experiments_of(runs)
+    return Section("papers", "Compared with the papers", question, [*blocks, _data_sets(runs)], "" if shown else line)
+
+
+def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
+    """An experiment's first panel, how to measure it in full, and how to see its other panels."""
+    panel = filled[0]
+    blocks: list[Block] = [Heading(experiment.name, experiment.title)]
+    todo = [f"In full: {printed.in_full(experiment.name)}"] if not any(map(_is_full, filled)) else []
+    todo += captions.missing_cells(panel.missing)
+    blocks += [Facts([(f"{'. '.join(todo)}.", [experiment.command])], code=True)] if todo else []
+    blocks += _panel(experiment, panel)
+    if len(filled) > 1:
+        others = "Also measured in other settings, on other machines or at other commits"
+        command = f"python -m analysis table {experiment.name} --all"
+        blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
+    return blocks
 
 
 def _is_full(panel: Panel) -> bool:
@@ -68,18 +89,6 @@ def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
         blocks.append(Paragraph("One epoch makes no curve: its figures are in the table.", quiet=True))
     (own,) = table.tables(experiment, [panel])
     return [*blocks, PlainTable(own.title, own.headings, own.texts, own.notes, commands)]
-
-
-def claims_section(verdicts: Sequence[Verdict], runs: Sequence[Run]) -> Section:
-    """The claims that these runs test, and the others folded away; all of them where the runs are of no experiment."""
-    tested = [verdict for verdict in verdicts if verdict.figures]
-    untested = [verdict for verdict in verdicts if not verdict.figures]
-    blocks: list[Block] = [Paragraph(sentences(render.summary(verdicts)), quiet=True)]
-    blocks += [_claims("claims", tested)] if tested else []
-    if untested:
-        blocks.append(Fold(f"{count(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)]))
-    line = f"{len(tested)} of {count(len(verdicts), 'claim')} tested" if not rerun_commands.experiments_of(runs) else ""
-    return Section("claims", "Claims", "Which of the papers' findings hold on this machine?", blocks, line)
 
 
 def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:

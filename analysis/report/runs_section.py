@@ -18,7 +18,7 @@ from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import Cell, of_setting
-from analysis.runs.load import Run
+from analysis.runs.load import Run, Skipped
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
@@ -81,8 +81,9 @@ class Row:
         return math.fsum(known) / len(known) if known else None
 
 
-def section(runs: Sequence[DetailedRun], mix: bool) -> Section:
-    """A table for each kind of run, the kind that was measured last first, and a fold of the runs that failed."""
+def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], mix: bool) -> Section:
+    """A table for each kind of run, the kind that was measured last first; folded, runs that failed and records that
+    could not be used."""
     repeated = RepeatedRuns(runs)
     kinds = list(grouping.group(sorted(grouping.ok_runs(runs), key=_started_at, reverse=True), ["kind"]))
     blocks: list[Block] = []
@@ -91,6 +92,7 @@ def section(runs: Sequence[DetailedRun], mix: bool) -> Section:
         blocks += [Heading(name.capitalize())] if len(kinds) > 1 else []
         blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
     blocks += _failed([run for run in runs if run["status"] != "ok"])
+    blocks += _skipped(skipped)
     question = (
         "What was measured? A row opens with its runs, its command, its loss and all it has; tick two to compare."
     )
@@ -314,6 +316,15 @@ def _curve(run: Run) -> list[float]:
     """Training losses of a run, means over parts of its steps, or of its epochs where steps have none."""
     losses = details.window_losses(run, MOST_POINTS)
     return [value for _, value in losses or details.epoch_values(run, "train_loss")]
+
+
+def _skipped(skipped: Sequence[Skipped]) -> list[Block]:
+    if not skipped:
+        return []
+    folders = Column.of("folder", [str(record.folder) for record in skipped])
+    reasons = Column.of("why", [record.why for record in skipped])
+    title = f"{count(len(skipped), 'run folder')} without a record that can be used"
+    return [Fold(title, [Grid("skipped", "skipped records", [folders, reasons])])]
 
 
 def _failed(runs: Sequence[DetailedRun]) -> list[Block]:
