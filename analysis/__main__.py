@@ -68,7 +68,8 @@ def _of_runs(lines: Callable[[Found, argparse.Namespace], Iterable[str]]) -> Cal
 
 def _list(found: Found, options: argparse.Namespace) -> list[str]:
     runs = sql.select(found.runs, options.where, options.sort)
-    lines = list_runs.lines(found, runs, options.columns, text_table.terminal_width())
+    named = "status" in (options.where or "")
+    lines = list_runs.lines(found, runs, options.columns, text_table.terminal_width(), refused=named)
     list_runs.write(found, runs, options.columns, options.csv, options.json)
     return lines
 

@@ -20,13 +20,20 @@ DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))  # in this ord
 NAMED = 5  # skipped records, and causes of failures, that are named one by one
 
 
-def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None) -> list[str]:
+def lines(
+    found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None, refused: bool = False
+) -> list[str]:
     """The lines that `list` prints of `runs`, some of those `found`.
 
     Args:
         chosen: the columns to print instead of those that tell the runs apart, and their main figures.
         limit: the width of a line in cells; None for any.
+        refused: show refused runs too, beside others; they are counted alone otherwise.
     """
+    kept = [run for run in runs if refused or run["status"] != "refused"] or runs
+    left = len(runs) - len(kept)
+    hidden = [f"{count(left, 'refused cell')} left out: --where \"status='refused'\" shows them"] if left else []
+    runs = kept
     some = f"{len(runs)} of " if len(runs) < len(found.runs) else ""
     if chosen is None:
         tables = _tables(runs, limit)
@@ -34,7 +41,7 @@ def lines(found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit
         names = _names(found, chosen)
         tables = text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
     shown = f"{some}{count(len(found.runs), 'run')}{_failures(runs)}"
-    return [*tables, shown, *_causes(runs, limit), *legend(run["marks"] for run in runs)]
+    return [*tables, shown, *hidden, *_causes(runs, limit), *legend(run["marks"] for run in runs)]
 
 
 def skipped(records: Sequence[Skipped]) -> list[str]:

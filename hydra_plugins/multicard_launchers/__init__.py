@@ -60,6 +60,8 @@ class CellSweeper(BasicSweeper):
             ValueError: repetitions that no cell can have, before anything of the sweep is written.
         """
         assert self.config is not None and self.launcher is not None
+        from multicard.records import run_folder
+
         check_repetition(self.config)
         cells = self._cells(arguments)
         if not starts_nothing(self.config):
@@ -67,6 +69,7 @@ class CellSweeper(BasicSweeper):
             folder.mkdir(parents=True, exist_ok=True)
             if not self.config.probe.enabled:  # else the command of the results beside them would be lost
                 OmegaConf.save(self.config, folder / "multirun.yaml")
+                run_folder.forget_refused(folder)
         first = 0
         for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):
             self.launcher.launch(batch, initial_job_idx=first)

@@ -289,6 +289,14 @@ def find_cell(sweep: Path, name: str) -> Path:
     return next((folder for folder in known if folder.is_dir()), sweep / name)
 
 
+def forget_refused(sweep: Path) -> None:
+    """Remove the records of what earlier commands of a sweep refused: the next one says what it refuses."""
+    for path in sweep.glob(f"*/{RESULT}"):
+        if (read_json(path) or {}).get("status") == "refused":
+            path.unlink(missing_ok=True)
+            remove_empty(path.parent)
+
+
 def is_probe(record: AnyRecord, folder: Path) -> bool:
     """True of a probe, however it ended: of one that was refused its folder says it alone."""
     return record.is_probe if record.config else folder.name.endswith("-probe")

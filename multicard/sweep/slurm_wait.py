@@ -63,6 +63,7 @@ class Queue:
         self.stopped: SameFailureError | None = None
         self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
         self.stuck: set[str] = set()
+        self.unknown: set[str] = set()  # jobs that have left the queue, and of which nobody says how they ended
         self.pace = Pace(len(jobs))
         self.streak = streak
 
@@ -130,6 +131,11 @@ class Queue:
         missing_s = {cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s) for cell in waiting}
         gone = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
         states = slurm.ended([self.jobs[cell.number] for cell in gone])
+        late = {self.jobs[cell.number] for cell in gone if missing_s[cell.number] > ACCOUNTING_LAG_S} - states.keys()
+        if new := late - self.unknown:
+            names = " ".join(slurm.ranges([*new]))
+            say(f"job {names} has left the queue, and SLURM does not say how it ended; asking on", error=True)
+        self.unknown = late
         lost = [  # accounting may not have heard yet of a job that the controller has forgotten
             cell
             for cell in gone

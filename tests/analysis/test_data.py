@@ -242,6 +242,17 @@ def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Pat
     assert (tmp_path / "o.csv").read_text() == "gpus,total_s\n" and "0 of 1 run\n" in capsys.readouterr().out
 
 
+def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    records.write(tmp_path / "a", records.vision())
+    records.write(tmp_path / "b", records.vision(status="refused", cause={"message": "gpus=0: no"}) | {"config": {}})
+    for words, shown in (["--sort", "status"], False), (["--where", "status='refused'"], True):
+        assert main(["list", str(tmp_path), *words]) == 0
+        printed = capsys.readouterr().out
+        assert ("gpus=0: no" in printed, "1 refused cell left out" in printed) == (shown, not shown)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

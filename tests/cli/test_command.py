@@ -102,6 +102,8 @@ def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
     assert code == 1
     assert sorted(r["status"] for r in records(tmp_path / "s")) == ["ok", "refused"]
     assert "[1/2] refused: gpus=0: must be 1 or more" in printed
+    assert called(*in_folder(tmp_path / "s", "-m", "gpus=1"))[0] == 0  # which refuses nothing any more
+    assert [r["status"] for r in records(tmp_path / "s")] == ["ok"]
 
 
 def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):

@@ -289,6 +289,19 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
 
 
+def test_a_job_of_whose_end_nobody_knows_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(slurm, "queued", lambda _: {})
+    monkeypatch.setattr(slurm, "ended", lambda _: {})
+    monkeypatch.setattr(run_folder, "read", lambda _: None)
+    queue = slurm_wait.Queue([cells.cell(0)], {0: "4_0"}, Streak())
+    for now_s in (0.0, 30.0, 61.0, 122.0):
+        monkeypatch.setattr(slurm_wait, "clock_s", lambda now_s=now_s: now_s)
+        assert queue.poll() == []
+    assert capsys.readouterr().err.count("job 4_[0] has left the queue, and SLURM does not say how it ended") == 1
+
+
 def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
