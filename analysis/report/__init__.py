@@ -85,7 +85,7 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     verdicts = claims.judge(runs, mix)
     sections = [
         answer_section.section(answers(runs, mix), runs),
-        runs_section.section(runs, found.skipped, mix),
+        runs_section.section(runs, found.skipped, repeated, mix),
         settings_section.section(runs),
         expected_section.predictions_section(runs),
         expected_section.plans_section(plans),

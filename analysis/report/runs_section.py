@@ -4,7 +4,6 @@ A setting is a configuration without its seed; runs of several commits or machin
 mixed. Settings are compared only where they differ in nothing but GPUs, or precision.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ NOTES = {  # by the columns that they explain
     "runs": "±: half of the 95 % interval of a mean, from how all repeated runs differ.",
     "speedup": "x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks.",
     "data_share": "Shares of the mean step: data is waiting for a batch, h2d copying it to the device.",
-    "first_loss": "Training losses: means of the first and the last epoch; of tuning, the first step and last tenth.",
     "peak_memory_bytes": "Peak memory: of the rank that held most (on CPU ranks the resident memory).",
     "received_bytes": "To device: counted over the run. Collectives: what a rank receives.",
 }
@@ -64,10 +62,14 @@ class Row:
     def time_s(self) -> float | None:
         return mean_time_s(self.runs)
 
+    def is_apart(self, column: str) -> bool:
+        """True where the runs differ in a column."""
+        first, *others = self.runs
+        return any(run[column] != first[column] for run in others)
+
     def common(self, column: str) -> Any:
         """The value of a column; None where the runs differ."""
-        values = [run[column] for run in self.runs]
-        return values[0] if values.count(values[0]) == len(values) else None
+        return None if self.is_apart(column) else self.runs[0][column]
 
     def phase_share(self, phase: str) -> float | None:
         """Share of the mean step; None where a run does not know its phases."""
@@ -75,23 +77,17 @@ class Row:
         known = total_s and all(run.phases_s for run in self.runs)
         return sum(run.phases_s.get(phase, 0.0) for run in self.runs) / total_s if known else None
 
-    def loss(self, which: str) -> float | None:
-        """The mean first_loss or last_loss of the runs that have one."""
-        known = [loss for run in self.runs if (loss := getattr(run, which)) is not None]
-        return math.fsum(known) / len(known) if known else None
 
-
-def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], mix: bool) -> Section:
+def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: RepeatedRuns, mix: bool) -> Section:
     """A table for each kind of run, the kind that was measured last first; folded, runs that failed and records that
     could not be used."""
-    repeated = RepeatedRuns(runs)
     kinds = list(grouping.group(sorted(grouping.ok_runs(runs), key=_started_at, reverse=True), ["kind"]))
     blocks: list[Block] = []
     for ((_, kind),) in kinds:
         name = grouping.kind(kind)
         blocks += [Heading(name.capitalize())] if len(kinds) > 1 else []
         blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
-    blocks += _failed([run for run in runs if run["status"] != "ok"])
+    blocks += _failed([run for run in runs if run["status"] != "ok"], list_runs.differing(runs)[:MOST_SETTINGS])
     blocks += _skipped(skipped)
     question = (
         "What was measured? A row opens with its runs, its command, its loss and all it has; tick two to compare."
@@ -218,19 +214,18 @@ def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
         Column.of(f"{phase}_share", [row.phase_share(phase) for row in rows], phase, "{:.1%}")
         for phase in timing.PHASES
     ]
-    losses = ("first_loss", "last_loss")
-    hidden += [Column.of(name, [row.loss(name) for row in rows], name.replace("_", " "), "{:.3f}") for name in losses]
-    shown = [first, _counts(rows), *_speedup_columns(rows), *others, marks]
+    *over_one, over_fp64 = _speedup_columns(rows)
+    shown, hidden = [first, _counts(rows), *over_one, *others, marks], [over_fp64, *hidden]
     return [replace(column, group=RESULT, shown=column in shown) for column in (*shown, *hidden)]
 
 
 def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
     """A figure of each row, with its interval where runs differ."""
     values = [of_setting(row.runs, name) for row in rows]
-    column = Column.of(name, values, FIGURES[name].heading() if name in SHOWN else "")
+    column = Column.of(name, values, FIGURES[name].heading())
     texts = [
         intervals.text(name, interval)
-        if len({run[name] for run in row.runs}) > 1 and (interval := repeated.figure(row.runs, name)) is not None
+        if row.is_apart(name) and (interval := repeated.figure(row.runs, name)) is not None
         else text
         for row, text in zip(rows, column.texts, strict=True)
     ]
@@ -327,21 +322,14 @@ def _skipped(skipped: Sequence[Skipped]) -> list[Block]:
     return [Fold(title, [Grid("skipped", "skipped records", [folders, reasons])])]
 
 
-def _failed(runs: Sequence[DetailedRun]) -> list[Block]:
-    """The runs that did not end ok, with their causes; their figures are left out."""
+def _failed(runs: Sequence[DetailedRun], axes: Sequence[str]) -> list[Block]:
+    """The runs that did not end ok, with their causes and settings; their figures are left out."""
     if not runs:
         return []
     statuses = [f"{number} {status}" for status, number in Counter(clean(run["status"]) for run in runs).items()]
     title = f"{count(len(runs), 'run')} did not end ok: {', '.join(statuses)}"
-    axes = grouping.telling([run.columns for run in runs], list_runs.differing(runs))
-    columns = [
-        *(Column.of(name, [run[name] for run in runs], telling=True) for name in ("status", "cause", "name")),
-        *(
-            Column.of(key, [run[key] for run in runs], short, telling=True)
-            for key, short in grouping.short_names(axes).items()
-        ),
-        Column.of("marks", [run["marks"] for run in runs]),
-    ]
+    names = {name: name for name in ("status", "cause", "name")} | grouping.short_names(axes) | {"marks": "marks"}
+    columns = [Column.of(key, [run[key] for run in runs], short) for key, short in names.items()]
     shown = [column for column in columns if not column.is_empty]
     opened = _details(runs, rerun_commands.of_cells(runs))
     return [Fold(title, [Grid("failed", "runs that did not end ok", shown, opened)])]

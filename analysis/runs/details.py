@@ -27,15 +27,12 @@ class DetailedRun(Run):
     """A run of the report's table with the parts of its record that are no columns, read once.
 
     recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
-    first_loss, last_loss: training losses of the first and last epoch, of tuning of the first step and the last tenth.
     bound, diagnosis: what limits it, in a word and a sentence. profile_rows: of all ranks together;
     profile_steps: over all ranks.
     """
 
     recipe: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    first_loss: float | None = None
-    last_loss: float | None = None
     bound: str | None = None
     diagnosis: str | None = None
     profile_rows: list[dict[str, Any]] = field(default_factory=list)
@@ -57,16 +54,12 @@ def _read(run: Run) -> DetailedRun:
     phases = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
     rows = msgspec.to_builtins(profile.rows) if profile is not None and profile.rows is not UNSET else []
     rows = [row for row in rows if row["group"] in PROFILE_GROUPS]
-    losses = [epoch.train_loss for epoch in record.epochs if epoch.train_loss is not None]
-    is_tuning = run["kind"] == "llm"
     return DetailedRun(
         run.folder,
         run.columns,
         run.prediction,
         record.config.get("recipe"),
         {name: phases[name] for name in PHASES if name in phases},
-        run["loss_first"] if is_tuning else losses[0] if losses else None,
-        run["loss_last_tenth"] if is_tuning else losses[-1] if losses else None,
         diagnosis.bound,
         diagnosis.sentence,
         [row for row in rows if row["rank"] is None] or rows,

@@ -43,7 +43,8 @@ def text(name: str, interval: Interval) -> str:
     if name.endswith("accuracy"):
         return f"{shown} ± {100 * half:.2f}"
     has_no_sign = figures.unit(name) in (figures.SECONDS, figures.PLAIN)
-    return f"{shown} ± {f'{half:.2g}' if has_no_sign and half < 10 else figures.text(name, half)}"
+    short = f"{half:.1f}" if half >= 1 else f"{half:.2g}"
+    return f"{shown} ± {short if has_no_sign and half < 100 else figures.text(name, half)}"
 
 
 def bonferroni(count: int) -> float:

@@ -206,6 +206,7 @@ FIGURES = {
             "training_joules",
             unit=JOULES,
             better="lower",
+            head="energy",
             goal="energy",
             keys=dict.fromkeys(BOTH, ("gpu.energy_joules",)),
         ),
