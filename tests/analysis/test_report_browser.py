@@ -89,7 +89,7 @@ def test_rows_sort_filter_and_open_without_a_mouse(browser: Any, report: Path):
     before, box = view.headings(), view.page.locator("[data-grid=training]").get_by_role("checkbox", name="columns")
     box.focus()
     view.page.keyboard.press("Space")
-    assert {*view.headings()} > {*before, "step_s"}
+    assert {*view.headings()} > {*before, "startup_s"}
     view.page.keyboard.press("Space")
     assert view.headings() == before
     view.sound()
