@@ -6,6 +6,7 @@ from pathlib import Path
 from analysis import experiments
 from analysis.experiments import Experiment, Panel
 from analysis.figures import ALL
+from analysis.figures.effect_charts import effects_alone
 from analysis.figures.experiment_charts import by_measure
 from analysis.figures.predictions import predicted
 from analysis.figures.profile_charts import copies, metrics
@@ -30,6 +31,7 @@ FORMS = {
 }
 TIMELINES = "timelines"
 GENERAL = {
+    "effects": effects_alone,
     "losses": losses,
     "phases": phases,
     "efficiency": efficiency,
@@ -39,6 +41,7 @@ GENERAL = {
 }
 # What runs must have for a general figure
 NEEDS = {
+    "effects": "another that differs from it in one setting alone",
     "losses": "two epochs of training, or two steps of tuning",
     TIMELINES: SAMPLES,
     "predicted": "a prediction, which needs records before it",

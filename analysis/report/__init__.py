@@ -12,6 +12,7 @@ from analysis.answers import answers
 from analysis.figures import vega
 from analysis.report import (
     answer_section,
+    effects_section,
     expected_section,
     machine_section,
     page,
@@ -85,6 +86,7 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     verdicts = claims.judge(runs, mix)
     sections = [
         answer_section.section(answers(runs, mix), runs),
+        effects_section.section(runs, mix),
         runs_section.section(runs, found.skipped, repeated, mix),
         settings_section.section(runs),
         expected_section.predictions_section(runs),

@@ -26,6 +26,11 @@ class Interval:
     high: float | None
     basis: str = ""
 
+    @property
+    def is_told(self) -> bool:
+        """True if the bounds are known and leave out 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
     def mapped(self, unit: Callable[[float], float]) -> "Interval":
         """The same interval in another unit; `unit` is an increasing function."""
         low, high = (None if bound is None else unit(bound) for bound in (self.low, self.high))

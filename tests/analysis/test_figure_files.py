@@ -124,7 +124,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
 def test_general_figures_are_valid(tmp_path: Path):
     grids.fill(tmp_path, "table2", (0, 1))
     runs = load.read([tmp_path]).runs
-    for draws in (figures.losses, figures.phases, figures.efficiency, figures.trade_off):
+    for draws in (figures.effects_alone, figures.losses, figures.phases, figures.efficiency, figures.trade_off):
         (figure, *_) = draws(runs)
         assert vega_lite().is_valid(figure.spec)
         assert figure.title in texts(figure) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))

@@ -92,7 +92,7 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert escape(EVIL).replace("&#x27;", "&#39;") in rest  # whole, as text
     quoted = page.in_script({"a": "</script><!--&", "b": [float("nan")]})
     assert not set("<>&") & set(quoted) and json.loads(quoted) == {"a": "</script><!--&", "b": [None]}
-    sections = "answers runs settings papers machine others"
+    sections = "answers matters runs settings papers machine others"
     assert re.findall(r'<section id="(\w+)"', rest) == sections.split()
 
     grids = inlined(text)["grids"]

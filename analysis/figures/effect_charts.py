@@ -1,0 +1,136 @@
+"""What each swept setting gains alone, in time and accuracy: a bar for the best level of each axis."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import altair as alt
+
+from analysis.commands.best import Limits, Ranking, rankings
+from analysis.figures import captions
+from analysis.figures.charts import LINE, WIDTH
+from analysis.figures.setting_charts import MOST_SERIES, SettingGroup, mean_time_s
+from analysis.figures.vega import Figure, layered, numbered
+from analysis.runs import grouping
+from analysis.runs.grouping import ACCURACY, of_setting
+from analysis.runs.load import Run
+from analysis.stats import effects
+from analysis.stats.effects import Effect, Point
+from multicard import workloads
+
+ROW = 40  # points, of a bar and its name of two lines
+TIME = "total_s"
+AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
+HOW = "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: not told from no gain"
+UNREPEATED = "Nothing was repeated: noise is how a gain differs between pairs; repeat=2 tells noise from interactions"
+
+
+@dataclass(frozen=True)
+class WhatMatters:
+    """The effects of a work's axes on its time (their logarithms), or on its accuracy."""
+
+    ranking: Ranking
+    measure: str
+
+    @cached_property
+    def points(self) -> list[Point]:
+        is_time, made = self.measure == TIME, list[Point]()
+        column = "tokens_per_s" if is_time and self.ranking.runs[0]["kind"] == "llm" else self.measure
+        spreads = self.ranking.repeated.of_column(column)
+        for one in self.ranking.settings:
+            value = mean_time_s(one.runs) if is_time else of_setting(one.runs, ACCURACY)
+            if value is not None:
+                levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
+                n = len(one.runs if is_time else grouping.by_seed(one.runs))
+                made.append(Point(levels, -math.log(value) if is_time else value, n, spreads.of(one.runs[0])))
+        return made
+
+    @cached_property
+    def by_axis(self) -> list[list[Effect]]:
+        """The effects of each axis of few levels, against its default, or the first level without that."""
+        defaults, bases = workloads.defaults(self.ranking.runs[0]["kind"]), dict[str, Any]()
+        for key in self.ranking.keys:
+            levels = captions.ordered(list(dict.fromkeys(point.levels[key] for point in self.points)))
+            default = defaults.get(key.removesuffix(".name"))
+            if 1 < len(levels) <= MOST_SERIES:
+                bases[key] = next((one for one in levels if one == getattr(default, "value", default)), levels[0])
+        return effects.main_effects(self.points, bases)
+
+    @cached_property
+    def interactions(self) -> list[str]:
+        """A sentence for each: "gpus=2, not 1: 1.8x faster with layout=nhwc, but 1.1x faster with layout=nchw"."""
+        found = effects.interactions(self.points, [own[0] for own in self.by_axis])
+        gains = [
+            [f"{self._gain(gain)} with {self._names[one.axis]}={grouping.typed(at)}" for at, gain in one.gains.items()]
+            for one in found
+        ]
+        return [f"{self.change(one.effect)}: {', but '.join(own)}" for one, own in zip(found, gains, strict=True)]
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return grouping.short_names(self.ranking.keys)
+
+    def change(self, effect: Effect) -> str:
+        """What is changed: "gpus=2, not 1"."""
+        return f"{self._names[effect.axis]}={grouping.typed(effect.level)}, not {grouping.typed(effect.base)}"
+
+    def gain(self, effect: Effect) -> str:
+        """A gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
+        gain, ends = effect.gain, [self._gain(end) for end in (effect.gain.low, effect.gain.high) if end is not None]
+        if gain.is_told:
+            ends = [end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))]
+        interval = " to ".join(ends) or "no interval: repeat=2"
+        return f"{self._gain(gain.estimate) if gain.is_told or not ends else 'not told apart'} ({interval})"
+
+    def _gain(self, gain: float) -> str:
+        if self.measure == ACCURACY:
+            return f"{100 * gain:+.1f} points"
+        return f"{math.exp(abs(gain)):.3g}x {'faster' if gain >= 0 else 'slower'}"
+
+    def figure(self, name: str) -> Figure:
+        """The best level of each axis."""
+        group = SettingGroup({str(one.cell): one.runs for one in self.ranking.settings}, self.ranking.keys)
+        unit = math.exp if self.measure == TIME else (100.0).__mul__
+        rows = [
+            {"change": self.change(best), "gain": self.gain(best), "pairs": best.blocks, "told": best.gain.is_told}
+            | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
+            | {"at": f"{self.change(best)}{LINE}{self.gain(best)}", "series": "+" if best.gain.estimate > 0 else "-"}
+            for best, *_ in self.by_axis
+            for shown in [best.gain.mapped(unit)]
+        ]
+        most = max(abs(best.gain.estimate) for best, *_ in self.by_axis)
+        ends = [end for best, *_ in self.by_axis for end in (best.gain.low, best.gain.high) if end is not None]
+        reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0))) or 0.1
+        kind = "log" if self.measure == TIME else "linear"
+        scale = alt.Scale(type=kind, domain=[unit(-reach), unit(reach)], nice=False, clamp=True)
+        names = alt.Axis(labelExpr=f"split(datum.label, '{LINE}')", labelLimit=320, labelPadding=6)
+        told = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
+        colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
+        axis = alt.Axis(values=[unit(step * reach / 2.5) for step in range(-2, 3)], format=".2~r", grid=False)
+        base = alt.Chart().encode(y=alt.Y("at:N", sort=None, title=None, axis=names))
+        x = alt.X("base:Q", title=AXES[self.measure], scale=scale, axis=axis)
+        zero = alt.Chart().mark_rule(style="ideal").encode(x=x)
+        bars = base.mark_bar(size=ROW / 2.5).encode(x="base:Q", x2="mean:Q", opacity=told, color=colour)
+        rules = base.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(x="low:Q", x2="high:Q")
+        chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
+        notes = [HOW, *[UNREPEATED] * (not all(point.spread.degrees for point in self.points)), *self.interactions]
+        title = f"What each setting gains in {'time' if self.measure == TIME else 'accuracy'}, all else equal"
+        return group.figure(name, chart, rows, title, notes)
+
+
+def what_matters(runs: Sequence[Run], mix: bool = False) -> list[WhatMatters]:
+    """The effects in each work, on time and on accuracy, the newest work first; none where no two settings differ in one axis alone."""
+    try:
+        ranked = rankings(runs, "time", Limits(), mix)
+    except ValueError:  # nothing that can be ranked
+        return []
+    ranked.sort(key=lambda ranking: max(run["started_at"] or "" for run in ranking.runs), reverse=True)
+    found = (WhatMatters(ranking, measure) for ranking in ranked for measure in AXES)
+    return [one for one in found if one.by_axis]
+
+
+def effects_alone(runs: Sequence[Run]) -> list[Figure]:
+    """A figure for each work and measure."""
+    return [one.figure(numbered("effects", index)) for index, one in enumerate(what_matters(runs))]
