@@ -6,7 +6,7 @@ can be told apart in it; the others are figures of their own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
@@ -29,13 +29,13 @@ from analysis.figures.experiment_charts import MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
 from analysis.runs.details import REST
-from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
+from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.measure import formulas, timing
 from multicard.records import figures as registry
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
-from multicard.records.text_table import first_few
+from multicard.records.text_table import clean, first_few
 
 MOST_SERIES = 8  # settings in a figure with lines
 MOST_BARS = 30  # settings in a figure with bars
@@ -47,6 +47,9 @@ REST_NOTES = {
     "llm": "Rest of the step: torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
 }
 RANKS = "ranks"
+MOST_POINTS = 500  # settings of a trade-off
+AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules")
+CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
 FRONT = "Numbers: the front in time, ranks and accuracy, as python -m analysis best --goal time has it"
 
@@ -256,7 +259,7 @@ def mean_time_s(runs: Sequence[Run]) -> float | None:
 
 
 def trade_off(runs: Sequence[Run]) -> list[Figure]:
-    """A figure for each work; none where fewer than two of its settings have an accuracy or a peak memory."""
+    """A figure for each work; none where fewer than two of its settings have an accuracy, loss or peak memory."""
     try:
         ranked = rankings(runs, "time", Limits(), mix=False)
     except ValueError:  # nothing that can be ranked
@@ -269,23 +272,26 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 
 
 def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
-    """Settings as points, coloured and shaped by the first two columns that have few values."""
-    group = SettingGroup({ranking.label(one): one.runs for one in ranking.settings}, ranking.keys, work=ranking.work)
+    """The front and the fastest other settings as points, coloured and shaped by the first two columns of few values;
+    None where fewer than two have what time is drawn against."""
+    shown = [one for rank, one in enumerate(ranking.settings) if rank < MOST_POINTS or one in ranking.front]
+    group = SettingGroup({ranking.label(one): one.runs for one in shown}, ranking.keys, work=ranking.work)
     values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
     few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES]
     encodings = {}
     for channel, key in zip(("color", "shape"), few, strict=False):
         order = list(dict.fromkeys(captions.value(key, value, group.runs) for value in values[key]))
         encodings |= by_series(order, channel, field=escaped(key))
-    time = captions.unit("total_s", max(setting.cost for setting in ranking.settings))
+    time = captions.unit("total_s", max(setting.cost for setting in shown))
     rows = list[Row]()
-    for measure in (ACCURACY, MEMORY):
-        known = [(one, value) for one in ranking.settings if (value := of_setting(one.runs, measure)) is not None]
+    for measure in AGAINST:
+        known = [(one, value) for one in shown if (value := of_setting(one.runs, measure)) is not None]
         rows += [
             {"measure": measure, SERIES: ranking.label(one), "of": MEASURED, "mean": value, "n": len(one.runs)}
             | {key: captions.value(key, one.runs[0][key], group.runs) for key in few}
             | {"front": {id(each): number for number, each in enumerate(ranking.front, 1)}.get(id(one))}
             | {"total_s": one.cost, "x": one.cost / time.divisor}
+            | {"folders": [clean(str(run.folder)) for run in one.runs]}
             for one, value in known * (len(known) > 1)
         ]
     if not rows:
@@ -298,14 +304,18 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     )
     notes = [f"Front: {first_few([f'{number} {text}' for number, text in enumerate(front, 1)], MOST_NAMED, '; ')}"]
     notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []
+    notes += [f"The fastest {len(shown):,} of {count(len(ranking.settings), 'setting')}"] * (shown != ranking.settings)
     measures = dict.fromkeys(row["measure"] for row in rows)
     title = f"Time against {captions.listed([captions.measure(measure) for measure in measures])}"
-    return group.figure(name, chart, rows, title, [*notes, FRONT])
+    return replace(group.figure(name, chart, rows, title, [*notes, FRONT]), one_at_a_time=True)
 
 
 def _layers(encodings: dict[str, Any], title: str) -> list[Any]:
     base = alt.Chart().encode(x=alt.X("x:Q", title=title, axis=alt.Axis(tickCount=6)), y=y_axis())
-    columns = [alt.Tooltip(f"{SERIES}:N"), alt.Tooltip("x:Q", title="time"), *tooltips(interval=False)]
-    points = base.mark_point(size=60, opacity=0.9, filled=True)
-    numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8)
-    return [points.encode(**encodings, tooltip=columns), numbers.encode(text="front:N")]
+    columns = [alt.Tooltip(f"{SERIES}:N"), alt.Tooltip("x:Q", title="time", format=".4~g"), *tooltips(interval=False)]
+    chosen = alt.selection_point(CHOSEN, fields=[SERIES], toggle="event.shiftKey")
+    size = alt.when(chosen, empty=False).then(alt.value(220)).otherwise(alt.value(60))
+    faint = alt.when("isValid(datum.front)").then(alt.value(0.95)).otherwise(alt.value(0.35))
+    points = base.mark_point(filled=True, cursor="pointer").encode(**encodings, tooltip=columns, size=size, opacity=faint)
+    numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8).encode(text="front:N")
+    return [points.add_params(chosen), numbers]

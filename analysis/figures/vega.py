@@ -46,6 +46,7 @@ class Figure:
     above: lines below the title: what all runs have in common. below: lines below the chart: how to read it.
     marks: signs of its runs (`analysis.runs.columns`).
     width: of the chart, in points: no line of text is much wider.
+    one_at_a_time: a page has its charts one by one, of which the reader chooses.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Figure:
     below: Sequence[str] = ()
     marks: str = ""
     width: int = 0
+    one_at_a_time: bool = False
 
     @property
     def caption(self) -> str:

@@ -17,6 +17,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from analysis.figures.vega import Figure
 from analysis.report.blocks import Column, Grid, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
@@ -49,7 +50,7 @@ def html(report: Report) -> str:
         "legend": report.legend,
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
-        "plots": {plot.figure.name: {"spec": plot.figure.chart, "rows": plot.figure.data} for plot in plots},
+        "plots": {plot.figure.name: _plot(plot.figure) for plot in plots},
     }
     styles = (FOLDER / "page.css").read_text()
     scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in SCRIPTS)]
@@ -98,6 +99,10 @@ def _template() -> Any:
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["alignment"] = lambda table: alignment(table.headings, table.rows)
     return environment.get_template("page.html")
+
+
+def _plot(figure: Figure) -> dict[str, Any]:
+    return {"spec": figure.chart, "rows": figure.data, "one_at_a_time": figure.one_at_a_time}
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -28,6 +28,27 @@ function nextFactor(drawn, room) {
 class Plot {
   constructor(place) {
     Object.assign(this, { place, packed: data.plots[place.dataset.plot], drawn: null });
+    const charts = [...new Set(this.packed.rows.map((row) => row.chart))];
+    if (!this.packed.one_at_a_time || charts.length < 2) return;
+    const chooser = element("select", {}, ...charts.map((chart) => element("option", { textContent: chart })));
+    chooser.addEventListener("change", () => {
+      this.shown = chooser.value;
+      this.drawn = null;
+      this.draw();
+    });
+    this.shown = chooser.value;
+    place.parentElement.before(element("label", { className: "chooser" }, "Against ", chooser));
+  }
+
+  get rows() {
+    return this.shown ? this.packed.rows.filter((row) => row.chart === this.shown) : this.packed.rows;
+  }
+
+  // The runs of the points that are chosen, of all where none is, for the tables of the page
+  choose(points) {
+    const series = new Set(points.map((point) => point.values[0]));
+    const folders = this.rows.filter((row) => series.has(row.series)).flatMap((row) => row.folders);
+    document.dispatchEvent(new CustomEvent("choose", { detail: { folders } }));
   }
 
   get room() {
@@ -50,9 +71,10 @@ class Plot {
     const sizes = [];
     for (let factor = 1; sizes.length < MOST_TRIES; factor = nextFactor(sizes, room)) {
       this.view?.finalize();
-      const spec = { ...adapted(this.packed.spec, factor, isNarrow), data: { values: structuredClone(this.packed.rows) } };
+      const spec = { ...adapted(this.packed.spec, factor, isNarrow), data: { values: structuredClone(this.rows) } };
       this.view = (await window.vegaEmbed(this.place, spec, { ...OPTIONS, config })).view;
       if (this.drawn !== drawing) return; // another theme or width was asked for meanwhile
+      if (this.packed.one_at_a_time) this.view.addDataListener("chosen_store", (_, points) => this.choose(points));
       const svg = this.place.querySelector("svg");
       svg.setAttribute("aria-hidden", "true"); // the place is one image with a name, whose data can be downloaded
       sizes.push([factor, svg.width.baseVal.value]);

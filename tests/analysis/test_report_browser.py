@@ -30,7 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lr = 1e-4 * (number + (number == 1))  # the first two repeat one setting
         records.write(folder / "rates" / str(number), records.vision(seed=seed, lr=lr, total_s=1000.0 + number), steps)
     whole = build(folder)
-    sections = [section for section in whole.sections if section.name not in ("settings", "papers", "claims")]
+    sections = [section for section in whole.sections if section.name not in ("matters", "settings", "papers", "claims")]
     path = folder / "report.html"
     page.write(path, replace(whole, sections=[*sections, strangers_section()], themes=THEMES))
     return path
@@ -200,6 +200,28 @@ def test_every_figure_is_drawn_in_the_systems_theme_and_hands_out_its_data(brows
     runs = view.downloaded(view.page.locator("[data-grid=training] button", has_text="Download"), tmp_path)
     assert len(runs) == 209 and {run["total_s"] for run in runs} > {"400", "1199", "1002"}
     assert [run["seed"] for run in runs].count("20231121") == 1
+    view.sound()
+
+
+def test_time_is_drawn_against_what_is_chosen_and_points_choose_runs(browser: Any, tmp_path: Path):
+    page.write(tmp_path / "report.html", build(sweep(tmp_path)))
+    view = View(browser, tmp_path / "report.html")
+    view.page.evaluate("document.addEventListener('choose', e => (window.chosen ??= []).push(e.detail.folders))")
+    view.draw_all()
+    figure = view.page.locator("#figure-trade_off")
+    drawing = figure.locator("svg")
+    assert figure.locator(".mark-symbol.role-mark path").count() == 10
+    assert "test accuracy (%)" in (drawing.text_content() or "")
+    figure.get_by_role("combobox", name="Against").focus()
+    view.page.keyboard.press("ArrowDown")
+    view.until(lambda: "peak memory" in (drawing.text_content() or ""))
+    point = figure.locator(".mark-symbol.role-mark path").first
+    point.click()
+    view.until(lambda: view.page.evaluate("window.chosen?.length") == 1)
+    (folder,) = view.page.evaluate("window.chosen[0]")
+    assert folder == str(tmp_path / "grid/fp16-4")  # the fastest
+    drawing.click(position={"x": 90, "y": 150})
+    view.until(lambda: view.page.evaluate("window.chosen.at(-1)") == [])
     view.sound()
 
 
