@@ -121,7 +121,7 @@ class WhatMatters:
 
 
 def what_matters(runs: Sequence[Run], mix: bool = False) -> list[WhatMatters]:
-    """The effects in each work, on time and on accuracy, the newest work first; none where no two settings differ in one axis alone."""
+    """The effects in each work, the newest first, on time and on accuracy; none where none differ in one axis."""
     try:
         ranked = rankings(runs, "time", Limits(), mix)
     except ValueError:  # nothing that can be ranked

@@ -316,6 +316,8 @@ def _layers(encodings: dict[str, Any], title: str) -> list[Any]:
     chosen = alt.selection_point(CHOSEN, fields=[SERIES], toggle="event.shiftKey")
     size = alt.when(chosen, empty=False).then(alt.value(220)).otherwise(alt.value(60))
     faint = alt.when("isValid(datum.front)").then(alt.value(0.95)).otherwise(alt.value(0.35))
-    points = base.mark_point(filled=True, cursor="pointer").encode(**encodings, tooltip=columns, size=size, opacity=faint)
+    points = base.mark_point(filled=True, cursor="pointer").encode(
+        **encodings, tooltip=columns, size=size, opacity=faint
+    )
     numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8).encode(text="front:N")
     return [points.add_params(chosen), numbers]

@@ -30,7 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lr = 1e-4 * (number + (number == 1))  # the first two repeat one setting
         records.write(folder / "rates" / str(number), records.vision(seed=seed, lr=lr, total_s=1000.0 + number), steps)
     whole = build(folder)
-    sections = [section for section in whole.sections if section.name not in ("matters", "settings", "papers", "claims")]
+    sections = [section for section in whole.sections if section.name not in ("matters", "settings", "papers")]
     path = folder / "report.html"
     page.write(path, replace(whole, sections=[*sections, strangers_section()], themes=THEMES))
     return path
