@@ -146,6 +146,11 @@ class Panel:
     apart: str = ""
 
     @property
+    def command(self) -> str:
+        """The command that measures what is missing, shrunk as its runs are."""
+        return self.experiment.command + " scale=smoke" * (("scale", "smoke") in self.setting)
+
+    @property
     def runs(self) -> list[Run]:
         return [run for runs in self.cells.values() for run in runs]
 

@@ -225,7 +225,7 @@ class _Candidate:
         why = _why(verdict, figures, self.asked, lost)
         judged = Verdict(self.claim, verdict, asked=self.asked, lost=lost, why=why)
         if verdict == UNMEASURED:
-            return replace(judged, command=self.panel.experiment.command)
+            return replace(judged, command=self.panel.command)
         return replace(
             judged,
             figures=figures,

@@ -273,7 +273,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
     if any(EFFICIENCY in row for row in rows):
         notes.append(f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; what the papers' tables call so is {AGAINST_ONE} in percent")
     if panel.missing:
-        notes.append(f"{count(len(panel.missing), 'cell')} not measured: {experiment.command}")
+        notes.append(f"{count(len(panel.missing), 'cell')} not measured: {panel.command}")
     if any(run["scale"] == "smoke" for run in runs):
         notes.append("scale=smoke: these figures show that the sweep works, not what the papers measured")
     notes += same_setting.notes(panel, papers)

@@ -81,7 +81,7 @@ class CellSweeper(BasicSweeper):
         from multicard import workloads
         from multicard.sweep.axes import Axes
 
-        assert self.config is not None and self.hydra_context is not None
+        assert self.config is not None
         assert isinstance(self.launcher, CellLauncher)
         own = self.config.hydra.experiment
         sweeps = [(Axes(self.axes, own.smoke, own.exclude), arguments)]
@@ -92,5 +92,4 @@ class CellSweeper(BasicSweeper):
                 for name in workloads.experiments(workload)
             ]
         shrunk, times = self.config.scale == "smoke", repeats(self.config.repeat)
-        loader = self.hydra_context.config_loader
-        return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times, loader)]
+        return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times)]

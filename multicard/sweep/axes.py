@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
@@ -45,7 +44,6 @@ class Axes:
         words: Sequence[str],
         shrunk: bool,
         times: int,
-        loader: ConfigLoader | None = None,
         tell: Callable[[str], None] = say,
     ) -> Cells:
         """The overrides of each cell.
@@ -54,13 +52,12 @@ class Axes:
             words: of the command.
             shrunk: True with `scale=smoke`.
             times: measurements of each; 0 where the launcher decides.
-            loader: finds the options of `glob()`.
             tell: called with a line about cells that are left out.
         """
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
         axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
-        cells = product(OverridesParser.create(config_loader=loader).parse_overrides([*axes, *words]))
+        cells = product(OverridesParser.create().parse_overrides([*axes, *words]))
         for entry in self.exclude:
             named = {f"{key}={value}" for key, value in entry.items()}
             within = [overrides for overrides in cells if not named <= {*overrides}]

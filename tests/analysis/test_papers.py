@@ -70,6 +70,7 @@ def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     (line,) = same_setting.notes(other, [])
     assert line == "the papers' figures are of another setting: batch_size=64 (experiment: 32), epochs=2 (papers: 20)"
     shrunk = panel("table2", papers_records.write(tmp_path / "shrunk", "table2", scale="smoke"))
+    assert shrunk.command == "python train_vision.py experiment=table2 name=table2 scale=smoke"
     assert not same_setting.beside(shrunk, "total_s") and not same_setting.notes(shrunk, [])
     few = panel("table5", papers_records.write(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500))
     assert not same_setting.beside(few, "total_s")
