@@ -149,6 +149,13 @@ def _figure(found: Found, options: argparse.Namespace) -> list[str]:
 def _report(options: argparse.Namespace) -> int:
     from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
 
+    if options.watch or options.port is not None:
+        if options.out is not None:
+            raise ValueError("--out: --watch serves the page and writes no file; leave one of them out")
+        from analysis.report import watch
+
+        watch.serve(report.watched(options.folders, options.title, options.mix), options.port or 0)
+        return 0
     found = load.read(options.folders)
     lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
     command = dashboard.command(found.runs)
@@ -257,6 +264,8 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", **FOLDERS)
     add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=cli.file)
     add("--title", metavar="TEXT", help="the heading of the page")
+    add("--watch", help="serve the page here alone, up to date, with the cells that run now", action="store_true")
+    add("--port", metavar="N", help="the same at this port (a free one)", type=int)
     add("--mix", **MIX)
 
     add = command("dashboard", _dashboard, "a workspace and a report in Weights & Biases", dashboard.__doc__)

@@ -21,6 +21,7 @@ from analysis.report import (
     settings_section,
 )
 from analysis.report.blocks import Report
+from analysis.report.watch import Watch
 from analysis.runs import details, load
 from analysis.runs.columns import MARKS
 from analysis.runs.load import Found
@@ -61,6 +62,16 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
     size_bytes = page.write(path, report)
     found_out = [answer.sentence for answer in answers(found.runs, mix)[:1]]
     return "\n".join([*found_out, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
+
+
+def watched(folders: Sequence[Path], title: str | None, mix: bool) -> Watch:
+    """The report on all runs under `folders`, which need not exist yet, for `watch.serve`."""
+    name = title or _title(folders)
+
+    def made() -> Report:
+        return build(load.read(folders), name, mix, expected_section.read_plans(folders))
+
+    return Watch(folders, made, lambda reason: Report(name, timestamp(), reason, [], {}, []))
 
 
 def default_path(folders: Sequence[Path]) -> Path:

@@ -295,4 +295,4 @@ class Grid {
   }
 }
 
-document.querySelectorAll("[data-grid]").forEach((place) => new Grid(place));
+const grids = [...document.querySelectorAll("[data-grid]")].map((place) => new Grid(place));

@@ -24,6 +24,7 @@ from multicard.records.text_table import alignment, clean
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("grid.js", "copy.js", "plots.js")  # one script in this order: each uses names of those before
+WATCH = "watch.js"  # the last of them in a page that is served
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG = 48  # letters of a text, from which on its column may be broken into lines
 MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
@@ -35,8 +36,11 @@ def write(path: Path, report: Report) -> int:
     return path.stat().st_size
 
 
-def html(report: Report) -> str:
+def html(report: Report, version: int | None = None) -> str:
     """The whole page.
+
+    Args:
+        version: number of the page where it is served (`watch`), which asks its server for news; None for a file.
 
     Raises:
         ValueError: two grids or two figures with the same name for their data.
@@ -53,9 +57,11 @@ def html(report: Report) -> str:
         "plots": {plot.figure.name: _plot(plot.figure) for plot in plots},
     }
     styles = (FOLDER / "page.css").read_text()
-    scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in SCRIPTS)]
+    names = SCRIPTS if version is None else (*SCRIPTS, WATCH)
+    scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in names)]
     allowed = " ".join(map(_hash, scripts))
     policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none'; form-action 'none'"
+    policy += "" if version is None else "; connect-src 'self'"
     page = _template().render(
         report=report,
         policy=Markup(policy),
@@ -63,6 +69,7 @@ def html(report: Report) -> str:
         scripts=list(map(Markup, scripts)),
         data=Markup(in_script(data)),
         vega=VEGA if plots else "",
+        version=version,
     )
     return page.encode(errors="replace").decode()  # a folder's name need not be text
 

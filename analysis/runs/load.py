@@ -85,7 +85,7 @@ def read(folders: Sequence[Path], probes: bool = False) -> Found:
     runs: list[Run] = []
     skipped: list[Skipped] = []
     left_out = 0
-    for path, written in _below(folders):
+    for path, written in run_folders(folders):
         run = _read(path, probes) if written else Skipped(path, UNFINISHED)
         if run is None:
             left_out += 1
@@ -103,7 +103,7 @@ def read(folders: Sequence[Path], probes: bool = False) -> Found:
     return Found(runs, skipped)
 
 
-def _below(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     """Each run folder, and whether its record was written; not what is hidden, as a measurement put aside is."""
     folders = list(folders)
     seen: set[str] = set()

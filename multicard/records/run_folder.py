@@ -282,6 +282,15 @@ def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = 
     return f"{text}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")
 
 
+def settings_of(name: str) -> list[str]:
+    """The changed axes in the name of a cell's folder, then "rep 2" and "probe" where they apply; see `cell_name`."""
+    found = re.fullmatch(r"(.*)-\w{8}(?:-r(\d+))?(-probe)?", name)
+    if found is None:
+        return [name]
+    axes = re.split(r",(?=[\w+.-]+=)", found[1])  # a list of values has commas too
+    return axes + [f"rep {found[2]}"] * bool(found[2]) + ["probe"] * bool(found[3])
+
+
 def find_cell(sweep: Path, name: str) -> Path:
     """The folder of a cell in `sweep`: the one in which the same configuration was measured, else a new one."""
     ending = re.search(r"-(\w{8})(-r\d+)?(-probe)?$", name)

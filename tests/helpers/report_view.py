@@ -31,7 +31,7 @@ def launched() -> Iterator[Any]:
 class View:
     """A page, and all that it said or asked for."""
 
-    def __init__(self, browser: Any, report: Path, width: int = 1300, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, report: Path | str, width: int = 1300, scheme: str = "light") -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.width = width
         self.messages: list[str] = []
@@ -39,7 +39,7 @@ class View:
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(report.as_uri())
+        self.page.goto(report.as_uri() if isinstance(report, Path) else report)
 
     def rows(self) -> list[list[str]]:
         cells = "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"

@@ -1,0 +1,152 @@
+"""`report --watch`: the page on loopback, made anew as runs end, with the cells that run now.
+
+The address holds a random token: who does not know it gets an empty 404, as does a page from elsewhere that has its own
+name resolve to this machine. Folders are read only while somebody looks, at a low priority and at most a third of the
+time, so that measurements beside it are not disturbed.
+"""
+
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+from analysis.report import page
+from analysis.report.blocks import Report
+from analysis.runs.running import Onlooker
+from multicard.measure.timing import clock_s, pause
+from multicard.records.text_table import first_few
+
+LOOPBACK = "127.0.0.1"
+LEAST_S = 2.0  # between two looks at the folders
+PAUSES = 2  # length of a pause, by that of the look before it, or of making the page
+NICE = 10  # a tenth of a core that a CPU rank keeps busy; at 19 a page would take minutes there
+PATIENCE_S = 10.0  # for the request of a connection
+HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+HEADERS |= {"X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+class Watch:
+    """The page about the runs under some folders, and the cells that are being measured there.
+
+    build: makes the report. waiting: makes one without runs, from the reason.
+    """
+
+    def __init__(self, folders: Sequence[Path], build: Callable[[], Report], waiting: Callable[[str], Report]) -> None:
+        self._build, self._waiting, self._onlooker = build, waiting, Onlooker(folders)
+        self._page, self._version, self._problem = page.html(waiting("Reading the runs"), 0), 0, ""
+        self._results: Any = None  # of which the page is; None before the first
+        self._asked = Event()
+        self._asked.set()
+
+    def keep_up(self) -> None:
+        """Look at the folders, then again and again while somebody asks."""
+        while self._asked.wait():
+            self._asked.clear()
+            began_s = clock_s()
+            try:
+                self._look()
+            except Exception as error:  # a folder may vanish meanwhile; the page says it, and the next look may go well
+                self._problem = f"This page could not be brought up to date: {error}"
+            pause(max(LEAST_S, (clock_s() - began_s) * PAUSES))
+
+    def _look(self) -> None:
+        self._onlooker.scan()
+        results = self._onlooker.results
+        if results != self._results:
+            report = self._build() if results else self._waiting("Waiting for the first run")
+            self._page = page.html(report, self._version + 1)
+            self._version, self._results, self._problem = self._version + 1, results, ""
+
+    def html(self) -> str:
+        """The newest page; one that says that runs are being read before the first is made."""
+        self._asked.set()
+        return self._page
+
+    def state(self) -> str:
+        """JSON for the page: the `version` of the newest one, the `running` cells, and `notes`."""
+        self._asked.set()
+        running = [cell.look(clock_s()) for cell in self._onlooker.running.values()]
+        cut_off = first_few([folder.name for folder in self._onlooker.cut_off], 2)
+        notes = [self._problem, cut_off and f"Interrupted, without a record: {cut_off}."]
+        return json.dumps({"version": self._version, "running": running, "notes": [note for note in notes if note]})
+
+
+class Server(ThreadingHTTPServer):
+    """Answers at an address that its user alone knows.
+
+    Raises:
+        ValueError: it cannot listen at the port.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, port: int, watch: Watch) -> None:
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"--port {port}: {error}; leave it out for a free one") from None
+        self.token = secrets.token_urlsafe(24)
+        self.address = f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
+        self.answers = {"": ("text/html", watch.html), "state": ("application/json", watch.state)}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a reader that has gone is no error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    server_version, sys_version = "multicard", ""
+    timeout = PATIENCE_S
+
+    def do_GET(self) -> None:
+        token, _, name = self.path.removeprefix("/").partition("/")
+        known = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if known and self._is_local() and name in self.server.answers:
+            kind, answer = self.server.answers[name]
+            self._answer(200, kind, answer().encode())
+        else:
+            self._answer(404, "text/plain", b"")
+
+    def _is_local(self) -> bool:
+        """True where it is asked by a name of this machine; a tunnel of ssh may end at another port."""
+        with suppress(ValueError):
+            return urlsplit(f"//{self.headers.get('Host', '')}").hostname in (LOOPBACK, "localhost")
+        return False
+
+    def _answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        about = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for key, value in (HEADERS | about).items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing: the terminal is the user's."""
+
+
+def serve(watch: Watch, port: int) -> None:
+    """Serve the page until a signal ends it, which is how one ends it.
+
+    Args:
+        port: 0 for a free one.
+
+    Raises:
+        ValueError: it cannot listen at the port.
+    """
+    with suppress(KeyboardInterrupt), Server(port, watch) as server:
+        lines = [server.address, "The address is for you alone, and new each time. Ctrl-C ends it."]
+        if "SSH_CONNECTION" in os.environ:
+            tunnel = f"ssh -N -L {server.server_port}:{LOOPBACK}:{server.server_port} {os.uname().nodename}"
+            lines.append(f"On the machine of your browser, first: {tunnel}")
+        print("\n".join(lines), flush=True)
+        os.nice(NICE)  # the whole process: its threads wait for one another
+        Thread(target=watch.keep_up, daemon=True).start()
+        server.serve_forever()
