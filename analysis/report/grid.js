@@ -246,7 +246,8 @@ class Grid {
     const same = known.filter((column) => column.texts[a] === column.texts[b]);
     const [main, more] = [true, false].map((shown) => known.filter((column) => column.shown === shown && !same.includes(column)));
     const facts = element("dl", {}, ...same.map((column) => this.fact(column, a)));
-    this.comparison.replaceChildren(this.sides(main, a, b), fold(`${more.length} more that differ`, this.sides(more, a, b)), fold(`${same.length} the same`, facts));
+    const others = more.length ? [fold(`${more.length} more that differ`, this.sides(more, a, b))] : [];
+    this.comparison.replaceChildren(this.sides(main, a, b), ...others, fold(`${same.length} the same`, facts));
   }
 
   sides(columns, a, b) {

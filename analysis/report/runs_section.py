@@ -1,11 +1,11 @@
 """The tables of runs: for each kind a row a setting, which opens to its runs; below, the runs that did not end ok.
 
 A setting is a configuration without its seed; runs of several commits or machines are settings apart unless they are
-mixed. Settings are compared only where they differ in nothing but GPUs, or precision.
+mixed. A speed-up is over a setting that differs in nothing but GPUs.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -81,9 +81,10 @@ class Row:
 def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: RepeatedRuns, mix: bool) -> Section:
     """A table for each kind of run, the kind that was measured last first; folded, runs that failed and records that
     could not be used."""
-    kinds = list(grouping.group(sorted(grouping.ok_runs(runs), key=_started_at, reverse=True), ["kind"]))
+    newest = sorted(grouping.ok_runs(runs), key=lambda run: run["started_at"] or "", reverse=True)
+    kinds = list(dict.fromkeys(run["kind"] for run in newest))
     blocks: list[Block] = []
-    for ((_, kind),) in kinds:
+    for kind in kinds:
         name = grouping.kind(kind)
         blocks += [Heading(name.capitalize())] if len(kinds) > 1 else []
         blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
@@ -93,10 +94,6 @@ def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: R
         "What was measured? A row opens with its runs, its command, its loss and all it has; tick two to compare."
     )
     return Section("runs", "Runs", question, blocks)
-
-
-def _started_at(run: Run) -> str:
-    return run["started_at"] or ""
 
 
 def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Grid:
@@ -154,7 +151,7 @@ def _settings(rows: Sequence[Row], runs: Sequence[Run]) -> list[Column]:
     """The settings in which runs differ: first all that were swept, then some of those that tell sweeps apart."""
     axes = [name for name in list_runs.differing(runs) if name != grouping.REPEATED]
     columns = [run.columns for run in runs]
-    sweeps = [[run.columns for run in own] for own in _by_sweep(runs).values()]
+    sweeps = [[run.columns for run in own] for own in grouping.group(runs, ["name"]).values()]
     swept = {name for own in sweeps for name in grouping.apart(own, axes)}
     telling = grouping.telling(columns, axes)
     first = [name for name in axes if name in swept]
@@ -174,13 +171,6 @@ def _settings(rows: Sequence[Row], runs: Sequence[Run]) -> list[Column]:
         )
         for name in names
     ]
-
-
-def _by_sweep(runs: Sequence[Run]) -> dict[Any, list[Run]]:
-    sweeps: dict[Any, list[Run]] = {}
-    for run in runs:
-        sweeps.setdefault(run.folder.parent, []).append(run)
-    return sweeps
 
 
 def _other_settings(runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
@@ -214,8 +204,7 @@ def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
         Column.of(f"{phase}_share", [row.phase_share(phase) for row in rows], phase, "{:.1%}")
         for phase in timing.PHASES
     ]
-    *over_one, over_fp64 = _speedup_columns(rows)
-    shown, hidden = [first, _counts(rows), *over_one, *others, marks], [over_fp64, *hidden]
+    shown = [first, _counts(rows), *_speedup_columns(rows), *others, marks]
     return [replace(column, group=RESULT, shown=column in shown) for column in (*shown, *hidden)]
 
 
@@ -233,32 +222,27 @@ def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
 
 
 def _speedup_columns(rows: Sequence[Row]) -> list[Column]:
-    """Each setting over one GPU, with the parallel efficiency, and over fp64."""
-    over_one = _speedups(rows, grouping.RANKS, lambda row: row.ranks == 1)
-    over_fp64 = _speedups(rows, ("precision",), lambda row: dict(row.cell).get("precision") == "fp64")
+    """Each setting over one GPU, and the parallel efficiency."""
+    over_one = _speedups(rows)
     shares = [speedup and speedup / row.ranks for speedup, row in zip(over_one, rows, strict=True)]
     per_rank = Column.of("parallel_efficiency", shares, "efficiency", "{:.0%}")
     doubts = [DOUBTFUL * (share is not None and share > formulas.DOUBTFUL_EFFICIENCY) for share in shares]
     return [
         Column.of("speedup", over_one, "x 1 GPU", "{:.2f}"),
         replace(per_rank, texts=[text + doubt for text, doubt in zip(per_rank.texts, doubts, strict=True)]),
-        Column.of("speedup_fp64", over_fp64, "x fp64", "{:.2f}"),
     ]
 
 
-def _speedups(rows: Sequence[Row], keys: Sequence[str], is_base: Callable[[Row], bool]) -> list[float | None]:
-    """Each setting over the base that is alike in all but `keys` (another number of ranks has other threads too); None
-    for a base itself, where there is none, and for parts of a setting."""
-    names = [name for name, _ in rows[0].cell]
-    varied = {name for key in keys for name in grouping.meant(key, names)}
-    varied |= {*grouping.CORES} if varied & {*grouping.RANKS} else set()
+def _speedups(rows: Sequence[Row]) -> list[float | None]:
+    """Each setting over that of one rank which is alike in all else but threads; None for that itself, where there is
+    none, and for parts of a setting."""
 
     def others(row: Row) -> Cell:
-        return tuple((key, value) for key, value in row.cell if key not in varied)
+        return tuple((key, value) for key, value in row.cell if key not in (*grouping.RANKS, *grouping.CORES))
 
     bases: dict[Cell, list[Row]] = {}
     for row in rows:
-        if row.parent is None and is_base(row):
+        if row.parent is None and row.ranks == 1:
             bases.setdefault(others(row), []).append(row)
 
     def speedup(row: Row) -> float | None:
