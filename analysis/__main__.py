@@ -6,7 +6,8 @@ FOLDER is multirun by default. An error is one line, `refused: ...`, and exit co
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,13 @@ if __name__ == "__main__":
 
 from analysis import cli, dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, sync, table
+from analysis.output import FORMATS, Output, skipped_lines
 from analysis.runs import load, sql
-from analysis.runs.load import Found
+from analysis.runs.load import Found, Skipped
 from multicard.config.base import TrackerConfig
-from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Parser, drop, typed
-from multicard.records import text_table
 from multicard.records.figures import GOALS
-from multicard.records.run_folder import write_text
 from multicard.records.text_table import clean
 from papers.printed import DATASETS
 
@@ -35,7 +34,9 @@ FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off, t
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is exceeded."""
-    options = _parser().parse_args(words)
+    parser, commands = _parser()
+    name, *rest = (sys.argv[1:] if words is None else words) or [""]
+    options = commands[name].parse_intermixed_args(rest) if name in commands else parser.parse_args([name, *rest])
     try:
         with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
             return options.run(options)
@@ -50,100 +51,84 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _say(lines: Iterable[str]) -> None:
-    """Print all at once: 10,000 lines one by one take a second."""
-    print("\n".join(lines))
-
-
-def _of_runs(lines: Callable[[Found, argparse.Namespace], Iterable[str]]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints lines about the runs of its folders, then the records that could not be used."""
+def _of_runs(found_in: Callable[[Found, argparse.Namespace], Output]) -> Callable[[argparse.Namespace], int]:
+    """A command on the runs of its folders that says and writes what it found in them."""
 
     def run(options: argparse.Namespace) -> int:
         found = load.read(options.folders)
-        _say([*lines(found, options), *list_runs.skipped(found.skipped)])
-        return 0
+        return _emit(found_in(found, options), options, found.skipped)
 
     return run
 
 
-def _list(found: Found, options: argparse.Namespace) -> list[str]:
+def _emit(output: Output, options: argparse.Namespace, skipped: Sequence[Skipped]) -> int:
+    output.emit({form: getattr(options, form) for form in FORMATS}, skipped)
+    return output.code
+
+
+def _list(found: Found, options: argparse.Namespace) -> Output:
     runs = sql.select(found.runs, options.where, options.sort)
-    named = "status" in (options.where or "")
-    lines = list_runs.lines(found, runs, options.columns, text_table.terminal_width(), refused=named)
-    list_runs.write(found, runs, options.columns, options.csv, options.json)
-    return lines
+    return list_runs.output(found, runs, options.columns, refused="status" in (options.where or ""))
 
 
 def _compare(options: argparse.Namespace) -> int:
     a = load.read([options.a])
     b = a if options.b is None else load.read([options.b])
     cells = compare.compare(a.runs, b.runs, options.by, options.common, options.mix, options.margin)
-    within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"] if cells[0].sides[0] else []
-    _say(
-        [
-            *(within or [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]),
-            *compare.table(cells, options.margin).lines(text_table.terminal_width()),
-            *list_runs.skipped([*a.skipped, *(b.skipped if b is not a else [])]),
-        ]
-    )
-    if options.gate is None:
-        return 0
-    passed, line = compare.gated(cells, options.gate)
-    print(line)
-    return 0 if passed else 1
+    sides = [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]
+    within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"] if cells[0].sides[0] else sides
+    table = compare.table(cells, options.margin)._replace(above=within)
+    output = Output(table.lines, lambda: [table], compare.values(cells))
+    if options.gate is not None:
+        passed, line = compare.gated(cells, options.gate)
+        output = replace(output, notes=[line], code=0 if passed else 1)
+    return _emit(output, options, [*a.skipped, *(b.skipped if b is not a else [])])
 
 
-def _best(found: Found, options: argparse.Namespace) -> list[str]:
+def _best(found: Found, options: argparse.Namespace) -> Output:
+    from analysis import answers
+
+    def answer(ranking: best.Ranking) -> list[str]:
+        found = answers.of_ranking(ranking)
+        return [found.sentence, *found.others]
+
     limits = best.Limits(options.accuracy, options.memory, options.gpus)
-    return best.lines(found.runs, options.goal, limits, options.mix, text_table.terminal_width())
+    return best.output(found.runs, options.goal, limits, options.mix, answer)
 
 
-def _table(options: argparse.Namespace) -> int:
-    found, rest = load.read(options.folders), []
+def _table(found: Found, options: argparse.Namespace) -> Output:
     if options.experiment == DATASETS:
-        tables = [table.of_datasets(found.runs)]
-    else:
-        experiment = experiments.load(options.experiment)
-        panels = experiments.panels(experiment, found.runs, options.mix)
-        if not panels:
-            raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
-        chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
-        tables = table.tables(experiment, chosen)
-    content = table.FORMATS[options.format](tables)
-    if options.out is not None:
-        write_text(options.out, content + "\n")
-        return 0
-    notes = [f"--all shows {count(len(rest), 'more setting')} with fewer of the cells"] if rest else []
-    _say([content, *([*notes, *list_runs.skipped(found.skipped)] if options.format == "text" else [])])
-    return 0
+        return table.output([table.of_datasets(found.runs)])
+    experiment = experiments.load(options.experiment)
+    panels = experiments.panels(experiment, found.runs, options.mix)
+    if not panels:
+        raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
+    chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
+    return table.output(table.tables(experiment, chosen), len(rest))
 
 
-def _claims(found: Found, options: argparse.Namespace) -> list[str]:
+def _claims(found: Found, options: argparse.Namespace) -> Output:
     from analysis import claims
     from analysis.claims import render
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
     verdicts = claims.judge(found.runs, options.mix, chosen)
-    if options.json is not None:
-        render.write_verdicts(options.json, verdicts, found.skipped)
-    return (render.table if options.only is None else render.at_length)(verdicts, text_table.terminal_width())
+    return render.output(verdicts, whole=options.only is not None)
 
 
-def _predictions(found: Found, options: argparse.Namespace) -> list[str]:
+def _predictions(found: Found, options: argparse.Namespace) -> Output:
     compared = predictions.compare(found.runs)
     predictions.require_some(compared, ", ".join(map(str, options.folders)))
-    if options.csv is not None:
-        predictions.write_csv(options.csv, compared)
-    if options.json is not None:
-        predictions.write_json(options.json, compared, found.skipped)
-    return predictions.lines(compared, text_table.terminal_width())
+    return predictions.output(compared)
 
 
-def _figure(found: Found, options: argparse.Namespace) -> list[str]:
+def _figure(options: argparse.Namespace) -> int:
     from analysis.figures import draw  # altair, which takes a second
 
-    formats = list(dict.fromkeys(options.format))
-    return draw.write(options.name, found.runs, options.out, formats, options.mix, options.all)
+    found = load.read(options.folders)
+    lines = draw.write(options.name, found.runs, options.out, options.mix, options.all)
+    print("\n".join([*lines, *skipped_lines(found.skipped)]))
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -159,7 +144,7 @@ def _report(options: argparse.Namespace) -> int:
     found = load.read(options.folders)
     lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
     command = dashboard.command(found.runs)
-    _say([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)])
+    print("\n".join([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)]))
     return 0
 
 
@@ -178,17 +163,18 @@ def _sync(options: argparse.Namespace) -> int:
         (options.project, options.entity),
         lambda folder, out: report.write([folder], out, None, mix=True),
     )
-    _say([*outcome.lines(), *list_runs.skipped(found.skipped)])
+    print("\n".join([*outcome.lines(), *skipped_lines(found.skipped)]))
     return 1 if outcome.failed else 0
 
 
 FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]}
+WRITING = ("list", "table", "compare", "best", "claims", "predictions")  # commands that write what they found
 MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
 ALL = {"help": "include settings with few of the cells", "action": "store_true"}
 
 
-def _parser() -> Parser:
-    """The parser, whose result has the function of the chosen command as `run`."""
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser, and that of each command, whose result has the command's function as `run`."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(typed("-m analysis"), description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -196,11 +182,13 @@ def _parser() -> Parser:
     def command(name: str, run: Callable[..., int], summary: str, description: str | None) -> Callable[..., Any]:
         own = commands.add_parser(name, help=summary, description=description)
         own.set_defaults(run=run)
+        for form in FORMATS if name in WRITING else ():
+            own.add_argument(f"--{form}", metavar="FILE", help="write it to FILE (-: stdout)", type=cli.target)
         return own.add_argument
 
     _add_commands_on_settings(command)
     _add_commands_on_all_runs(command)
-    return parser
+    return parser, commands.choices
 
 
 def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> None:
@@ -209,14 +197,10 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
-    add("--json", metavar="FILE", help="write all columns, or those of --columns, to FILE", type=cli.file)
-    add("--csv", metavar="FILE", help="the same as CSV", type=cli.file)
 
-    add = command("table", _table, "a table or figure of the papers", table.__doc__)
+    add = command("table", _of_runs(_table), "a table or figure of the papers", table.__doc__)
     add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
     add("folders", **FOLDERS)
-    add("--format", choices=table.FORMATS, default="text")
-    add("--out", metavar="FILE", help="write to FILE instead", type=cli.file)
     add("--all", **ALL)
     add("--mix", **MIX)
 
@@ -233,7 +217,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("best", _of_runs(_best), "the settings, ranked", best.__doc__)
     add("folders", **FOLDERS)
-    add("--goal", choices=GOALS, required=True)
+    add("--goal", choices=GOALS, help="one goal alone; without it, time, memory and energy")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
     add("--memory", metavar="80GB", help="the most memory of a GPU, in GB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
@@ -244,19 +228,21 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("claims", _of_runs(_claims), "the papers' claims, tested", CLAIMS)
     add("folders", **FOLDERS)
     add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
-    add("--json", metavar="FILE", help="write all figures to FILE", type=cli.file)
     add("--mix", **MIX)
 
     add = command("predictions", _of_runs(_predictions), "how well runs were predicted", predictions.__doc__)
     add("folders", **FOLDERS)
-    add("--json", metavar="FILE", help="write the tables and all figures to FILE", type=cli.file)
-    add("--csv", metavar="FILE", help="write a line for each predicted figure to FILE", type=cli.file)
 
-    add = command("figure", _of_runs(_figure), "the papers' figures, of your runs", figures.__doc__)
+    add = command("figure", _figure, "the papers' figures, of your runs", figures.__doc__)
     add("name", metavar="NAME", help=FIGURES)
     add("folders", **FOLDERS)
-    add("--out", metavar="FOLDER", help="the folder to write to (outputs/figures)", type=Path, default=figures.OUT)
-    add("--format", metavar="svg,pdf,png", help="the formats of the files (svg)", type=cli.names, default=["svg"])
+    add(
+        "--out",
+        metavar="FILE",
+        help="FILE.svg, .pdf or .png; a folder for .svg (outputs/figures)",
+        default=figures.OUT,
+        type=Path,
+    )
     add("--all", **ALL)
     add("--mix", **MIX)
 

@@ -270,10 +270,11 @@ def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
     except ValueError:  # no run has a time
         return []
     ranked = sorted(ranked, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
-    return [_answer(ranking) for ranking in ranked]
+    return [of_ranking(ranking) for ranking in ranked]
 
 
-def _answer(ranking: Ranking) -> Answer:
+def of_ranking(ranking: Ranking) -> Answer:
+    """The answer for the workload of a ranking by time."""
     _, _, apart = ranking.work.partition(" ")
     work = name_of(ranking.runs[0]) + f" ({apart})" * bool(apart)
     best = _recommended(ranking)

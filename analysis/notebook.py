@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from analysis import cli
 from analysis.commands import best, compare, list_runs
+from analysis.output import skipped_lines
 from analysis.runs import load, sql
-from analysis.runs.columns import legend
 from analysis.runs.load import Found, Run
 from multicard.measure.repeated_runs import MARGIN
 from multicard.records import steps, text_table
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Shown:
     """What a command shows: lines for a terminal of some width, tables, and the notes below them; and the values."""
 
-    lines: Callable[[int | None], list[str]]
+    lines: Callable[[int | None], Sequence[str]]
     tables: Callable[[], Iterable[Table]]
     notes: Sequence[str]
     values: Sequence[Mapping[str, Any]]
@@ -59,11 +59,12 @@ class Runs(Shown):
     """Runs, each with its columns (`runs[0]["total_s"]`): those that `python -m analysis list --csv` writes."""
 
     def __init__(self, found: Found) -> None:
-        self.found, skipped = found, list_runs.skipped(found.skipped)
+        self.found, skipped = found, skipped_lines(found.skipped)
+        output = list_runs.output(found, found.runs, None)
         super().__init__(
-            lambda width: [*list_runs.lines(found, found.runs, None, width), *skipped],
-            lambda: list_runs.tables(found.runs),
-            [*legend(run["marks"] for run in found.runs), *skipped],
+            lambda width: [*output.lines(width), *skipped],
+            output.tables,
+            skipped,
             [run.columns for run in found.runs],
         )
 
@@ -111,14 +112,8 @@ class Runs(Shown):
             raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
-        arguments = self.found.runs, goal, limits, mix
-        rankings = best.rankings(*arguments)
-        return Shown(
-            lambda width: best.lines(*arguments, width),
-            lambda: [ranking.table for ranking in rankings],
-            legend(run["marks"] for ranking in rankings for run in ranking.runs),
-            [row for ranking in rankings for row in ranking.values],
-        )
+        output = best.output(self.found.runs, goal, limits, mix)
+        return Shown(output.lines, output.tables, [], [*output.rows])
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.

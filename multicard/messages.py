@@ -1,7 +1,9 @@
 """Lines that a command prints, at once: refusals of its options, and the commands that they name."""
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -35,5 +37,7 @@ class Parser(argparse.ArgumentParser):
     """Refuses bad arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
-        say(f"refused: {message}", error=True)
+        word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
+        near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+        say("; ".join([f"refused: {message}", *(f"did you mean {option}?" for option in near)]), error=True)
         sys.exit(1)

@@ -4,18 +4,17 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import Verdict, labels
+from analysis.output import Output
 from analysis.runs.columns import legend
-from analysis.runs.load import Skipped
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
-from multicard.records.run_folder import write_json
 from multicard.records.text_table import clean
 
 WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal
@@ -69,14 +68,15 @@ def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
     return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
 
 
-def write_verdicts(path: Path, verdicts: Sequence[Verdict], skipped: Sequence[Skipped]) -> None:
-    """All figures as JSON, and the records that could not be used; a missing bound is null."""
-    content = {
-        "claims": [_as_dict(verdict) for verdict in verdicts],
-        "summary": summary(verdicts)[0],
-        "skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped],
-    }
-    write_json(path, content)
+def output(verdicts: Sequence[Verdict], whole: bool) -> Output:
+    """The claims as a table, or at length where `whole`; CSV has a line for each, JSON all figures too, in which a
+    missing bound is null."""
+    claims = [_as_dict(verdict) for verdict in verdicts]
+    rows = [{key: value for key, value in one.items() if not isinstance(value, list | tuple | dict)} for one in claims]
+    tables = [text_table.Table(HEADINGS, [*map(_row, of_one)], [title]) for title, of_one in sections(verdicts)]
+    summed = summary(verdicts)[0]
+    lines = partial(at_length if whole else table, verdicts)
+    return Output(lines, lambda: tables, rows, content=lambda _: {"claims": claims, "summary": summed})
 
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from analysis.output import Output
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
@@ -175,12 +176,23 @@ class Ranking:
     @property
     def table(self) -> Table:
         """The ranking, without columns that have no figure, below its sentences."""
+        return self.table_below([self.first, *self.others])
+
+    @property
+    def first(self) -> str:
+        """A sentence that names the best setting."""
+        title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
+        return f"{title}: {self._named(self.best)}."
+
+    def table_below(self, sentences: Sequence[str], goals: Sequence[str] = ()) -> Table:
+        """The ranking below some sentences, with columns of more goals."""
         rows = [
             {
                 "rank": str(rank),
                 **{key: grouping.typed(dict(setting.cell)[key]) for key in self.keys},
                 self.goal: self._cost(setting),
                 "x best": f"{setting.cost / self.best.cost:.2f}",
+                **{goal: _text(goal, of_setting(setting.runs, GOALS[goal].name)) for goal in goals},
                 "accuracy": figures.text(ACCURACY, setting.accuracy),
                 "loss": "-" if setting.loss is None else f"{setting.loss:.3f}",
                 "n": str(len(setting.runs)),
@@ -190,14 +202,14 @@ class Ranking:
             for rank, setting in enumerate(self.settings, 1)
         ]
         headings = [name for name in rows[0] if name in self.keys or {row[name] for row in rows} - {"-", ""}]
-        title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
-        above = [*([f"{self.work}:"] if self.work else []), f"{title}: {self._named(self.best)}.", *self.others]
+        above = [*([f"{self.work}:"] if self.work else []), *sentences]
         return Table(headings, [[row[name] for name in headings] for row in rows], above)
 
     @property
     def values(self) -> list[dict[str, Any]]:
         """The table's values, with units in the names of columns, and the interval of the goal's figure."""
         column = GOALS[self.goal].name
+        others = [figure.name for figure in GOALS.values() if figure.name != column]
         intervals = [self.repeated.figure(setting.runs, column) for setting in self.settings]
         return [
             {
@@ -206,6 +218,7 @@ class Ranking:
                 **{key: dict(setting.cell)[key] for key in self.keys},
                 column: setting.cost,
                 **{f"{column}_{end}": interval and getattr(interval, end) for end in ("low", "high")},
+                **{name: of_setting(setting.runs, name) for name in others},
                 ACCURACY: setting.accuracy,
                 LOSS: setting.loss,
                 "n": len(setting.runs),
@@ -220,8 +233,7 @@ class Ranking:
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
     def _cost(self, setting: RankedSetting) -> str:
-        figure = GOALS[self.goal]
-        return figure.unit.text(setting.cost) + " s" * (figure.unit is SECONDS)
+        return _text(self.goal, setting.cost)
 
     def _cost_compared(self, other: RankedSetting) -> str:
         """The cost of a setting compared with the best: "1.7 times slower", "4 % slower"."""
@@ -246,28 +258,50 @@ class Ranking:
         return f"a loss of {other.loss:.3f} instead of {best.loss:.3f}"
 
 
-def lines(runs: Sequence[Run], goal: str, limits: Limits, mix: bool, width: int | None) -> list[str]:
+def _text(goal: str, value: float | None) -> str:
+    figure = GOALS[goal]
+    return "-" if value is None else figure.unit.text(value) + " s" * (figure.unit is SECONDS)
+
+
+def output(
+    runs: Sequence[Run],
+    goal: str | None,
+    limits: Limits,
+    mix: bool,
+    answer: Callable[[Ranking], list[str]] = lambda ranking: [ranking.first, *ranking.others],
+) -> Output:
     """The ranking of each work that was done, in sentences and as a table.
 
     Args:
+        goal: None ranks by time, beside the best settings of the other goals.
         mix: rank, and average, runs of several commits or machines together.
+        answer: sentences about a ranking, where no goal is given.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    with_figure, ranked = _selected(runs, goal, limits, mix)
-    repeated, column = RepeatedRuns(runs), GOALS[goal].name
-    found = _rankings(ranked, goal, mix, repeated)
-    printed = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
+    first = goal or "time"
+    with_figure, ranked = _selected(runs, first, limits, mix)
+    repeated, column = RepeatedRuns(runs), GOALS[first].name
+    found, tables = _rankings(ranked, first, mix, repeated), list[Table]()
     for ranking in found:
-        printed += [*([""] if len(found) > 1 else []), *ranking.table.lines(width)]
-    if len(ranked) > 1 and not grouping.is_exact(runs, column):
-        printed += repeated.of_column(column).described(ranked)
-    return [*printed, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
+        others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if goal is None and one != first]
+        sentences = [*answer(ranking), *(one.first for one in others if one.settings)]
+        tables.append(ranking.table if goal else ranking.table_below(sentences, [one.goal for one in others]))
+    described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
+    notes = [*described, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
+
+    def lines(width: int | None) -> list[str]:
+        several = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
+        printed = [line for table in tables for line in ([""] * len(several) + table.lines(width))]
+        return [*several, *printed, *notes]
+
+    shown = [*tables[:-1], tables[-1]._replace(below=notes)]
+    return Output(lines, lambda: shown, [row for ranking in found for row in ranking.values])
 
 
 def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[Ranking]:
-    """The rankings that `lines` prints; works in the order of their first runs.
+    """The rankings of `output`; works in the order of their first runs.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.

@@ -1,13 +1,12 @@
-"""`list`: the runs under some folders, as a table for each kind, CSV or JSON."""
+"""`list`: the runs under some folders, as a table for each kind."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
+from analysis.output import Output
 from analysis.runs import grouping
 from analysis.runs.columns import legend
-from analysis.runs.load import Found, Run, Skipped
+from analysis.runs.load import Found, Run
 from analysis.runs.sql import column_names, known
 from multicard.config.job import count
 from multicard.records import figures, text_table
@@ -17,38 +16,41 @@ from multicard.records.text_table import Table, clean
 FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)
 ABOUT = ("name", "kind", "commit", "hardware", "hosts")  # said once, above the tables, where it is the same for all
 DROPPED = ("hosts", "hardware", "commit", *reversed(FIGURES[1:]))  # in this order, where lines are too long
-NAMED = 5  # skipped records, and causes of failures, that are named one by one
+NAMED = 5  # causes of failures that are named one by one
 
 
-def lines(
-    found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, limit: int | None, refused: bool = False
-) -> list[str]:
-    """The lines that `list` prints of `runs`, some of those `found`.
+def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, refused: bool = False) -> Output:
+    """What `list` says of runs, some of those `found`; CSV and JSON have all of their columns, or those chosen, as they
+    are in the records: units are in the names.
 
     Args:
         chosen: the columns to print instead of those that tell the runs apart, and their main figures.
-        limit: the width of a line in cells; None for any.
         refused: show refused runs too, beside others; they are counted alone otherwise.
     """
-    kept = [run for run in runs if refused or run["status"] != "refused"] or runs
-    left = len(runs) - len(kept)
+    runs = [run for run in every if refused or run["status"] != "refused"] or every
+    left = len(every) - len(runs)
     hidden = [f"{count(left, 'refused cell')} left out: --where \"status='refused'\" shows them"] if left else []
-    runs = kept
     some = f"{len(runs)} of " if len(runs) < len(found.runs) else ""
-    if chosen is None:
-        tables = _tables(runs, limit)
-    else:
-        names = _names(found, chosen)
-        tables = text_table.text(names, [[figures.text(name, run[name]) for name in names] for run in runs], limit)
-    shown = f"{some}{count(len(found.runs), 'run')}{_failures(runs)}"
-    return [*tables, shown, *hidden, *_causes(runs, limit), *legend(run["marks"] for run in runs)]
+    names, marks = column_names(found.runs), legend(run["marks"] for run in runs)
+    if chosen is not None:
+        names = [known(name, names, "--columns") for name in chosen]
 
+    def shown_tables(limit: int | None = None) -> list[Table]:
+        if chosen is None:
+            return tables(runs, limit)
+        return [Table(names, [[figures.text(name, run[name]) for name in names] for run in runs])]
 
-def skipped(records: Sequence[Skipped]) -> list[str]:
-    """A line for each record that could not be used, and one for those beyond the first few."""
-    named = [f"skipped {clean(str(record.folder))}: {clean(record.why)}" for record in records[:NAMED]]
-    rest = [f"skipped {len(records) - NAMED} more (--json FILE names all)"] if len(records) > NAMED else []
-    return named + rest
+    def lines(limit: int | None) -> list[str]:
+        printed = [line for table in shown_tables(limit) for line in (*table.lines(limit), "")]
+        several = chosen is None and len({run["kind"] for run in runs}) > 1
+        shown = f"{some}{count(len(found.runs), 'run')}{_failures(runs)}"
+        return [*(printed if several else printed[:-1]), shown, *hidden, *_causes(runs, limit), *marks]
+
+    def with_legend() -> list[Table]:
+        return [table._replace(below=[*table.below, *marks]) for table in shown_tables()]
+
+    rows = ({name: run[name] for name in names} for run in every)
+    return Output(lines, with_legend, rows, names, lambda rows: {"runs": rows})
 
 
 def _failures(runs: Sequence[Run]) -> str:
@@ -67,11 +69,6 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
     more = len(causes) - NAMED
     rest = [f"{count(more, 'more cause')} (--columns folder,cause)"] if more > 0 else []
     return [text_table.cut(clean(line), limit) for line in [*named, *rest]]
-
-
-def _tables(runs: Sequence[Run], limit: int | None) -> list[str]:
-    printed = [line for table in tables(runs, limit) for line in (*table.lines(limit), "")]
-    return printed if len({run["kind"] for run in runs}) > 1 else printed[:-1]
 
 
 def tables(runs: Sequence[Run], limit: int | None = None) -> list[Table]:
@@ -127,28 +124,3 @@ def differing(runs: Sequence[Run]) -> list[str]:
     always = [name for name in ALWAYS.get(runs[0]["kind"], ()) if any(run[name] is not None for run in runs)]
     apart = grouping.apart([run.columns for run in runs], keys)
     return [*always, *(name for name in apart if name not in always)]
-
-
-def write(
-    found: Found, runs: Sequence[Run], chosen: Sequence[str] | None, csv_file: Path | None, json_file: Path | None
-) -> None:
-    """Write every run with all its columns, or those chosen, as they are in the records: units are in the names.
-
-    The JSON file has the skipped records too.
-    """
-    names = _names(found, chosen)
-    if csv_file is not None:
-        csv_file.write_text(text_table.to_csv(names, [[run[name] for name in names] for run in runs]))
-    if json_file is not None:
-        rows = [{name: run[name] for name in names} for run in runs]
-        json_file.write_text(json.dumps({"runs": rows, "skipped": skipped_rows(found.skipped)}, indent=1) + "\n")
-
-
-def skipped_rows(records: Sequence[Skipped]) -> list[dict[str, str]]:
-    return [{"folder": str(record.folder), "why": record.why} for record in records]
-
-
-def _names(found: Found, chosen: Sequence[str] | None) -> list[str]:
-    """The columns chosen, or all, also where no run is left."""
-    names = column_names(found.runs)
-    return names if chosen is None else [known(name, names, "--columns") for name in chosen]

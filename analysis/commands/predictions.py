@@ -8,7 +8,6 @@ Runs that ended ok are compared: their times and energy unless others or a profi
 alone (a CPU rank's is resident and holds Python too). Of runs out of memory only the verdict counts.
 """
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.commands import list_runs
+from analysis.output import Output, Rows
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import MEMORY
-from analysis.runs.load import Run, Skipped
+from analysis.runs.load import Run
 from analysis.stats.intervals import wilson
 from multicard.config.job import count
 from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE
-from multicard.records import figures, text_table
+from multicard.records import figures
 from multicard.records.schema_parts import Interval, Prediction
-from multicard.records.text_table import clean
+from multicard.records.text_table import Table, clean
 
 # Each measured column: the prediction's field, and its name in tables
 PREDICTED = {"step_s": "step_s", "total_s": "total_s", "energy_joules": "energy_joules", MEMORY: "allocated_bytes"}
@@ -221,35 +220,24 @@ def require_some(compared: Comparisons, where: str) -> None:
         raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
 
 
-def lines(compared: Comparisons, limit: int | None) -> list[str]:
-    """The printed tables and notes; `limit`: the width of a line in cells, None for any."""
+def output(compared: Comparisons) -> Output:
+    """The tables and notes, and every predicted figure of every run, in the unit of its column's name."""
     poorest = worst(compared)
-    tables = (
-        ([], ERROR_HEADINGS, [row.texts for row in accuracies(compared)]),
-        ([""], VERDICT_HEADINGS, verdict_rows(compared)),
-        (["", "worst:"], WORST_HEADINGS, list(map(worst_texts, poorest))),
+    notes = [*(NOTES if compared.figures else ()), *compared.notes, *legend(each.run["marks"] for each in poorest)]
+    every = (
+        Table(ERROR_HEADINGS, [row.texts for row in accuracies(compared)]),
+        Table(VERDICT_HEADINGS, verdict_rows(compared), [""]),
+        Table(WORST_HEADINGS, list(map(worst_texts, poorest)), ["", "worst:"]),
     )
-    printed = [
-        line for above, headings, rows in tables if rows for line in (*above, *text_table.text(headings, rows, limit))
-    ]
-    marks = legend(comparison.run["marks"] for comparison in poorest)
-    return [*printed, "", *(NOTES if compared.figures else ()), *compared.notes, *marks]
+    tables = [table for table in every if table.rows]
+    tables[-1] = tables[-1]._replace(below=["", *notes])
 
+    def content(rows: Rows) -> dict[str, Any]:
+        verdicts = [{"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in compared.verdicts.items()]
+        rated = [row._asdict() for row in accuracies(compared)]
+        return {"accuracies": rated, "verdicts": verdicts, "figures": rows, "left_out": compared.left_out}
 
-def write_csv(path: Path, compared: Comparisons) -> None:
-    """Every predicted figure of every run, in the unit of its column's name."""
-    rows = [[*each.values().values()] for each in compared.figures]
-    path.write_text(text_table.to_csv(("folder", *COLUMNS), rows))
+    def lines(width: int | None) -> list[str]:
+        return [line for table in tables for line in table.lines(width)]
 
-
-def write_json(path: Path, compared: Comparisons, skipped: Sequence[Skipped]) -> None:
-    """Every predicted figure, the tables, the runs left out by reason, and the records that were skipped."""
-    verdicts = compared.verdicts.items()
-    content: dict[str, Any] = {
-        "accuracies": [row._asdict() for row in accuracies(compared)],
-        "verdicts": [{"fits": fits, "ran_out": ran_out, "runs": count} for (fits, ran_out), count in verdicts],
-        "figures": [each.values() for each in compared.figures],
-        "left_out": compared.left_out,
-        "skipped": list_runs.skipped_rows(skipped),
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    return Output(lines, lambda: tables, [each.values() for each in compared.figures], ("folder", *COLUMNS), content)

@@ -8,16 +8,19 @@ setting; what to know of it, misprints too, is below.
 """
 
 import re
+import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Experiment, Panel
+from analysis.output import Output
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import legend
 from analysis.runs.grouping import Cell, of_setting, ok_runs
@@ -31,7 +34,7 @@ from multicard.measure import formulas
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.schema import LlmRecord
-from multicard.records.text_table import clean, escape_latex, escape_markdown
+from multicard.records.text_table import clean
 from papers import printed
 from papers.printed import PrintedFigure
 
@@ -64,39 +67,29 @@ class Table:
     rows: list[dict[str, Any]]
     notes: list[str]
 
-    def text(self) -> str:
-        width = text_table.terminal_width()
-        notes = [textwrap.fill(note, width, subsequent_indent="  ") for note in self.notes] if width else self.notes
-        return "\n".join([self.title, "", *text_table.text(self.headings, self.texts, width), "", *notes])
-
-    def markdown(self) -> str:
-        notes = [f"- {escape_markdown(note)}" for note in self.notes]
-        content = text_table.markdown(self.headings, self.texts)
-        return "\n".join([f"**{escape_markdown(self.title)}**", "", content, "", *notes])
-
-    def latex(self) -> str:
-        """A `table` for the package booktabs."""
-        notes = [rf"{escape_latex(note)}\par" for note in self.notes]
-        caption, content = escape_latex(self.title), text_table.latex(self.headings, self.texts)
-        start = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", content, r"\par\footnotesize"]
-        return "\n".join([*start, *notes, r"\end{table}"])
+    def shown(self, width: int | None = None) -> text_table.Table:
+        """As it is printed in `width` cells; None: any."""
+        fill = partial(textwrap.wrap, width=width or sys.maxsize, subsequent_indent="  ")
+        notes = [line for note in self.notes for line in fill(note)]
+        return text_table.Table(self.headings, self.texts, [self.title, ""], ["", *notes])
 
 
-def to_csv(tables: Sequence[Table]) -> str:
-    """All panels in one file, with a first column `panel` where there are several; numbers in full."""
-    names = dict.fromkeys(name for table in tables for row in table.rows for name in row)
-    filled = [name for name in names if any(row.get(name) is not None for table in tables for row in table.rows)]
-    several = len(tables) > 1
-    rows = [[*([table.title] * several), *(row.get(name) for name in filled)] for table in tables for row in table.rows]
-    return text_table.to_csv([*(["panel"] * several), *filled], rows).rstrip("\n")
+def output(tables: Sequence[Table], others: int = 0) -> Output:
+    """The tables; CSV has their filled columns, after a first one `panel` where there are several tables.
 
+    Args:
+        others: how many settings with fewer of the cells are left out.
+    """
+    rows = [{"panel": table.title} | row for table in tables for row in table.rows]
+    names = dict.fromkeys(name for row in rows for name in row)
+    filled = [name for name in names if any(row.get(name) is not None for row in rows)]
 
-FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
-    "text": lambda tables: "\n\n".join(map(Table.text, tables)),
-    "markdown": lambda tables: "\n\n".join(map(Table.markdown, tables)),
-    "csv": to_csv,
-    "latex": lambda tables: "\n\n".join(map(Table.latex, tables)),
-}
+    def lines(width: int | None) -> list[str]:
+        return [line for table in tables for line in (*table.shown(width).lines(width), "")][:-1]
+
+    columns = filled if len(tables) > 1 else filled[1:]
+    notes = [f"--all shows {count(others, 'more setting')} with fewer of the cells"] if others else []
+    return Output(lines, lambda: [table.shown() for table in tables], rows, columns, notes=notes)
 
 
 @dataclass(frozen=True)

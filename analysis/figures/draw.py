@@ -61,28 +61,27 @@ def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[
     return [*(figure for drawn in by_panel for figure in drawn), *of_runs]
 
 
-def write(
-    name: str, runs: Sequence[Run], out: Path, formats: Sequence[str], mix: bool = False, whole: bool = False
-) -> list[str]:
+def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: bool = False) -> list[str]:
     """Write the figures of a name; a line for each, one for each experiment that was not measured, and the legend.
 
     Args:
+        out: the file, in the format of its ending; of several figures each has its name added. A folder: SVG, by name.
         mix: let runs of several commits and machines stand in one figure of an experiment.
         whole: draw settings with few of an experiment's cells too.
 
     Raises:
         ValueError: no such figure or format, or nothing to draw.
     """
-    unknown = [suffix for suffix in formats if suffix not in FORMATS]
-    if unknown:
-        raise ValueError(f"--format: no {', '.join(unknown)}; there are {', '.join(FORMATS)}")
+    is_file = bool(out.suffix) and not out.is_dir()
+    if is_file and out.suffix[1:] not in FORMATS:
+        raise ValueError(f"--out {out}: a figure is written as .{', .'.join(FORMATS)}")
     figures, unmeasured = make(name, runs, mix, whole)
     lines = []
     for figure in figures:
-        paths = [out / f"{figure.name}.{suffix}" for suffix in formats]
-        for path in paths:
-            save(figure, path)
-        lines.append(f"{' '.join(map(str, paths))}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
+        several = f"-{figure.name}" * (len(figures) > 1)
+        path = out.with_stem(out.stem + several) if is_file else out / f"{figure.name}.svg"
+        save(figure, path)
+        lines.append(f"{path}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
     return [*lines, *unmeasured, *legend(figure.marks for figure in figures)]
 
 

@@ -1,9 +1,7 @@
 """Tables as text for a terminal, Markdown, LaTeX and CSV: the one place for the tables of all commands.
 
-A command prints `text(headings, rows, terminal_width())`, writes CSV by `write_csv`, and JSON by
-`run_folder.write_json`. Cells are text that the caller has formatted (`figures.text`); it may come from a run, so it is
-cleaned or escaped here. Alignments are a letter a column, "l" or "r"; by default columns of figures are aligned to the
-right.
+Cells are text that the caller has formatted (`figures.text`); it may come from a run, so it is cleaned or escaped here.
+Alignments are a letter a column, "l" or "r"; by default columns of figures are aligned to the right.
 """
 
 import csv
@@ -14,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from html import escape
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -48,6 +45,20 @@ class Table(NamedTuple):
         table = _tabulate(head, body, alignment(self.headings, self.rows), "html")
         table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)  # notebooks align to the right otherwise
         return "\n".join([*paragraphs(self.above), table, *paragraphs(below)])
+
+    def markdown(self) -> str:
+        """The first line above it in bold, those below as a list; nothing of a line or a cell is markup."""
+        title, *above = [*map(escape_markdown, filter(None, self.above))] or [""]
+        below = "\n".join(f"- {escape_markdown(line)}" for line in self.below if line)
+        parts = [f"**{title}**" if title else "", *above, markdown(self.headings, self.rows), below]
+        return "\n\n".join(filter(None, parts))
+
+    def latex(self) -> str:
+        """A `table` for the package booktabs, with the lines above it as its caption."""
+        caption = escape_latex(" ".join(filter(None, self.above)))
+        start = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
+        below = [r"\par\footnotesize", *(rf"{escape_latex(line)}\par" for line in self.below if line)]
+        return "\n".join([*start, latex(self.headings, self.rows), *below, r"\end{table}"])
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
@@ -100,10 +111,6 @@ def to_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([headings, *rows])
     return file.getvalue()
-
-
-def write_csv(path: Path, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    path.write_text(to_csv(headings, rows))
 
 
 def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,7 @@ def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, 
 
 
 def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
-    return best.lines(load.read([folder]).runs, goal, limits or Limits(), mix, None)
+    return [*best.output(load.read([folder]).runs, goal, limits or Limits(), mix).lines(None)]
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What is read of run folders, and what `list` says of it."""
 
+import csv
+import io
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.commands import list_runs
+from analysis.output import FORMATS
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
 from tests.conftest import ROOT
@@ -159,7 +162,7 @@ def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_pa
     records.write(tmp_path / "b", records.vision(gpus=2, dataset__train_limit=96))
     records.write(tmp_path / "c", records.vision(gpus=4, status="failed", total_s=7.25))
     found = load.read([tmp_path])
-    lines = list_runs.lines(found, found.runs, None, None)
+    lines = list_runs.output(found, found.runs, None).lines(None)
     assert lines[0] == "all: name sweep, kind vision, commit 8fdd49003, hardware NVIDIA H200, hosts node1"
     assert lines[1].split()[:4] == ["precision", "gpus", "dataset.train_limit", "status"]
     assert lines[2].split() == ["fp16", "1", "-", "ok", "100.0", "1,234", "98.00%", "5", "GB"]
@@ -197,12 +200,12 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
         records.write(tmp_path / str(index), record | {"name": f"a name {index} of many words"})
     found = load.read([tmp_path])
     for width in (120, 80):
-        lines = list_runs.lines(found, found.runs, None, width)
+        lines = list_runs.output(found, found.runs, None).lines(width)
         assert max(len(line) for line in lines if not line.startswith("no room")) <= width
         assert "total_s" in lines[1] and [line.split()[-2] for line in lines[2:4]] != ["-", "-"]
         assert any(line.startswith("no room for: ") for line in lines)
         assert any(line.startswith("failed (2 runs): rank 0: batch_size=16: leaves a batch of one") for line in lines)
-    whole = list_runs.lines(found, found.runs, None, None)
+    whole = list_runs.output(found, found.runs, None).lines(None)
     assert f"failed (2 runs): {message}" in whole and not any("no room" in line for line in whole)
 
 
@@ -226,7 +229,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
     found = load.read([tmp_path])
     assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]
-    lines = list_runs.lines(found, found.runs, None, None)
+    lines = list_runs.output(found, found.runs, None).lines(None)
     assert lines[-len(MARKS) :] == [f"{mark.sign}  {mark.meaning}" for mark in MARKS]
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
@@ -254,9 +257,51 @@ def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(
 
 
 @pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["list"], "runs"),
+        (["best"], "rows"),
+        (["best", "--goal", "memory"], "rows"),
+        (["compare", "--by", "precision"], "rows"),
+        (["table", "table2"], "rows"),
+        (["claims", "--only", "fp16-over-fp64"], "claims"),
+        (["predictions"], "figures"),
+    ],
+)
+def test_a_dash_gets_what_a_command_found_and_nothing_else(
+    words: list[str], where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for index, precision in enumerate(("fp64", "fp16", "fp16")):
+        record = records.vision(precision=precision, seed=index, prediction=records.prediction())
+        records.write(tmp_path / str(index), record, records.steps([0.1] * 20))
+    (records.write(tmp_path / "broken", {}) / "result.json").write_text("{")
+    found = {}
+    for form in FORMATS:
+        assert main([*words, f"--{form}", "-", str(tmp_path)]) == 0
+        found[form], notes = capsys.readouterr()
+        assert notes.startswith("skipped ") and notes.count("\n") == 1
+    rows = json.loads(found["json"])
+    assert rows["skipped"][0]["folder"] == str(tmp_path / "broken") and rows[where]
+    assert len([*csv.DictReader(io.StringIO(found["csv"]))]) == len(rows[where])
+    assert found["markdown"].count("|-") + found["markdown"].count("|:-") > 1
+    assert found["latex"].startswith("\\begin{table}\n") and found["latex"].endswith("\\end{table}\n")
+
+
+def test_files_are_all_written_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    records.write(tmp_path / "r", records.vision())
+    file = str(tmp_path / "a")
+    assert main(["list", str(tmp_path), "--csv", file, "--json", file]) == 1
+    assert "two of them have one file" in capsys.readouterr().err and not Path(file).exists()
+    assert main(["list", "--csv", file, str(tmp_path), "--markdown", f"{file}.md"]) == 0
+    assert "1 run\n" in capsys.readouterr().out and Path(f"{file}.md").read_text().startswith("| ")
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["list", ".", "--csv", "no/o"], "there is no folder no"),
+        (["list", ".", "--json", "/dev/null"], "/dev/null: is no file"),
+        (["best", ".", "--gaol=time"], "unrecognized arguments: --gaol=time; did you mean --goal?"),
         (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
         (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
         *((["compare", ".", f"--gate={gate}"], "is no share; write 5%") for gate in ("5", "1", "x%", "nan")),

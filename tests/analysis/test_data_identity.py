@@ -146,7 +146,7 @@ def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tm
     assert any("above 110%" in note for note in grid.notes)
     (efficiency,) = [column for column in grid.columns if column.key == "parallel_efficiency"]
     assert sorted(efficiency.texts) == ["-", "-", "125%?", "98%"]
-    assert main(["table", "table2", str(tmp_path / "r"), "--out", str(tmp_path / "t.csv"), "--format", "csv"]) == 0
+    assert main(["table", "table2", str(tmp_path / "r"), "--csv", str(tmp_path / "t.csv")]) == 0
     rows = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()]
     marks = {(row[0], row[1]): row[-1] for row in rows[1:] if row[2] == "ok"}
     assert {cell for cell, sign in marks.items() if sign.endswith("?")} == {("fp32", "2")}

@@ -164,13 +164,10 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     grids.fill(tmp_path / "runs", "table3", device="cpu")
     out = tmp_path / "out"
-    assert main(["figure", "all", str(tmp_path / "runs"), "--out", str(out), "--format", "svg,png"]) == 0
+    assert main(["figure", "all", str(tmp_path / "runs"), "--out", str(out)]) == 0
     printed_lines = capsys.readouterr().out.splitlines()
-    assert (
-        printed_lines[0]
-        == f"{out}/table3.svg {out}/table3.png: Training time and test accuracy by CPU ranks and pinned memory [c]"
-    )
-    assert sorted(path.name for path in out.iterdir()) == ["table3.png", "table3.svg"]
+    assert printed_lines[0] == f"{out}/table3.svg: Training time and test accuracy by CPU ranks and pinned memory [c]"
+    assert sorted(path.name for path in out.iterdir()) == ["table3.svg"]
     assert "table2: not measured: python train_vision.py experiment=table2 name=table2" in printed_lines
     assert "table5: not measured: python tune_llm.py experiment=table5 name=table5" in printed_lines
     assert sum(": not measured: " in line for line in printed_lines) == OTHERS
@@ -188,7 +185,7 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pyte
             f"table2: not measured: python train_vision.py experiment=table2 name=table2 (nor any of {OTHERS} others)",
         ),
         (["efficiency"], "efficiency: of 1 run none has what it shows"),
-        (["phases", "--format", "svg,gif"], "--format: no gif; there are svg, pdf, png"),
+        (["phases", "--out", "a.gif"], "--out a.gif: a figure is written as .svg, .pdf, .png"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_a_line(

@@ -135,7 +135,7 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
     read = {"text_rows": {"read": 14_731, "cut": 0, "left_out": 0}}
     records.write(tmp_path / "whole", records.llm(**whole, **read))
     records.write(tmp_path / "part", records.llm(dataset={"name": "alpaca_cleaned", "rows": 500}))
-    assert main(["table", "table4", str(tmp_path), "--format", "csv"]) == 0
+    assert main(["table", "table4", str(tmp_path), "--csv", "-"]) == 0
     rows = {row["dataset"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
     assert {name: (row["paper rows"], row["paper size_mb"]) for name, row in rows.items()} == {
         "alpaca_cleaned": ("51760", "24.1"),

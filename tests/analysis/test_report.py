@@ -14,7 +14,7 @@ import pytest
 from analysis import report as analysis_report
 from analysis import rerun_commands
 from analysis.__main__ import main
-from analysis.commands.list_runs import lines
+from analysis.commands.list_runs import output
 from analysis.figures.vega import Figure
 from analysis.report import page, runs_section
 from analysis.report.blocks import Fold, Grid, Paragraph, PlainTable, Plot, Recommendation, Report, Section
@@ -235,7 +235,7 @@ def test_columns_are_those_of_the_list_first_the_settings_that_tell_runs_apart(t
     for index, (precision, lr) in enumerate((("fp32", 0.1), ("fp32", 0.2), ("fp16", 0.1))):
         records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
     found, grid = load.read([tmp_path]), grid_of(tmp_path)
-    headings = next(line for line in lines(found, found.runs, None, None) if line.startswith("precision"))
+    headings = next(line for line in output(found, found.runs, None).lines(None) if line.startswith("precision"))
     assert {*re.split(r"\s{2,}", headings)} - {"status"} < {column.key for column in grid.columns}
     shown = [column.heading for column in grid.columns if column.shown]
     assert shown == ["precision", "lr", "total s", "accuracy", "images/s", "peak memory"]

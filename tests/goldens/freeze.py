@@ -151,7 +151,7 @@ def compositions() -> Answers:
 # Analysis
 
 LONGEST = 6_000  # characters of a file that is kept as it is; of a longer one, its digest
-EVERY_TABLE = ("text", "markdown", "csv", "latex")
+EVERY_TABLE = ("", " --markdown -", " --csv -", " --latex -")
 MADE = ("table2", "table3", "table5")  # experiments with printed figures: a run for each
 
 
@@ -185,13 +185,16 @@ def make_records(folder: Path) -> None:
 def analysis_lines() -> list[str]:
     """The commands of `python -m analysis`, in the folder of the records."""
     every = ("records_v1", "before", "tuning", "papers")
-    tables = [f"table {name} papers/{name} --format {form}" for name in MADE for form in EVERY_TABLE]
+    tables = [f"table {name} papers/{name}{form}" for name in MADE for form in EVERY_TABLE]
     return [
         *(f"list {folder} --json out.json --csv out.csv" for folder in every),
         'list papers --where "gpus>=2" --sort "total_s desc" --columns gpus,precision,total_s --csv out.csv',
         *(f"best {folder} --goal {goal}" for folder in every for goal in ("time", "energy")),
         "best before --goal time --accuracy 0.99 --memory 80GB --gpus 4",
         *(f"claims {folder} --json out.json" for folder in every),
+        "best before",
+        "best tuning --csv -",
+        "compare before after --json -",
         "compare before after",
         "compare before after --gate 5%",
         "compare before after --margin 1%",
@@ -199,7 +202,7 @@ def analysis_lines() -> list[str]:
         "compare records_v1/vision records_v1/nhwc --by layout",
         "compare before tuning",
         *tables,
-        *(f"table {name} records_v1 --all --format csv" for name in ("layout", "templates", "peak_memory")),
+        *(f"table {name} records_v1 --all --csv -" for name in ("layout", "templates", "peak_memory")),
         "table table4 tuning",
         "table dataset_metrics tuning",
         "table image_size before",
