@@ -6,8 +6,9 @@ names of columns: seconds (`_s`), bytes (`_bytes`), joules; accuracies and share
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,12 @@ import pyarrow as pa
 
 from analysis import cli
 from analysis.commands import best, compare, list_runs
-from analysis.output import skipped_lines
+from analysis.output import Output, skipped_lines
 from analysis.runs import load, sql
 from analysis.runs.load import Found, Run
 from multicard.measure.repeated_runs import MARGIN
 from multicard.records import steps, text_table
 from multicard.records.figures import GOALS
-from multicard.records.text_table import Table
 
 if TYPE_CHECKING:
     import altair as alt
@@ -31,42 +31,41 @@ if TYPE_CHECKING:
     from analysis.answers import Answer
 
 
-@dataclass(repr=False, eq=False)
 class Shown:
-    """What a command shows: lines for a terminal of some width, tables, and the notes below them; and the values."""
+    """What a command found: its lines in a terminal, its tables in a notebook, its rows as Arrow and pandas."""
 
-    lines: Callable[[int | None], Sequence[str]]
-    tables: Callable[[], Iterable[Table]]
-    notes: Sequence[str]
-    values: Sequence[Mapping[str, Any]]
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        return [*self._output.rows]
 
     def to_arrow(self) -> pa.Table:
         """The values, typed; null where there is none."""
-        return sql.as_arrow(self.values, list(dict.fromkeys(name for row in self.values for name in row)))
+        names = self._output.columns or dict.fromkeys(name for row in self._rows for name in row)
+        return sql.as_arrow(self._rows, [*names])
 
     def to_pandas(self) -> "pd.DataFrame":
         """The values, typed; NaN or None where there is none."""
         return self.to_arrow().to_pandas()
 
     def __repr__(self) -> str:
-        return "\n".join(self.lines(text_table.terminal_width()))
+        return "\n".join([*self._output.lines(text_table.terminal_width()), *self._output.notes])
 
     def _repr_html_(self) -> str:
-        return "\n".join([*(table.html() for table in self.tables()), *text_table.paragraphs(self.notes)])
+        return "\n".join(table.html() for table in self._output.tables())
 
 
 class Runs(Shown):
-    """Runs, each with its columns (`runs[0]["total_s"]`): those that `python -m analysis list --csv` writes."""
+    """Runs, each with its columns (`runs[0]["total_s"]`): those that `python -m analysis list --csv` writes.
+
+    found: the runs as a list, and the run folders that could not be read.
+    """
 
     def __init__(self, found: Found) -> None:
-        self.found, skipped = found, skipped_lines(found.skipped)
-        output = list_runs.output(found, found.runs, None)
-        super().__init__(
-            lambda width: [*output.lines(width), *skipped],
-            output.tables,
-            skipped,
-            [run.columns for run in found.runs],
-        )
+        self.found = found
+        super().__init__(replace(list_runs.output(found, found.runs, None), notes=skipped_lines(found.skipped)))
 
     def __len__(self) -> int:
         return len(self.found.runs)
@@ -112,8 +111,7 @@ class Runs(Shown):
             raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
-        output = best.output(self.found.runs, goal, limits, mix)
-        return Shown(output.lines, output.tables, [], [*output.rows])
+        return Shown(best.output(self.found.runs, goal, limits, mix))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.
@@ -149,7 +147,7 @@ class Runs(Shown):
         b = self if other is None else other if isinstance(other, Runs) else read(other)
         cells = compare.compare(self.found.runs, b.found.runs, keys, common, mix, share)
         table = compare.table(cells, share)
-        return Shown(table.lines, lambda: [table], [], compare.values(cells))
+        return Shown(Output(table.lines, lambda: [table], compare.values(cells)))
 
     def steps(self, run: Run | int) -> "pd.DataFrame":
         """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its phases as far as they

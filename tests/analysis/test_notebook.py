@@ -61,8 +61,8 @@ def test_what_is_returned_prints_as_the_command_does_and_shows_its_tables(
     printed = [line for line in capsys.readouterr().out.splitlines() if line[:2] not in ("A:", "B:", "A,")]
     shown = show(runs, folder)
     assert repr(shown).splitlines() == printed
-    assert shown._repr_html_().count("<tr>") == len(shown.values) + shown._repr_html_().count("<table>")
-    assert len(shown.to_pandas()) == len(shown.values)
+    assert shown._repr_html_().count("<tr>") == len(shown._rows) + shown._repr_html_().count("<table>")
+    assert len(shown.to_pandas()) == len(shown._rows)
 
 
 def test_values_have_intervals_and_units(runs: Runs):
