@@ -5,6 +5,7 @@ from typing import Any
 
 from analysis.runs import columns, grouping
 from analysis.runs.load import Run
+from multicard.config.job import count
 from multicard.records import figures
 from multicard.records.figures import Scale
 from multicard.records.text_table import clean, first_few
@@ -71,6 +72,12 @@ def is_numeric(values: Iterable[Any]) -> bool:
 def ordered(values: Sequence[Any]) -> list[Any]:
     """Numbers by size, all else as it is."""
     return sorted(values) if is_numeric(values) else list(values)
+
+
+def in_short(runs: Sequence[Run]) -> str:
+    """How many runs there are, and of what: "16 runs: mobilenet_v2 on digits"."""
+    models, datasets = (dict.fromkeys(grouping.typed(run[name]) for run in runs) for name in ("model", "dataset"))
+    return f"{count(len(runs), 'run')}: {first_few([*models], 2)} on {first_few([*datasets], 2)}"
 
 
 def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:

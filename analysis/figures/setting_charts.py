@@ -81,7 +81,8 @@ class SettingGroup:
         """A chart with what its runs have in common above and the notes below."""
         _, legend = captions.marks(self.runs)
         unended = [f"Not in it: {count(self.unended, 'run')} that did not end"] if self.unended else []
-        above, below = [captions.common_settings(self.runs, self.by)], [*notes, *unended, *legend]
+        above = [captions.in_short(self.runs), captions.common_settings(self.runs, self.by)]
+        below = [*notes, *unended, *legend]
         title = f"{title}: {self.work}" if self.work else title
         return Figure(name, title, chart, rows, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
 
@@ -121,7 +122,11 @@ def groups(
         for start in range(0, len(shown), most):
             part = shown[start : start + most]
             by = grouping.apart([dict(cell) for cell in part], grouping.keys_of(part))
-            settings = {grouping.label(cell, by) or "all": ended[cell] for cell in part}
+            names = grouping.short_names(by)
+            short = [tuple((names[key], value) for key, value in cell if key in names) for cell in part]
+            settings = {
+                grouping.label(own, names.values()) or "all": ended[cell] for own, cell in zip(short, part, strict=True)
+            }
             unended = sum(len(cells[cell]) - len(ended[cell]) for cell in part)
             first = start == 0
             yield SettingGroup(settings, by, unended + elsewhere * first, work, left_out * first)

@@ -43,7 +43,8 @@ class Figure:
     name: of its file.
     chart: Vega-Lite without data and colours.
     rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it (`charts`).
-    above: lines below the title: what all runs have in common. below: lines below the chart: how to read it.
+    above: lines below the title: in short what it shows, then what all runs have in common.
+    below: lines below the chart: how to read it.
     marks: signs of its runs (`analysis.runs.columns`).
     width: of the chart, in points: no line of text is much wider.
     one_at_a_time: a page has its charts one by one, of which the reader chooses.
@@ -61,8 +62,13 @@ class Figure:
 
     @property
     def caption(self) -> str:
-        """The text above and below the chart, for a page or for readers who cannot see it."""
+        """The text above and below the chart, for readers who cannot see it."""
         return " ".join(f"{line.rstrip('.')}." for line in (*self.above, *self.below))
+
+    @property
+    def explanation(self) -> list[str]:
+        """The lines around the chart without the first, for a page to unfold."""
+        return [*self.above[1:], *self.below]
 
     @property
     def data(self) -> list[dict[str, Any]]:
