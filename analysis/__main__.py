@@ -86,14 +86,10 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _best(found: Found, options: argparse.Namespace) -> Output:
-    from analysis import answers
-
-    def answer(ranking: best.Ranking) -> list[str]:
-        found = answers.of_ranking(ranking)
-        return [found.sentence, *found.others]
+    from analysis.answers import sentences
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus)
-    return best.output(found.runs, options.goal, limits, options.mix, answer)
+    return best.output(found.runs, options.goal, limits, options.mix, sentences)
 
 
 def _table(found: Found, options: argparse.Namespace) -> Output:

@@ -273,6 +273,12 @@ def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
     return [of_ranking(ranking) for ranking in ranked]
 
 
+def sentences(ranking: Ranking) -> list[str]:
+    """The answer for the workload of a ranking by time, as `best` says it."""
+    answer = of_ranking(ranking)
+    return [answer.sentence, *answer.others]
+
+
 def of_ranking(ranking: Ranking) -> Answer:
     """The answer for the workload of a ranking by time."""
     _, _, apart = ranking.work.partition(" ")

@@ -89,16 +89,16 @@ class Runs(Shown):
 
     def best(
         self,
-        goal: str = "time",
+        goal: str | None = None,
         accuracy: float | str | None = None,
         memory: float | str | None = None,
         gpus: int | None = None,
         mix: bool = False,
     ) -> Shown:
-        """Settings that did the same work, by the least time, memory or energy of the whole run.
+        """What to run, and the settings that did the same work, by the least time, memory or energy of the whole run.
 
         Args:
-            goal: "time", "memory" or "energy".
+            goal: "time", "memory" or "energy"; None ranks by time, and shows the other two.
             accuracy: the least test accuracy: 0.99 or "99%".
             memory: the most memory of a GPU: "80GB", "80GiB" or bytes.
             gpus: the most GPUs, on all nodes together.
@@ -107,11 +107,13 @@ class Runs(Shown):
         Raises:
             ValueError: an argument that is no such value, or nothing can be ranked, with the reason.
         """
-        if goal not in GOALS:
+        from analysis.answers import sentences  # and Parquet's file systems, which take a tenth of a second
+
+        if goal not in (None, *GOALS):
             raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
-        return Shown(best.output(self.found.runs, goal, limits, mix))
+        return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.
@@ -119,7 +121,7 @@ class Runs(Shown):
         Args:
             mix: rank, and average, runs of several commits or machines together.
         """
-        from analysis.answers import answers  # and Parquet's file systems, which take a tenth of a second
+        from analysis.answers import answers
 
         return answers(self.found.runs, mix)
 
@@ -163,7 +165,7 @@ class Runs(Shown):
         """The figures of a name as `python -m analysis figure` draws them, below one another, as a chart of Altair.
 
         Args:
-            name: an experiment, "losses", "phases", "efficiency", "trade_off", "timelines" or "predicted".
+            name: an experiment, "effects", "trade_off", "losses", "phases", "efficiency", "timelines" or "predicted".
 
         Raises:
             ValueError: no such figure, or nothing to draw.

@@ -44,12 +44,13 @@ def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Pa
     ("words", "show"),
     [
         ("list {0}/before", lambda runs, _: runs),
-        ("best {0}/before --goal time", lambda runs, _: runs.best()),
+        ("best {0}/before", lambda runs, _: runs.best()),
+        ("best {0}/before --goal time", lambda runs, _: runs.best("time")),
         (
             "best {0}/before --goal memory --accuracy 99% --memory 80GB --gpus 4",
             lambda runs, _: runs.best("memory", accuracy=0.99, memory=80e9, gpus=4),
         ),
-        ("best {0} --goal time", lambda _, folder: multicard.load(folder).best()),  # several works
+        ("best {0} --goal time", lambda _, folder: multicard.load(folder).best("time")),  # several works
         ("compare {0}/before {0}/after --margin 1%", lambda runs, folder: runs.compare(folder / "after", margin="1%")),
         ("compare {0}/before --by precision", lambda runs, _: runs.compare(by="precision")),
     ],
