@@ -13,7 +13,6 @@ from itertools import pairwise, permutations, product
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from analysis.claims.comparison import (
     FAILS,
@@ -58,11 +57,16 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def text(self) -> str:
-        """What is measured, and the rule as the file has it."""
-        measure = MEASURES.get(getattr(self, "measure", ""))
-        words = measure.words if measure is not None else "how runs end"
-        rule = yaml.safe_dump(msgspec.to_builtins(self), default_flow_style=True, sort_keys=False, width=math.inf)
-        return f"{words}: {rule.strip()}"
+        """What is measured, the bounds, and the rule's other keys, in words."""
+        rule = msgspec.to_builtins(self)
+        measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
+        limits = (("above", rule.pop("over", None)), ("below", rule.pop("under", None)))
+        bounds = " and ".join(f"{side} {limit:g}" for side, limit in limits if limit is not None)
+        parts = [f"{bounds} {UNITS[self.unit].name}"] if bounds else []
+        parts += [kind.replace("_", " ")] if kind != "contrast" else []
+        parts += [f"{key} {_in_words(value, key)}" for key, value in rule.items() if key != "unit"]
+        parts += [f"where {_in_words(only)}"] if only else []
+        return f"{MEASURES[measure].words if measure else 'how runs end'}: {', '.join(parts)}"
 
 
 class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
@@ -294,6 +298,15 @@ def _values(panel: Panel, column: str) -> list[Any]:
     values = both if {*printed} & {*measured} else measured
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return sorted(values) if numbers else values
+
+
+def _in_words(value: Any, key: str = "") -> str:
+    """The value of a rule's key: "nchw against nhwc", "strategy ddp_ds and gpus >= 2"."""
+    if isinstance(value, dict):
+        return " and ".join(f"{name} {_in_words(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return (" against " if key == "pair" else ", ").join(_in_words(one, "pair" * (key == "pairs")) for one in value)
+    return grouping.typed(value)
 
 
 def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:

@@ -230,7 +230,7 @@ def test_a_table_a_claim_in_full_and_the_file_say_the_same(tmp_path: Path, capsy
     assert main(["claims", str(tmp_path / "runs"), "--only", "precision-accuracy,pinned-gain"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("precision-accuracy: holds [c]\n") and "pinned-gain: not measured\n" in printed
-    assert "holds if  accuracy: {rule: contrast, unit: points, over: -1.0, measure: accuracy" in printed
+    assert "holds if  accuracy: above -1 points, axis precision, pairs fp32 against fp64, fp16 against fp64" in printed
     assert printed.count("points (") == 8 and "python train_vision.py experiment=table3" in printed
 
 

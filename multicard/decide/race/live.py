@@ -141,6 +141,7 @@ class LiveRace:
     def run(self, machine_share: MachineShare) -> None:
         """Race until the rules say that it is over."""
         self.share = machine_share
+        say(f"race={self.options.figure}: {count(len(self.cells), 'cell')} by turns; a line after each round of blocks")
         with ending_on_error(self.executor):
             while order := self.rules.next_round():
                 self._round(order)
