@@ -257,9 +257,9 @@ def _speedups(rows: Sequence[Row]) -> list[float | None]:
 
 
 def _about(rows: Sequence[Row]) -> list[Column]:
-    """Name, code and machine of each row, as far as its runs have the same."""
+    """Name, code and machine of each row, as far as its runs have the same; several names are shown."""
     columns = [
-        Column.of("name", [row.common("name") for row in rows], shown=False),
+        Column.of("name", [row.common("name") for row in rows], telling=True),
         Column.of("commit", [grouping.commit(row.runs[0], absent="-") for row in rows], shown=False),
         *(
             Column.of(name, [row.common(name) for row in rows], shown=False)

@@ -196,8 +196,9 @@ def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys
     assert last.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
     text = (tmp_path / "report.html").read_text()
     assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
-    assert main(["report", str(tmp_path), "--out", str(tmp_path)]) == 1
-    assert "is a folder; name a file" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="1"):
+        main(["report", str(tmp_path), "--out", str(tmp_path)])
+    assert "is no file; name one" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "absent")]) == 1
 
 
