@@ -18,6 +18,7 @@ from analysis.runs.grouping import ACCURACY, of_setting
 from analysis.runs.load import Run
 from analysis.stats import effects
 from analysis.stats.effects import Effect, Point
+from analysis.stats.intervals import times
 from multicard import workloads
 
 ROW = 40  # points, of a bar and its name of two lines
@@ -86,8 +87,8 @@ class WhatMatters:
 
     def _gain(self, gain: float) -> str:
         if self.measure == ACCURACY:
-            return f"{100 * gain:+.1f} points"
-        return f"{math.exp(abs(gain)):.3g}x {'faster' if gain >= 0 else 'slower'}"
+            return f"{100 * max(-1.0, min(1.0, gain)):+.1f} points"
+        return f"{times(math.exp(abs(gain)))} {'faster' if gain >= 0 else 'slower'}"
 
     def figure(self, name: str) -> Figure:
         """The best level of each axis."""

@@ -147,7 +147,7 @@ class RepeatedRuns:
             return Interval(estimate, None, None)
         if not _is_relative(column):
             half = half_width(len(by_seed(runs)), spread)
-            return Interval(estimate, estimate - half, estimate + half)
+            return Interval(estimate, max(0.0, estimate - half), min(1.0, estimate + half))
         half = half_width(len(runs), spread)
         return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half))
 

@@ -13,6 +13,8 @@ import numpy as np
 from multicard.measure.repeated_runs import CONFIDENCE, MOST_LOG, student_quantile
 from multicard.records import figures
 
+MOST_TIMES = 1000  # a ratio that is written out
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -50,6 +52,11 @@ def text(name: str, interval: Interval) -> str:
     has_no_sign = figures.unit(name) in (figures.SECONDS, figures.PLAIN)
     short = f"{half:.1f}" if half >= 1 else f"{half:.2g}"
     return f"{shown} ± {short if has_no_sign and half < 100 else figures.text(name, half)}"
+
+
+def times(ratio: float) -> str:
+    """A ratio as "1.33x", or ">1000x" beyond what an interval can be trusted to tell."""
+    return f"{ratio:.3g}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
 
 
 def bonferroni(count: int) -> float:
