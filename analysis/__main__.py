@@ -207,7 +207,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
     margin = "the difference up to which two are equal (5%%)"
     add("--margin", metavar="5%", help=margin, type=cli.share, default=MARGIN)
-    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share_or_none)
+    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share)
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix", **MIX)
 

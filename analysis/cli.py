@@ -40,14 +40,9 @@ def wandb_name(text: str) -> str:
 def share(text: str) -> float:
     """A share such as 5% or 0.05."""
     value = sweeps.share(text)
-    if not 0 < value <= 1 or text == "1":  # which may be meant as 1%
+    if text not in ("0", "0%") and (not 0 < value <= 1 or text == "1"):  # which may be meant as 1%
         raise argparse.ArgumentTypeError(f"{text} is no share; write 5% or 0.05")
     return value
-
-
-def share_or_none(text: str) -> float:
-    """A share, or 0%."""
-    return 0.0 if text in ("0", "0%") else share(text)
 
 
 def size_bytes(text: str) -> int:

@@ -50,14 +50,14 @@ def switched(words: list[str], workload: Workload) -> list[str]:
 
 def _once(words: list[str]) -> list[str]:
     """The words without keys that a later word sets again: Hydra takes the last, and names folders by all of them."""
-    keys = [word.partition("=")[0].lstrip("+") * ("=" in word and not word.startswith("-")) for word in words]
-    last, kept = dict(zip(keys, range(len(keys)), strict=True)), list[str]()
-    for place, (word, key) in enumerate(zip(words, keys, strict=True)):
-        if not key or last[key] == place:
-            kept.append(word)
-        else:
-            say(f"{word}: left out, as {words[last[key]]} comes later", error=True)
-    return kept
+    kept = dict[str, str]()
+    for place, word in enumerate(words):
+        key, sets, _ = word.lstrip("+").partition("=")
+        name = key if sets and not word.startswith("-") else str(place)
+        if (before := kept.pop(name, None)) is not None:
+            say(f"{before}: left out, as {word} comes later", error=True)
+        kept[name] = word
+    return [*kept.values()]
 
 
 def _matched(word: str, workload: Workload) -> str:

@@ -23,7 +23,7 @@ class Interrupted(BaseException):
         self.failure = failure
 
 
-BINARY = re.compile(r"(\d+(?:\.\d+)?) ([KMGT])iB")
+BINARY = re.compile(r"(\d+(?:\.\d+)?) ([KMGT])iB")  # sizes in torch's messages
 _ENDING: list[Failure] = []
 
 
@@ -48,17 +48,13 @@ def _interrupted(number: int) -> Interrupted:
 
 def in_a_line(error: BaseException) -> str:
     """The error as a user reads it: the message of a ValueError, else type and message, with memory in GB."""
-    lines = BINARY.sub(_in_decimal, str(error).strip()).splitlines() or [""]
+    from multicard.records.text_table import in_bytes  # imports rich
+
+    text = BINARY.sub(lambda size: in_bytes(float(size[1]) * 1024 ** " KMGT".index(size[2])), str(error).strip())
+    lines = text.splitlines() or [""]
     if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
         return lines[-1].removeprefix("ValueError: ")  # the last line of the worker's own traceback
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
-
-
-def _in_decimal(size: re.Match[str]) -> str:
-    """A size of torch's messages as all others are given, in powers of 1000."""
-    from multicard.records.text_table import in_bytes  # imports rich
-
-    return in_bytes(float(size[1]) * 1024 ** (" KMGT".index(size[2])))
 
 
 def disk_full(error: BaseException) -> OSError | None:
