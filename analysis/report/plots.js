@@ -5,7 +5,7 @@
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 600; // width of the window in pixels, below which charts stand below each other
 const MOST_TRIES = 5; // drawings of a figure, until it fits
-const LEAST_FACTOR = 0.3; // of the width of charts; a figure that does not fit then is scrolled
+const LEAST_FACTOR = 0.2; // of the width of charts; a figure that does not fit then is scrolled
 const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; // fields of rows that are no data
 const ERRORS = 1; // what Vega logs: no warnings, as of a bound that no row has
 const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, logLevel: ERRORS };
