@@ -232,13 +232,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("figure", _figure, "the papers' figures, of your runs", figures.__doc__)
     add("name", metavar="NAME", help=FIGURES)
     add("folders", **FOLDERS)
-    add(
-        "--out",
-        metavar="FILE",
-        help="FILE.svg, .pdf or .png; a folder for .svg (outputs/figures)",
-        default=figures.OUT,
-        type=Path,
-    )
+    add("--out", metavar="FILE", help="ends in .svg, .pdf or .png (outputs/figures/)", type=Path, default=figures.OUT)
     add("--all", **ALL)
     add("--mix", **MIX)
 

@@ -156,11 +156,10 @@ class Answer:
         """Accuracy or loss, memory and energy against the other setting; of a single one as they are."""
         best, other = self.best, self.against
         if other is None or other is best:
-            yield (
-                figures.text(ACCURACY, best.accuracy) + " accuracy"
-                if best.accuracy is not None
-                else f"loss {best.loss:.3f}"
-            )
+            if best.accuracy is not None:
+                yield f"{figures.text(ACCURACY, best.accuracy)} accuracy"
+            elif best.loss is not None:
+                yield f"loss {best.loss:.3f}"
             return
         repeated = self.ranking.repeated
         more, less = repeated.more_accurate(best.runs, other.runs), repeated.more_accurate(other.runs, best.runs)

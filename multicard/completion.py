@@ -1,11 +1,9 @@
 """`multicard completion SHELL`: a script that completes commands, their options, and Hydra's groups and keys.
 
-    source <(multicard completion bash)       in ~/.bashrc
-    source <(multicard completion zsh)        in ~/.zshrc, after compinit
-    multicard completion fish | source        in ~/.config/fish/config.fish
+    source <(multicard completion bash)    in ~/.bashrc; zsh in ~/.zshrc, after compinit
+    multicard completion fish | source     in ~/.config/fish/config.fish
 
-Overrides of `vision` and `tune` are completed by Hydra, as by `python train_vision.py -sc install=bash`; where no word
-fits, the shell completes files.
+Overrides of `vision` and `tune` are completed by Hydra; where no word fits, the shell completes files.
 """
 
 import contextlib
@@ -43,16 +41,14 @@ complete -c multicard -n 'test (count (commandline -opc)) -gt 1; and not __fish_
 def main() -> int:
     """Print the script of a shell, or the words that the last one of a line may become."""
     shell, *line = sys.argv[1:] or [""]
+    texts = SCRIPTS | {"-h": __doc__, "--help": __doc__}
     if shell == "words":
         say("\n".join(candidates(" ".join(line))))
-    elif shell in ("-h", "--help"):
-        say((__doc__ or "").strip())
-    elif shell not in SCRIPTS:
-        say(f"refused: {shell or 'no shell'}: there are scripts for {', '.join(SCRIPTS)}", error=True)
-        return 1
+    elif shell in texts:
+        say(str(texts[shell]).rstrip())
     else:
-        say(SCRIPTS[shell])
-    return 0
+        say(f"refused: {shell or 'no shell'}: there are scripts for {', '.join(SCRIPTS)}", error=True)
+    return 0 if shell in ("words", *texts) else 1
 
 
 def candidates(line: str) -> list[str]:
@@ -60,6 +56,8 @@ def candidates(line: str) -> list[str]:
     name, *words = line.lstrip().split(" ")[1:] or [""]
     if not words:
         return [command for command in COMMANDS if command.startswith(name)]
+    if name not in COMMANDS:
+        return []
     if name in ENTRIES:
         os.environ["COMP_LINE"] = " ".join(["multicard", *(word for word in words if word[:1] != "-")])
         return _printed([name, "-sc", "query=bash"]).split()

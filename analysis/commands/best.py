@@ -174,18 +174,13 @@ class Ranking:
         return [*sentences, *([equal] if named else [])]
 
     @property
-    def table(self) -> Table:
-        """The ranking, without columns that have no figure, below its sentences."""
-        return self.table_below([self.first, *self.others])
-
-    @property
     def first(self) -> str:
         """A sentence that names the best setting."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         return f"{title}: {self._named(self.best)}."
 
-    def table_below(self, sentences: Sequence[str], goals: Sequence[str] = ()) -> Table:
-        """The ranking below some sentences, with columns of more goals."""
+    def table(self, sentences: Sequence[str] = (), goals: Sequence[str] = ()) -> Table:
+        """The ranking below some sentences, with columns of more goals and without those that have no figure."""
         rows = [
             {
                 "rank": str(rank),
@@ -258,36 +253,34 @@ class Ranking:
         return f"a loss of {other.loss:.3f} instead of {best.loss:.3f}"
 
 
+Answered = Callable[[Ranking], list[str]]
+
+
 def _text(goal: str, value: float | None) -> str:
     figure = GOALS[goal]
     return "-" if value is None else figure.unit.text(value) + " s" * (figure.unit is SECONDS)
 
 
-def output(
-    runs: Sequence[Run],
-    goal: str | None,
-    limits: Limits,
-    mix: bool,
-    answer: Callable[[Ranking], list[str]] = lambda ranking: [ranking.first, *ranking.others],
-) -> Output:
+def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, answer: Answered) -> Output:
     """The ranking of each work that was done, in sentences and as a table.
 
     Args:
         goal: None ranks by time, beside the best settings of the other goals.
         mix: rank, and average, runs of several commits or machines together.
-        answer: sentences about a ranking, where no goal is given.
+        answer: sentences about a ranking by time, where no goal is given.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    first = goal or "time"
-    with_figure, ranked = _selected(runs, first, limits, mix)
-    repeated, column = RepeatedRuns(runs), GOALS[first].name
-    found, tables = _rankings(ranked, first, mix, repeated), list[Table]()
+    every, goal = goal is None, goal or "time"
+    with_figure, ranked = _selected(runs, goal, limits, mix)
+    repeated, column = RepeatedRuns(runs), GOALS[goal].name
+    found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
     for ranking in found:
-        others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if goal is None and one != first]
-        sentences = [*answer(ranking), *(one.first for one in others if one.settings)]
-        tables.append(ranking.table if goal else ranking.table_below(sentences, [one.goal for one in others]))
+        others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if every and one != goal]
+        sentences = answer(ranking) if every else [ranking.first, *ranking.others]
+        sentences += [one.first for one in others if one.settings]
+        tables.append(ranking.table(sentences, [one.goal for one in others]))
     described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
     notes = [*described, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
+from analysis.answers import sentences
 from analysis.commands import best
 from analysis.commands.best import Limits, RankedSetting, front
 from analysis.figures.setting_charts import trade_off
@@ -22,7 +23,7 @@ def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, 
 
 
 def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
-    return [*best.output(load.read([folder]).runs, goal, limits or Limits(), mix).lines(None)]
+    return [*best.output(load.read([folder]).runs, goal, limits or Limits(), mix, sentences).lines(None)]
 
 
 @pytest.fixture
@@ -48,6 +49,24 @@ def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accur
     assert ["yes" in line for line in lines[4:8]] == [True, False, True, True]
     assert lines[8].startswith("nothing was repeated on NVIDIA H200 (vision), and 2% is assumed: repeat=3")
     assert lines[9] == "not ranked: 1 failed"
+
+
+def test_without_a_goal_the_answer_comes_first_then_the_best_of_each_goal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    costs = ((1, 100.0, 9e4, 5 * 10**9), (2, 60.0, 6e4, 4 * 10**9))
+    for gpus, total_s, joules, peak in costs:
+        record = records.vision(gpus=gpus, total_s=total_s, peak_memory_bytes={"max": peak}, gpu=records.gpu(joules))
+        records.write(tmp_path / str(gpus), record | accurate(0.98))
+    assert main(["best", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Run gpus=2: 1.67x faster than one GPU (one run each)")
+    assert lines[1:3] == ["Least memory: gpus=2: 4 GB, 98.0%.", "Least energy: gpus=2: 60 kJ, 98.0%."]
+    assert lines[3].split() == ["rank", "gpus", "time", "x", "best", "memory", "energy", "accuracy", "n", "front"]
+    assert main(["best", str(tmp_path), "--gpus", "1", "--csv", "-"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(",1,100.0,")
+    records.write(tmp_path / "none" / "a", records.vision() | {"test_accuracy": None, "epochs": []})
+    assert main(["best", str(tmp_path / "none")]) == 0  # neither accuracy nor loss
 
 
 @pytest.mark.parametrize(
@@ -117,7 +136,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
         ("fp16", 2),
         ("fp32", 1),
     }
-    assert [row[ranking.table[0].index("front")] for row in ranking.table[1]].count("yes") == 4
+    assert [row[ranking.table().headings.index("front")] for row in ranking.table().rows].count("yes") == 4
     (figure,) = trade_off(found.runs)
     for measure in ("test_accuracy", "peak_memory_bytes"):
         numbered = {row["series"] for row in figure.rows if row["measure"] == measure and row["front"]}

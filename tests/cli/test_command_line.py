@@ -193,9 +193,10 @@ def test_refused_cells_tell_nothing_of_the_time_that_is_left(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 0, "  best [FOLDER...] "),
+        ([], 0, "\nbest [FOLDER...] "),
         (["--version"], 0, "multicard 0."),
         (["bets"], 1, "refused: bets: no such command; did you mean best? multicard --help lists all\n"),
+        (["xyzzy"], 1, "refused: xyzzy: no such command; multicard --help lists all\n"),
         (["best", "--goal"], 1, "refused: argument --goal: expected one argument\n"),
         (["plan"], 1, "refused: the following arguments are required: JOBS.yaml\n"),
         (["table", "table5", RECORDS], 1, "; this measures it: multicard tune experiment=table5 name=table5\n"),
