@@ -13,6 +13,7 @@ from multicard.ranks import interruption
 
 interruption.end_at_once()  # while the rest is imported
 
+from analysis import conclusion
 from multicard import workloads
 from multicard.cli import command
 from multicard.llm.workload import WORKLOAD
@@ -22,7 +23,7 @@ workloads.register()
 
 def main() -> int:
     """Run the command of `sys.argv` and return its exit code."""
-    return command.execute(WORKLOAD, usage=__doc__)
+    return command.execute(WORKLOAD, usage=__doc__, conclude=conclusion.of_sweep)
 
 
 if __name__ == "__main__":

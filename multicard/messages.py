@@ -6,7 +6,10 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 INSTALLED = {"-m analysis": "multicard", "train_vision.py": "multicard vision", "tune_llm.py": "multicard tune"}
 
@@ -16,12 +19,12 @@ def typed(entry: str) -> str:
     return INSTALLED[entry] if Path(sys.argv[0]).name == "multicard" else f"python {entry}"
 
 
-def say(line: str, error: bool = False) -> None:
+def say(line: "str | Text", error: bool = False) -> None:
     """Print a line. Where it cannot be written now (a full disk), it is tried again with the next; where nobody reads
     any more (`| head`), further ones are dropped: what is being measured goes on."""
     stream = sys.stderr if error else sys.stdout
     try:
-        print(line, file=stream, flush=True)
+        print(line if isinstance(line, str) else _styled(line, stream), file=stream, flush=True)
     except BrokenPipeError:
         drop(stream)
     except OSError:
@@ -31,6 +34,26 @@ def say(line: str, error: bool = False) -> None:
 def drop(stream: TextIO) -> None:
     """Discard what is still written to a stream whose reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def link(path: Path) -> "Text":
+    """The path as it can be typed here; it opens where the terminal has links."""
+    from rich.text import Text
+
+    full = path.absolute()
+    short = full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full
+    return Text(f"{short}/", f"link {full.as_uri()}")
+
+
+def _styled(line: "Text", stream: TextIO) -> str:
+    """The line with what this terminal shows of its colours and links: nothing in a file or a dumb terminal, no colours
+    where NO_COLOR is set."""
+    from rich.console import Console
+
+    console = Console(file=stream)
+    with console.capture() as captured:
+        console.print(line, soft_wrap=True, end="")
+    return captured.get()
 
 
 class Parser(argparse.ArgumentParser):

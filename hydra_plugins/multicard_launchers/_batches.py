@@ -1,5 +1,6 @@
 """The work of the launchers: batches of cells, measured or only checked."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 
@@ -163,6 +164,8 @@ class Batches:
         """Find the best of the cells and measure it, or say how."""
         from multicard.decide.race import command  # imports scipy
 
+        self.command.conclude = lambda folders: []  # the race itself says which is the best
+
         for cell in sweep.refused:
             if not cell.is_mistake:
                 say(f"{cell.label}out: {cell.reason}")
@@ -230,11 +233,12 @@ class Batches:
             SameFailureError: the cells that are left would fail as those before.
         """
         left = sweep.left
-        pace = Pace(len(left))
+        sweep.say_start()
+        pace = Pace(len(left), has_bar=sys.stderr.isatty())
         for index, cell in enumerate(left, 1):
             done = run_job(
                 hydra_context=self.context,
-                task_function=lambda _, cell=cell: task.run(self.command, cell),
+                task_function=lambda _, cell=cell: task.run(self.command, cell, left_s=pace.left_s),
                 config=cell.composed,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",

@@ -21,7 +21,7 @@ from multicard.config import hydra_config
 from multicard.messages import drop, say
 from multicard.ranks import interruption
 from multicard.run.workload import Workload
-from multicard.sweep.command import Command
+from multicard.sweep.command import Command, Conclude
 from multicard.sweep.objective import NoFigureError, NothingMeasuredError
 from multicard.sweep.task import Task
 
@@ -33,15 +33,17 @@ GROUPS = {  # that set keys of other groups and have none of their own
 }
 
 
-def execute(workload: Workload, usage: str | None) -> int:
+def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda folders: []) -> int:
     """Have Hydra run the command of `sys.argv`, print the table of what it measured and return the exit code.
 
     Args:
         usage: the beginning of `--help`: a sentence, an empty line, and examples.
+        conclude: makes the lines below the table of a sweep from the folders of its runs.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     logging.raiseExceptions = False  # of what cannot be written, as `--info | head`, no traceback
     command = Command(workload)
+    command.conclude = conclude
     interruption.answer(_keyboard_interrupt)
     try:
         words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)  # where Hydra reads them

@@ -10,14 +10,13 @@ from multicard.records.schema import LlmRecord
 from multicard.run.workload import Workload, untried
 
 
-def describe(config: LlmConfig, placement: Placement) -> str:
-    """The run in one line."""
+def describe(config: LlmConfig) -> str:
+    """What will run, in one line; parts are divided by commas."""
     weights = "random weights" if config.model.weights == "random" else "its own weights"
     template = f", template {config.template_name}" if config.template_name else ""
-    where = placement.ranks(config.gpus)
     return (
         f"{config.method.name} of {config.model.name} ({weights}) on {config.dataset.name}{template}, "
-        f"{config.precision.name}, {config.recipe_name} on {where}, batch {config.batch_size} a rank"
+        f"{config.precision.name}, {config.recipe_name}, batch {config.batch_size} a rank"
     )
 
 

@@ -14,6 +14,7 @@ from multicard.records.schema_parts import TextRows
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # the number of the repetition, also a column
+REPEATED = (REPETITION, "seed")  # columns in which runs of one setting differ
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 
 # The marks of runs that stand in tables of commands and in `notes` too

@@ -1,18 +1,22 @@
-"""The table at the end of a command: one row a run."""
+"""The table at the end of a command: one row a setting, with the mean of its runs and their standard deviation."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.text import Text
 
 from multicard.config.base import Scale
 from multicard.measure import formulas
-from multicard.messages import say
-from multicard.records import comparable, text_table
-from multicard.records.comparable import MEANINGS, SHARED
-from multicard.records.figures import FIGURES, LLM, VISION
+from multicard.messages import link, say
+from multicard.records import comparable, figures, text_table
+from multicard.records.comparable import MEANINGS, REPEATED, SHARED
+from multicard.records.figures import FIGURES, LLM, SHARE, VISION, Figure
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, LlmRecord
 
-AGAINST_ONE, AGAINST_FP64 = "x 1 GPU", "x fp64"
-COMPARED = (AGAINST_ONE, AGAINST_FP64)  # left out where no run has its counterpart
+AGAINST_ONE = "x 1 GPU"
+OPTIONAL = [figure.heading() for figure in FIGURES.values() if figure.at_end and figure.better is None]
 RATES = {VISION: ("images_per_s", "warmup_steps"), LLM: ("tokens_per_s", "skip_steps")}  # and what leaves steps out
 ALWAYS = {VISION: ("precision", "gpus"), LLM: ("method", "template", "gpus")}
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
@@ -22,87 +26,118 @@ NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), a
 def show(runs: Sequence[Run], probes: bool = False) -> None:
     """Print the table of these runs, or probes, of one kind."""
     width = text_table.terminal_width()
-    say("\n" + "\n".join(probe_lines(runs, width) if probes else lines(runs, width)))
+    heading, *rest = probe_lines(runs, width) if probes else lines(runs, width)
+    for line in ("", Text(heading, "bold"), *rest):
+        say(line)
+    folder = runs[0].folder if len(runs) == 1 else runs[0].folder.parent
+    say(Text("Records: ").append(link(folder)))
 
 
 def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
-    """The axes that differ, status and figures of each run, then notes, and where the records are.
+    """The axes that differ, status and figures of each setting, then notes.
 
     Args:
         width: of the table in cells; None: any.
     """
     records = [run.record for run in runs]
     kind = records[0].kind
-    axes, rows = comparable.varied(records, ALWAYS[kind]), [_figures(record, records) for record in records]
-    headings = [heading for heading in rows[0] if heading not in COMPARED or any(row[heading] != "-" for row in rows)]
-    printed = _table(records, axes, headings, [[row[heading] for heading in headings] for row in rows], width)
-    for record in records:
-        if record.status == "diverged" and record.cause is not None and len(records) > 1:
-            cell = " ".join(f"{axis}={comparable.cell(record, axis)}" for axis in axes)
-            printed.append(f"{cell}: diverged: {record.cause.message}")
+    axes = [axis for axis in comparable.varied(records, ALWAYS[kind]) if axis not in REPEATED]
+    settings = _settings(records, axes)
+    rows = [_setting(group, axes) | _figures(group, records) for group in settings]
+    printed = _table(rows, width)
+    if len(settings) < len(records):
+        printed.append("±: standard deviation of the n runs")
     if any(record.oversubscribed for record in records):
         printed.append(f"{SHARED} {MEANINGS[SHARED]} (oversubscribe=true)")
     if any(record.axes.get("scale") == Scale.smoke for record in records):
         printed.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]
-    heading = FIGURES[rate].heading()
-    if any(record.status == "ok" and row[heading] == "-" for record, row in zip(records, rows, strict=True)):
+    if any(record.status == "ok" and FIGURES[rate].value(record) is None for record in records):
         remedy = f"train longer, or set a smaller {skipped}"
-        printed.append(f"{heading} is missing where a run has no more steps than {skipped} leaves out: {remedy}")
+        printed.append(
+            f"{FIGURES[rate].heading()} is missing where a run has no more steps than {skipped} leaves out: {remedy}"
+        )
     if any(row[AGAINST_ONE].endswith(comparable.DOUBTFUL) for row in rows):
         printed.append(f"{comparable.DOUBTFUL} {comparable.DOUBTFUL_MEANING}")
-    return [*printed, *comparable.notes(records), f"Records: {folders(runs)}"]
+    return [*printed, *comparable.notes(records)]
+
+
+def figures_in_brief(record: AnyRecord) -> str:
+    """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB"."""
+    rate, memory = FIGURES[RATES[record.kind][0]], FIGURES["peak_memory_bytes"]
+    return f"{record.total_s or 0.0:>5.1f} s   {rate.text(record):>5} {rate.heading()}   {memory.text(record):>7}"
 
 
 def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     """The axes that differ, status and figures of each probe."""
     records = [run.record for run in runs]
     axes = comparable.varied(records, ALWAYS[records[0].kind])
-    headings = ["s/step", "±", "steps", "warm-up", "ended", "total s", "peak memory"]
-    printed = _table(records, axes, headings, [_probe(record) for record in records], width)
-    return [*printed, *comparable.notes(records), NOTE_ON_PROBES, f"Records: {folders(runs)}"]
+    rows = [_setting([record], axes) | _probe(record) for record in records]
+    return [*_table(rows, width), *comparable.notes(records), NOTE_ON_PROBES]
 
 
-def _probe(record: AnyRecord) -> list[str]:
+def _probe(record: AnyRecord) -> dict[str, str]:
     probe = record.probe
-    if probe is None:
-        return ["-"] * 7
-    known = "-" if probe.half_width is None else f"{probe.half_width:.1%}"
-    figures = [FIGURES[name].text(record) for name in ("total_s", "peak_memory_bytes")]
-    ended = PROBE_ENDS[probe.ended_by]
-    return [f"{probe.step_s:.4g}", known, str(probe.steps), str(probe.warmup_steps), ended, *figures]
+    costs = [FIGURES[name].text(record) for name in ("total_s", "peak_memory_bytes")]
+    texts = ["-"] * 7
+    if probe is not None:
+        known = "-" if probe.half_width is None else f"{probe.half_width:.1%}"
+        ended = PROBE_ENDS[probe.ended_by]
+        texts = [f"{probe.step_s:.4g}", known, str(probe.steps), str(probe.warmup_steps), ended, *costs]
+    headings = ("s/step", "±", "steps", "warm-up", "ended", "total s", "peak memory")
+    return dict(zip(headings, texts, strict=True))
 
 
-def _table(
-    records: Sequence[AnyRecord],
-    axes: Sequence[str],
-    headings: Sequence[str],
-    figures: Iterable[Sequence[str]],
-    width: int | None,
-) -> list[str]:
-    rows = []
-    for record, texts in zip(records, figures, strict=True):
-        status = record.status + comparable.marks(record)
-        rows.append([*(comparable.cell(record, axis) for axis in axes), status, *texts])
-    return text_table.text([*axes, "status", *headings], rows, width, "l" * (len(axes) + 1) + "r" * len(headings))
+def _table(rows: Sequence[dict[str, str]], width: int | None) -> list[str]:
+    """The columns in which rows differ, and below them the others. Figures that are neither better nor worse are left
+    out where there is no room for them."""
+    shown = [heading for heading in rows[0] if any(row[heading] != "-" for row in rows)]
+    alike = [heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1]
+    shown = [heading for heading in shown if heading not in alike] or alike
+    sizes = text_table.least_widths(shown, [[row[heading] for heading in shown] for row in rows])
+    fits = width is None or sum(sizes) + text_table.GAP * (len(sizes) - 1) <= width
+    shown = [heading for heading in shown if fits or heading not in OPTIONAL]
+    printed = text_table.text(shown, [[row[heading] for heading in shown] for row in rows], width)
+    if alike:
+        printed.append("the same in all rows: " + ", ".join(f"{heading} {rows[0][heading]}" for heading in alike))
+    return printed
 
 
-def folders(runs: Sequence[Run]) -> str:
-    """Where the records are: the folder itself for a single one."""
-    return f"{runs[0].folder}/" if len(runs) == 1 else f"{runs[0].folder.parent}/*/result.json"
+def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[AnyRecord]]:
+    """The runs of each setting that ended alike, on one machine and commit."""
+    groups: dict[tuple[Any, ...], list[AnyRecord]] = {}
+    for record in records:
+        origin = (record.status, record.hardware, record.commit, record.dirty)
+        groups.setdefault((*(comparable.cell(record, axis) for axis in axes), *origin), []).append(record)
+    return [*groups.values()]
 
 
-def _figures(record: AnyRecord, records: Sequence[AnyRecord]) -> dict[str, str]:
-    """The row of a run, by heading: its figures, and after its rate what compares it; of `ok` runs alone."""
-    row = {}
+def _setting(group: Sequence[AnyRecord], axes: Sequence[str]) -> dict[str, str]:
+    marks = "".join(dict.fromkeys("".join(map(comparable.marks, group))))
+    row = {axis: comparable.cell(group[0], axis) for axis in axes}
+    return row | {"n": str(len(group)) if len(group) > 1 else "-", "status": group[0].status + marks}
+
+
+def _figures(group: Sequence[AnyRecord], records: Sequence[AnyRecord]) -> dict[str, str]:
+    """The figures of a setting, by heading, and after its rate what compares it; of `ok` runs alone."""
+    first, row = group[0], dict[str, str]()
     for figure in FIGURES.values():
-        if record.kind in figure.at_end:
-            row[figure.heading()] = figure.text(record)
-        if figure.name == RATES[record.kind][0]:
-            row[AGAINST_ONE] = _against_one(record, records)
-            if record.kind == VISION:
-                row[AGAINST_FP64] = _against_fp64(record, records)
-    return row if record.status == "ok" else dict.fromkeys(row, "-")
+        if first.kind in figure.at_end:
+            row[figure.heading()] = _summed(figure, group)
+        if figure.name == RATES[first.kind][0]:
+            row[AGAINST_ONE] = _against_one(group, records)
+    return row if first.status == "ok" else dict.fromkeys(row, "-")
+
+
+def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
+    """The figure of a setting: the mean of its runs and their standard deviation, or the highest."""
+    values = [value for record in group if (value := figure.value(record)) is not None]
+    if len(values) < 2:
+        return figures.text(figure.name, *(values or [None]))
+    text = figures.text(figure.name, max(values) if figure.summed == "max" else fmean(values))
+    digits = len(text.rstrip("%").partition(".")[2])
+    spread = f"{stdev(values) * (100 if figure.unit is SHARE else 1):.{digits}f}"
+    return text if figure.summed == "max" or figure.counted or not float(spread) else f"{text} ± {spread}"
 
 
 def _ranks(record: AnyRecord) -> int:
@@ -110,18 +145,17 @@ def _ranks(record: AnyRecord) -> int:
     return int(record.axes.get("gpus") or 1) * int(record.axes.get("nodes") or 1)
 
 
-def _against_one(record: AnyRecord, records: Sequence[AnyRecord]) -> str:
-    """The speed-up over one GPU, and its share of the ideal. Of tuning by tokens/s: with max_steps, n GPUs take as many
-    steps as one and n times the rows."""
+def _against_one(group: Sequence[AnyRecord], records: Sequence[AnyRecord]) -> str:
+    """The mean speed-up over one GPU, and its share of the ideal. Of tuning by tokens/s: with max_steps, n GPUs take as
+    many steps as one and n times the rows."""
     several = any(_ranks(other) != 1 for other in records)
-    one = comparable.reference(record, records, gpus=1, nodes=1) if several else None
-    taken_s = [_taken_s(each) for each in (one, record) if each is not None]
-    if len(taken_s) < 2 or not all(taken_s):
+    ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
+    pairs_s = [(_taken_s(one), _taken_s(record)) for one, record in zip(ones, group, strict=False) if one is not None]
+    times = [formulas.speedup(one_s, own_s) for one_s, own_s in pairs_s if one_s and own_s]
+    if not times:
         return "-"
-    one_s, mine_s = (each or 0.0 for each in taken_s)
-    share = formulas.parallel_efficiency(one_s, mine_s, _ranks(record))
-    doubtful = share > formulas.DOUBTFUL_EFFICIENCY
-    return f"{formulas.speedup(one_s, mine_s):.2f} ({share:.0%}){comparable.DOUBTFUL if doubtful else ''}"
+    share = fmean(times) / _ranks(group[0])
+    return f"{fmean(times):.2f} ({share:.0%}){comparable.DOUBTFUL if share > formulas.DOUBTFUL_EFFICIENCY else ''}"
 
 
 def _taken_s(record: AnyRecord) -> float | None:
@@ -130,10 +164,3 @@ def _taken_s(record: AnyRecord) -> float | None:
         return record.total_s
     rate = record.tokens_per_s and record.tokens_per_s.non_padding
     return 1 / rate if rate else None
-
-
-def _against_fp64(record: AnyRecord, records: Sequence[AnyRecord]) -> str:
-    fp64 = comparable.reference(record, records, precision="fp64")
-    if fp64 is None or not fp64.total_s or not record.total_s:
-        return "-"
-    return f"{formulas.speedup(fp64.total_s, record.total_s):.2f}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 from omegaconf import DictConfig
+from rich.text import Text
 
 from multicard.config.job import count
 from multicard.config.placement import CROWDED
@@ -13,7 +14,7 @@ from multicard.config.sweeps import pauses
 from multicard.machine import environment
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
-from multicard.messages import say
+from multicard.messages import link, say
 from multicard.observe.energy.sampler import Sampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
@@ -25,7 +26,7 @@ from multicard.run import attempts, outcome
 from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
-from multicard.run.progress_bar import ProgressBar
+from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
 
@@ -39,7 +40,7 @@ def measure(
     requeue: Callable[[Failure], bool] = lambda _: False,
     predict: Predict = lambda *_: None,
     started_s: float | None = None,
-    label: str = "",
+    cell: InSweep = ALONE,
     family: int | None = None,
 ) -> Run:
     """Measure one configuration into `folder`, or say why not; the record says how the run ended.
@@ -50,7 +51,7 @@ def measure(
         requeue: puts the job in the queue again after a failure, and returns True if it did; then nothing is recorded.
         predict: makes the record's `prediction`; it does not raise.
         started_s: when it began, by `clock_s`; None for now.
-        label: printed before messages about the run.
+        cell: the run's place in the sweep that this process measures.
         family: id of the process whose descendants do not count as load of others; None for this one.
 
     Returns:
@@ -66,11 +67,11 @@ def measure(
             try:
                 run = prepare(workload, cfg, folder, started_s, allocation, peers, predict, family)
             except ValueError as refusal:
-                return outcome.refuse(measured, str(refusal), keep_refused, label)
+                return outcome.refuse(measured, str(refusal), keep_refused, cell.title)
             claimed = True
             mirror = Mirror(run.config.tracker, folder, partial(outcome.so_far, run, measured.record))
             try:
-                failure = _train(run, mirror, peers, label)
+                failure = _train(run, mirror, peers, cell)
                 if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
                     claimed = False  # the requeued job keeps its claim
                     measured.record.status = "requeued"
@@ -84,21 +85,23 @@ def measure(
         peers.close()
         if claimed:
             ownership.release(folder)
-    say(outcome.line(measured))
+    say(outcome.line(measured, cell.title))
     return measured
 
 
-def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failure | None:
+def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
     """Run the ranks, unless an earlier start did, and note how they ended. Returns what ended the run early."""
     failure, load, beside = None, None, None
     if run.load is None:
-        say(f"{label}trained before, and cut off before its record was written: {run.folder}")
+        say(f"{cell.title}trained before, and cut off before its record was written: {run.folder}")
     else:
-        say(f"{label}{run.workload.describe(run.config, run.placement)} -> {run.folder}")
+        if not cell.title:  # else the sweep has said what is alike in all its cells, and the title has the rest
+            where = run.placement.ranks(run.config.gpus)
+            say(Text(f"{run.workload.describe(run.config)}, {where} -> ").append(link(run.folder)))
         cores = environment.cores()
         if run.placement.crowded(cores):
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
-        failure = _run_ranks(run, mirror, peers)
+        failure = _run_ranks(run, mirror, peers, cell)
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # in a race the other cells run beside this one by design
             beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
@@ -108,7 +111,7 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, label: str) -> Failur
     return failure
 
 
-def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None:
+def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Failure | None:
     """Start the ranks of this node and wait for all. Returns what ended the run early."""
     config, placement, workload, folder = run.config, run.placement, run.workload, run.folder
     elastic.warm_up(placement.device, workload.preloaded(placement.device))
@@ -126,7 +129,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers) -> Failure | None
         resumable = workload.resumable and not config.probe.enabled
         stop = StopOnWarning(run.allocation, board, placement.world_size, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
-        progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick)
+        progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick, cell)
         sampler = Sampler.of_run(config, placement, folder, attempts.current(folder), machine=not pauses(config))
         with progress, stop, sampler:
             job = job_of(workload, config, placement, folder, run.allocation)

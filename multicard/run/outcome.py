@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from omegaconf import DictConfig
+from rich.text import Text
 
 from multicard.config.base import TrackerMode, plain
 from multicard.config.job import count
@@ -20,17 +21,17 @@ from multicard.observe.energy import gpu_record
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line, no_space
 from multicard.ranks.process import LOG_LINES
-from multicard.records import ownership, rank_files, run_folder
+from multicard.records import comparable, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord, Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu
-from multicard.records.table import PROBE_ENDS
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
 
+STYLES = {"ok": "green", "diverged": "yellow", "requeued": "yellow"}  # of statuses on a terminal; others are red
 STOPPED = ("timeout", "preempted")  # kinds of failure after which a job may be requeued; statuses too
 
 
@@ -48,15 +49,15 @@ def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = N
     return Run(folder, record)
 
 
-def refuse(run: Run, message: str, keep: bool = True, label: str = "") -> Run:
+def refuse(run: Run, message: str, keep: bool = True, title: str = "") -> Run:
     """Say why a run is refused, and complete its record.
 
     Args:
         keep: write the record, unless the folder is in use or holds a measurement.
-        label: of the cell, before the line that is printed.
+        title: of the cell, before the line that is printed.
     """
     run.record.status, run.record.cause = "refused", Failure("refused", message)
-    say(f"{label}refused: {message}", error=True)
+    say(line(run, title), error=True)
     if keep and run_folder.finished(run.folder) is None and ownership.owner(run.folder, run.record.job) is None:
         with suppress(OSError):  # where nothing can be written, the line above has to do
             run_folder.write_result(run)
@@ -238,16 +239,24 @@ def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
     return Failure("diverged", f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{where}", rank=rank)
 
 
-def line(run: Run) -> str:
-    """How a run ended, in a line; below it, what bounds it where that was diagnosed."""
+def line(run: Run, title: str = "") -> Text:
+    """How a run ended, in a line; below it, what bounds it where that was diagnosed.
+
+    Args:
+        title: of its cell: its number, and what tells it from the others of its sweep.
+    """
     record = run.record
+    ended = Text.assemble(title, (record.status, STYLES.get(record.status, "red")))
     if record.cause is not None:
         log = f" (log: {run.folder / record.cause.log})" if record.cause.log else ""
-        return f"  {record.status}: {record.cause.message}{log}"
+        return ended.append(f": {record.cause.message}{log}")
     if record.probe is not None:
         probe = record.probe
         known = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"
         counted = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
-        return f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended: {PROBE_ENDS[probe.ended_by]}"
-    bound = f"\n  {record.diagnosis.sentence}" if record.diagnosis else ""
-    return f"  ok in {record.total_s or 0.0:.1f} s, started in {record.startup_s or 0.0:.1f} s{bound}"
+        end = table.PROBE_ENDS[probe.ended_by]
+        return ended.append(f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended: {end}")
+    ended.append(f"{comparable.marks(record):<1}", "yellow").append(f" {table.figures_in_brief(record)}")
+    if not title:
+        ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
+    return ended.append(f"\n  {record.diagnosis.sentence}") if record.diagnosis else ended

@@ -5,17 +5,20 @@ import sys
 from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
 
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count
 from multicard.config.placement import place
 from multicard.machine.slurm import Allocation
-from multicard.messages import say
+from multicard.messages import link, say
 from multicard.records import run_folder, text_table
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -23,6 +26,7 @@ from multicard.run import outcome, prepare
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command
 
+REPETITION = "repetition="  # begins the word of a repetition
 NAMED_CELLS = 10  # the most cells that are listed one by one
 
 
@@ -32,6 +36,7 @@ class Place:
 
     Args:
         number: in the sweep, from 1; `label` shows it ("[2/6] "), and is empty for a single run.
+        setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
         overrides: of the cell, and of others that measure the same, by their number.
         result: the record, once there is one.
@@ -39,12 +44,18 @@ class Place:
 
     number: int = 1
     label: str = ""
+    setting: str = ""
     workload: Workload
     composed: DictConfig
     cfg: DictConfig
     folder: Path
     overrides: dict[int, list[str]] = field(default_factory=dict)
     result: Run | None = None
+
+    @property
+    def title(self) -> str:
+        """What a line about the cell begins with; empty for a single run."""
+        return f"{self.label}{self.setting}   " if self.setting else self.label
 
 
 @dataclass(kw_only=True)
@@ -88,7 +99,7 @@ class Refused(Place):
             keep: write the record, as a sweep does.
         """
         begun = outcome.begin(self.workload, self.cfg, self.folder)
-        self.result = outcome.refuse(begun, self.reason, keep, self.label)
+        self.result = outcome.refuse(begun, self.reason, keep, self.title)
 
 
 @dataclass
@@ -135,18 +146,21 @@ class Sweep:
         """Hand the runs to the command, in the sweep's order."""
         self.command.runs += [cell.result for cell in self.every if cell.result is not None]
 
+    def say_start(self) -> None:
+        """Say how many cells are to be measured, and what is alike in all of them."""
+        described = [cell.workload.describe(cell.config).split(", ") for cell in self.left]
+        alike = ", ".join(part for part in described[0] if all(part in parts for parts in described))
+        line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
+        say(Text(line).append(link(self.left[0].folder.parent)))
+
     def say_left(self, ended: str = "interrupted") -> None:
-        """Say which cells a sweep has left that ended early, and the command that measures them.
+        """Say how many cells a sweep has left that ended early, and the command that measures them.
 
         Args:
             ended: why it ended.
         """
-        left = [cell for cell in self.every if cell.result is None or cell.result.status == "interrupted"]
-        say(f"{ended}: {len(left)} of {len(self.every)} cells are left:", error=True)
-        for cell in left[:NAMED_CELLS]:
-            say(f"  {cell.label}{cell.folder.name}", error=True)
-        if len(left) > NAMED_CELLS:
-            say(f"  and {len(left) - NAMED_CELLS} more", error=True)
+        left = sum(cell.result is None or cell.result.status == "interrupted" for cell in self.every)
+        say(f"{ended}: {left} of {len(self.every)} cells are left", error=True)
         say(f"To resume: {self.resume_command()}", error=True)
         self.command.abandoned = True
 
@@ -193,10 +207,24 @@ def compose(
             composed.hydra.sweep.subdir = cell.folder.name
         cell.overrides[number] = list(overrides)
         placed[setting] = cell
+    words_of = [cell.overrides[cell.number] for cell in placed.values()]
+    for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
+        cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
     several = f"{len(alike)} of {total} cells measure the same as others: left out"
     for line in alike if len(alike) <= NAMED_CELLS else [several]:
         say(line)
     return Sweep.of(command, placed.values())
+
+
+def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
+    """What tells settings from one another, of the words that set them, in columns; all words where nothing does."""
+    shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
+    rows = [[word for word in words if word not in shared] for words in settings]
+    rows = [sorted(row, key=lambda word: word.startswith(REPETITION)) for row in rows]
+    rows = [[word.replace(REPETITION, "rep ") for word in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]
+    lines = [" ".join(map(set_cell_size, row, widths)) for row in rows]
+    return [set_cell_size(line, max(map(cell_len, lines))) for line in lines]
 
 
 def task_of(cfg: DictConfig) -> DictConfig:
@@ -247,7 +275,7 @@ def settle(sweep: Sweep) -> None:
             sweep.refuse(cell, changed)
             continue
         if not cell.cfg.predict.enabled:  # whose table shows it
-            say(f"{cell.label}measured before ({run.status}): {cell.folder}")
+            say(outcome.line(run, f"{cell.title}measured before: "))
         outcome.release_finished(cell.folder)
         cell.result = run
 

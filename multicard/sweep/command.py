@@ -1,18 +1,24 @@
 """One command of an entry: its words, its records and its exit code."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from multicard.measure.timing import clock_s, process_started_s
 from multicard.messages import say
+from multicard.ranks.failures import in_a_line
 from multicard.records import run_folder, table
 from multicard.records.run_folder import Run, is_probe
 from multicard.run.workload import Workload
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from rich.text import Text
+
+
+Conclude = Callable[[Sequence[Path]], Sequence["str | Text"]]
 
 
 class Command:
@@ -24,6 +30,7 @@ class Command:
 
     Attributes:
         runs: of the cells, in the order of the table at the end.
+        conclude: makes the lines below the table of a sweep from the folders of its runs.
         is_sweep: several runs may have been asked for.
         foreseen_s: duration of predictions before the first run, which is no part of its start-up.
         abandoned: cells are left that were not measured.
@@ -32,6 +39,7 @@ class Command:
 
     def __init__(self, workload: Workload, words: Sequence[str] = (), overrides: "Sequence[Override]" = ()) -> None:
         self.workload, self.words, self.overrides = workload, [*words], [*overrides]
+        self.conclude: Conclude = lambda folders: []
         self.runs: list[Run] = []
         self.is_sweep = self.abandoned = self.would_refuse = False
         self.foreseen_s = 0.0
@@ -51,10 +59,22 @@ class Command:
         """Print the table of what this command measured and return its exit code."""
         single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
         if self.runs and not single_refusal:
-            table.show(self.runs, probes=all(is_probe(run.record, run.folder) for run in self.runs))
+            probes = all(is_probe(run.record, run.folder) for run in self.runs)
+            table.show(self.runs, probes)
             _show_profiles(self.runs)
+            measured = [run.folder for run in self.runs if run.status == "ok"]
+            if self.is_sweep and measured and not probes:
+                self._show_conclusion(measured)
         bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
         return 1 if bad or self.abandoned or self.would_refuse else 0
+
+    def _show_conclusion(self, measured: Sequence[Path]) -> None:
+        """Print what the runs are found to say. Whatever fails here leaves the exit code as it is."""
+        try:
+            for line in self.conclude(measured):
+                say(line)
+        except Exception as error:
+            say(f"no conclusion: {in_a_line(error)}", error=True)
 
 
 def _show_profiles(runs: list[Run]) -> None:

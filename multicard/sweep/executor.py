@@ -30,6 +30,7 @@ from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, make_jobs, submission, terminal_blocked
 
 POLL_S = 0.2
+SAY_EVERY_S = 60.0  # lines about how far a sweep is
 NO_LIMIT_MIN = 60 * 24 * 365
 NO_RECORD = "ended without a record"  # of a process: it was killed
 
@@ -125,7 +126,7 @@ class Executor:
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder), failure)
             ownership.release(cell.folder)
         if self.reports:
-            say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
+            say(outcome.line(cell.result, cell.title))
         return cell.result
 
     def interrupt(self) -> None:
@@ -168,25 +169,36 @@ def _interrupt(process: Running, signalled: set[int]) -> None:
 
 
 class Pace:
-    """Estimates when a sweep ends, from its cells that have ended so far."""
+    """Estimates when a sweep ends, from its cells that have ended so far.
 
-    def __init__(self, total: int) -> None:
-        self.total, self.ended, self.started_s = total, 0, clock_s()
+    Args:
+        has_bar: what it says stands in the bar of the cell that runs.
+    """
+
+    def __init__(self, total: int, has_bar: bool = False) -> None:
+        self.total, self.ended, self.has_bar = total, 0, has_bar
+        self.started_s = self.ended_s = self.said_s = clock_s()
 
     def left_s(self) -> float | None:
         """Seconds until all cells have ended; None before the first has."""
-        elapsed_s = clock_s() - self.started_s
-        return elapsed_s / self.ended * (self.total - self.ended) if self.ended else None
+        if not self.ended:
+            return None
+        cells_s = (self.ended_s - self.started_s) / self.ended * (self.total - self.ended)
+        return max(cells_s - (clock_s() - self.ended_s), 0.0)
 
     def say_progress(self, ended: Sequence[Cell]) -> None:
-        """Count cells that ended, and say how many have and when the rest will, where some are left. Refused cells are
-        left out: they take no time."""
+        """Count cells that ended, and say now and then how many have and when the rest will, where some are left.
+        Refused cells are left out: they take no time."""
         measured = sum(cell.result is not None and cell.result.status != "refused" for cell in ended)
         self.ended += measured
         self.total -= len(ended) - measured
+        if not measured:
+            return
+        self.ended_s = clock_s()
         left_s = self.left_s()
-        if measured and left_s:
-            elapsed = in_hours(clock_s() - self.started_s)
+        if left_s and not self.has_bar and self.ended_s - self.said_s >= SAY_EVERY_S:
+            self.said_s = self.ended_s
+            elapsed = in_hours(self.ended_s - self.started_s)
             say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
 
 
@@ -257,6 +269,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
     waiting = sweep.left
     if not waiting:
         return
+    sweep.say_start()
     most = len(waiting)
     executor, pace = Executor(waiting[0].folder.parent), Pace(most)
     streak, stopped = streak or Streak(), None
@@ -269,7 +282,7 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
                     waiting.remove(cell)
                     executor.start(cell, share)
                     where = count(len(share.cpus), "core") if share.gpus is None else f"GPUs {','.join(share.gpus)}"
-                    say(f"{cell.label}started on {where}: {cell.folder}")
+                    say(f"{cell.title}started on {where}")
             pause(POLL_S)
             ended = executor.collect_ended()
             for cell in ended:

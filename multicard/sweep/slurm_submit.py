@@ -74,7 +74,7 @@ def submit(sweep: Sweep) -> dict[int, str]:
         jobs = queued_jobs(left)
         for cell in left:
             if cell.number in jobs:
-                say(f"{cell.label}job {jobs[cell.number]} was submitted before: {cell.folder}")
+                say(f"{cell.title}job {jobs[cell.number]} was submitted before")
         for array in arrays([cell for cell in left if cell.number not in jobs]):
             try:
                 with submission() as umask:
@@ -90,6 +90,8 @@ def submit(sweep: Sweep) -> dict[int, str]:
                 for cell in array.cells:
                     sweep.refuse(cell, str(error))
                 sweep.record_refused()
+    if sweep.left:
+        sweep.say_start()
     return jobs
 
 

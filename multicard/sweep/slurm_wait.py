@@ -183,7 +183,7 @@ def _watch(queue: Queue) -> None:
         ended = queue.poll()
         for cell in ended:
             assert cell.result is not None
-            say(f"{cell.label}{cell.folder.name}: {outcome.line(cell.result).strip()}")
+            say(outcome.line(cell.result, cell.title))
             queue.streak.add(cell)
         if queue.stopped is None and queue.streak.ends([cell for cell in queue.cells if cell.number in queue.jobs]):
             queue.stop()

@@ -1,5 +1,6 @@
 """Measures cells in this process: Hydra's task, which is a single run, and the cells of a sweep in turn."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from multicard.estimate import estimates
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
+from multicard.run.progress_bar import ALONE, InSweep
 from multicard.sweep import cells, objective, predicted
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
@@ -54,11 +56,14 @@ class Task:
         return objective.value(self.command.runs[-1] if self.command.runs else None, cfg.objective)
 
 
-def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:
+def run(
+    command: Command, cell: Cell, keep_refused: bool = True, left_s: Callable[[], float | None] = ALONE.left_s
+) -> None:
     """Measure a cell in this process, unless another command has done so meanwhile. Never raises.
 
     Args:
         keep_refused: leave a record of a refusal too, as a sweep does.
+        left_s: seconds until the sweep of the cell has ended.
     """
     single = Sweep(command, [cell])
     cells.settle(single)  # another command may have measured it since the sweep was settled
@@ -74,7 +79,7 @@ def run(command: Command, cell: Cell, keep_refused: bool = True) -> None:
         keep_refused=keep_refused,
         predict=estimates.prediction,
         started_s=command.run_started_s(),
-        label=cell.label,
+        cell=InSweep(cell.title, left_s),
     )
 
 

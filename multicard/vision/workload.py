@@ -107,13 +107,12 @@ def workers(config: VisionConfig, placement: Placement) -> int:
     return min(8, environment.cores() // placement.processes)
 
 
-def describe(config: VisionConfig, placement: Placement) -> str:
-    """One line of what will run."""
+def describe(config: VisionConfig) -> str:
+    """What will run, in one line; parts are divided by commas."""
     size = config.dataset.image_size
-    where = placement.ranks(config.gpus)
     return (
         f"{config.model.name} on {config.dataset.name} {size} px, {config.precision.name}, {config.layout.name}, "
-        f"{config.strategy.name} on {where}, batch {config.batch_size} a rank, {count(config.epochs, 'epoch')}"
+        f"{config.strategy.name}, batch {config.batch_size} a rank, {count(config.epochs, 'epoch')}"
     )
 
 

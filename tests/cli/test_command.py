@@ -38,17 +38,24 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path, 
     measured = records(tmp_path / "s")
     axes = {(r["axes"]["precision"], r["axes"]["gpus"]) for r in measured if r["status"] == "ok"}
     assert axes == {(p, g) for p in ("fp64", "fp32", "fp16") for g in (1, 2)}
-    rows = [line for line in first.stdout.splitlines() if line.startswith("fp")]
-    table = [[*setting, status.rstrip("&>")] for *setting, status in (row.split()[:3] for row in rows)]  # less marks
-    assert table == [[p, str(g), "ok"] for p in ("fp64", "fp32", "fp16") for g in (1, 2)]
-    assert "[6/6] " in first.stdout and f"Records: {tmp_path / 's'}" in first.stdout
-    assert "  1 of 6 cells ended in 0:0" in first.stdout and first.stdout.count(" left\n") == 5
+    printed = first.stdout.splitlines()
+    assert re.fullmatch(rf"6 cells of mobilenet_v2 on digits .*, 1 epoch -> {tmp_path}/s/", printed[0])
+    ended = [
+        line for line in printed if re.match(r"\[./6\] precision=fp\d\d gpus=.   ok. +[\d.]+ s +[\d,]+ images/s", line)
+    ]
+    assert len(ended) == 6
+    rows = [line for line in printed if line.startswith("fp")]
+    assert [row.split()[:2] for row in rows] == [[p, str(g)] for p in ("fp64", "fp32", "fp16") for g in (1, 2)]
+    assert (
+        printed[-1] == f"python -m analysis report {tmp_path}/s/   # the page" and f"Records: {tmp_path}/s/" in printed
+    )
+    assert any(line.startswith(("Run precision=", "No recommendation yet: ")) for line in printed)
 
     code, planned = called(*words, "gpus=1,2,0", "dry_run=true")
     assert code == 1 and "measured before: 6; in the queue: 0; refused: 3" in planned
 
     code, again = called(*words, "lr=0.05")  # the same cells, typed otherwise
-    assert code == 0 and again.count("measured before (ok)") == 6
+    assert code == 0 and again.count("measured before: ok") == 6
     assert records(tmp_path / "s") == measured
     assert [line for line in again.splitlines() if line.startswith("fp")] == rows  # the same table
 
@@ -59,8 +66,8 @@ def test_a_single_run_and_its_rerun(tmp_path: Path, called: Called):
     words = in_folder(tmp_path / "one", "seed=3")
     assert called(*words)[0] == 0
     (before,) = records(tmp_path / "one")
-    assert "measured before (ok)" in called(*words, "dry_run=true")[1]
-    assert "measured before (ok)" in called(*words)[1]
+    assert "measured before: ok" in called(*words, "dry_run=true")[1]
+    assert "measured before: ok" in called(*words)[1]
     assert records(tmp_path / "one") == [before]
     assert called(*words, "rerun=true")[0] == 0
     (after,) = records(tmp_path / "one")
@@ -101,7 +108,7 @@ def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
     code, printed = called(*in_folder(tmp_path / "s", "-m", "gpus=0,1"))
     assert code == 1
     assert sorted(r["status"] for r in records(tmp_path / "s")) == ["ok", "refused"]
-    assert "[1/2] refused: gpus=0: must be 1 or more" in printed
+    assert "[1/2] gpus=0   refused: gpus=0: must be 1 or more" in printed
     assert called(*in_folder(tmp_path / "s", "-m", "gpus=1"))[0] == 0  # which refuses nothing any more
     assert [r["status"] for r in records(tmp_path / "s")] == ["ok"]
 

@@ -168,7 +168,7 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
     words = ["fit=refuse", "predict.gpu=t4", "predict.memory=1GB"]
     code, printed = called(*swept(tmp_path / "s"), *words)
     assert code == 1 and node.started == [16, 32]
-    assert f"[3/3] refused: fit=refuse: {NEEDS}" in printed
+    assert f"[3/3] batch_size=64   refused: fit=refuse: {NEEDS}" in printed
     (folder,) = (tmp_path / "s").glob("batch_size=64-*")
     record = run_folder.read_json(folder / "result.json") or {}
     assert record["status"] == "refused" and record["cause"]["message"].startswith("fit=refuse: needs 128 GB")

@@ -42,7 +42,8 @@ PHOTOGRAPHS = (
     *(*RUN, "gpus=2", "seed=1", "lr=1e-6", "dataset=images", "dataset.root={trial}/photographs"),
     *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4"),
 )
-NO_SPACE = r"^  failed: .*(No space left|disk)"
+FAILED = r"^(\[./2\] .*)?failed: "
+NO_SPACE = FAILED + r".*(No space left|disk)"
 NO_ROUTE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")
 
 
@@ -67,7 +68,7 @@ def write_huge_photograph(trial: Trial) -> None:
 
 # Kinds of faults: by what a rank does, at its third step (in the second epoch, with the first on disk), and so on
 AT_STEP = Fault("", inside="hold@step3", at=held, statuses=FAILED)
-SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left:", statuses=("interrupted",))
+SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statuses=("interrupted",))
 # Before the first cell is begun there is nothing to resume
 EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=r"^interrupted(:| by SIGINT)", lines=12)
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
@@ -76,7 +77,7 @@ FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=emp
 READ = Fault("", PHOTOGRAPHS, prepare=photographs, ends=("ok",))
 
 QUICK = (  # in `make test-all`
-    replace(AT_STEP, name="rank-killed", act=kill_holder(), says=r"^  failed: rank 1 was killed by SIGKILL"),
+    replace(AT_STEP, name="rank-killed", act=kill_holder(), says=FAILED + "rank 1 was killed by SIGKILL"),
     replace(AT_STEP, name="controller-killed", act=kill_command(), code=-signal.SIGKILL, statuses=()),
     replace(SIGNALLED, name="ctrl-c-in-training", act=from_terminal(), check=lambda trial: (
         None if trial.command.said(r"^To resume: .*-m ") else "it does not say how to resume")),
@@ -89,12 +90,12 @@ QUICK = (  # in `make test-all`
 )  # fmt: skip
 LONG = (  # in `make faults`
     Fault("kernel-memory", inside="swallow@step3", prefix=IN_GROUP, prepare=limit_memory, code=0,
-        says=r"^  oom: rank 1", statuses=OOM, ends=OOM, needs=no_memory_group),
+        says=r"^(\[./2\] .*)?oom: rank 1", statuses=OOM, ends=OOM, needs=no_memory_group),
     replace(AT_STEP, name="rank-terminated-goes-on", act=then_release(kill_holder(signal.SIGTERM)), code=0,
         statuses=WHOLE),
     replace(AT_STEP, name="worker-killed", words=(*SWEEP, "num_workers=1", "dataset.train_limit=320"),
-        inside="hold@step2", act=then_release(kill_children(Trial.holder, "")), says=r"^  failed: rank 1: .*worker"),
-    replace(AT_STEP, name="fork-server-killed", says=r"^  failed: ", act=then_release(
+        inside="hold@step2", act=then_release(kill_children(Trial.holder, "")), says=FAILED + "rank 1: .*worker"),
+    replace(AT_STEP, name="fork-server-killed", says=FAILED, act=then_release(
         kill_children(lambda trial: trial.command.process.pid, "multiprocessing.forkserver"))),
     replace(AT_STEP, name="job-killed", words=LOCAL_JOBS, inside="hold@record", act=kill_holder(),
         says=r"^\[1/2\] .*failed: .* without a record"),
@@ -108,13 +109,13 @@ LONG = (  # in `make faults`
     Fault("full-temporary", prepare=both(mount("temporary", "size=64k"), lambda trial: fill(trial, "temporary")),
         code=None, mend=empty, needs=root),
     Fault("no-inodes", RUN, prepare=mount("sweep", "size=8m,nr_inodes=12"), mend=remount("nr_inodes=2000"), needs=root,
-        says=r"^(\[1/2\] refused|  failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
+        says=r"^\[1/2\] .*(refused|failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
     Fault("torn-record", prepare=both(type_again, edit("*seed=1*/result.json", lambda content: content[:999])), code=0,
         statuses=WHOLE),
     replace(READ, name="photograph-huge", prepare=both(photographs, write_huge_photograph), lines=30,
-        mend=lambda trial: one_photograph(trial).unlink(), says=r"^(refused|  failed): .*3\.jpg"),
+        mend=lambda trial: one_photograph(trial).unlink(), says=r"^(refused|failed): .*3\.jpg"),
     replace(READ, name="data-removed", words=(*PHOTOGRAPHS, "dataset.cache=none"), inside="hold@step3", at=held,
-        act=then_release(move_away), mend=put_back, says=r"^  failed: rank \d: .*photographs", statuses=("failed",)),
+        act=then_release(move_away), mend=put_back, says=FAILED + r"rank \d: .*photographs", statuses=("failed",)),
     replace(READ, name="one-cache", at=wrote("*/.running.json"), act=run_beside, code=0, statuses=("ok",),
         check=lambda trial: "the other run failed" if trial.commands[1].process.poll() else None),
     Fault("no-network", (*RUN, "gpus=2"), prefix=NO_ROUTE, code=0, statuses=("ok",), ends=("ok",), needs=no_namespace),

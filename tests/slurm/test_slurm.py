@@ -85,7 +85,7 @@ def test_each_job_gets_its_own_resources_and_is_not_measured_twice(sweep: Sweep)
     submitted = sweep.submissions()
     again = sweep.run(*words)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.count("measured before (ok)") == 6
+    assert again.stdout.count("measured before: ok") == 6
     assert sweep.submissions() == submitted
     table = done.stdout[done.stdout.index("precision  gpus") :]
     assert again.stdout.endswith(table)

@@ -97,7 +97,7 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     assert all(re.fullmatch(r"\d+", machine["ranks"][0]["cpus"]) for machine in machines)
     again = command(*words, "exclusive=false", "seed=1,2")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.count("measured before (ok)") == 2
+    assert again.stdout.count("measured before: ok") == 2
 
 
 @pytest.mark.parametrize("launcher", ["local", "submitit_local"])
@@ -110,8 +110,8 @@ def test_several_nodes_are_refused_before_anything_starts(
     words = ["-m", *SMALL, "nodes=2,3", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     code, printed = called(*words)
     assert (code, started) == (1, [])
-    assert "[1/2] refused: nodes=2: the run has 1; submit it with hydra/launcher=submitit_slurm" in printed
-    assert "[2/2] refused: nodes=3: the run has 1" in printed
+    assert "[1/2] nodes=2   refused: nodes=2: the run has 1; submit it with hydra/launcher=submitit_slurm" in printed
+    assert "[2/2] nodes=3   refused: nodes=3: the run has 1" in printed
     assert not (tmp_path / "sweep" / ".submitit").exists()
 
 

@@ -88,9 +88,9 @@ def test_only_repetitions_that_are_missing_are_measured(sweep: Callable[..., Any
     assert not list(tmp_path.glob("s/*-r*"))  # a cell that is measured once has the folder that it always had
     _, printed, more = sweep("precision=fp32,bf16", "repeat=3")
     assert more == [("fp32", 0, 2), ("bf16", 0, 2), ("fp32", 0, 3), ("bf16", 0, 3)]
-    assert printed.count("measured before (ok)") == 2
-    rows = [line.split()[:3] for line in printed.splitlines() if line.startswith(("fp32", "bf16"))]
-    assert rows == [[precision, "1", turn] for turn in "123" for precision in ("fp32", "bf16")]
+    assert printed.count("measured before: ok") == 2
+    rows = [line.split()[0] for line in printed.splitlines() if line.startswith(("fp32", "bf16"))]
+    assert rows == ["fp32", "bf16"] and "gpus 1, n 3, status ok" in printed
     results = {path.parent.name: run_folder.read_json(path) or {} for path in tmp_path.glob("s/*/result.json")}
     assert all(name.endswith(f"-r{r['repetition']}") == (r["repetition"] > 1) for name, r in results.items())
     _, printed, none = sweep("precision=fp32,bf16", "repeat=3", "dry_run=true")
@@ -142,7 +142,7 @@ def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Ca
     assert more == [(p, 0, r) for r in range(runs[-1][2] + 1, 5) for p in ("fp32", "bf16")]
     assert printed.count("undecided after 4 runs: device=cpu,precision=") == 2 and "mean step ±" in printed
     _, printed, none = sweep(*words, "repeat_error=0.0001%", "dry_run=true")
-    assert none == [] and printed.count("measured before (ok)") == 8
+    assert none == [] and printed.count("measured before: ok") == 8
 
 
 def test_auto_stops_at_a_decided_comparison(sweep: Callable[..., Any]):

@@ -1,0 +1,29 @@
+"""What a sweep ends with, below its table: what to run, and the command that opens the page."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+from rich.text import Text
+
+from multicard.messages import link, typed
+from multicard.records import text_table
+
+MOST = 3  # workloads whose answers are printed
+
+
+def of_sweep(folders: Sequence[Path]) -> list[str | Text]:
+    """The lines, by the folders of the sweep's runs.
+
+    The rest of the analysis is imported only now: the command has started without it.
+    """
+    from analysis.answers import answers
+    from analysis.runs import load
+
+    found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
+    sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
+    width = text_table.terminal_width()
+    bold = [Text(fill(sentence, width) if width else sentence, "bold") for sentence in sentences]
+    folder = shlex.quote(link(folders[0].parent).plain)
+    return ["", *bold, f"{typed('-m analysis')} report {folder}   # the page"]
