@@ -21,7 +21,7 @@ from analysis.stats.effects import Effect, Point
 from analysis.stats.intervals import times
 from multicard import workloads
 
-ROW = 40  # points, of a bar and its name of two lines
+ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"
 AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
 HOW = "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: not told from no gain"
@@ -92,12 +92,17 @@ class WhatMatters:
 
     def figure(self, name: str) -> Figure:
         """The best level of each axis."""
-        group = SettingGroup({str(one.cell): one.runs for one in self.ranking.settings}, self.ranking.keys)
+        group = SettingGroup(
+            {str(one.cell): one.runs for one in self.ranking.settings}, self.ranking.keys, work=self.ranking.work
+        )
         unit = math.exp if self.measure == TIME else (100.0).__mul__
         rows = [
             {"change": self.change(best), "gain": self.gain(best), "pairs": best.blocks, "told": best.gain.is_told}
             | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
-            | {"at": f"{self.change(best)}{LINE}{self.gain(best)}", "series": "+" if best.gain.estimate > 0 else "-"}
+            | {
+                "at": f"{self.change(best)}{LINE}{self.gain(best)}".replace(" (", f"{LINE}("),
+                "series": "+" if best.gain.estimate > 0 else "-",
+            }
             for best, *_ in self.by_axis
             for shown in [best.gain.mapped(unit)]
         ]
@@ -106,10 +111,10 @@ class WhatMatters:
         reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0))) or 0.1
         kind = "log" if self.measure == TIME else "linear"
         scale = alt.Scale(type=kind, domain=[unit(-reach), unit(reach)], nice=False, clamp=True)
-        names = alt.Axis(labelExpr=f"split(datum.label, '{LINE}')", labelLimit=320, labelPadding=6)
+        names = alt.Axis(labelExpr=f"split(datum.label, '{LINE}')", labelLimit=320, labelPadding=6, labelOffset=-9)
         told = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
         colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
-        axis = alt.Axis(values=[unit(step * reach / 2.5) for step in range(-2, 3)], format=".2~r", grid=False)
+        axis = alt.Axis(values=[unit(step * reach / 2.5) for step in range(-2, 3)], format=".3~r", grid=False)
         base = alt.Chart().encode(y=alt.Y("at:N", sort=None, title=None, axis=names))
         x = alt.X("base:Q", title=AXES[self.measure], scale=scale, axis=axis)
         zero = alt.Chart().mark_rule(style="ideal").encode(x=x)
