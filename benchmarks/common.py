@@ -31,6 +31,13 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
     return result
 
 
+def device_here() -> "torch.device":
+    """The first GPU, or the CPU."""
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def machine(device: "torch.device | None" = None) -> str:
     """The hardware, a GPU instead of the CPU where one is measured, and its present load."""
     name = cpu_model()
@@ -48,6 +55,11 @@ def interleaved(turns: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict
         for name in turns if number % 2 == 0 else reversed([*turns]):
             figures[name].append(turns[name]())
     return figures
+
+
+def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
+    """Ratios round by round."""
+    return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

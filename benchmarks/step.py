@@ -36,7 +36,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
-from benchmarks.common import configuration, interleaved, machine, parser, quartiles
+from benchmarks.common import configuration, device_here, interleaved, machine, parser, quartiles
 from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
 from multicard.config.vision import Pointwise
 from multicard.machine import environment
@@ -195,7 +195,7 @@ def main() -> None:
     args = options().parse_args()
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_here()
     if args.bandwidth:
         print_bandwidth(device)
         return

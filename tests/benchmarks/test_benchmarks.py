@@ -1,9 +1,12 @@
 """The formulas of the benchmarks, in closed form, and what they compare."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
+from benchmarks import input as loader_rates
 from benchmarks import step
 from benchmarks.step import Cell, bytes_an_image
 
@@ -41,3 +44,15 @@ def test_the_modes_of_steps_are_those_asked_for(words: str, modes: list[str | No
     linear = [Cell("fp32", "nhwc", mode, "linear") for mode in modes]
     plain = [Cell("fp32", layout, mode, "convolution") for layout in ("nchw", "nhwc") for mode in modes]
     assert sorted(step.cells(args), key=str) == sorted(linear + plain, key=str)
+
+
+def test_loaders_are_compared_with_torchs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(loader_rates, "SECONDS", 0.02)
+    monkeypatch.setattr(loader_rates, "cores", lambda: 1)
+    words, device = ("dataset=mnist", "dataset.root=none", "dataset.image_size=32"), torch.device("cpu")
+    every = loader_rates.candidates(loader_rates.grey_noise(200), words, device)
+    assert {"plain script, 0 workers", "torch, 1 workers", "batched, 0 workers", "device"} <= every.keys()
+    chosen = {name: turn for name, turn in every.items() if name.endswith(" 0 workers") or name == "device"}
+    loader_rates.compare("grey", chosen, 2)
+    (torchs,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch, 0 workers")]
+    assert re.split(r"\s{2,}", torchs)[3] == "1.00"
