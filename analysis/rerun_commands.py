@@ -82,6 +82,12 @@ def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
     return shlex.join([*typed(ENTRIES[kind]).split(), *["-m"] * sweeps, *words])
 
 
+def set_once(sweep: Path) -> set[str]:
+    """The keys, without their group, that a sweep's last command sets for all its cells."""
+    _, overrides = _last_command(sweep) or (None, {})
+    return {key.rpartition(".")[2] for key, value in overrides.items() if not _is_swept(value)}
+
+
 def _overrides(run: Run) -> dict[str, str] | None:
     """Keys and "=value" of the last command of the run's sweep, with its name; None where Hydra left none of the run's
     entry."""
@@ -89,11 +95,19 @@ def _overrides(run: Run) -> dict[str, str] | None:
     return {**overrides, "name": overrides.get("name", f"={run['name']}")} if kind == run["kind"] else None
 
 
-@cache
 def _last_command(folder: Path) -> tuple[str, dict[str, str]] | None:
     """The kind of runs of a sweep's last command, and its overrides; None where Hydra left no command of an entry."""
     try:
-        sweep = yaml.load((folder / SWEEP).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return _command_in(folder / SWEEP, (folder / SWEEP).stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
+    """The same of a file that was written at some time."""
+    try:
+        sweep = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         words, entry = map(str, sweep["hydra"]["overrides"]["task"]), f"{sweep['hydra']['job']['config_name']}.py"
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return None

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from analysis.report import page
 from analysis.report.blocks import Report
-from analysis.runs.running import Onlooker
+from analysis.report.running import Onlooker, setting_of
 from multicard.measure.timing import clock_s, pause
 from multicard.records.text_table import first_few
 
@@ -73,7 +73,7 @@ class Watch:
         """JSON for the page: the `version` of the newest one, the `running` cells, and `notes`."""
         self._asked.set()
         running = [cell.look(clock_s()) for cell in self._onlooker.running.values()]
-        cut_off = first_few([folder.name for folder in self._onlooker.cut_off], 2)
+        cut_off = first_few([setting_of(folder) for folder in self._onlooker.cut_off], 2)
         notes = [self._problem, cut_off and f"Interrupted, without a record: {cut_off}."]
         return json.dumps({"version": self._version, "running": running, "notes": [note for note in notes if note]})
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from analysis.__main__ import main
-from analysis.report import watched
+from analysis.report import running, watched
+from analysis.report.running import Onlooker
 from analysis.report.watch import Server
-from analysis.runs import running
-from analysis.runs.running import Onlooker
 from multicard.machine.environment import host
 from multicard.records import ownership
 from multicard.records.progress import Board
+from tests.analysis.test_report import swept
 from tests.conftest import PATIENCE_S
 from tests.helpers import records
 from tests.helpers.report_view import View
@@ -68,9 +68,11 @@ def test_running_cells_show_what_their_ranks_post(tmp_path: Path, monkeypatch: p
     now_s = 0.0
     monkeypatch.setattr(running, "OWNER_S", 0.0)
     sweep = tmp_path / "first"
+    sweep.mkdir()
+    swept(sweep, "gpus=1,2,4 optimizer.lr=0.1")
     board, onlooker = begin(sweep, 2), Onlooker([tmp_path, tmp_path / "absent"])
     onlooker.scan()
-    shown = {"sweep": "first", "setting": "gpus=2 lr=0.1", "share": None, "facts": ["starting"]}
+    shown = {"sweep": "first", "setting": "gpus=2", "share": None, "facts": ["starting"]}
     assert looked(onlooker, now_s) == [shown] and onlooker.results == {} and onlooker.cut_off == []
     for at_s, steps, rest in ((0, 10, []), (30, 40, ["loss 0.500", "16 images/s", "0:01:00 left"])):
         now_s = at_s
@@ -137,7 +139,7 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
         view.until(lambda: said() == "2 running")
         for rank, board in ((0, one), (0, two), (1, two)):
             board.post(rank, 30, 100, 480, 0, 0.5)
-        bar = view.page.get_by_role("progressbar", name="Progress: first gpus=2")
+        bar = view.page.get_by_role("progressbar", name="Progress: first gpus=2 lr=0.1")
         view.until(lambda: bar.get_attribute("value") == "0.3")
         assert "epoch 1/2 · 30 % · loss 0.500" in view.page.inner_text("#running ul")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from analysis import rerun_commands
 from analysis.runs import load
 from multicard.measure.timing import clock_s, in_hours
 from multicard.records import ownership, progress
@@ -89,8 +90,6 @@ class Onlooker:
 
 
 def setting_of(folder: Path) -> str:
-    """The settings of a cell that not all cells of its sweep have; all of the only cell."""
-    words = settings_of(folder.name)
-    others = [settings_of(path.name) for path in folder.parent.glob("[!.]*/") if path != folder]
-    common = set(words).intersection(*others) if others else set()
-    return " ".join(word for word in words if word not in common) or " ".join(words)
+    """The settings of a cell that the command of its sweep does not set for all; all of the only cell."""
+    words, same = settings_of(folder.name), rerun_commands.set_once(folder.parent)
+    return " ".join([word for word in words if word.partition("=")[0] not in same] or words)
