@@ -2,7 +2,11 @@
 
 import http.client
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +23,7 @@ from multicard.machine.environment import host
 from multicard.records import ownership
 from multicard.records.progress import Board
 from tests.analysis.test_report import swept
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, ROOT, SMALL
 from tests.helpers import records
 from tests.helpers.report_view import View
 
@@ -160,3 +164,21 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
         assert all(address.startswith(origin) for address in view.requests) and view.messages == []
     view.until(lambda: said().startswith("No answer"))
     view.page.close()
+
+
+@pytest.mark.slow
+def test_a_sweep_appears_as_it_runs_and_a_signal_ends_the_page_well(browser: Any, tmp_path: Path):
+    started = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}, "stdout": subprocess.PIPE, "text": True}
+    words = ["-m", "analysis", "report", "multirun", "--watch"]
+    with subprocess.Popen([sys.executable, *words], **started) as watch:
+        assert watch.stdout is not None
+        view = View(browser, watch.stdout.readline().strip())
+        sweep = [str(ROOT / "train_vision.py"), "-m", *SMALL, "lr=0.1,0.2", "name=first"]
+        with subprocess.Popen([sys.executable, *sweep], **started):
+            bars = view.page.get_by_role("progressbar", name="Progress: first lr=0.1")
+            view.until(lambda: bars.count() == 1)
+        view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 2)
+        assert view.messages == []
+        view.page.close()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait() == 0 and "Ctrl-C" in watch.stdout.read()
