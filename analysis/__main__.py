@@ -240,8 +240,8 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", **FOLDERS)
     add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=cli.file)
     add("--title", metavar="TEXT", help="the heading of the page")
-    add("--watch", help="serve the page here alone, up to date, with the cells that run now", action="store_true")
-    add("--port", metavar="N", help="the same at this port (a free one)", type=int)
+    add("--watch", help="serve the page on this machine, kept up to date, until Ctrl-C", action="store_true")
+    add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
     add("--mix", **MIX)
 
     add = command("dashboard", _dashboard, "a workspace and a report in Weights & Biases", dashboard.__doc__)

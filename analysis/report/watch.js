@@ -28,6 +28,7 @@ function kept() {
   const rows = (grid, chosen) => [...chosen].map((row) => nameOfRow(grid, row));
   return {
     tables: grids.map((grid) => [grid.name, rows(grid, grid.opened), rows(grid, grid.ticked), grid.sort?.key, grid.descending]),
+    chosen: grids.flatMap((grid) => grid.folders),
     inputs: all("input:not(td input), select").map((node) => [nameOf(node), node.value, node.checked]),
     folds: all("details[open]").map(nameOf),
     focused: document.activeElement.matches("main *") ? nameOf(document.activeElement) : null,
@@ -35,7 +36,7 @@ function kept() {
   };
 }
 
-function restore({ tables, inputs, folds, focused, part }) {
+function restore({ tables, chosen, inputs, folds, focused, part }) {
   const values = new Map(inputs.map(([name, ...value]) => [name, value]));
   for (const node of all("input:not(td input), select")) {
     const [value, checked] = values.get(nameOf(node)) ?? [node.value, node.checked];
@@ -51,6 +52,7 @@ function restore({ tables, inputs, folds, focused, part }) {
     grid.order(grid.columns.find((column) => column.key === sort) ?? null, descending);
     rows.filter((row) => ticked.includes(nameOfRow(grid, row))).forEach((row) => grid.tick(row, true));
   }
+  document.dispatchEvent(new CustomEvent("choose", { detail: { folders: chosen } }));
   for (const fold of all("details")) fold.open ||= folds.includes(nameOf(fold));
   if (focused) all("button, input, select, summary, [tabindex]").find((node) => nameOf(node) === focused)?.focus({ preventScroll: true });
   const place = part && document.getElementById(part[0]);
@@ -75,7 +77,7 @@ function show(text, cells) {
 async function ask() {
   try {
     const { version, running: cells, notes } = await (await fetch("state")).json();
-    show([cells.length ? `${cells.length} running` : "Nothing runs now; new runs appear here by themselves.", ...notes].join(" "), cells);
+    show([cells.length ? `Running now: ${cells.length}.` : "Nothing runs now; new runs appear here by themselves.", ...notes].join(" "), cells);
     const isRead = performance.now() - touched_ms < STILL_MS || !getSelection().isCollapsed;
     if (String(version) !== running.dataset.version && (document.hidden || !isRead)) {
       sessionStorage.setItem(KEPT, JSON.stringify(kept()));

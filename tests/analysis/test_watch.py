@@ -140,7 +140,7 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
         said = lambda: view.page.inner_text("#running [role=status]")  # noqa: E731
         assert "Waiting for the first run" in view.page.inner_text(".top")
         one, two = begin(sweep, 1), begin(sweep, 2)
-        view.until(lambda: said() == "2 running")
+        view.until(lambda: said() == "Running now: 2.")
         for rank, board in ((0, one), (0, two), (1, two)):
             board.post(rank, 30, 100, 480, 0, 0.5)
         bar = view.page.get_by_role("progressbar", name="Progress: first gpus=2 lr=0.1")
