@@ -101,10 +101,10 @@ def _parsed(words: list[str]) -> list[Override]:
 
 def _unreadable(word: str) -> str:
     key, sign, value = word.partition("=")
-    if value.endswith(",") or word.startswith(","):
-        return f"{word}: values stand without spaces between them, as gpus=1,2"
+    if value.endswith(",") or word.startswith(",") or ",," in value:
+        return f"{word}: has an empty value; write gpus=1,2 without spaces"
     if not sign:
-        return f"{word}: is no key=value; --help lists the keys"
+        return f"{word}: is no key=value, written without spaces; --help lists the keys"
     if value.startswith("="):
         return f"{word}: has a second equals sign; use {key}={value.lstrip('=')}"
     if not value.isprintable():

@@ -1,5 +1,7 @@
 """The command line, as a user types it: sweeps, interruptions, bad input. Each runs in processes of its own."""
 
+import errno
+import io
 import json
 import os
 import re
@@ -126,6 +128,18 @@ def test_a_reader_that_goes_away_stops_nothing(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(sys, "stdout", stream)
         say("nobody reads this")
         say("nor this")
+
+
+def test_a_line_that_cannot_be_written_now_is_written_with_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    class FullAtFirst(io.FileIO):
+        def write(self, content: Any) -> int:
+            self.write = super().write
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(FullAtFirst(tmp_path / "log", "w"))))
+    say("first")
+    say("second")
+    assert (tmp_path / "log").read_text() == "first\nsecond\n"
 
 
 @pytest.mark.usefixtures("processes")
