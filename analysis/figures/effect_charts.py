@@ -20,9 +20,12 @@ from analysis.stats import effects
 from analysis.stats.effects import Effect, Point
 from analysis.stats.intervals import times
 from multicard import workloads
+from multicard.measure.repeated_runs import MARGIN
 
 ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"
+SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01}  # bounds within which an interval says that nothing changes
+TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
 HOW = "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: not told from no gain"
 UNREPEATED = "Nothing was repeated: noise is how a gain differs between pairs; repeat=2 tells noise from interactions"
@@ -79,11 +82,13 @@ class WhatMatters:
 
     def gain(self, effect: Effect) -> str:
         """A gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
-        gain, ends = effect.gain, [self._gain(end) for end in (effect.gain.low, effect.gain.high) if end is not None]
+        gain, bounds = effect.gain, [end for end in (effect.gain.low, effect.gain.high) if end is not None]
+        unclear = "no difference" if bounds and max(map(abs, bounds)) <= SAME[self.measure] else "not told apart"
+        ends = [self._gain(end) for end in bounds]
         if gain.is_told:
             ends = [end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))]
         interval = " to ".join(ends) or "no interval: repeat=2"
-        return f"{self._gain(gain.estimate) if gain.is_told or not ends else 'not told apart'} ({interval})"
+        return f"{self._gain(gain.estimate) if gain.is_told or not ends else unclear} ({interval})"
 
     def _gain(self, gain: float) -> str:
         if self.measure == ACCURACY:
@@ -114,7 +119,9 @@ class WhatMatters:
         names = alt.Axis(labelExpr=f"split(datum.label, '{LINE}')", labelLimit=320, labelPadding=6, labelOffset=-9)
         told = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
         colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
-        axis = alt.Axis(values=[unit(step * reach / 2.5) for step in range(-2, 3)], format=".3~r", grid=False)
+        most_times = max((tick for tick in TICKS if tick <= unit(reach)), default=1.0)
+        ticks = [1 / most_times, 1, most_times] if self.measure == TIME else alt.Undefined
+        axis = alt.Axis(values=ticks, tickCount=5, format=".2~f", grid=False)
         base = alt.Chart().encode(y=alt.Y("at:N", sort=None, title=None, axis=names))
         x = alt.X("base:Q", title=AXES[self.measure], scale=scale, axis=axis)
         zero = alt.Chart().mark_rule(style="ideal").encode(x=x)

@@ -277,27 +277,32 @@ def trade_off(runs: Sequence[Run]) -> list[Figure]:
 
 
 def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
-    """The front and the fastest other settings as points, coloured and shaped by the first two columns of few values;
-    None where fewer than two have what time is drawn against."""
+    """The front and the fastest other settings as points, coloured and shaped by what tells few of them apart, else by
+    the first two columns of few values; None where fewer than two have what time is drawn against."""
     shown = [one for rank, one in enumerate(ranking.settings) if rank < MOST_POINTS or one in ranking.front]
     group = SettingGroup({ranking.label(one): one.runs for one in shown}, ranking.keys, work=ranking.work)
     values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
     few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES]
+    words = [{key: captions.value(key, one.runs[0][key], group.runs) for key in few} for one in shown]
+    words = [{**own, "setting": ", ".join(own.values())} for own in words]
     encodings = {}
     for channel, key in zip(("color", "shape"), few, strict=False):
         order = list(dict.fromkeys(captions.value(key, value, group.runs) for value in values[key]))
         encodings |= by_series(order, channel, field=escaped(key))
+    if len(few) > 2 and len(shown) <= MOST_SERIES:
+        encodings = by_series([own["setting"] for own in words], "color", "shape", field="setting")
     time = captions.unit("total_s", max(setting.cost for setting in shown))
     rows = list[Row]()
     for measure in AGAINST:
-        known = [(one, value) for one in shown if (value := of_setting(one.runs, measure)) is not None]
+        measured = [(one, own, of_setting(one.runs, measure)) for one, own in zip(shown, words, strict=True)]
+        known = [(one, own, value) for one, own, value in measured if value is not None]
         rows += [
             {"measure": measure, SERIES: ranking.label(one), "of": MEASURED, "mean": value, "n": len(one.runs)}
-            | {key: captions.value(key, one.runs[0][key], group.runs) for key in few}
+            | own
             | {"front": {id(each): number for number, each in enumerate(ranking.front, 1)}.get(id(one))}
             | {"total_s": one.cost, "x": one.cost / time.divisor}
             | {"folders": [clean(str(run.folder)) for run in one.runs]}
-            for one, value in known * (len(known) > 1)
+            for one, own, value in known * (len(known) > 1)
         ]
     if not rows:
         return None

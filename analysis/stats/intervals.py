@@ -56,7 +56,7 @@ def text(name: str, interval: Interval) -> str:
 
 def times(ratio: float) -> str:
     """A ratio as "1.33x", or ">1000x" beyond what an interval can be trusted to tell."""
-    return f"{ratio:.3g}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
+    return f"{ratio:.{2 if ratio < 10 else 0}f}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
 
 
 def bonferroni(count: int) -> float:

@@ -85,9 +85,9 @@ def test_gains_and_what_they_depend_on_are_said_in_words(tmp_path: Path):
     (layout,), (gpus,) = time.by_axis
     assert (time.change(layout), time.change(gpus)) == ("layout=nhwc, not nchw", "gpus=2, not 1")
     assert time.gain(layout).startswith("1.58x faster (1.5") and time.gain(gpus).startswith("1.41x faster (1.3")
-    sentence = "layout=nhwc, not nchw: 1.25x faster with gpus=1, but 2x faster with gpus=2"
+    sentence = "layout=nhwc, not nchw: 1.25x faster with gpus=1, but 2.00x faster with gpus=2"
     assert time.interactions == [sentence]
-    assert accuracy.gain(accuracy.by_axis[0][0]) == "not told apart (-0.0 points to +0.0 points)"
+    assert accuracy.gain(accuracy.by_axis[0][0]) == "no difference (-0.0 points to +0.0 points)"
     blocks = effects_section.section(runs, mix=False).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
     assert Paragraph(f"It depends: {sentence}.") in blocks and Paragraph(effects_section.NO_GAIN, quiet=True) in blocks
