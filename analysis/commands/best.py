@@ -1,9 +1,9 @@
-"""`best`: the settings that reached a goal with the least, among runs that did the same work.
+"""`best`: what to run, and the settings that did the same work, ranked.
 
-Settings are ranked by the time, the energy or the peak memory of the whole run, as the mean over their repetitions (of
-memory the maximum). Limits hold for these figures, not for single runs. Settings of the trade-off front are named
-beside the best: those that no other dominates in the goal, GPUs and accuracy (for tuning: loss). What repeated runs do
-not tell from the best (`analysis.stats.between_runs`) is named too, and is not on the front.
+Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the whole run: the mean
+over a setting's repetitions, of memory the maximum. Limits hold for these, not for single runs. Settings of the
+trade-off front are those that no other dominates in the goal, GPUs and accuracy (for tuning: loss). What repeated runs
+do not tell from the best (`analysis.stats.between_runs`) is not on it.
 """
 
 import math
@@ -20,7 +20,7 @@ from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
-from multicard.records import figures
+from multicard.records import figures, text_table
 from multicard.records.figures import GOALS, SECONDS
 from multicard.records.text_table import Table, clean, in_bytes
 
@@ -287,7 +287,7 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     def lines(width: int | None) -> list[str]:
         several = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
         printed = [line for table in tables for line in ([""] * len(several) + table.lines(width))]
-        return [*several, *printed, *notes]
+        return [*several, *printed, *text_table.folded(notes, width)]
 
     shown = [*tables[:-1], tables[-1]._replace(below=notes)]
     return Output(lines, lambda: shown, [row for ranking in found for row in ranking.values])

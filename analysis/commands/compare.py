@@ -246,14 +246,18 @@ def table(compared: Sequence[Compared], margin: float = MARGIN) -> Table:
     """A row for each cell; below, the verdicts counted, what figures mean, and what differs beside the settings."""
     keys = _telling(compared)
     rows = [_row(cell, keys) for cell in compared]
-    headings = [name for name in rows[0] if name in keys or any(row[name] not in ("-", "") for row in rows)]
+    sides = {cell.sides for cell in compared}
+    once = ("A", "B") if len(sides) == 1 else ()  # said above the table
+    shown = [name for name in rows[0] if name not in once and any(row[name] not in ("-", "") for row in rows)]
+    headings = [name for name in rows[0] if name in keys or name in shown]
+    above = [f"{b} (B) against {a} (A)" for a, b in sides if once and a]
     verdicts = Counter(cell.verdict if cell.verdict in VERDICTS.values() else "without a verdict" for cell in compared)
     counts = [f"{verdicts[verdict]} {verdict}" for verdict in (FASTER, SLOWER, SAME)]
     counts += [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict not in VERDICTS.values()]
     below = ["", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
     below += legend(run["marks"] for cell in compared for run in (*cell.a, *cell.b))
-    return Table(headings, [[row[name] for name in headings] for row in rows], below=below)
+    return Table(headings, [[row[name] for name in headings] for row in rows], above, below)
 
 
 def values(compared: Sequence[Compared]) -> list[dict[str, Any]]:

@@ -8,12 +8,9 @@ setting; what to know of it, misprints too, is below.
 """
 
 import re
-import sys
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -67,11 +64,9 @@ class Table:
     rows: list[dict[str, Any]]
     notes: list[str]
 
-    def shown(self, width: int | None = None) -> text_table.Table:
-        """As it is printed in `width` cells; None: any."""
-        fill = partial(textwrap.wrap, width=width or sys.maxsize, subsequent_indent="  ")
-        notes = [line for note in self.notes for line in fill(note)]
-        return text_table.Table(self.headings, self.texts, [self.title, ""], ["", *notes])
+    @property
+    def shown(self) -> text_table.Table:
+        return text_table.Table(self.headings, self.texts, [self.title, ""], ["", *self.notes])
 
 
 def output(tables: Sequence[Table], others: int = 0) -> Output:
@@ -85,11 +80,11 @@ def output(tables: Sequence[Table], others: int = 0) -> Output:
     filled = [name for name in names if any(row.get(name) is not None for row in rows)]
 
     def lines(width: int | None) -> list[str]:
-        return [line for table in tables for line in (*table.shown(width).lines(width), "")][:-1]
+        return [line for table in tables for line in (*table.shown.lines(width), "")][:-1]
 
     columns = filled if len(tables) > 1 else filled[1:]
     notes = [f"--all shows {count(others, 'more setting')} with fewer of the cells"] if others else []
-    return Output(lines, lambda: [table.shown() for table in tables], rows, columns, notes=notes)
+    return Output(lines, lambda: [table.shown for table in tables], rows, columns, notes=notes)
 
 
 @dataclass(frozen=True)

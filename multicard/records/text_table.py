@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from html import escape
 from itertools import zip_longest
+from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -36,7 +37,7 @@ class Table(NamedTuple):
     below: Sequence[str] = ()
 
     def lines(self, width: int | None) -> list[str]:
-        return [*self.above, *text(self.headings, self.rows, width), *self.below]
+        return [*folded(self.above, width), *text(self.headings, self.rows, width), *folded(self.below, width)]
 
     def html(self) -> str:
         """As notebooks show it, the first MOST_ROWS rows; nothing of a line or a cell is markup."""
@@ -64,6 +65,14 @@ class Table(NamedTuple):
 def paragraphs(lines: Sequence[str]) -> list[str]:
     """Lines as HTML in which nothing is markup."""
     return [f"<p>{escape(clean(line))}</p>" for line in lines if line]
+
+
+def folded(lines: Sequence[str], width: int | None) -> list[str]:
+    """Lines in as many of `width` cells as they need, with whole words; None: as they are."""
+    if width is None:
+        return [*lines]
+    fill = TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in fill.wrap(line) or [line]]
 
 
 def text(
