@@ -34,7 +34,7 @@ class RunningCell:
     def look(self, now_s: float) -> dict[str, Any]:
         """What a page shows of it: names, the `share` of its steps that is done (None before training), and `facts`."""
         shown = {"sweep": self.folder.parent.name, "setting": self.setting}
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):  # files that are being written
             self._open()
         done = self._bar.fields(now_s) if self._bar is not None else {}
         if not done:

@@ -90,8 +90,10 @@ def test_running_cells_show_what_their_ranks_post(tmp_path: Path, monkeypatch: p
     gone = begin(sweep, 1, pid=2**30)  # no such process
     end(sweep, 2, board)
     third = begin(sweep, 4)
+    (sweep / CELL.format(4, 4) / ".progress").write_text("")  # as it is made
     onlooker.scan()
     assert [cell["setting"] for cell in looked(onlooker, now_s)] == ["gpus=4"]
+    assert looked(onlooker, now_s)[0]["facts"] == ["starting"]
     assert [path.name for path in onlooker.cut_off] == [CELL.format(1, 1)]
     assert [path.name for path in onlooker.results] == [CELL.format(2, 2)]
     for each in (gone, third):
@@ -138,7 +140,7 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
     with served(tmp_path) as server:
         view = View(browser, server.address)
         said = lambda: view.page.inner_text("#running [role=status]")  # noqa: E731
-        assert "Waiting for the first run" in view.page.inner_text(".top")
+        view.until(lambda: "Waiting for the first run" in view.page.inner_text(".top"))
         one, two = begin(sweep, 1), begin(sweep, 2)
         view.until(lambda: said() == "Running now: 2.")
         for rank, board in ((0, one), (0, two), (1, two)):
