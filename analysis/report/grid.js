@@ -59,8 +59,8 @@ function number(text) {
 }
 
 class Column {
-  constructor(packed) {
-    const whole = (list) => list && (list.all ?? list.at.map((place) => list.of[place]));
+  constructor(packed, rows) {
+    const whole = (list) => list && (list.all ?? list.at?.map((place) => list.of[place]) ?? Array(rows).fill(list.each));
     Object.assign(this, packed, { texts: whole(packed.texts), values: whole(packed.values) });
     this.names = [this.key, this.heading].map((name) => name.toLowerCase().replaceAll(" ", ""));
     this.style = ["right", "long", "code"].filter((name) => packed[name]).join(" ");
@@ -101,7 +101,7 @@ class Grid {
     Object.assign(this, packed, { place, name: place.dataset.grid, sort: null, descending: false, wanted: "", most: packed.page_rows });
     Object.assign(this, { folders: [], ticked: [], tops: [], parts: {} });
     for (let row = 0; row < this.rows; row++) (this.parents[row] == null ? this.tops : (this.parts[this.parents[row]] ??= [])).push(row);
-    [this.columns, this.details] = [columns, details].map((all) => all.map((column) => new Column(column)));
+    [this.columns, this.details] = [columns, details].map((all) => all.map((column) => new Column(column, packed.rows)));
     this.opens = details.length > 0 || this.columns.some((column) => column.group);
     this.compares = this.rows > 1 && this.columns.some((column) => column.telling);
     this.opened = new Set();
@@ -231,14 +231,14 @@ class Grid {
   toggle(row) {
     if (!this.opened.delete(row)) this.opened.add(row);
     this.show();
-    document.getElementById(`${this.name}-open-${row}`).focus();
+    document.getElementById(`${this.name}-open-${row}`)?.focus();
   }
 
   // Two rows stand side by side, first what tells them apart; a third takes the place of the first
   tick(row, on) {
     this.ticked = [...this.ticked.filter((other) => other !== row), ...(on ? [row] : [])].slice(-2);
     this.show();
-    document.getElementById(`${this.name}-tick-${row}`).focus();
+    document.getElementById(`${this.name}-tick-${row}`)?.focus(); // where the filter leaves it
     this.comparison.hidden = this.ticked.length < 2;
     if (this.comparison.hidden) return;
     const [a, b] = this.ticked;

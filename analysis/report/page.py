@@ -138,6 +138,8 @@ def _short(value: float | None) -> float | None:
 def _packed(items: list[Any]) -> dict[str, Any]:
     """A list; where most items repeat, as its distinct items and where they stand, a tenth for 10,000 runs."""
     index = {item: number for number, item in enumerate(dict.fromkeys(items))}
+    if len(index) == 1:
+        return {"each": items[0]}
     if len(index) > MOST_DISTINCT * len(items):
         return {"all": items}
     return {"of": list(index), "at": [index[item] for item in items]}

@@ -80,7 +80,8 @@ def inlined(text: str) -> dict[str, Any]:
 
 
 def unpacked(packed: dict[str, Any]) -> list[Any]:
-    return packed.get("all") or [packed["of"][at] for at in packed["at"]]
+    """The items of a column; one where all are the same."""
+    return [packed["each"]] if "each" in packed else packed.get("all") or [packed["of"][at] for at in packed["at"]]
 
 
 def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
