@@ -29,7 +29,6 @@ PAUSES = 2  # length of a pause, by that of the look before it, or of making the
 NICE = 10  # a tenth of a core that a CPU rank keeps busy; at 19 a page would take minutes there
 PATIENCE_S = 10.0  # for the request of a connection
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
-HEADERS |= {"X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 class Watch:

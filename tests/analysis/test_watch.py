@@ -106,6 +106,10 @@ def test_the_page_is_for_who_knows_its_address(tmp_path: Path, capsys: pytest.Ca
         own = f"/{server.token}/"
         status, page = asked(server, own)
         assert status == 200 and b"connect-src 'self'" in page and b'id="running"' in page
+        assert main(["report", str(tmp_path)]) == 0  # whose file asks nothing of any server
+        written = (tmp_path / "report.html").read_text()
+        assert "connect-src" not in written and 'id="running"' not in written and 'fetch("state")' not in written
+        capsys.readouterr()
         assert asked(server, f"{own}state", "localhost:9")[0] == 200  # at the other end of a tunnel
         for path, host in (
             ("/", None),
