@@ -19,6 +19,7 @@ from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import LOSS_APART
 from multicard.config.job import count
+from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
 from multicard.records import figures
 from multicard.records.comparable import MARKS
@@ -95,9 +96,15 @@ class Answer:
 
     @cached_property
     def marks(self) -> list[str]:
-        """What the marks of its runs, and of those compared with, say."""
+        """What the marks of its runs, and of those compared with, say; and a speed-up that more GPUs cannot give."""
         signs = grouping.marks([*self.best.runs, *(self.against.runs if self.against else ())])
-        return [mark.meaning.partition(":")[0] for mark in MARKS if mark.sign in signs]
+        said = [mark.meaning.partition(":")[0] for mark in MARKS if mark.sign in signs]
+        if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
+            efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
+            said += [f"{efficiency:.0%} of the ideal: measure the slower one again"] * (
+                efficiency > DOUBTFUL_EFFICIENCY
+            )
+        return said
 
     @property
     def statement(self) -> str:
@@ -124,11 +131,15 @@ class Answer:
     def compared_with(self) -> str:
         """What it is compared with, by the keys in which it differs."""
         assert self.against is not None
-        own, other = dict(self.best.cell), dict(self.against.cell)
-        apart = [key for key in self.keys if own.get(key) != other.get(key)]
-        if apart == ["gpus"] and other["gpus"] == 1:
+        if self.apart == ["gpus"] and self.against.gpus == 1:
             return "one CPU rank" if self.best.runs[0]["cpu_ranks"] else "one GPU"
-        return "the default " * self.is_default + grouping.label(self.against.cell, apart)
+        return "the default " * self.is_default + grouping.label(self.against.cell, self.apart)
+
+    @property
+    def apart(self) -> list[str]:
+        """The keys in which it differs from `against`."""
+        own, other = dict(self.best.cell), dict(self.against.cell if self.against else self.best.cell)
+        return [key for key in self.keys if own.get(key) != other.get(key)]
 
     @property
     def _lead(self) -> str:

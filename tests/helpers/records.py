@@ -161,6 +161,7 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "phases_s": dict.fromkeys(timing.PHASES, 0.02),
         "joules_per_image": None,
         "test_accuracy": 0.98,
+        "chance_accuracy": 0.1,
         "time_to_target_s": None,
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
         "num_workers": 0,
