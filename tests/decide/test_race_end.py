@@ -8,19 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from multicard.config.sweeps import RaceConfig
 from multicard.decide.race import command, live, readings, rules
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.posterior import Block
-from multicard.decide.race.readings import Reading, in_words, raced_figure
+from multicard.decide.race.readings import Reading
 from multicard.decide.race.rules import IN, OUT, Standing, Verdict
-from multicard.llm import workload as llm
 from multicard.records.figures import FIGURES
 from multicard.records.run_folder import Run
-from multicard.vision import workload as vision
 from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked
 
@@ -94,22 +89,6 @@ def test_a_race_that_does_not_pay_measures_the_grid(raced: Raced, monkeypatch: p
 # ---- full runs
 
 
-@pytest.mark.parametrize(("figure", "blocks"), [("images_per_s", 4), ("energy_joules", 2)])
-def test_a_full_runs_energy_which_has_that_of_evaluation_ranks_the_finalists_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: str, blocks: int
-):
-    monkeypatch.setattr(live, "Race", Rules)
-    race = LiveRace(faked([8, 16], tmp_path / figure, monkeypatch, figure))
-    for place in range(2):
-        race.rules.add(Block(place, 0, -5.0, 0.01, 0))
-    monkeypatch.setattr(Rules, "final_runs", [(1, 0), (1, 1)])
-    finals = [replace(cell, result=records.as_run({"joules_per_image": 2.0})) for cell in race.cells]
-    monkeypatch.setattr(readings, "full_run", lambda *_: Reading(-6.0, 0.01))
-    race.take_finals(finals)
-    assert len(race.rules._blocks) == blocks and race.rules._full == {0: [-6.0], 1: [-6.0]}
-    race.journal.close()
-
-
 @pytest.mark.parametrize(
     ("accuracies", "words", "missing"),
     [
@@ -129,7 +108,7 @@ def test_a_cell_that_missed_its_target_does_not_win(
     """Three cells, of which each was measured in full and ended at this accuracy; 90 % were asked for."""
     monkeypatch.setattr(live, "Race", Rules)
     monkeypatch.setattr(readings, "full_run", lambda run, _: Reading(float(run.record.repetition), 0.01))
-    race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "images_per_s", "target_accuracy=0.9"))
+    race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "target_accuracy=0.9"))
     race.run(SHARE)
     finals = race.finals()
     for cell in finals:
@@ -149,59 +128,9 @@ def standing(cell: int, log_figure: float, error: float = 0.003, reason: str = "
     return Standing(cell, OUT if reason else IN, reason, 3, log_figure, error)
 
 
-def otherwise(
-    rates: Sequence[float],
-    peaks: Sequence[int],
-    gpus: Sequence[int] | None = None,
-    accuracies: dict[int, list[float]] | None = None,
-    figure: str = "images_per_s",
-    on_gpus: bool = False,
-) -> list[str]:
-    """What is said of cells beside the first, which has won."""
-    configs = [SimpleNamespace(gpus=own) for own in gpus or [1] * len(rates)]
-    cells = [SimpleNamespace(label=f"[{place}] ", config=config) for place, config in enumerate(configs)]
-    memory = {place: [peak * MB] for place, peak in enumerate(peaks)}
-    race: Any = SimpleNamespace(
-        cells=cells, figure=FIGURES[figure], options=RaceConfig(), peaks=memory, on_gpus=on_gpus
-    )
-    sign = -1 if figure == "joules_per_image" else 1
-    known = [standing(place, sign * float(np.log(rate))) for place, rate in enumerate(rates)]
-    return command._alternatives(race, known, accuracies or {})
-
-
-def test_what_takes_less_is_named_with_its_cost():
-    assert otherwise([100, 90, 80, 70], [50, 40, 45, 20]) == [
-        "otherwise, for less memory of a rank, fewer CPU ranks:",
-        "  [1]: 10% slower, 40 MB, 1 CPU rank",
-        "  [3]: 30% slower, 20 MB, 1 CPU rank",
-    ]
-    header, line = otherwise([100, 60], [50, 60], gpus=[2, 1], on_gpus=True)
-    assert "fewer GPUs:" in header and line == "  [1]: 40% slower, 60 MB, 1 GPU"
-    of_energy = otherwise([100, 125], [50, 40], figure="joules_per_image")
-    assert of_energy[1:] == ["  [1]: 25% more energy, 40 MB, 1 CPU rank"]
-    assert otherwise([1000, 900], [1000, 990]) == []  # 1 % less memory is within the tolerance
-    for rate in (999.9, 1003):  # the winner is the best by its full runs
-        assert otherwise([1000, rate], [1000, 600])[1:] == ["  [1]: the same speed, 600 MB, 1 CPU rank"]
-
-
-def test_accuracy_counts_where_runs_are_apart():
-    apart = {0: [0.90, 0.91, 0.90], 1: [0.93, 0.92, 0.94]}
-    assert otherwise([100, 90], [50, 60], accuracies=apart) == [
-        "otherwise, for less memory of a rank, fewer CPU ranks, or a higher accuracy:",
-        "  [1]: 10% slower, 60 MB, 1 CPU rank, accuracy 93.0%",
-    ]
-    assert otherwise([100, 90], [50, 60], accuracies={0: [0.90, 0.925], 1: [0.93, 0.92]}) == []
-    assert otherwise([100, 90], [50, 60], accuracies={0: [0.90], 1: [0.93]}) == []  # by chance, perhaps
-
-
-def test_energy_is_of_an_image_or_a_token():
-    for workload, unit in ((vision.WORKLOAD, "joules an image"), (llm.WORKLOAD, "joules a token")):
-        assert in_words(raced_figure("energy_joules", workload), standing(0, 0.0)).startswith(f"1 {unit} (")
-
-
 def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    cells = faked([16, 128], tmp_path, monkeypatch, "images_per_s", "precision=bf16", "gpus=2", "loader=batched")
-    cells += faked([64, 256], tmp_path, monkeypatch, "images_per_s", "layout=nhwc")
+    cells = faked([16, 128], tmp_path, monkeypatch, "precision=bf16", "gpus=2", "loader=batched")
+    cells += faked([64, 256], tmp_path, monkeypatch, "layout=nhwc")
     cells = [replace(cell, number=place, label=f"[{place}/144] ") for place, cell in enumerate(cells, 11)]
     known = [standing(place, 8.0 - place / 10) for place in range(3)]
     known.append(standing(3, 7.0, reason="beaten: 64.2% behind the leader, at least 63.9%"))

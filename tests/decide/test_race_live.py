@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from multicard.decide.race import command, live, processes, readings
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.posterior import Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
-from multicard.decide.race.readings import LEAST_STEPS, BlockReader, Energy
+from multicard.decide.race.readings import LEAST_STEPS, BlockReader
 from multicard.estimate.estimates import Estimate
 from multicard.machine import shares
 from multicard.ranks.gates import blocks_file
@@ -41,7 +40,6 @@ from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured, wri
 Called = Callable[..., tuple[int, str]]
 Made = Callable[..., LiveRace]
 CPU = ("device=cpu", "race.figure=images_per_s")
-ENERGY = FIGURES["joules_per_image"]
 
 # ---- blocks and cells
 
@@ -59,7 +57,7 @@ def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
     block = reader.next()
     assert block is not None and reader.next() is None
     assert block.step_s == pytest.approx([0.6, 0.8]) and block.samples.tolist() == [16.0, 12.0]
-    assert block.reading(FIGURES["images_per_s"])[0] == pytest.approx(math.log(28 / 1.4))
+    assert block.reading()[0] == pytest.approx(math.log(28 / 1.4))
     assert block.peaks_bytes == [10, 10] and not block.diverged
     for rank in range(2):
         write_line(rank=rank, loss=None)
@@ -73,7 +71,7 @@ def test_the_error_of_a_block_is_that_of_its_rate():
     for _ in range(200):
         tokens = random.integers(50, 150, 100).astype(float)
         block = measured(tokens * 1e-3 * (1 + 0.05 * random.normal(size=100)), tokens)
-        rate, error = block.reading(FIGURES["images_per_s"])
+        rate, error = block.reading()
         errors.append(error)
         rates.append(rate)
     # 5 % a step over 100 steps; the tokens themselves, which differ by a third, are no error of the rate
@@ -88,14 +86,6 @@ def test_a_block_is_as_long_as_asked_for(step_s: float, skips: int, steps_per_ep
     assert readings.steps_for(5.0, step_s, skips, steps_per_epoch) == steps  # the first of each epoch is skipped
 
 
-def test_the_energy_of_a_sample_is_that_of_all_steps_of_a_block():
-    block = replace(measured([0.1] * 10, 8.0), energy=Energy(joules=120.0, steps=15, seconds=2.0))
-    assert block.reading(ENERGY) == (pytest.approx(-math.log(1.0)), pytest.approx(0.05))
-    assert not np.isfinite(replace(block, energy=None).reading(ENERGY)).any()
-    run = records.as_run({"joules_per_image": 2.0, "total_s": 10.0})
-    assert readings.full_run(run, ENERGY) == (pytest.approx(-math.log(2.0)), pytest.approx(0.01))
-
-
 def test_the_rate_of_a_full_run_leaves_the_first_step_of_each_epoch_out(tmp_path: Path):
     step_s = [9.0, 0.1, 0.1, 0.1, 0.7, 0.1, 0.1, 0.1]  # two epochs; the first step is the warm-up
     record = records.vision(warmup_steps=1, epochs=2, images_per_s=8 / (1.3 / 7))
@@ -103,21 +93,6 @@ def test_the_rate_of_a_full_run_leaves_the_first_step_of_each_epoch_out(tmp_path
     folder = records.write(tmp_path / "run", record, records.steps(step_s, per_epoch=4))
     run = records.as_run(record | {"folder": str(folder)})
     assert readings.full_run(run, FIGURES["images_per_s"]) == (pytest.approx(math.log(8 / 0.1)), readings.LEAST_ERROR)
-
-
-def test_the_energy_of_a_block_is_read_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (cell,) = faked([8], tmp_path, monkeypatch, "energy_joules")
-    running: Any = SimpleNamespace(cell=cell, share=SimpleNamespace(gpus=("a", "b")), has_ended=bool)
-    process = CellProcess(cell, 1, Executor(tmp_path), running, BlockReader(cell.folder))
-    write_block(cell.folder, step=0, step_s=[], samples=[])
-    process.wait()
-    process.board = SimpleNamespace(run_to=lambda step: write_block(cell.folder, step=step))  # type: ignore[assignment]
-    counter = iter([5.0, 25.0])
-    monkeypatch.setattr(processes, "joules", lambda uuids: next(counter) if uuids == ("a",) else None)
-    block = process._train(1.0, 0.1)
-    assert block.energy is not None and (block.energy.joules, block.energy.steps) == (20.0, block.step)
-    monkeypatch.setattr(processes, "joules", lambda _: None)
-    assert len(process.run_block(0.0).step_s) == LEAST_STEPS
 
 
 def made(number: int, *words: str) -> Cell:
@@ -189,7 +164,6 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
     said = "\n".join(command.end(ran, finals))
     assert "\nwinner: [3/3] " in said and " images/s (" in said and "), within 2% of the best with a prob" in said
     assert "vouch for accuracy, which batch_size may change" in said and said.endswith("batch_size=32")
-    assert "% slower, 16 MB, 1 CPU rank\nit took" in said  # and none that diverged
 
 
 @pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does
@@ -336,8 +310,7 @@ REFUSED = {
     "nodes=2": "leave out nodes=2",
     "profile=kineto": "leave out profile=kineto",
     "diagnose=true": "leave out diagnose=true",
-    "race=energy_joules": "no GPU here has an energy counter; take race=images_per_s",
-    "race=total_s": "race=total_s: choose one of images_per_s, tokens_per_s, energy_joules",
+    "race=total_s": "race=total_s: choose one of images_per_s, tokens_per_s",
     "race=tokens_per_s dry_run=true": "race=tokens_per_s: train_vision.py has race=images_per_s",
 }
 

@@ -177,17 +177,6 @@ def test_a_cell_that_dropped_out_within_the_tolerance_is_named_as_good():
     assert verdict.winner == 0 and verdict.equal == (1,) and verdict.close == ()
 
 
-def test_full_runs_of_other_work_rank_the_finalists_and_tell_nothing_of_the_others():
-    race = race_of(6, finalists=2)
-    run(race, [5.0, 5.0, 4.0, 4.0, 4.0, 4.0], finals=False)
-    before = race.standings
-    assert {*race.finalists} <= {0, 1}
-    for turn, cell in race.final_runs:
-        race.add_full(Block(cell, turn, 3.0 + 0.1 * (cell == race.finalists[-1]), 0.001, 9), is_alike=False)
-    assert [replace(each, in_full=None) for each in race.standings] == before
-    assert race.verdict().winner == race.finalists[-1]
-
-
 def test_cells_that_fail_are_out_and_do_not_run_again():
     race = Race(GRID, NONE)
     race.out(10, "out of memory")

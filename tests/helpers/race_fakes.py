@@ -105,16 +105,14 @@ class Process:
         Process.log.append(("quiet", self.size))
 
 
-def faked(
-    sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch, figure: str = "images_per_s", *more: str
-) -> list[Cell]:
+def faked(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[Cell]:
     """Cells of these batch sizes, whose processes are `Process`."""
     monkeypatch.setattr(processes, "start", lambda executor, cell, number, _: Process(cell, number, executor))
     Process.log, Process.statuses, Process.rates = [], {}, {}
     cells = []
     for number, size in enumerate(sizes, 1):
         words = [*(word for word in SMALL if not word.startswith("batch_size")), f"batch_size={size}"]
-        words += [f"race.figure={figure}", *more]
+        words += ["race.figure=images_per_s", *more]
         config, label = typed(*words), f"[{number}/{len(sizes)}] "
         task = SimpleNamespace(hydra=SimpleNamespace(overrides=SimpleNamespace(task=words)))
         place = folder / f"batch_size={size}-{config.identity()}"

@@ -1,19 +1,16 @@
 """The race of a sweep: what is refused, the race to its end, and what it prints then."""
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from multicard.config.base import plain
-from multicard.config.job import Device, count
+from multicard.config.job import count
 from multicard.config.keys import require
-from multicard.config.sweeps import share
 from multicard.decide.race import processes
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.readings import in_words, interval, value
 from multicard.decide.race.rules import BEATEN, CLOSE, IN, MISSED, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
-from multicard.machine.shares import machine
 from multicard.measure.timing import in_hours
 from multicard.messages import say, typed
 from multicard.records import comparable, table, text_table
@@ -23,7 +20,6 @@ from multicard.sweep.executor import run_all
 
 LISTED = 12  # most cells in the table at the end
 END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
-LEAST_RUNS = 2  # of a cell; one does not show by how much its accuracy differs from run to run
 CHANGES_ACCURACY = (  # groups and keys; gpus, as batch_size is of a rank
     *("precision", "strategy", "batch_size", "gpus", "gradient_accumulation_steps", "epochs", "max_steps"),
     *("lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe", "model"),
@@ -35,14 +31,10 @@ OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's c
 def refuse(figure: str, cells: Sequence[Cell]) -> None:
     """
     Raises:
-        ValueError: the entry, or the machine, does not have the figure, or cells are the same run.
+        ValueError: the entry does not have the figure, or cells are the same run.
     """
     workload, own = cells[0].workload, f"{cells[0].workload.unit}_per_s"
-    require(figure == own or not figure.endswith("_per_s"), f"race={figure}: {workload.entry} has race={own}")
-    if figure == "energy_joules":
-        on_gpus = any(cell.config.device is not Device.cpu for cell in cells)
-        counted = on_gpus and processes.joules(machine().gpus) is not None
-        require(counted, f"race={figure}: no GPU here has an energy counter; take race={own}")
+    require(figure == own, f"race={figure}: {workload.entry} has race={own}")
     distinct = len({cell.config.identity() for cell in cells})
     require(distinct == len(cells), f"race={figure}: several cells are the same run; leave repetition out")
 
@@ -116,7 +108,7 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
         lines.append(
             "cells that were beaten by one that missed its target are not tried again: race without such cells"
         )
-    lines += [*_alternatives(race, ran, accuracies), _cost(race, finals)]
+    lines.append(_cost(race, finals))
     if differ := _differing(race.cells):
         lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
     words = [str(word) for word in winner.composed.hydra.overrides.task]
@@ -146,10 +138,10 @@ def _table(
     axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
     columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
     columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
-    columns[race.figure.head or race.figure.title] = [value(race.figure, each.log_figure) for each in standings]
-    columns["interval"] = [interval(race.figure, each) for each in standings]
+    columns[race.figure.head or race.figure.title] = [value(each.log_figure) for each in standings]
+    columns["interval"] = [interval(each) for each in standings]
     if any(each.in_full is not None for each in standings):
-        full = ["-" if each.in_full is None else value(race.figure, each.in_full) for each in standings]
+        full = ["-" if each.in_full is None else value(each.in_full) for each in standings]
         columns["in full"] = full
     peaks = [race.peaks.get(each.cell) for each in standings]
     columns["memory"] = [in_bytes(max(own) if own else None) for own in peaks]
@@ -165,42 +157,6 @@ def _table(
 def _state(standing: Standing) -> str:
     beaten = standing.reason.removeprefix(BEATEN).partition(" the leader")[0]
     return f"out: {beaten}" if standing.state == OUT else standing.state
-
-
-def _alternatives(race: LiveRace, ran: Sequence[Standing], accuracies: Mapping[int, Sequence[float]]) -> list[str]:
-    """Cells that take less memory or fewer GPUs than all faster ones, or are more accurate, with what they cost.
-
-    Args:
-        ran: the cells that ran, the winner first, then the best first. accuracies: by the cell's place.
-    """
-    lines, noun = list[str](), "GPU" if race.on_gpus else "CPU rank"
-    less, accurate = 1 - share(race.options.tolerance), [accuracies.get(ran[0].cell, [1.0])]
-    # A winner that ran only in full has no known peak: then nothing takes less memory than it
-    peaks, gpus = [max(race.peaks.get(ran[0].cell, [0]), default=0)], [race.cells[ran[0].cell].config.gpus]
-    for each in ran[1:]:
-        cell, own = race.cells[each.cell], accuracies.get(each.cell, ())
-        if each.failed or each.cell not in race.peaks:
-            continue
-        peak = max(race.peaks[each.cell])
-        is_accurate = len(own) >= LEAST_RUNS and min(own) > max(map(max, accurate))
-        if peak < less * min(peaks) or cell.config.gpus < min(gpus) or is_accurate:
-            accuracy = [f"accuracy {fmean(own):.1%}"] if own else []
-            parts = [_worse(race, ran[0], each), in_bytes(peak), count(cell.config.gpus, noun), *accuracy]
-            lines.append(f"  {cell.label.strip()}: {', '.join(parts)}")
-        peaks.append(peak)
-        gpus.append(cell.config.gpus)
-        accurate += [own] if own else []
-    what = f"less memory of a rank, fewer {noun}s" + (", or a higher accuracy" if accuracies else "")
-    return [f"otherwise, for {what}:", *lines] if lines else []
-
-
-def _worse(race: LiveRace, winner: Standing, other: Standing) -> str:
-    """How much worse a cell's figure is than that of the winner, which is the best by full runs."""
-    less, apart = race.figure.better == "lower", winner.log_figure - other.log_figure
-    percent = f"{max(math.expm1(apart) if less else -math.expm1(-apart), 0.0):.0%}"
-    if percent == "0%":
-        return "the same energy" if less else "the same speed"
-    return f"{percent} more energy" if less else f"{percent} slower"
 
 
 def _cost(race: LiveRace, finals: Sequence[Cell]) -> str:

@@ -29,6 +29,7 @@ from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import say
 from multicard.ranks.elastic import KILLED
 from multicard.records import comparable, run_folder
+from multicard.records.figures import FIGURES
 from multicard.records.journal import Journal, code_and_machine
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
@@ -53,8 +54,8 @@ def settings(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def priors(cells: Sequence[Cell]) -> list[Prior | None]:
-    """Each cell's log images/s by its estimate; None without records of this machine, for other figures, and for
-    tuning, where the tokens of a step are not known before."""
+    """Each cell's log images/s by its estimate; None without records of this machine, and for tuning, where
+    the tokens of a step are not known before."""
     found: list[Prior | None] = [None] * len(cells)
     if cells[0].config.race.figure != "images_per_s":
         return found
@@ -83,7 +84,7 @@ class LiveRace:
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells, self.options = [*cells], cells[0].config.race
-        self.figure = readings.raced_figure(str(self.options.figure), cells[0].workload)
+        self.figure = FIGURES[str(self.options.figure)]
         on_gpus = [cell.config for cell in cells if cell.config.device is not Device.cpu]
         self.widest = [*on_gpus, cells[0].config][0]
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
@@ -252,7 +253,7 @@ class LiveRace:
         self._out(place, f"{run.status}: {message}", lasts=run.status in ("oom", "diverged"))
 
     def _note_block(self, place: int, process: CellProcess, measured: Measured) -> None:
-        reading = measured.reading(self.figure)
+        reading = measured.reading()
         self._note(
             cell=place,
             process=process.number,
@@ -320,9 +321,7 @@ class LiveRace:
                 ended_at = f"{record.test_accuracy or 0.0:.1%}"
                 missed[place] = f"{MISSED}={target:g} in a full run, which ended at {ended_at}"
             self.started += 1
-            # A run's energy has that of evaluation, which blocks do not have
-            is_alike = self.options.figure != "energy_joules"
-            self.rules.add_full(Block(place, turn, *known, self.started), is_alike)
+            self.rules.add_full(Block(place, turn, *known, self.started))
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
 

@@ -1,16 +1,15 @@
 """Processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import psutil
 
 from multicard.config.base import RunConfig
 from multicard.decide.race import readings
-from multicard.decide.race.readings import BlockReader, Energy, Measured
+from multicard.decide.race.readings import BlockReader, Measured
 from multicard.machine import devices
 from multicard.machine.shares import LEASES_POLL_S, Machine, MachineShare
 from multicard.measure import memory
@@ -71,18 +70,12 @@ class CellProcess:
     def _train(self, seconds: float, step_s: float) -> Measured:
         """Train until `seconds` seconds are measured, by steps of `step_s`."""
         assert self.board is not None and self.last is not None
-        gpus = (self.running.share.gpus or ())[: self.cell.config.gpus]
         while True:
             steps = readings.steps_for(seconds, step_s, self.last.skips, self.last.steps_per_epoch)
-            began, began_s, before = self.last.step, clock_s(), joules(gpus)
-            self.board.run_to(began + steps)
+            self.board.run_to(self.last.step + steps)
             measured = self.wait()
-            after = joules(gpus)
-            if not len(measured.step_s):
-                continue
-            if before is None or after is None:
+            if len(measured.step_s):
                 return measured
-            return replace(measured, energy=Energy(after - before, measured.step - began, clock_s() - began_s))
 
     def wait(self) -> Measured:
         """Wait until its ranks pause.
@@ -169,23 +162,12 @@ def whole_machine(config: RunConfig) -> Iterator[MachineShare]:
 
 
 def free_bytes(on_gpus: bool) -> int:
-    """Memory that a process can still have: of the host, or of the GPU that has least."""
+    """Memory that a process can still have: of the host, or of the GPU that has least; 0 where NVML does not say."""
     if not on_gpus:
         return memory.available_memory_bytes()
-    told = _ask("nvmlDeviceGetMemoryInfo", devices.visible_gpus())
-    return min((0 if each is None else each.free for each in told), default=0)
-
-
-def joules(uuids: Sequence[str]) -> float | None:
-    """Sum of the GPUs' energy counters; None where there is no GPU, or one has no counter."""
-    told = _ask("nvmlDeviceGetTotalEnergyConsumption", uuids)
-    return 1e-3 * sum(told) if told and None not in told else None
-
-
-def _ask(function: str, uuids: Sequence[str]) -> list[Any]:
-    """NVML's answer for each GPU; None where there is none."""
     with devices.nvml() as library:
         if library is None:
-            return [None] * len(uuids)
-        handles = [devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in uuids]
-        return [handle and devices.ask(library, getattr(library, function), handle) for handle in handles]
+            return 0
+        handles = [devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid) for uuid in devices.visible_gpus()]
+        told = [handle and devices.ask(library, library.nvmlDeviceGetMemoryInfo, handle) for handle in handles]
+        return min((0 if each is None else each.free for each in told), default=0)

@@ -12,52 +12,36 @@ from multicard.decide.race.rules import Standing
 from multicard.measure.series import mean_variance
 from multicard.ranks.gates import blocks_file
 from multicard.records import steps
-from multicard.records.figures import FIGURES, Figure
+from multicard.records.figures import Figure
 from multicard.records.run_folder import Run
-from multicard.run.workload import Workload
 
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 LEAST_STEPS = 4  # measured in a block, however long they take
-COUNTER_S = 0.1  # within which a GPU's energy counter is up to date
 FEW_STEPS = 2.0  # factor on the standard error of steps that are too few to tell their correlation
 LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
 SINGLE_ERROR = 0.1  # of a block of a single step
 
 
 class Reading(NamedTuple):
-    """A figure: its logarithm, negative where less is better, and the standard error of that."""
+    """A figure: its logarithm, and the standard error of that."""
 
     log_figure: float
     error: float
 
 
-def raced_figure(name: str, workload: Workload) -> Figure:
-    """The recorded figure that `race=NAME` is for."""
-    return FIGURES[f"joules_per_{workload.unit.removesuffix('s')}" if name == "energy_joules" else name]
+def value(log_figure: float) -> str:
+    return f"{math.exp(log_figure):,.4g}"
 
 
-def value(figure: Figure, log_figure: float) -> str:
-    return f"{math.exp(-log_figure if figure.better == 'lower' else log_figure):,.4g}"
-
-
-def interval(figure: Figure, standing: Standing) -> str:
+def interval(standing: Standing) -> str:
     """95 % interval of a cell's figure."""
-    half = NORMAL_95 * standing.error * (-1 if figure.better == "lower" else 1)
-    return f"{value(figure, standing.log_figure - half)} to {value(figure, standing.log_figure + half)}"
+    half = NORMAL_95 * standing.error
+    return f"{value(standing.log_figure - half)} to {value(standing.log_figure + half)}"
 
 
 def in_words(figure: Figure, standing: Standing) -> str:
     """A cell's figure with its unit and interval."""
-    return f"{value(figure, standing.log_figure)} {figure.head or figure.title} ({interval(figure, standing)})"
-
-
-@dataclass(frozen=True)
-class Energy:
-    """GPU energy of one block, unmeasured steps included."""
-
-    joules: float
-    steps: int
-    seconds: float
+    return f"{value(standing.log_figure)} {figure.head or figure.title} ({interval(standing)})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,6 @@ class Measured:
     samples: np.ndarray
     peaks_bytes: list[int]
     diverged: bool
-    energy: Energy | None = None
 
     @property
     def seconds(self) -> float:
@@ -85,13 +68,8 @@ class Measured:
     def mean_step_s(self) -> float:
         return self.seconds / len(self.step_s)
 
-    def reading(self, figure: Figure) -> Reading:
-        """The race's figure; not finite where the block has none."""
-        if figure.better == "lower":
-            energy, samples = self.energy, float(self.samples.mean())
-            if energy is None or energy.joules <= 0 or samples <= 0:
-                return Reading(math.nan, math.nan)
-            return Reading(-math.log(energy.joules / (energy.steps * samples)), COUNTER_S / energy.seconds)
+    def reading(self) -> Reading:
+        """Samples per second; not finite where the block has none."""
         # Where samples differ from step to step, the error is by how far the time of each step is from that of its
         # samples at the mean rate.
         samples = float(self.samples.sum())
@@ -159,8 +137,6 @@ def full_run(run: Run, figure: Figure) -> Reading | None:
     none."""
     record = run.record
     value = figure.value(record) if record.status == "ok" else None
-    if value and figure.better == "lower":
-        return Reading(-math.log(value), COUNTER_S / (record.total_s or COUNTER_S))
     if not value:
         return None
     try:

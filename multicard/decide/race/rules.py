@@ -214,11 +214,9 @@ class Race:
         self._blocks.append(block)
         self._model.check(block)
 
-    def add_full(self, block: Block, is_alike: bool = True) -> None:
-        """Take a full run of a finalist, as a block of a new process; where it does other work than blocks (not
-        `is_alike`), it ranks the finalists alone."""
-        if is_alike:
-            self.add(replace(block, is_full=True))
+    def add_full(self, block: Block) -> None:
+        """Take a full run of a finalist, as a block of a new process."""
+        self.add(replace(block, is_full=True))
         self._full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
