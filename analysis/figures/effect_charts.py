@@ -45,7 +45,7 @@ class WhatMatters:
         spreads = self.ranking.repeated.of_column(column)
         for one in self.ranking.settings:
             value = mean_time_s(one.runs) if is_time else of_setting(one.runs, ACCURACY)
-            if value is not None:
+            if value is not None and (value > 0 or not is_time):
                 levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
                 n = len(one.runs if is_time else grouping.by_seed(one.runs))
                 made.append(Point(levels, -math.log(value) if is_time else value, n, spreads.of(one.runs[0])))
