@@ -15,7 +15,7 @@ def describe(config: LlmConfig) -> str:
     weights = "random weights" if config.model.weights == "random" else "its own weights"
     template = f", template {config.template_name}" if config.template_name else ""
     return (
-        f"{config.method.name} of {config.model.name} ({weights}) on {config.dataset.name}{template}, "
+        f"{config.model.name} ({weights}) on {config.dataset.name}{template}, {config.method.name}, "
         f"{config.precision.name}, {config.recipe_name}, batch {config.batch_size} a rank"
     )
 

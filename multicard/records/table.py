@@ -104,10 +104,11 @@ def _table(rows: Sequence[dict[str, str]], width: int | None) -> list[str]:
 
 
 def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[AnyRecord]]:
-    """The runs of each setting that ended alike, on one machine and commit."""
+    """The runs of each setting that ended ok, on one machine and commit; others alone, as each has its own cause."""
     groups: dict[tuple[Any, ...], list[AnyRecord]] = {}
     for record in records:
-        origin = (record.status, record.hardware, record.commit, record.dirty)
+        ended = None if record.status == "ok" else id(record)
+        origin = (ended, record.hardware, record.commit, record.dirty)
         groups.setdefault((*(comparable.cell(record, axis) for axis in axes), *origin), []).append(record)
     return [*groups.values()]
 

@@ -11,7 +11,9 @@ from multicard.__main__ import COMMANDS, main
 from multicard.cli import command_line
 from multicard.config import hydra_config
 from multicard.llm import workload as llm
+from multicard.messages import say
 from multicard.ranks import interruption
+from multicard.run import outcome
 from multicard.sweep import cells as sweep_cells
 from multicard.sweep import executor, slurm_submit
 from multicard.sweep.cells import Cell
@@ -233,3 +235,33 @@ def test_words_are_completed(line: str, words: list[str], monkeypatch: pytest.Mo
     monkeypatch.setattr(interruption, "end_at_once", lambda: None)
     monkeypatch.setattr(interruption, "answer", lambda _: {})
     assert completion.candidates(line) == words
+
+
+def test_cells_are_told_apart_by_what_varies_in_columns_repetitions_last():
+    words = [["repetition=1", "lr=1", "epochs=3"], ["repetition=1", "lr=0.5", "epochs=3"], ["repetition=2", "lr=1"]]
+    assert sweep_cells.settings_apart([[*each, "gpus=2"] for each in words]) == [
+        "lr=1   epochs=3 rep 1",
+        "lr=0.5 epochs=3 rep 1",
+        "lr=1   rep 2         ",
+    ]
+    assert sweep_cells.settings_apart([["lr=1"]]) == ["lr=1"]
+
+
+@pytest.mark.parametrize(("no_colour", "status"), [({}, "\x1b[31mfailed\x1b[0m"), ({"NO_COLOR": "1"}, "failed")])
+def test_a_cell_ends_in_one_line_with_its_status_in_colour(
+    no_colour: dict[str, str], status: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | no_colour).items():  # stands in for a terminal
+        monkeypatch.setenv(name, value)
+    failed = records.as_run({"status": "failed", "cause": {"kind": "exception", "message": "x" * 200}})
+    say(outcome.line(failed, "[1/2] lr=1   "))
+    assert capsys.readouterr().out == f"[1/2] lr=1   {status}: {'x' * 200}\n"
+
+
+def test_a_conclusion_that_fails_is_a_line_and_leaves_the_exit_code(capsys: pytest.CaptureFixture[str]):
+    command = cells.sweep().command
+    command.runs, command.is_sweep = [records.as_run(records.vision())], True
+    assert command.close() == 0 and capsys.readouterr().err == ""
+    command.conclude = lambda folders: [] * (1 // 0)
+    assert command.close() == 0
+    assert capsys.readouterr().err == "no conclusion: ZeroDivisionError: integer division or modulo by zero\n"
