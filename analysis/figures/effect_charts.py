@@ -17,6 +17,7 @@ from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, of_setting
 from analysis.runs.load import Run
 from analysis.stats import effects
+from analysis.stats.between_runs import REMEDY
 from analysis.stats.effects import Effect, Point
 from analysis.stats.intervals import times
 from multicard import workloads
@@ -28,7 +29,7 @@ SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01}  # bounds within which an inte
 TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
 HOW = "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: not told from no gain"
-UNREPEATED = "Nothing was repeated: noise is how a gain differs between pairs; repeat=2 tells noise from interactions"
+UNREPEATED = f"Nothing was repeated, and how a gain differs from pair to pair counts as noise: {REMEDY}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class WhatMatters:
                 n = len(one.runs if is_time else grouping.by_seed(one.runs))
                 made.append(Point(levels, -math.log(value) if is_time else value, n, spreads.of(one.runs[0])))
         return made
+
+    @property
+    def is_repeated(self) -> bool:
+        return all(point.spread.degrees for point in self.points)
 
     @cached_property
     def by_axis(self) -> list[list[Effect]]:
@@ -128,7 +133,7 @@ class WhatMatters:
         bars = base.mark_bar(size=ROW / 2.5).encode(x="base:Q", x2="mean:Q", opacity=told, color=colour)
         rules = base.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(x="low:Q", x2="high:Q")
         chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
-        notes = [HOW, *[UNREPEATED] * (not all(point.spread.degrees for point in self.points)), *self.interactions]
+        notes = [HOW, *[UNREPEATED] * (not self.is_repeated), *self.interactions]
         title = f"What each setting gains in {'time' if self.measure == TIME else 'accuracy'}, all else equal"
         return group.figure(name, chart, rows, title, notes)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from analysis.figures.effect_charts import what_matters
+from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.vega import numbered
 from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section
 from analysis.runs.grouping import ACCURACY
@@ -23,6 +23,7 @@ def section(runs: Sequence[Run], mix: bool) -> Section:
         rows = [[one.change(each), one.gain(each), str(each.blocks)] for own in one.by_axis for each in own]
         table = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)
         depends = [Paragraph(f"It depends: {sentence}.") for sentence in one.interactions]
+        depends += [Paragraph(f"{UNREPEATED}.")] * (not one.is_repeated)
         blocks += [Plot(one.figure(numbered("effects", index))), *depends, Fold("Every value as a table", [table])]
     if len(found) > MOST_PLOTS:
         blocks.append(Paragraph("More, of other workloads: python -m analysis figure effects", quiet=True))

@@ -90,4 +90,6 @@ def test_gains_and_what_they_depend_on_are_said_in_words(tmp_path: Path):
     assert accuracy.gain(accuracy.by_axis[0][0]) == "no difference (-0.0 points to +0.0 points)"
     blocks = effects_section.section(runs, mix=False).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
+    single = effects_section.section(runs[::2], mix=False).blocks
+    assert any(isinstance(block, Paragraph) and "repeat=3" in block.text for block in single)
     assert Paragraph(f"It depends: {sentence}.") in blocks and Paragraph(effects_section.NO_GAIN, quiet=True) in blocks
