@@ -22,6 +22,7 @@ from analysis.output import FORMATS, Output, skipped_lines
 from analysis.runs import load, sql
 from analysis.runs.load import Found, Skipped
 from multicard.config.base import TrackerConfig
+from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Parser, drop, typed
 from multicard.records.figures import GOALS
@@ -129,6 +130,8 @@ def _figure(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from analysis import report  # hydra, jinja2 and vl-convert, which nothing else needs
 
     if options.watch or options.port is not None:
@@ -138,8 +141,10 @@ def _report(options: argparse.Namespace) -> int:
 
         watch.serve(report.watched(options.folders, options.title, options.mix), options.port or 0)
         return 0
-    found = load.read(options.folders)
-    lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
+    with Console(stderr=True).status("reading the runs") as status:  # of 10,000 runs it takes a minute
+        found = load.read(options.folders)
+        status.update(f"making the page about {count(len(found.runs), 'run')}")
+        lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
     command = dashboard.command(found.runs)
     print("\n".join([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)]))
     return 0
