@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from analysis import rerun_commands
-from analysis.commands.best import Limits, RankedSetting, Ranking, rankings
+from analysis.commands.best import RankedSetting, Ranking, known_rankings
 from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
@@ -275,12 +275,7 @@ def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
     Args:
         mix: rank, and average, runs of several commits or machines together.
     """
-    try:
-        ranked = rankings(runs, "time", Limits(), mix)
-    except ValueError:  # no run has a time
-        return []
-    ranked = sorted(ranked, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
-    return [of_ranking(ranking) for ranking in ranked]
+    return [of_ranking(ranking) for ranking in known_rankings(runs, mix)]
 
 
 def sentences(ranking: Ranking) -> list[str]:

@@ -9,6 +9,7 @@ do not tell from the best (`analysis.stats.between_runs`) is not on it.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,9 +23,8 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.records import figures, text_table
 from multicard.records.figures import GOALS, SECONDS
-from multicard.records.text_table import Table, clean, in_bytes
+from multicard.records.text_table import Table, clean, first_few, in_bytes
 
-LEAST_TIMES = 1.1  # ratio of costs below which the difference is said in percent
 MOST_EQUAL = 3  # settings not told from the best that are named
 
 
@@ -158,20 +158,10 @@ class Ranking:
         return ", ".join(filter(None, (self._cost(setting), accuracy, loss, repetitions)))
 
     @property
-    def others(self) -> list[str]:
-        """A sentence for each other setting of the front, then those that runs do not tell from the best."""
-        sentences = []
-        unit = "CPU rank" if self.best.runs[0]["cpu_ranks"] else "GPU"
-        for other in self.front:
-            if other is not self.best:
-                fewer = f"{count(other.gpus, unit)} instead of {self.best.gpus}" * (other.gpus < self.best.gpus)
-                phrases = filter(None, (fewer, self._accuracy_compared(other), self._cost_compared(other)))
-                what = ": ".join([next(phrases), ", ".join(phrases)])
-                sentences.append(f"{what[0].upper()}{what[1:]} ({self._named(other)}).")
-        named = [self._named(other) for other in self.equals]
-        more = f"; and {len(named) - MOST_EQUAL} more" if len(named) > MOST_EQUAL else ""
-        equal = f"Not told from the best by these runs: {'; '.join(named[:MOST_EQUAL])}{more}."
-        return [*sentences, *([equal] if named else [])]
+    def not_told(self) -> list[str]:
+        """A sentence on the settings that runs do not tell from the best."""
+        named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
+        return [f"Not told from the best by these runs: {named}."] * bool(named)
 
     @property
     def first(self) -> str:
@@ -230,28 +220,6 @@ class Ranking:
     def _cost(self, setting: RankedSetting) -> str:
         return _text(self.goal, setting.cost)
 
-    def _cost_compared(self, other: RankedSetting) -> str:
-        """The cost of a setting compared with the best: "1.7 times slower", "4 % slower"."""
-        ratio, chance = other.cost / self.best.cost, ", which these runs do not tell from chance"
-        more = "slower" if self.goal == "time" else f"more {self.goal}"
-        if ratio == 1:
-            return f"no {more}"
-        if ratio < LEAST_TIMES:
-            difference = f"{100 * (ratio - 1):.2g} % {more}"
-        else:
-            difference = f"{ratio:.3g} times {'slower' if self.goal == 'time' else f'the {self.goal}'}"
-        return difference + chance * (not self._cheaper(self.best, other))
-
-    def _accuracy_compared(self, other: RankedSetting) -> str:
-        """The accuracy or loss of a setting compared with the best; empty where the runs do not tell them apart."""
-        best = self.best
-        more, less = (self.repeated.more_accurate(a.runs, b.runs) for a, b in ((other, best), (best, other)))
-        if not (more or less):
-            return ""
-        if other.accuracy is not None and best.accuracy is not None:
-            return f"{100 * abs(other.accuracy - best.accuracy):.1f} points {'more' if more else 'less'} accurate"
-        return f"a loss of {other.loss:.3f} instead of {best.loss:.3f}"
-
 
 Answered = Callable[[Ranking], list[str]]
 
@@ -278,7 +246,7 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
     for ranking in found:
         others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if every and one != goal]
-        sentences = answer(ranking) if every else [ranking.first, *ranking.others]
+        sentences = answer(ranking) if every else [ranking.first, *ranking.not_told]
         sentences += [one.first for one in others if one.settings]
         tables.append(ranking.table(sentences, [one.goal for one in others]))
     described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
@@ -293,13 +261,21 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     return Output(lines, lambda: shown, [row for ranking in found for row in ranking.values])
 
 
-def rankings(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> list[Ranking]:
-    """The rankings of `output`; works in the order of their first runs.
+def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
+    """The rankings by time, the work that was measured last first.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
     """
-    return _rankings(_selected(runs, goal, limits, mix)[1], goal, mix, RepeatedRuns(runs))
+    found = _rankings(_selected(runs, "time", Limits(), mix)[1], "time", mix, RepeatedRuns(runs))
+    return sorted(found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
+
+
+def known_rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
+    """The same; none where nothing can be ranked."""
+    with suppress(ValueError):
+        return rankings(runs, mix)
+    return []
 
 
 def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tuple[list[Run], list[Run]]:

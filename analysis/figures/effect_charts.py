@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import Limits, Ranking, rankings
+from analysis.commands.best import Ranking, known_rankings
 from analysis.figures import captions
 from analysis.figures.charts import LINE, WIDTH
 from analysis.figures.setting_charts import MOST_SERIES, SettingGroup, mean_time_s
@@ -140,12 +140,7 @@ class WhatMatters:
 
 def what_matters(runs: Sequence[Run], mix: bool = False) -> list[WhatMatters]:
     """The effects in each work, the newest first, on time and on accuracy; none where none differ in one axis."""
-    try:
-        ranked = rankings(runs, "time", Limits(), mix)
-    except ValueError:  # nothing that can be ranked
-        return []
-    ranked.sort(key=lambda ranking: max(run["started_at"] or "" for run in ranking.runs), reverse=True)
-    found = (WhatMatters(ranking, measure) for ranking in ranked for measure in AXES)
+    found = (WhatMatters(ranking, measure) for ranking in known_rankings(runs, mix) for measure in AXES)
     return [one for one in found if one.by_axis]
 
 

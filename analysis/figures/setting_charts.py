@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import Limits, Ranking, rankings
+from analysis.commands.best import Ranking, known_rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
 from analysis.figures.charts import (
@@ -265,12 +265,8 @@ def mean_time_s(runs: Sequence[Run]) -> float | None:
 
 def trade_off(runs: Sequence[Run]) -> list[Figure]:
     """A figure for each work; none where fewer than two of its settings have an accuracy, loss or peak memory."""
-    try:
-        ranked = rankings(runs, "time", Limits(), mix=False)
-    except ValueError:  # nothing that can be ranked
-        return []
     made: list[Figure] = []
-    for ranking in ranked:
+    for ranking in known_rankings(runs):
         figure = trade_off_of(ranking, numbered("trade_off", len(made)))
         made += [figure] if figure is not None else []
     return made

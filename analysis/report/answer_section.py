@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from analysis.answers import Answer
-from analysis.commands.best import Limits, rankings
+from analysis.commands.best import rankings
 from analysis.figures.setting_charts import trade_off_of
 from analysis.figures.vega import numbered
 from analysis.report.blocks import Block, Fold, Paragraph, Plot, Recommendation, Section
@@ -25,7 +25,7 @@ def section(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
 
 def _reason(runs: Sequence[Run]) -> str:
     try:
-        rankings(runs, "time", Limits(), mix=False)
+        rankings(runs)
     except ValueError as error:
         return str(error) if any(run["status"] == "ok" for run in runs) else f"{error}; the causes are below"
     return "no setting has a time"

@@ -101,7 +101,7 @@ def test_means_and_their_intervals_are_the_same(found: Found, panel: Panel, prec
     of_figure = of_cell(chart_data.measured(panel, "total_s"), precision, gpus)
     settings = [row for row in runs_section.by_setting(read(found.runs), mix=False) if row.parent is None]
     (of_report,) = [one for one in settings if {run.folder for run in one.runs} == {run.folder for run in runs}]
-    rankings = best.rankings(found.runs, "time", best.Limits(), mix=False)
+    rankings = best.rankings(found.runs)
     (cost,) = [one.cost for ranking in rankings for one in ranking.settings if one.runs == runs]
     assert [of_table["total_s"], of_figure["mean"], of_setting(of_report.runs, "total_s"), cost] == pytest.approx(
         [mean_s] * 4

@@ -38,17 +38,13 @@ def sweep(tmp_path: Path) -> Path:
     )
 
 
-def test_the_fastest_setting_is_named_with_the_cost_of_fewer_gpus_and_more_accuracy(sweep: Path):
-    lines = ranked(sweep)
-    assert lines[:3] == [
-        "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%.",
-        "2 GPUs instead of 4: 1.7 times slower (gpus=2 precision=bf16: 163.0 s, 99.1%).",
-        "2 GPUs instead of 4: 0.8 points more accurate, 2.5 times slower (gpus=2 precision=fp32: 240.0 s, 99.9%).",
-    ]
-    assert [line.split()[1:3] for line in lines[4:8]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
-    assert ["yes" in line for line in lines[4:8]] == [True, False, True, True]
-    assert lines[8].startswith("nothing was repeated on NVIDIA H200 (vision), and 2% is assumed: repeat=3")
-    assert lines[9] == "not ranked: 1 failed"
+def test_the_fastest_setting_is_named_above_all_of_them_with_the_front(sweep: Path):
+    first, _, *lines = ranked(sweep)
+    assert first == "Fastest: gpus=4 precision=bf16: 96.0 s, 99.1%."
+    assert [line.split()[1:3] for line in lines[:4]] == [["4", "bf16"], ["4", "fp32"], ["2", "bf16"], ["2", "fp32"]]
+    assert ["yes" in line for line in lines[:4]] == [True, False, True, True]
+    assert lines[4].startswith("nothing was repeated on NVIDIA H200 (vision), and 2% is assumed: repeat=3")
+    assert lines[5] == "not ranked: 1 failed"
 
 
 def test_without_a_goal_the_answer_comes_first_then_the_best_of_each_goal(
@@ -128,7 +124,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
         for seed in range(3)
     ]
     found = load.read([write(tmp_path / "s", *contents)])
-    (ranking,) = best.rankings(found.runs, "time", Limits(), mix=False)
+    (ranking,) = best.rankings(found.runs)
     front = [one.runs for one in ranking.front]
     assert {(runs[0]["precision"], runs[0]["gpus"]) for runs in front} == {
         ("fp16", 4),
@@ -141,31 +137,19 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     for measure in ("test_accuracy", "peak_memory_bytes"):
         numbered = {row["series"] for row in figure.rows if row["measure"] == measure and row["front"]}
         assert numbered == {ranking.label(one) for one in ranking.front}
-    assert ranking.others[-1] == "Not told from the best by these runs: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
+    (not_told,) = ranking.not_told
+    assert not_told == "Not told from the best by these runs: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
 
 
-@pytest.mark.parametrize(
-    ("other", "other_s", "seeds", "says"),
-    [
-        ({"precision": "fp16"}, 51.5, 1, "Not told from the best by these runs: precision=fp16: 51.5 s, 98.0%."),
-        ({"precision": "fp16"}, 51.5, 4, None),
-        (
-            {"gpus": 2},
-            51.0,
-            1,
-            "2 GPUs instead of 4: 2 % slower, which these runs do not tell from chance (gpus=2: 51.0",
-        ),
-    ],
-)  # half the GPUs in the same time: the cheapest stays the best, and what is as fast with less is named beside it
-def test_costs_that_runs_explain_are_said_to_be_chance(
-    other: dict[str, Any], other_s: float, seeds: int, says: str | None, tmp_path: Path
-):
-    sides = (({}, 50.0), (other, other_s))
-    every = [records.vision(**{"gpus": 4} | c, total_s=s + 0.1 * n, seed=n) for c, s in sides for n in range(seeds)]
-    lines = ranked(write(tmp_path, *every))
-    assert lines[0].startswith("Fastest: ") and ": 50." in lines[0]
-    assert lines[1].startswith("rank ") if says is None else lines[1].startswith(says)
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_a_setting_is_equal_to_the_best_as_long_as_runs_do_not_tell_them_apart(seeds: int, tmp_path: Path):
+    sides = (("fp32", 50.0), ("fp16", 51.5))
+    every = [records.vision(precision=name, total_s=s + 0.1 * n, seed=n) for name, s in sides for n in range(seeds)]
+    first, second, *_ = ranked(write(tmp_path, *every))
+    assert first.startswith("Fastest: precision=fp32: 50.")
+    equal = "Not told from the best by these runs: precision=fp16: 51.5 s, 98.0%."
+    assert second == equal if seeds == 1 else second.startswith("rank ")
 
 
 def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[str]):
@@ -205,7 +189,6 @@ def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, capsys: pytest.C
     spent = [records.vision(gpus=gpus, gpu=records.gpu(joules)) for gpus, joules in ((1, 9e4), (2, 6e4), (4, None))]
     lines = ranked(write(tmp_path / "s", *spent), "energy")
     assert lines[0] == "Least energy: gpus=2: 60 kJ, 98.0%."
-    assert lines[1] == "1 GPU instead of 2: 1.5 times the energy (gpus=1: 90 kJ, 98.0%)."
     assert lines[-1] == "not ranked: 1 without the figure"
     failed = write(tmp_path / "failed", *(records.vision(status=status) for status in ("oom", "diverged")))
     assert main(["best", "--goal", "time", str(failed)]) == 1
@@ -251,23 +234,3 @@ def test_training_tuning_and_different_amounts_of_tuning_are_ranked_apart(tmp_pa
     assert {"tuning trained=500 packed sequences:", "tuning trained=500 rows:"} < {*lines}
     whole = [records.llm(packed=packed) for packed in (False, True)]  # of all rows, however they are laid out
     assert sum(line.startswith("Fastest") for line in ranked(write(tmp_path / "whole", *whole))) == 1
-
-
-def test_sentences_say_what_less_costs_and_what_it_loses(tmp_path: Path):
-    """Of three CPU ranks, two and one: a few percent, many times, and points of accuracy in either direction."""
-    found = [(3, 100.0, 0.90), (2, 106.0, 0.80), (1, 820.0, 0.983)]
-    of_cpus = [
-        records.vision("cpu", gpus=n, total_s=s, seed=seed) | accurate(a) for n, s, a in found for seed in range(4)
-    ]
-    assert ranked(write(tmp_path / "cpus", *of_cpus))[1:3] == [
-        "2 CPU ranks instead of 3: 10.0 points less accurate, 6 % slower (gpus=2: 106.0 s, 80.0%, n=4 [c]).",
-        "1 CPU rank instead of 3: 8.3 points more accurate, 8.2 times slower (gpus=1: 820.0 s, 98.3%, n=4 [c]).",
-    ]
-    better = [
-        records.vision(precision=p, total_s=s) | accurate(a) for p, s, a in (("bf16", 9, 0.9), ("fp64", 135, 0.99))
-    ]
-    more = "9.0 points more accurate: 15 times slower (precision="
-    assert ranked(write(tmp_path / "gpus", *better))[1].startswith(more)
-    as_large = [records.vision(gpus=gpus) | accurate(share) for gpus, share in ((1, 0.95), (2, 0.99))]
-    equal = "4.0 points more accurate: no more memory (gpus=2: "
-    assert ranked(write(tmp_path / "memory", *as_large), "memory")[1].startswith(equal)

@@ -9,7 +9,6 @@ from analysis import experiments
 from analysis.__main__ import main
 from analysis.claims import render, verdicts
 from analysis.commands import best, compare, list_runs
-from analysis.commands.best import Limits
 from analysis.figures import draw
 from analysis.report import runs_section
 from analysis.runs import grouping, load
@@ -43,7 +42,7 @@ def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
         on("bbb", **PHOTOS, seed=2),
     )
     assert sizes(grouping.by_setting(runs)) == sizes(grouping.by_setting(runs, mix=True)) == [1, 2]
-    assert [len(ranking.runs) for ranking in best.rankings(runs, "time", Limits(), mix=True)] == [2, 1]
+    assert [len(ranking.runs) for ranking in best.rankings(runs, mix=True)] == [2, 1]
     assert "data" in list_runs.differing(runs)
     refused = records.vision(status="refused") | {"data": None, "config": {}}
     (pair,) = compare.compare(*[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False)
@@ -80,7 +79,7 @@ def test_cores_and_company_make_other_settings(change: dict[str, Any], says: str
     assert sizes(grouping.by_setting(runs)) == [1, 2]
     assert sizes(grouping.by_setting(runs, without=grouping.RANKS)) == [1, 2]
     assert sizes(grouping.by_setting(runs, mix=True)) == [3]
-    (ranking,) = best.rankings(runs, "time", Limits(), mix=False)
+    (ranking,) = best.rankings(runs)
     assert len(ranking.settings) == 2
     with pytest.raises(ValueError, match=f"mixes commits, machines, data or cores in one cell: {says}"):
         compare.compare(runs, write(tmp_path / "b", on()), [], False, False)
