@@ -21,6 +21,7 @@ from analysis.commands import best, compare, list_runs, predictions, sync, table
 from analysis.output import FORMATS, Output, skipped_lines
 from analysis.runs import load, sql
 from analysis.runs.load import Found, Skipped
+from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
@@ -181,8 +182,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(typed("-m analysis"), description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[..., int], summary: str, description: str | None) -> Callable[..., Any]:
-        own = commands.add_parser(name, help=summary, description=description)
+    def command(name: str, run: Callable[..., int], description: str | None) -> Callable[..., Any]:
+        own = commands.add_parser(name, help=COMMANDS[name], description=description)
         own.set_defaults(run=run)
         for form in FORMATS if name in WRITING else ():
             own.add_argument(f"--{form}", metavar="FILE", help="write it to FILE (-: stdout)", type=cli.target)
@@ -194,19 +195,19 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
 
 def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> None:
-    add = command("list", _of_runs(_list), "your runs", list_runs.__doc__)
+    add = command("list", _of_runs(_list), list_runs.__doc__)
     add("folders", **FOLDERS)
     add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
-    add = command("table", _of_runs(_table), "a table or figure of the papers", table.__doc__)
+    add = command("table", _of_runs(_table), table.__doc__)
     add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
     add("folders", **FOLDERS)
     add("--all", **ALL)
     add("--mix", **MIX)
 
-    add = command("compare", _compare, "two sweeps cell by cell", compare.__doc__)
+    add = command("compare", _compare, compare.__doc__)
     add("a", metavar="A", help="the folder of a sweep", type=Path)
     add("b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?")
     keys = "keys, separated by commas, that differ on purpose; without B, A's"
@@ -217,7 +218,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix", **MIX)
 
-    add = command("best", _of_runs(_best), "the settings, ranked", best.__doc__)
+    add = command("best", _of_runs(_best), best.__doc__)
     add("folders", **FOLDERS)
     add("--goal", choices=GOALS, help="one goal alone; without it, time, memory and energy")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
@@ -227,22 +228,22 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
 
 
 def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> None:
-    add = command("claims", _of_runs(_claims), "the papers' claims, tested", CLAIMS)
+    add = command("claims", _of_runs(_claims), CLAIMS)
     add("folders", **FOLDERS)
     add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
     add("--mix", **MIX)
 
-    add = command("predictions", _of_runs(_predictions), "how well runs were predicted", predictions.__doc__)
+    add = command("predictions", _of_runs(_predictions), predictions.__doc__)
     add("folders", **FOLDERS)
 
-    add = command("figure", _figure, "the papers' figures, of your runs", figures.__doc__)
+    add = command("figure", _figure, figures.__doc__)
     add("name", metavar="NAME", help=FIGURES)
     add("folders", **FOLDERS)
     add("--out", metavar="FILE", help="ends in .svg, .pdf or .png (outputs/figures/)", type=Path, default=figures.OUT)
     add("--all", **ALL)
     add("--mix", **MIX)
 
-    add = command("report", _report, "an HTML page about all runs", None)
+    add = command("report", _report, None)
     add("folders", **FOLDERS)
     add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=cli.file)
     add("--title", metavar="TEXT", help="the heading of the page")
@@ -250,13 +251,13 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
     add("--mix", **MIX)
 
-    add = command("dashboard", _dashboard, "a workspace and a report in Weights & Biases", dashboard.__doc__)
+    add = command("dashboard", _dashboard, dashboard.__doc__)
     project = TrackerConfig().project
     add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
     add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
     add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=cli.file)
 
-    add = command("sync", _sync, "bring records to W&B", sync.__doc__)
+    add = command("sync", _sync, sync.__doc__)
     add("folders", **FOLDERS)
     add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
     add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)

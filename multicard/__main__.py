@@ -33,7 +33,7 @@ MODULES = ENTRIES | {
     "profile": "multicard.observe.profiles.command",
     "completion": "multicard.completion",
 }
-COMMANDS = re.findall(r"^(\w+) ", __doc__ or "", re.MULTILINE)
+COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", __doc__ or "", re.MULTILINE))  # and what each does
 
 
 def main(words: list[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(words: list[str] | None = None) -> int:
     if name in ("-h", "--help", "--version"):
         say(f"multicard {__version__}" if name == "--version" else str(__doc__).rstrip())
         return 0
-    near = [f"did you mean {command}? " for command in difflib.get_close_matches(name, COMMANDS, n=1)]
+    near = [f"did you mean {command}? " for command in difflib.get_close_matches(name, [*COMMANDS, "--version"], n=1)]
     say(f"refused: {name}: no such command; {''.join(near)}multicard --help lists all", error=True)
     return 1
 

@@ -9,7 +9,7 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import zip_longest
 from textwrap import TextWrapper
@@ -41,25 +41,31 @@ class Table(NamedTuple):
 
     def html(self) -> str:
         """As notebooks show it, the first MOST_ROWS rows; nothing of a line or a cell is markup."""
-        head, *body = [list(map(clean, row)) for row in (self.headings, *self.rows[:MOST_ROWS])]
         below = [*([f"{len(self.rows) - MOST_ROWS:,} more rows"] if len(self.rows) > MOST_ROWS else []), *self.below]
-        table = _tabulate(head, body, alignment(self.headings, self.rows), "html")
+        table = self._replace(rows=self.rows[:MOST_ROWS])._tabulated(clean, "html")
         table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)  # notebooks align to the right otherwise
         return "\n".join([*paragraphs(self.above), table, *paragraphs(below)])
 
     def markdown(self) -> str:
-        """The first line above it in bold, those below as a list; nothing of a line or a cell is markup."""
+        """A pipe table, below the first line in bold and above a list; nothing of a line or a cell is markup."""
         title, *above = [*map(escape_markdown, filter(None, self.above))] or [""]
+        table = self._tabulated(lambda cell: "<br>".join(map(escape_markdown, cell.split("\n"))), "pipe")
         below = "\n".join(f"- {escape_markdown(line)}" for line in self.below if line)
-        parts = [f"**{title}**" if title else "", *above, markdown(self.headings, self.rows), below]
-        return "\n\n".join(filter(None, parts))
+        return "\n\n".join(filter(None, [f"**{title}**" if title else "", *above, table, below]))
 
     def latex(self) -> str:
         """A `table` for the package booktabs, with the lines above it as its caption."""
         caption = escape_latex(" ".join(filter(None, self.above)))
         start = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
+        table = _latex_signs(self._tabulated(clean, "latex_booktabs"))
         below = [r"\par\footnotesize", *(rf"{escape_latex(line)}\par" for line in self.below if line)]
-        return "\n".join([*start, latex(self.headings, self.rows), *below, r"\end{table}"])
+        return "\n".join([*start, table, *below, r"\end{table}"])
+
+    def _tabulated(self, safe: Callable[[str], str], form: str) -> str:
+        head, *body = [list(map(safe, row)) for row in (self.headings, *self.rows)]
+        sides = ["right" if side == "r" else "left" for side in alignment(self.headings, self.rows)]
+        sides = sides if body else None
+        return tabulate(body, head, form, colalign=sides, disable_numparse=True, preserve_whitespace=True)
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
@@ -101,18 +107,6 @@ def text(
             padded = (_padded(part, size, side) for part, size, side in zip(parts, sizes, align, strict=True))
             printed.append((" " * GAP).join(padded).rstrip())
     return printed
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
-    """A pipe table, in which nothing of a cell is markup or HTML."""
-    head, *body = [["<br>".join(map(escape_markdown, cell.split("\n"))) for cell in row] for row in (headings, *rows)]
-    return _tabulate(head, body, align or alignment(headings, rows), "pipe")
-
-
-def latex(headings: Sequence[str], rows: Sequence[Sequence[str]], align: str | None = None) -> str:
-    """A `tabular` for the package booktabs."""
-    head, *body = [list(map(clean, row)) for row in (headings, *rows)]
-    return _latex_signs(_tabulate(head, body, align or alignment(headings, rows), "latex_booktabs"))
 
 
 def to_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -212,13 +206,6 @@ def _folded(line: str, size: int, wrap: bool) -> list[str]:
 def _padded(part: str, size: int, side: str) -> str:
     gap = " " * (size - cell_len(part))
     return gap + part if side == "r" else part + gap
-
-
-def _tabulate(head: Sequence[str], body: Sequence[Sequence[str]], align: str, form: str) -> str:
-    sides = ["right" if side == "r" else "left" for side in align]
-    return tabulate(
-        body, head, tablefmt=form, colalign=sides if body else None, disable_numparse=True, preserve_whitespace=True
-    )
 
 
 def in_bytes(count: float | None) -> str:

@@ -43,21 +43,21 @@ def test_cells_of_several_lines_and_blank_rows():
 
 def test_text_of_a_run_drives_no_terminal_and_is_no_markup():
     name = "[red]x\x1b[2J\u202e|*&_"
-    for content in ("\n".join(text_table.text(["n"], [[name]])), text_table.markdown(["n"], [[name]])):
+    for content in ("\n".join(text_table.text(["n"], [[name]])), text_table.Table(["n"], [[name]]).markdown()):
         assert "\x1b" not in content and "\u202e" not in content
     assert text_table.text(["n"], [[name]])[1] == "[red]x�[2J�|*&_"
     assert text_table.clean("one\ntwo\x1b") == "one two�"
-    assert r"\[red\]x�\[2J�\|\*\&\_" in text_table.markdown(["n"], [[name]])
+    assert r"\[red\]x�\[2J�\|\*\&\_" in text_table.Table(["n"], [[name]]).markdown()
 
 
 def test_markdown_latex_and_csv():
     headings, rows = ["name", "s"], [["a_b\nc", "1.0 ± 0.2"]]
-    assert [line.replace(" ", "") for line in text_table.markdown(headings, rows).split("\n")] == [
+    assert [line.replace(" ", "") for line in text_table.Table(headings, rows).markdown().split("\n")] == [
         "|name|s|",
         "|:----------|----------:|",
         r"|a\_b<br>c|1.0±0.2|",
     ]
-    latex = text_table.latex(headings, [["x_y", "1.0 ± 0.2"]])
+    latex = text_table.Table(headings, [["x_y", "1.0 ± 0.2"]]).latex()
     assert r"\begin{tabular}{lr}" in latex and r"x\_y" in latex and r"1.0 $\pm$ 0.2 \\" in latex
     assert text_table.escape_latex("a_b ÷ ~") == r"a\_b $\div$ \textasciitilde{}"
     assert text_table.to_csv(headings, [["a,b", 1.23456789], [None, True]]) == 'name,s\n"a,b",1.23456789\n,True\n'
