@@ -107,7 +107,10 @@ class UntilSure:
             against = [other.name for other in others if _undecided(setting, other, spreads, confidence)]
             if others and not against:
                 continue
-            interval = f"mean step ±{math.expm1(half):.1%}" if math.isfinite(half) else "without an interval"
+            interval = "without an interval"
+            if math.isfinite(half):  # on the logarithm: what is wide is no ± of the mean, which would reach below 0
+                wide = f"mean step known to a factor of {math.exp(half):.1f}"
+                interval = f"mean step ±{math.expm1(half):.1%}" if half < math.log(2) else wide
             unsure[key] = f"{setting.name}: {interval}" + (f"; against {', '.join(against)}" if against else "")
         return unsure
 
