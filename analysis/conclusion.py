@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 
 from rich.text import Text
 
@@ -23,7 +22,6 @@ def of_sweep(folders: Sequence[Path]) -> list[str | Text]:
 
     found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
     sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
-    width = text_table.terminal_width()
-    bold = [Text(fill(sentence, width) if width else sentence, "bold") for sentence in sentences]
+    bold = [Text(line, "bold") for line in text_table.folded(sentences, text_table.terminal_width())]
     folder = shlex.quote(link(folders[0].parent).plain)
     return ["", *bold, f"{typed('-m analysis')} report {folder}   # the page"]

@@ -44,22 +44,22 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     axes = [axis for axis in comparable.varied(records, ALWAYS[kind]) if axis not in REPEATED]
     settings = _settings(records, axes)
     rows = [_setting(group, axes) | _figures(group, records) for group in settings]
-    printed = _table(rows, width)
+    notes = list[str]()
     if len(settings) < len(records):
-        printed.append("±: standard deviation of the n runs")
+        notes.append("±: standard deviation of the n runs")
     if any(record.oversubscribed for record in records):
-        printed.append(f"{SHARED} {MEANINGS[SHARED]} (oversubscribe=true)")
+        notes.append(f"{SHARED} {MEANINGS[SHARED]} (oversubscribe=true)")
     if any(record.axes.get("scale") == Scale.smoke for record in records):
-        printed.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
+        notes.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]
     if any(record.status == "ok" and FIGURES[rate].value(record) is None for record in records):
         remedy = f"train longer, or set a smaller {skipped}"
-        printed.append(
+        notes.append(
             f"{FIGURES[rate].heading()} is missing where a run has no more steps than {skipped} leaves out: {remedy}"
         )
     if any(row[AGAINST_ONE].endswith(comparable.DOUBTFUL) for row in rows):
-        printed.append(f"{comparable.DOUBTFUL} {comparable.DOUBTFUL_MEANING}")
-    return [*printed, *comparable.notes(records)]
+        notes.append(f"{comparable.DOUBTFUL} {comparable.DOUBTFUL_MEANING}")
+    return _table(rows, [*notes, *comparable.notes(records)], width)
 
 
 def figures_in_brief(record: AnyRecord) -> str:
@@ -73,7 +73,7 @@ def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     records = [run.record for run in runs]
     axes = comparable.varied(records, ALWAYS[records[0].kind])
     rows = [_setting([record], axes) | _probe(record) for record in records]
-    return [*_table(rows, width), *comparable.notes(records), NOTE_ON_PROBES]
+    return _table(rows, [*comparable.notes(records), NOTE_ON_PROBES], width)
 
 
 def _probe(record: AnyRecord) -> dict[str, str]:
@@ -88,19 +88,18 @@ def _probe(record: AnyRecord) -> dict[str, str]:
     return dict(zip(headings, texts, strict=True))
 
 
-def _table(rows: Sequence[dict[str, str]], width: int | None) -> list[str]:
-    """The columns in which rows differ, and below them the others. Figures that are neither better nor worse are left
-    out where there is no room for them."""
+def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | None) -> list[str]:
+    """The columns in which rows differ, and below them the others, and notes. Figures that are neither better nor worse
+    are left out where there is no room for them."""
     shown = [heading for heading in rows[0] if any(row[heading] != "-" for row in rows)]
     alike = [heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1]
     shown = [heading for heading in shown if heading not in alike] or alike
     sizes = text_table.least_widths(shown, [[row[heading] for heading in shown] for row in rows])
     fits = width is None or sum(sizes) + text_table.GAP * (len(sizes) - 1) <= width
     shown = [heading for heading in shown if fits or heading not in OPTIONAL]
-    printed = text_table.text(shown, [[row[heading] for heading in shown] for row in rows], width)
-    if alike:
-        printed.append("the same in all rows: " + ", ".join(f"{heading} {rows[0][heading]}" for heading in alike))
-    return printed
+    once = ["the same in all rows: " + ", ".join(f"{name} {rows[0][name]}" for name in alike)] if alike else []
+    cells = [[row[heading] for heading in shown] for row in rows]
+    return text_table.Table(shown, cells, below=[*once, *notes]).lines(width)
 
 
 def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[AnyRecord]]:
