@@ -31,7 +31,7 @@ from multicard.records.text_table import clean
 from papers.printed import DATASETS
 
 CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
-FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off, timelines or predicted"
+FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off or timelines"
 
 
 def main(words: Sequence[str] | None = None) -> int:

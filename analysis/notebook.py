@@ -165,7 +165,7 @@ class Runs(Shown):
         """The figures of a name as `python -m analysis figure` draws them, below one another, as a chart of Altair.
 
         Args:
-            name: an experiment, "effects", "trade_off", "losses", "phases", "efficiency", "timelines" or "predicted".
+            name: an experiment, "effects", "trade_off", "losses", "phases", "efficiency" or "timelines".
 
         Raises:
             ValueError: no such figure, or nothing to draw.

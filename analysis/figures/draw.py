@@ -8,7 +8,6 @@ from analysis.experiments import Experiment, Panel
 from analysis.figures import ALL
 from analysis.figures.effect_charts import effects_alone
 from analysis.figures.experiment_charts import by_measure
-from analysis.figures.predictions import predicted
 from analysis.figures.profile_charts import copies, metrics
 from analysis.figures.setting_charts import efficiency, losses, phases, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
@@ -37,14 +36,12 @@ GENERAL = {
     "efficiency": efficiency,
     "trade_off": trade_off,
     TIMELINES: timelines,
-    "predicted": predicted,
 }
 # What runs must have for a general figure
 NEEDS = {
     "effects": "another that differs from it in one setting alone",
     "losses": "two epochs of training, or two steps of tuning",
     TIMELINES: SAMPLES,
-    "predicted": "a prediction, which needs records before it",
 }
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from analysis.commands import predictions
 from analysis.figures import timelines
-from analysis.figures.predictions import predicted
 from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section, sentences
 from analysis.runs.load import Run
 from multicard.records import run_folder
@@ -17,26 +16,25 @@ PLAN_KEYS = {"makespan_s", "in_turn_s", "jobs"}  # of every plan
 
 
 def predictions_section(runs: Sequence[Run]) -> Section:
-    """The figure, and the tables folded away; empty where no run has a prediction."""
+    """Errors and coverage, the poorest predictions folded away; empty where no run has a prediction."""
     compared = predictions.compare(runs)
-    blocks: list[Block] = [Plot(figure) for figure in predicted(runs)]
+    blocks: list[Block] = []
     notes = [sentences([line]) for line in compared.notes]
     if compared.figures:
         rows = [row.texts for row in predictions.accuracies(compared)]
         about = [*(sentences([line]) for line in predictions.NOTES), *notes, COMMAND]
         poorest = list(map(predictions.worst_texts, predictions.worst(compared)))
-        tables = [
-            PlainTable("Errors and coverage", predictions.ERROR_HEADINGS, rows, about),
-            PlainTable("The poorest predictions", predictions.WORST_HEADINGS, poorest),
+        blocks += [
+            PlainTable("", predictions.ERROR_HEADINGS, rows, about),
+            Fold("The poorest predictions", [PlainTable("", predictions.WORST_HEADINGS, poorest)]),
         ]
-        blocks.append(Fold("Errors, coverage and the poorest predictions", tables))
     elif compared.verdicts or {*compared.left_out} - {predictions.UNPREDICTED}:
         blocks.append(Paragraph(" ".join(notes), quiet=True))
     verdicts = predictions.verdict_rows(compared)
     if verdicts:
         title = "Memory: what was predicted, and how the runs ended"
         blocks.append(PlainTable(title, predictions.VERDICT_HEADINGS, verdicts))
-    question = "What was each run expected to take before it started, and what did it take?"
+    question = "How well was each run foretold before it started?"
     return Section("predictions", "Predicted against measured", question, blocks)
 
 

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec import UNSET
 
 from analysis.runs.load import Run
 from multicard.measure.timing import PHASES
 from multicard.records.schema import AnyRecord, Environment, VisionEpoch, VisionRecord
-from multicard.records.schema_parts import Diagnosis, GpuDevice, GpuPart
+from multicard.records.schema_parts import GpuDevice, GpuPart
 from multicard.records.steps import STEPS
 
 SAMPLES = "gpu.parquet"
-PROFILE_GROUPS = ("derived", "api", "copy", "collective")  # of a profile's rows; kernels are too many
 REST = "rest of the step"
 
 
@@ -27,16 +23,12 @@ class DetailedRun(Run):
     """A run of the report's table with the parts of its record that are no columns, read once.
 
     recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
-    bound, diagnosis: what limits it, in a word and a sentence. profile_rows: of all ranks together;
-    profile_steps: over all ranks.
+    diagnosis: a sentence on what limits it.
     """
 
     recipe: str | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
-    bound: str | None = None
     diagnosis: str | None = None
-    profile_rows: list[dict[str, Any]] = field(default_factory=list)
-    profile_steps: int | None = None
     surroundings: Environment = field(default_factory=Environment, repr=False)
 
 
@@ -50,20 +42,14 @@ def _read(run: Run) -> DetailedRun:
         record = run.record()
     except (OSError, ValueError):  # removed, or measured again, since it was listed
         return DetailedRun(run.folder, run.columns, run.prediction)
-    diagnosis, profile = record.diagnosis or Diagnosis(), record.profile
     phases = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
-    rows = msgspec.to_builtins(profile.rows) if profile is not None and profile.rows is not UNSET else []
-    rows = [row for row in rows if row["group"] in PROFILE_GROUPS]
     return DetailedRun(
         run.folder,
         run.columns,
         run.prediction,
         record.config.get("recipe"),
         {name: phases[name] for name in PHASES if name in phases},
-        diagnosis.bound,
-        diagnosis.sentence,
-        [row for row in rows if row["rank"] is None] or rows,
-        profile.steps or None if profile is not None and profile.steps is not UNSET else None,
+        record.diagnosis.sentence if record.diagnosis else None,
         run.environment(),
     )
 

@@ -108,7 +108,6 @@ def test_every_command_survives_mutations(
         ["claims", *both, "--json", f"{out}.json"],
         ["figure", "all", *both, "--all", "--out", out],
         ["figure", "losses", *both, "--out", out],
-        ["figure", "predicted", *both, "--out", out],
         ["report", *both, "--out", f"{out}.html"],
     ):
         ended, printed = main(words), capsys.readouterr()

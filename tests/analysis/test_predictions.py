@@ -1,4 +1,4 @@
-"""Predicted against measured: errors, coverage, verdicts on memory, the report's section and its figure."""
+"""Predicted against measured: errors, coverage, verdicts on memory, and the report's section."""
 
 import json
 import re
@@ -10,15 +10,12 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.commands import predictions
-from analysis.figures import predictions as figures
 from analysis.report import page
-from analysis.report.blocks import Fold, Grid, PlainTable, Plot
+from analysis.report.blocks import Fold, Grid, PlainTable
 from analysis.report.expected_section import predictions_section
 from analysis.runs import load
-from tests.analysis.test_figure_files import vega_lite
 from tests.analysis.test_report import build
 from tests.helpers import records
-from tests.helpers.grids import texts
 from tests.helpers.records import write_all as write
 
 ERRORS = (0.1, -0.2, 0.05, 0.25)  # with half-widths of 15 %, the second and the fourth lie outside
@@ -107,10 +104,10 @@ def test_runs_without_a_prediction_are_refused_with_the_remedy(
 def test_the_section_is_there_where_a_run_was_predicted_or_says_why_nothing_is_compared(tmp_path: Path):
     report = build(scaled(tmp_path / "with"))
     (section,) = [section for section in report.sections if section.name == "predictions"]
-    plot, fold, verdicts = section.blocks
-    assert isinstance(plot, Plot) and isinstance(fold, Fold) and isinstance(verdicts, PlainTable)
-    errors, poorest = fold.blocks
-    assert isinstance(errors, PlainTable) and isinstance(poorest, PlainTable)
+    errors, fold, verdicts = section.blocks
+    assert isinstance(errors, PlainTable) and isinstance(fold, Fold) and isinstance(verdicts, PlainTable)
+    (poorest,) = fold.blocks
+    assert isinstance(poorest, PlainTable)
     assert [row[0] for row in errors.rows] == ["step", "total", "energy", "memory"] and len(poorest.rows) == 4
     shown = json.dumps([page._grid(block) for block in report.blocks() if isinstance(block, Grid)])
     assert "predict" not in shown  # nor 0.11 s, 110 s: tables of results have what was measured alone
@@ -119,20 +116,3 @@ def test_the_section_is_there_where_a_run_was_predicted_or_says_why_nothing_is_c
     (paragraph,) = predictions_section(runs).blocks
     assert "others kept over a tenth of its cores busy" in str(paragraph)
     assert not predictions_section([replace(run, prediction=None) for run in runs]).blocks
-
-
-def test_ratios_to_what_was_measured_are_drawn_of_the_last_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    scaled(tmp_path)
-    wide = records.prediction("published", 0.5, 0.9)
-    write(tmp_path / "wide", records.vision(seed=9, total_s=100.0, prediction=wide))
-    (figure,) = figures.predicted(load.read([tmp_path]).runs)
-    assert vega_lite().is_valid(figure.spec) and not re.search(r"#[0-9a-fA-F]{6}\b", json.dumps(figure.spec))
-    rows = [row for row in figure.rows if row["measure"] == "total: predicted / measured"]
-    assert [row["shown"] for row in rows] == pytest.approx([1.1, 0.8, 1.05, 1.25, 1.5])
-    assert {row["basis"] for row in figure.rows} == {"scaled", "published", "computed"}
-    words = texts(figure)
-    assert "step: predicted / measured" in words and "memory: predicted / measured" in words and "Hollow" in words
-    assert figures.predicted([]) == []
-    monkeypatch.setattr(figures, "MOST_RUNS", 3)
-    (figure,) = figures.predicted(load.read([tmp_path]).runs)
-    assert [row["run"] for row in figure.rows] == [1, 2, 3] * 4 and "step: the last 3 of 5 runs" in figure.caption
