@@ -125,7 +125,7 @@ class Answer:
         each = "one run each" if {*counts} == {1} else f"{counts[0]} runs each"
         runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
         bounds = self.speedup.bounds() if self.speedup is not None and self.speedup.repeated else None
-        return f"{bounds[0]:.2f} to {bounds[1]:.2f} at {CONFIDENCE:.0%}, {runs}" if bounds is not None else runs
+        return f"{CONFIDENCE:.0%} interval {bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds is not None else runs
 
     @property
     def compared_with(self) -> str:
@@ -143,7 +143,7 @@ class Answer:
 
     @property
     def _lead(self) -> str:
-        seconds = f"{figures.seconds(self.best.cost)} s"
+        seconds = _seconds(self.best.cost)
         if self.against is None and self.setting:
             return f"{self.setting} is the only setting that can be recommended: {seconds}"
         if self.against is None:
@@ -189,13 +189,14 @@ class Answer:
     def takes(self) -> str:
         """Time, memory and energy of the setting."""
         runs = self.best.runs
-        ranks = count(self.best.gpus, "CPU rank" if runs[0]["cpu_ranks"] else "GPU")
-        texts = [f"{figures.text(TIME, self.best.cost)} s on {ranks}"]
+        unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
+        mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
+        texts = [f"{_seconds(self.best.cost)}{mean} on {count(self.best.gpus, unit)}"]
         memory, energy = (of_setting(runs, column) for column in (MEMORY, ENERGY))
-        fullest = " on the fullest" * (self.best.gpus > 1)
-        texts += [f"{figures.text(MEMORY, memory)} of memory{fullest}"] if memory else []
+        texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
-        return ", ".join(texts)
+        other = self.against if self.against is not self.best else None
+        return ", ".join(texts) + (f"; {self.compared_with} took {_seconds(other.cost)}" if other else "")
 
     @property
     def others(self) -> list[str]:
@@ -222,10 +223,19 @@ class Answer:
 
     @cached_property
     def command(self) -> str | None:
-        """The command that measured the setting; None where Hydra left none."""
+        """The command that runs the setting, as a run of its own; None where Hydra left none of its sweep."""
         first = self.best.runs[0]
         sweep = [run for run in self.ranking.runs if run.folder.parent == first.folder.parent]
-        return rerun_commands.of_cells(sweep)[sweep.index(first)]
+        words = shlex.split(rerun_commands.of_cells(sweep)[sweep.index(first)] or "")
+        return shlex.join(word for word in words if not word.startswith("name=")) or None
+
+    @property
+    def elsewhere(self) -> Advice | None:
+        """Where it should be measured again: runs on CPU ranks say little about GPUs."""
+        if not self.best.runs[0]["cpu_ranks"]:
+            return None
+        (command, *_) = rerun_commands.of_sweeps(self.best.runs) or [None]
+        return Advice("CPU ranks say little about GPUs: the same command on your node says what to run there.", command)
 
     @cached_property
     def limit(self) -> Advice:
@@ -236,10 +246,11 @@ class Answer:
             return Advice(f"{capital(found[2] or found[0])}.", self._with("diagnose=true"))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
-            return Advice("It was not diagnosed.", self._with("diagnose=true"))
+            return Advice("It was not diagnosed; this does it:", self._with("diagnose=true"))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
-        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step.", self._with("diagnose=true"))
+        why = "Leaving out one cost at a time says why:"
+        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with("diagnose=true"))
 
     @cached_property
     def next(self) -> Advice:
@@ -265,8 +276,12 @@ class Answer:
         if self.command is None or "=" not in word:
             return None
         key = word.partition("=")[0]
-        words = [one for one in shlex.split(self.command) if one.partition("=")[0] not in ("name", key)]
+        words = [one for one in shlex.split(self.command) if one.partition("=")[0] != key]
         return shlex.join([*words[:2], *["-m"] * ("," in word and "-m" not in words), *words[2:], word])
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:

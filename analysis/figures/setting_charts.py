@@ -51,7 +51,7 @@ MOST_POINTS = 500  # settings of a trade-off
 AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules")
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
-FRONT = "Numbers: the front in time, ranks and accuracy, as python -m analysis best --goal time has it"
+FRONT = "Numbered: the front in time, ranks and accuracy; faint: another setting is better in all of them"
 
 
 @dataclass(frozen=True)
@@ -312,8 +312,9 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []
     notes += [f"The fastest {len(shown):,} of {count(len(ranking.settings), 'setting')}"] * (shown != ranking.settings)
     measures = dict.fromkeys(row["measure"] for row in rows)
-    title = f"Time against {captions.listed([captions.measure(measure) for measure in measures])}"
-    return replace(group.figure(name, chart, rows, title, [*notes, FRONT]), one_at_a_time=True)
+    title = f"Time against {' or '.join(captions.measure(measure) for measure in measures)}"
+    figure = group.figure(name, chart, rows, title, notes)
+    return replace(figure, above=[FRONT, *figure.above], one_at_a_time=True)
 
 
 def _layers(encodings: dict[str, Any], title: str) -> list[Any]:

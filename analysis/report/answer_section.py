@@ -34,11 +34,12 @@ def _reason(runs: Sequence[Run]) -> str:
 def _recommendation(answer: Answer, place: int) -> Recommendation:
     chart = trade_off_of(answer.ranking, numbered("trade_off", place))
     plots = [Plot(chart)] if chart is not None else []
-    return Recommendation(answer.work, answer.statement, answer.marks, answer.setting, [*_facts(answer)], plots)
+    typed = answer.command or answer.setting
+    return Recommendation(answer.work, answer.statement, answer.marks, typed, [*_facts(answer)], plots)
 
 
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
     yield "What it takes", f"{answer.takes}.", ""
     yield from (("Other settings", line, "") for line in answer.others)
-    for name, advice in (("What limits it", answer.limit), ("What to try next", answer.next)):
-        yield name, advice.sentence, advice.command or ""
+    known = {"What limits it": answer.limit, "What to try next": answer.next, "On GPUs": answer.elsewhere}
+    yield from ((name, advice.sentence, advice.command or "") for name, advice in known.items() if advice is not None)

@@ -39,14 +39,15 @@ class Facts:
 class Recommendation:
     """What to run for one workload, in large letters, and beside it a chart of its settings.
 
-    statement: a sentence without its full stop. doubts: what the marks of its runs say. setting: what is typed for it.
+    statement: a sentence without its full stop. doubts: what the marks of its runs say.
+    typed: the command, or where none is known the keys, that run it.
     facts: a name, a sentence and a command, which may be empty. blocks: the chart.
     """
 
     work: str
     statement: str
     doubts: Sequence[str]
-    setting: str
+    typed: str
     facts: Sequence[tuple[str, str, str]]
     blocks: "Sequence[Plot]"
 

@@ -45,13 +45,13 @@ DEFAULT, TWO, FAST = ({"gpus": 1, "total_s": 100.0}, {"gpus": 2, "total_s": 60.0
         ([run(**DEFAULT), run(**TWO), run(0.9, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
         ([run(**DEFAULT), run(**TWO), run(0.1, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
         ([run(**DEFAULT), run(**TWO), run(steps=3, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
-        ([run(0.1, **DEFAULT), run(**TWO)], "gpus=2 is the only setting that can be recommended: 60.0 s, 99.00%"),
+        ([run(0.1, **DEFAULT), run(**TWO)], "gpus=2 is the only setting that can be recommended: 60 s, 99.00%"),
         (
             [run(0.1, **DEFAULT), run(0.1, **TWO)],
             "No recommendation yet: gpus=2 is 1.67x faster than one GPU (one run each), same accuracy (10.0%); but its "
             "accuracy of 10.0% is at chance level.",
         ),
-        ([run(**DEFAULT)], "One setting was measured: 100.0 s, 99.00% accuracy."),
+        ([run(**DEFAULT)], "One setting was measured: 100 s, 99.00% accuracy."),
         # what it costs, and its marks
         (
             [run(**DEFAULT) | {"peak_memory_bytes": {"max": 10, "source": "x"}}, run(**TWO)],
@@ -83,8 +83,8 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
     each = [run(gpus=gpus, total_s=time_s, repetition=n % 3 + 1) for n, (gpus, time_s) in enumerate(times)]
     found = answer(tmp_path, *each)
     assert found.is_told
-    assert found.evidence.endswith(" at 95%, 3 runs each")
-    low, _, high = found.evidence.split()[:3]
+    assert found.evidence.startswith("95% interval ") and found.evidence.endswith(", 3 runs each")
+    low, _, high = found.evidence.removesuffix(", 3 runs each").split()[2:]
     assert 1.6 < float(low) < 101 / 60.5 < float(high) < 1.75
 
 

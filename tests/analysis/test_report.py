@@ -210,11 +210,12 @@ def recommended(report: Report) -> list[Recommendation]:
 def test_the_first_block_says_what_to_run_what_it_takes_what_limits_it_and_what_to_try(tmp_path: Path):
     sweep(tmp_path)
     (first,) = recommended(build(tmp_path))
-    assert first.setting == "gpus=4 precision=fp16"
+    assert first.typed == "python train_vision.py precision=fp16 gpus=4"
     assert first.statement.startswith("Run gpus=4 precision=fp16: ")
     told = {name: (sentence, command) for name, sentence, command in first.facts}
-    assert told["What it takes"] == ("28.7 s on 4 GPUs, 5 GB of memory on the fullest, 50 kJ.", "")
-    assert told["What limits it"][0] == "Waiting for data takes 20% of a step."
+    takes = "28.7 s on 4 GPUs, up to 5 GB of memory a GPU, 50 kJ; the default gpus=1 precision=fp32 took 160 s."
+    assert told["What it takes"] == (takes, "")
+    assert told["What limits it"][0].startswith("Waiting for data takes 20% of a step.")
     assert [plot.figure.name for plot in first.blocks] == ["trade_off"]
     shutil.rmtree(tmp_path)
     records.write(tmp_path / "oom", records.vision(status="oom"))
