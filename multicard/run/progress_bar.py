@@ -76,7 +76,7 @@ class ProgressBar:
                     bar.update(bar.task_ids[0], sweep=sweep, **fields)
                     bar.refresh()
                 elif now_s - said_s >= silent_s:
-                    how_far = f"{fields['description']}, {fields['figures']}" if fields else "starting"
+                    how_far = f"{fields['description']}  {fields['figures']}".rstrip() if fields else "starting"
                     say(f"{self._cell.title or '  '}{how_far}{sweep}")
                     said_s, silent_s = now_s, 2 * silent_s
                 if self._tick is not None and now_s - ticked_s >= TICK_S:

@@ -1,11 +1,13 @@
 """The board between controller and ranks, and the bar that shows it."""
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from multicard.records.progress import Board, Progress
-from multicard.run.progress_bar import ProgressBar
+from multicard.run import progress_bar
+from multicard.run.progress_bar import InSweep, ProgressBar
 
 
 def test_ranks_post_and_the_controller_asks(tmp_path: Path):
@@ -42,3 +44,16 @@ def test_the_bar_has_rates_from_where_the_run_goes_on_and_is_not_full_while_eval
     assert fields["description"] == "epoch 2/2, evaluating" and fields["completed"] < 10
     board.post(0, 10, 10, 3200, 1, 0.5)
     assert view.fields(1010.0)["completed"] == 10
+
+
+def test_without_a_terminal_a_long_run_says_how_far_it_and_its_sweep_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    board, said, has_said = Board(tmp_path, 1, create=True), list[str](), Event()
+    board.post(0, 2, 10, 640, 0, 0.5)
+    monkeypatch.setattr(progress_bar, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress_bar, "say", lambda line: (said.append(line), has_said.set()))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    with ProgressBar(board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)):
+        assert has_said.wait(60)
+    assert said[0] == "[1/2] lr=1   epoch 1/2  loss 0.500  sweep 0:01:01"
