@@ -217,9 +217,10 @@ def compose(
 
 
 def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
-    """What tells settings from one another, of the words that set them, in columns; all words where nothing does."""
+    """What tells settings from one another, of the words that set them, in columns; all words of a single one. The
+    repetition comes last, and stands there where it is the same for all too."""
     shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
-    rows = [[word for word in words if word not in shared] for words in settings]
+    rows = [[word for word in words if word not in shared or word.startswith(REPETITION)] for words in settings]
     rows = [sorted(row, key=lambda word: word.startswith(REPETITION)) for row in rows]
     rows = [[word.replace(REPETITION, "rep ") for word in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip_longest(*rows, fillvalue="")]

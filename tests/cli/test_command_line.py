@@ -245,6 +245,8 @@ def test_cells_are_told_apart_by_what_varies_in_columns_repetitions_last():
         "lr=1   rep 2         ",
     ]
     assert sweep_cells.settings_apart([["lr=1"]]) == ["lr=1"]
+    again = [["lr=1", "repetition=3"], ["lr=2", "repetition=3"]]
+    assert sweep_cells.settings_apart(again) == ["lr=1 rep 3", "lr=2 rep 3"]
 
 
 @pytest.mark.parametrize(("no_colour", "status"), [({}, "\x1b[31mfailed\x1b[0m"), ({"NO_COLOR": "1"}, "failed")])
