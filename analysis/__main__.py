@@ -152,8 +152,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    for line in dashboard.make(options.entity, options.project, options.dry_run):
-        print(clean(line), flush=True)
+    print(clean(dashboard.make(options.entity, options.project, options.dry_run)))
     return 0
 
 

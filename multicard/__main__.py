@@ -10,7 +10,7 @@ table NAME [FOLDER...]   a table or figure of the papers
 figure NAME [FOLDER...]  the papers' figures, of your runs
 claims [FOLDER...]       the papers' claims, tested
 predictions [FOLDER...]  how well runs were predicted
-dashboard                a workspace and a report in Weights & Biases
+dashboard                a workspace in Weights & Biases
 sync [FOLDER...]         bring records to Weights & Biases
 plan JOBS.yaml           what runs where and when on a node
 profile FILE...          the metrics of profiler files as one table

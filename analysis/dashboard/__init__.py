@@ -1,11 +1,11 @@
-"""`dashboard`: the runs of a project in W&B as a saved workspace and a report.
+"""`dashboard`: the runs of a project in W&B as a saved workspace.
 
-Both have the same sections, made of the figures of `multicard.records.figures` over the keys that runs log
-(`multicard.tracking.keys`). Another call replaces them, and what was changed there by hand.
+Its sections are made of the figures of `multicard.records.figures` over the keys that runs log
+(`multicard.tracking.keys`). Another call replaces it, and what was changed there by hand.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.load import Run
@@ -19,8 +19,8 @@ def command(runs: Sequence[Run]) -> str:
     return f"python -m analysis dashboard --project {shlex.quote(project)}"
 
 
-def make(entity: str | None, project: str, dry_run: Path | None) -> Iterator[str]:
-    """Make a dashboard, or write it to a file without asking W&B; yield what became of it in lines.
+def make(entity: str | None, project: str, dry_run: Path | None) -> str:
+    """Make a workspace, or write it to a file without asking W&B; return what became of it in a line.
 
     Args:
         entity: a user or team of W&B; None for the account's default.
@@ -31,10 +31,8 @@ def make(entity: str | None, project: str, dry_run: Path | None) -> Iterator[str
     """
     from analysis.dashboard import upload, views
 
+    workspace = views.workspace()
     if dry_run is None:
-        to = upload.connect(entity, project)
-        yield from upload.send(to, views.build(to.entity, project, to.project_id))
-        return
-    built = views.build(entity or "", project)
-    write_json(dry_run, {"entity": entity, "project": project, "views": built})
-    yield f"{dry_run}: a workspace of {len(views.sections())} sections, and a report of the same"
+        return upload.send(workspace, entity, project)
+    write_json(dry_run, {"entity": entity, "project": project, "workspace": workspace})
+    return f"{dry_run}: a workspace of {len(views.sections())} sections"

@@ -1,4 +1,4 @@
-"""The workspace and the report of a project, as W&B takes them: a section for each question about any runs.
+"""The workspace of a project, as W&B takes it: a section for each question about any runs.
 
 Panels are over keys that runs log (`multicard.tracking.keys`).
 """
@@ -11,7 +11,6 @@ from typing import Any
 import wandb_workspaces.workspaces as ws
 from wandb_workspaces import expr
 from wandb_workspaces.reports.v2 import interface as wr
-from wandb_workspaces.reports.v2 import internal
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from multicard.measure.timing import PHASES as PHASES_OF_A_STEP
@@ -24,7 +23,6 @@ SYSTEM_PREFIX = "system/"  # before a system metric in a panel
 # By what a line's panel is over: its key, and what its metrics begin with
 AXES = {"step": (keys.STEP, "train/"), "epoch": (keys.EPOCH, "epoch/"), "time": ("RelativeTime(Wall)", SYSTEM_PREFIX)}
 NAME = "multicard"
-WORKSPACE, REPORT = "project-view", "runs"  # W&B's types of views
 FASTEST, SCALING, LEARNING = "Which is fastest", "Scaling and efficiency", "Learning"
 MEMORY, ENERGY, PHASES, SYSTEM = "Memory and bytes", "Energy", "Where the time goes", "System"
 OPEN = (FASTEST, SCALING)
@@ -32,10 +30,6 @@ PARTS_OF_TIME = ("startup_s", "train_s", "evaluate_s", "compile_s")
 PINNED = ["summary:status", "config:gpus.value", "config:precision.value", "summary:total_s", "summary:cause.message"]
 UNSHOWN = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")  # tags of runs that are no results
 FILTER = f"Tags() not in [{', '.join(map(repr, UNSHOWN))}]"  # a run that still trains has none
-ABOUT = """The runs of this project that ended ok or still train, without probes.
-
-Parallel efficiency, intervals and verdicts compare runs with each other, which a panel cannot:
-`python -m analysis report` has them, and the papers' figures beside yours."""
 View = dict[str, Any]  # type, name (W&B's id, by which a later upload finds it), displayName, description and spec
 
 
@@ -114,13 +108,8 @@ def _identifier(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:11]
 
 
-def build(entity: str, project: str, project_id: str | int | None = None) -> list[View]:
-    """The workspace and the report of a project.
-
-    Args:
-        entity: empty for the account's own, which only an upload knows.
-        project_id: of W&B's server, for run sets; without it they are of the project that the report is in.
-    """
+def workspace() -> View:
+    """The workspace of any project."""
     runs = ws.RunsetSettings(
         filters=FILTER, order=[expr.Ordering(expr.Summary("total_s"), ascending=True)], pinned_columns=PINNED
     )
@@ -130,44 +119,12 @@ def build(entity: str, project: str, project_id: str | int | None = None) -> lis
         for name, own in sections().items()
     ]
     settings = ws.WorkspaceSettings(max_runs=MOST_RUNS)
-    workspace = ws.Workspace(
-        entity=entity, project=project, name=NAME, sections=shown, settings=settings, runset_settings=runs
-    )
-    spec = _as_sent(workspace._to_model())
+    made = ws.Workspace(entity="", project="", name=NAME, sections=shown, settings=settings, runset_settings=runs)
+    spec = json.loads(made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
     spec["section"]["runSets"][0]["id"] = _identifier("run set")  # W&B's library draws one for each process
-    title = f"{NAME}: what was measured"
-    report = wr.Report(entity=entity, project=project, title=title, blocks=_blocks(), width="fluid")
-    model = report._to_model()
-    if project_id is not None:
-        found = internal.Project(entity_name=entity, name=project, id=project_id)
-        for block in model.spec.blocks:
-            for grid in (block, *(getattr(block, "collapsed_children", None) or ())):
-                if isinstance(grid, internal.PanelGrid):
-                    grid.metadata.run_sets[0].project = found
-    return [
-        _view(WORKSPACE, f"nw-{_identifier(NAME)}-v", NAME, spec),
-        _view(REPORT, _identifier(f"{NAME}/report"), title, _as_sent(model)),
-    ]
-
-
-def _blocks() -> list[Any]:
-    """The report: each section's panels below its heading, folded away as in the workspace."""
-    blocks: list[Any] = [wr.MarkdownBlock(text=ABOUT)]
-    for name, own in sections().items():
-        runs = wr.Runset(name="runs", filters=FILTER)
-        runs._id = _identifier(f"report/{name}")
-        grid = wr.PanelGrid(runsets=[runs], panels=_identified(f"report/{name}", own))
-        blocks += [wr.H2(text=name), grid] if name in OPEN else [wr.H2(text=name, collapsed_blocks=[grid])]
-    return blocks
-
-
-def _as_sent(model: Any) -> dict[str, Any]:
-    return json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
-
-
-def _view(kind: str, name: str, title: str, spec: dict[str, Any]) -> View:
     about = "made by python -m analysis dashboard"
-    return {"type": kind, "name": name, "displayName": title, "description": about, "spec": spec}
+    name = f"nw-{_identifier(NAME)}-v"
+    return {"type": "project-view", "name": name, "displayName": NAME, "description": about, "spec": spec}
 
 
 def section_of(figure: Figure) -> str | None:

@@ -15,38 +15,35 @@ from tests.helpers.wandb_stand_in import Server
 
 
 @pytest.fixture(scope="module")
-def built() -> list[views.View]:
-    return views.build("", "multicard")
+def built() -> views.View:
+    return views.workspace()
 
 
-def test_every_key_that_is_read_is_logged_by_some_kind_of_run(built: list[views.View]):
-    assert [view["type"] for view in built] == [views.WORKSPACE, views.REPORT]
-    for view in built:
-        read = {key for panel in wandb_views.panels(view) for key in wandb_views.read_by_panel(panel)}
-        filtered = {key for run_set in wandb_views.run_sets(view) for key in wandb_views.read_by_run_set(run_set)}
-        assert read and filtered
-        assert all(wandb_views.kinds(key) for key in read | filtered)
-        # of every figure that something is judged by
-        judged = [name for name, figure in FIGURES.items() if views.section_of(figure) is not None]
-        assert {("summary", key) for name in judged for key in views.summary_keys(name)} <= read
+def test_every_key_that_is_read_is_logged_by_some_kind_of_run(built: views.View):
+    read = {key for panel in wandb_views.panels(built) for key in wandb_views.read_by_panel(panel)}
+    (run_set,) = built["spec"]["section"]["runSets"]
+    filtered = wandb_views.read_by_run_set(run_set)
+    assert read and filtered and all(wandb_views.kinds(key) for key in read | filtered)
+    # of every figure that something is judged by
+    judged = [name for name, figure in FIGURES.items() if views.section_of(figure) is not None]
+    assert {("summary", key) for name in judged for key in views.summary_keys(name)} <= read
     assert not wandb_views.kinds(("history", "train/nothing")) and not wandb_views.kinds(("summary", "nothing"))
 
 
-def test_the_specification_is_the_same_each_time(built: list[views.View]):
-    assert views.build("another", "project") == built  # of the project that it is in
-    ids = [panel["__id__"] for view in built for panel in wandb_views.panels(view)]
-    assert len(set(ids)) == len(ids) and built[0]["name"] != built[1]["name"]
+def test_the_specification_is_the_same_each_time(built: views.View):
+    assert views.workspace() == built
+    ids = [panel["__id__"] for panel in wandb_views.panels(built)]
+    assert len(set(ids)) == len(ids)
 
 
 def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(monkeypatch: pytest.MonkeyPatch):
     spilled = Figure("spilled_bytes", "spilled bytes", "transfer_bytes.spilled", unit=BYTES)
     monkeypatch.setitem(FIGURES, "spilled_bytes", spilled)
     with pytest.raises(ValueError, match=r"spilled_bytes: W&B has no such figure.*figures\.py"):
-        views.build("", "multicard")
+        views.workspace()
     logged = replace(spilled, keys=dict.fromkeys(BOTH, ("transfer_bytes.spilled",)))
     monkeypatch.setitem(FIGURES, "spilled_bytes", logged)
-    workspace, _ = views.build("", "multicard")
-    (memory,) = [section for section in wandb_views.sections(workspace) if section["name"] == views.MEMORY]
+    (memory,) = [section for section in wandb_views.sections(views.workspace()) if section["name"] == views.MEMORY]
     assert "Spilled bytes (bytes)" in [panel["config"]["chartTitle"] for panel in memory["panels"]]
 
 
@@ -57,30 +54,24 @@ def test_a_dry_run_asks_no_server(
     file = tmp_path / "views.json"
     assert main(["dashboard", "--project", "trial", "--dry-run", str(file)]) == 0
     shown = capfd.readouterr()
-    assert not wandb_server.calls and not shown.err and "a workspace of 7 sections, and a report" in shown.out
+    assert not wandb_server.calls and not shown.err and "a workspace of 7 sections" in shown.out
     content = json.loads(file.read_text())
-    assert content["project"] == "trial" and len(content["views"]) == 2
-    names = [section["name"] for section in wandb_views.sections(content["views"][0])]
+    assert content["project"] == "trial"
+    names = [section["name"] for section in wandb_views.sections(content["workspace"])]
     assert names == list(views.sections())
 
 
-def test_sending_twice_replaces_the_same_views(
-    wandb_server: Server, built: list[views.View], capfd: pytest.CaptureFixture[str]
+def test_sending_twice_replaces_the_same_workspace(
+    wandb_server: Server, built: views.View, capfd: pytest.CaptureFixture[str]
 ):
     assert main(["dashboard", "--project", "multicard", "--entity", "someone"]) == 0
-    made = capfd.readouterr().out.splitlines()
-    assert not wandb_server.unknown and len(made) == len(wandb_server.views) == 2
-    assert all(line.startswith(f"made {wandb_server.url}/someone/multicard") for line in made)
+    (made,) = capfd.readouterr().out.splitlines()
+    assert not wandb_server.unknown and made.startswith(f"made {wandb_server.url}/someone/multicard?nw=")
     assert main(["dashboard"]) == 0  # the account's default entity, and the runs' own project
-    again = capfd.readouterr().out.splitlines()
-    assert [line.replace("replaced", "made", 1) for line in again] == made and not {*again} & {*made}
-    assert len(wandb_server.views) == 2
-    for sent, view in zip(wandb_server.views.values(), built, strict=True):  # what a dry run writes
-        spec = json.loads(sent["spec"])
-        if view["type"] == views.REPORT:
-            projects = [run_set.pop("project") for run_set in wandb_views.run_sets({**view, "spec": spec})]
-            assert all(project["id"] == "internal" for project in projects)
-        assert {name: sent[name] for name in view} | {"spec": spec} == view
+    (again,) = capfd.readouterr().out.splitlines()
+    assert again == made.replace("made", "replaced", 1)
+    (sent,) = wandb_server.views.values()
+    assert {name: sent[name] for name in built} | {"spec": json.loads(sent["spec"])} == built  # what a dry run writes
 
 
 @pytest.mark.parametrize(
@@ -106,7 +97,7 @@ def test_bad_words_are_one_line(
 
 def test_what_the_server_refuses_is_one_line(
     wandb_server: Server,
-    built: list[views.View],
+    built: views.View,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -120,7 +111,7 @@ def test_what_the_server_refuses_is_one_line(
     missing = refused("--project", "elsewhere")
     assert missing.startswith("refused: no project someone/elsewhere that this account can see: check --entity")
     assert refused("--entity", "others").startswith("refused: no project others/multicard that")
-    wandb_server.refused_views.add(built[0]["name"])
+    wandb_server.refused_views.add(built["name"])
     assert "quota exceeded" in refused() and not wandb_server.views
     with monkeypatch.context() as without_login:
         without_login.delenv("WANDB_API_KEY")

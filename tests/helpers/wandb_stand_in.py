@@ -42,7 +42,7 @@ class Stored:
 class Server:
     """The server's memory.
 
-    projects: "entity/name" of those that a dashboard may go to. views: workspaces and reports, by the server's id.
+    projects: "entity/name" of those that a dashboard may go to. views: workspaces, by the server's id.
     refused_views: names of those that it does not take.
     calls: the names of the GraphQL operations, in their order.
     """
@@ -99,10 +99,9 @@ class Server:
                 sequence = {"id": "s", "latestArtifact": {"id": "a", "versionIndex": 0}}
                 artifact = {"id": name, "state": "COMMITTED", "artifactSequence": sequence}
                 return {"createArtifact": {"artifact": artifact}}
-            case "ProjectInternalId":
-                known = f"{given['entityName']}/{given['projectName']}" in self.projects
-                return {"project": {"id": "p", "internalId": "internal"} if known else None}
             case "FindView":
+                if f"{given['entityName']}/{given['projectName']}" not in self.projects:
+                    return {"project": None}
                 wanted = {name: given[name] for name in ("entityName", "projectName", "type")}
                 wanted |= {"name": given["viewName"]}
                 found = [view for view in self.views.values() if wanted.items() <= view.items()]

@@ -1,9 +1,8 @@
-"""What the views of a dashboard read, from their specification, and which runs log it."""
+"""What a dashboard's workspace reads, from its specification, and which runs log it."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-from analysis.dashboard.views import MOST_GPUS, SYSTEM_PREFIX, WORKSPACE, View
+from analysis.dashboard.views import MOST_GPUS, SYSTEM_PREFIX, View
 from multicard.measure.timing import PHASES
 from multicard.records.figures import FIGURES
 from multicard.tracking import keys
@@ -31,26 +30,11 @@ SAMPLES = {*GPUS, *(SYSTEM_PREFIX + name for name in keys.MACHINE_SAMPLES.values
 
 
 def sections(view: View) -> list[dict[str, Any]]:
-    """The parts of a view that have panels: a workspace's sections, a report's grids."""
-    if view["type"] == WORKSPACE:
-        return view["spec"]["section"]["panelBankConfig"]["sections"]
-    return [grid["panelBankSectionConfig"] for grid in _grids(view["spec"]["blocks"])]
-
-
-def _grids(blocks: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for block in blocks:
-        if block["type"] == "panel-grid":
-            yield block["metadata"]
-        yield from _grids(block.get("collapsedChildren") or [])
+    return view["spec"]["section"]["panelBankConfig"]["sections"]
 
 
 def panels(view: View) -> list[dict[str, Any]]:
     return [panel for section in sections(view) for panel in section["panels"]]
-
-
-def run_sets(view: View) -> list[dict[str, Any]]:
-    own = [view["spec"]["section"]] if view["type"] == WORKSPACE else _grids(view["spec"]["blocks"])
-    return [run_set for part in own for run_set in part["runSets"]]
 
 
 def read_by_panel(panel: dict[str, Any]) -> set[Key]:
