@@ -11,7 +11,7 @@ from typing import Any
 
 from multicard.config.keys import flat
 from multicard.config.sweeps import PREDICTION
-from multicard.records.comparable import MARKS
+from multicard.records.comparable import ALL_THREADS, MARKS
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
 
@@ -39,7 +39,6 @@ ABOUT = {
     "ended_at": "ended_at",
 }
 FOLDER, MARKED = "folder", "marks"
-ALL_THREADS = "all_threads"  # of all ranks
 OF_COMMANDS = (*PREDICTION, "objective")  # keys that say nothing of a run
 RESERVED = frozenset({FOLDER, MARKED, ALL_THREADS, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
 

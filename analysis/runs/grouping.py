@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.runs.columns import ALL_THREADS, RESERVED
+from analysis.runs.columns import RESERVED
 from analysis.runs.load import Run
-from multicard.config.base import NOT_IDENTITY, Scale
+from multicard.config.base import NOT_IDENTITY
 from multicard.records import figures
-from multicard.records.comparable import DATA, HAVE_DATA, MARKS
+from multicard.records.comparable import ALL_THREADS, DATA, HAVE_DATA, MARKS, RECIPE, apart, kinds
 from multicard.records.text_table import clean
 
 ACCURACY, MEMORY, LOSS = "test_accuracy", "peak_memory_bytes", "loss_last_tenth"
 REPEATED = "seed"
-RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
 # Where data lie; their fingerprint says what they are
 PLACES = (
     "dataset.root",
@@ -31,7 +30,6 @@ PLACES = (
 # A run's share of its machine: threads of a rank, or of all ranks, and whether other runs shared it
 CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")
 RANKS = ("gpus", "nodes")
-SCALE = "scale"
 PROFILER, TRACED = "profile.name", "profiled"
 # These observe a run after it has ended, except nsys and profile.window=start, which observe the training itself
 AFTER, AROUND = ("profile", "diagnose"), "nsys"
@@ -57,8 +55,8 @@ def settings(runs: Sequence[Run]) -> list[str]:
     """Axes and configuration keys that say what was measured, with the data's fingerprint and without the seed."""
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
-    apart = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
-    keys = [name for name in names if name not in apart and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
+    no_settings = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
+    keys = [name for name in names if name not in no_settings and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
     profiled, known = any(run[PROFILER] == AROUND for run in runs), any(run[DATA] is not None for run in runs)
     traced = any(run[TRACED] for run in runs)
     return [*keys, *[PROFILER] * profiled, *[TRACED] * traced, *[DATA] * known]
@@ -236,48 +234,13 @@ def typed(value: Any) -> str:
     return "null" if value is None else figures.text("", value)
 
 
-def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
-    """Those of `keys` in which rows differ, in their order; a row that lacks a key does not differ there.
-
-    Left out is what follows from another key: what an option or axis brings with it (`dataset.mean`, torchtune's
-    recipe) and what `scale=smoke` sets.
-    """
-    known = (DATA, *CORES, *ALL_CORES)  # as far as records have them
-    differ = [
-        key
-        for key in keys
-        if len({row[key] for row in rows if key in row and not (key in known and row[key] is None)}) > 1
-    ]
-    if SCALE in differ:
-        scales = {row.get(SCALE) or Scale.full.value for row in rows}  # records older than scales are of full
-        by_scale = [[row for row in rows if (row.get(SCALE) or Scale.full.value) == scale] for scale in scales]
-        differ = [key for key in differ if key == SCALE or any(_kinds(same, [key]) > 1 for same in by_scale)]
-    options = {key.removesuffix(".name") for key in differ}
-    brought = [key for key in differ if key in (RECIPE, *known) or _brought(key, options)]
-    needed = [key for key in differ if key not in brought]
-    for key in brought:
-        telling = [name for name in needed if key != DATA or name.partition(".")[0] in HAVE_DATA]
-        if _kinds(rows, [*telling, key]) > _kinds(rows, telling):
-            needed.append(key)
-    return needed
-
-
 def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     """Enough keys to tell rows apart, the earlier ones first."""
     needed: list[str] = []
     for key in apart(rows, keys):
-        if _kinds(rows, [*needed, key]) > _kinds(rows, needed):
+        if kinds(rows, [*needed, key]) > kinds(rows, needed):
             needed.append(key)
     return needed
-
-
-def _kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
-    return len({tuple(row.get(key) for key in keys) for row in rows})
-
-
-def _brought(key: str, options: set[str]) -> bool:
-    group, _, inner = key.partition(".")
-    return bool(inner) and (inner in options or (group in options and (inner != "name" or group != key)))
 
 
 def commit(run: Run, absent: str = "no commit") -> str:

@@ -1,10 +1,10 @@
 """Which runs may be compared: those that differ in one thing, on the same machine and commit."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from multicard.config.base import NOT_IDENTITY, ProfileWindow
+from multicard.config.base import NOT_IDENTITY, ProfileWindow, Scale
 from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
@@ -15,6 +15,10 @@ from multicard.records.schema_parts import TextRows
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # the number of the repetition, also a column
 REPEATED = (REPETITION, "seed")  # columns in which runs of one setting differ
+RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
+SCALE = "scale"
+ALL_THREADS = "all_threads"  # of all ranks
+LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only newer records have
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 
 # The marks of runs that stand in tables of commands and in `notes` too
@@ -87,35 +91,51 @@ def _all_but(record: AnyRecord, axes: list[str]) -> tuple[Any, ...]:
 
 
 def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
-    """The axes to show, those in `always` and those that differ, and then the keys that differ beside them.
+    """The axes to show, those in `always` and those that differ, and then the keys that differ beside them."""
+    axes = dict.fromkeys(axis for record in records for axis in record.axes)
+    settings = [measured_settings(record.config) for record in records]
+    keys = dict.fromkeys([*axes, *(key for own in settings for key in own), DATA, REPETITION])
+    rows = []
+    for own, record in zip(settings, records, strict=True):
+        about = {DATA: content(record), REPETITION: record.repetition or 1}
+        rows.append(own | {axis: cell(record, axis) for axis in record.axes} | about)
+    differ = apart(rows, keys)
+    return [key for key in keys if key in differ or (key in axes and key in always)]
 
-    An axis that was not chosen is not shown where its key was left alone: torchtune's recipe, which follows from the
-    number of GPUs, or the device.
+
+def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
+    """Those of `keys` in which rows differ, in their order; a row that lacks a key does not differ there.
+
+    Left out is what follows from another key: what an option or axis brings with it (`dataset.mean`, torchtune's
+    recipe) and what `scale=smoke` sets.
     """
-    configs = {id(record): measured_settings(record.config) for record in records if record.config}
-    keys = list(dict.fromkeys(key for config in configs.values() for key in config))
-    differ = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
-    names = list(dict.fromkeys(name for record in records for name in record.axes))
-    chosen_for_us = {
-        name
-        for record in records
-        for name, value in record.axes.items()
-        if id(record) in configs and name in keys and configs[id(record)].get(name) != json.dumps(value)
-    }
-    hidden = chosen_for_us - set(differ)
-    apart = {name for name in names if len({str(record.axes.get(name)) for record in records}) > 1}
-    axes = [name for name in names if name in always or name in apart - hidden]
-    groups = {key.partition(".")[0] for key in differ if key.endswith(".name")}  # another option has other keys
-    keys = [key for key in differ if key not in names and key.partition(".")[2] not in names]
-    shown = axes + [key for key in keys if key.partition(".")[0] not in groups]
-    bringing = [name for name in shown if name.partition(".")[0] in HAVE_DATA]
-    with_content = [record for record in records if content(record) is not None]  # refused runs have none
-    rows, with_data = (
-        {tuple(cell(record, name) for name in names) for record in with_content}
-        for names in (bringing, [*bringing, DATA])
-    )
-    repeated = len({record.repetition or 1 for record in records}) > 1
-    return shown + [DATA] * (len(with_data) > len(rows)) + [REPETITION] * repeated
+    differ = [
+        key
+        for key in keys
+        if len({row[key] for row in rows if key in row and not (key in LATER and row[key] is None)}) > 1
+    ]
+    if SCALE in differ:
+        scales = {row.get(SCALE) or Scale.full.value for row in rows}  # records older than scales are of full
+        by_scale = [[row for row in rows if (row.get(SCALE) or Scale.full.value) == scale] for scale in scales]
+        differ = [key for key in differ if key == SCALE or any(kinds(same, [key]) > 1 for same in by_scale)]
+    options = {key.removesuffix(".name") for key in differ}
+    brought = [key for key in differ if key in (RECIPE, *LATER) or _brought(key, options)]
+    needed = [key for key in differ if key not in brought]
+    for key in brought:
+        telling = [name for name in needed if key != DATA or name.partition(".")[0] in HAVE_DATA]
+        if kinds(rows, [*telling, key]) > kinds(rows, telling):
+            needed.append(key)
+    return needed
+
+
+def kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
+    """How many different values the rows have under `keys` together."""
+    return len({tuple(row.get(key) for key in keys) for row in rows})
+
+
+def _brought(key: str, options: set[str]) -> bool:
+    group, _, inner = key.partition(".")
+    return bool(inner) and (inner in options or (group in options and (inner != "name" or group != key)))
 
 
 def content(record: AnyRecord) -> str | None:
