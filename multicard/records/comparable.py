@@ -23,6 +23,7 @@ HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that
 
 # The marks of runs that stand in tables of commands and in `notes` too
 SHARED, DISTURBED, LOADED, CROWD, PROFILED = AT_END = "*!&>t"
+NOTED = "*>tps+"  # marks that a note below a table counts
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
 DOUBTFUL = "?"  # marks an efficiency above the possible
 DOUBTFUL_MEANING = (
@@ -64,7 +65,6 @@ MARKS = (
     Mark("+", "restarted", "in several segments: stopped and started again", lambda run: len(run.segments) > 1),
     Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run.dirty)),
 )
-MEANINGS = {mark.sign: mark.meaning for mark in MARKS}
 
 
 def measured_settings(config: dict[str, Any]) -> dict[str, str]:
@@ -183,34 +183,20 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     if any(skipped):
         lines.append(f"up to {max(skipped)} broken images left out: see input in the records")
     rows = [record.text_rows for record in measured if isinstance(record, LlmRecord) and record.text_rows]
-    most = max(rows, key=lambda counts: counts.cut or 0, default=TextRows())
-    if most.cut:
-        left_out = f", {most.left_out} of them left out: no label remained" if most.left_out else ""
-        lines.append(
-            f"up to {most.cut} of {most.read} rows cut at max_seq_len{left_out} (see text_rows in the records)"
-        )
+    cut = max(rows, key=lambda counts: counts.cut or 0, default=TextRows())
+    if cut.cut:
+        left_out = f", {cut.left_out} of them left out: no label remained" if cut.left_out else ""
+        lines.append(f"up to {cut.cut} of {cut.read} rows cut at max_seq_len{left_out} (see text_rows in the records)")
     if disturbed := [record.gpu.disturbed_by for record in measured if record.gpu and record.gpu.disturbed_by]:
         names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
         shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)})"
         lines.append(f"{shared}: see gpu.disturbed_by in the records")
-    lines += _load_notes(measured)
-    if traced := sum(map(_is_traced, measured)):
-        lines.append(f"{PROFILED} {MEANINGS[PROFILED]}, in {count(traced, 'run')} (profile.window=start)")
-    if stopped := sum(len(record.segments) > 1 for record in measured):
-        lines.append(f"{stopped} stopped and started again: see segments in the records")
-    return lines
-
-
-def _load_notes(records: Sequence[AnyRecord]) -> list[str]:
-    """Others on the machine, other runs of the sweep, and ranks that took turns."""
-    lines = []
-    if busy := [record for record in records if busy_share(record) > BUSY_SHARE]:
+    if busy := [record for record in measured if busy_share(record) > BUSY_SHARE]:
         most = max(busy, key=busy_share)
         cores = f"up to {busy_share(most) * (most.cores or 0):.1f} of {most.cores} cores"
         lines.append(f"{LOADED} others kept {cores} busy during {count(len(busy), 'run')}: see load in the records")
-    if crowd := sum(map(_is_crowded, records)):
-        lines.append(f"{CROWD} {MEANINGS[CROWD]}, in {count(crowd, 'run')}")
-    if packed := sum(bool(record.beside) for record in records):
-        were = f"{count(packed, 'run')} {'was' if packed == 1 else 'were'}"
-        lines.append(f"{were} measured beside other runs of the sweep, on the same machine")
+    marked = {mark: sum(map(mark.applies, measured)) for mark in MARKS if mark.sign in NOTED}
+    for mark, runs in marked.items():
+        sign = f"{mark.sign} " if mark.sign in AT_END else ""  # where the table has it
+        lines += [f"{sign}{mark.meaning}: {count(runs, 'run')}"] * (runs > 0)
     return lines

@@ -6,11 +6,10 @@ from typing import Any
 
 from rich.text import Text
 
-from multicard.config.base import Scale
 from multicard.measure import formulas
 from multicard.messages import link, say
 from multicard.records import comparable, figures, text_table
-from multicard.records.comparable import MEANINGS, REPEATED, SHARED
+from multicard.records.comparable import REPEATED
 from multicard.records.figures import FIGURES, LLM, SHARE, VISION, Figure
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, LlmRecord
@@ -47,10 +46,6 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     notes = list[str]()
     if len(settings) < len(records):
         notes.append("±: standard deviation of the n runs")
-    if any(record.oversubscribed for record in records):
-        notes.append(f"{SHARED} {MEANINGS[SHARED]} (oversubscribe=true)")
-    if any(record.axes.get("scale") == Scale.smoke for record in records):
-        notes.append("scale=smoke: shrunk, to try the code: not figures of what the papers measured")
     rate, skipped = RATES[kind]
     if any(record.status == "ok" and FIGURES[rate].value(record) is None for record in records):
         remedy = f"train longer, or set a smaller {skipped}"

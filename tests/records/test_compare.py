@@ -83,7 +83,7 @@ SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}
                 "measured on several machines, not compared with one another: AMD EPYC, H200",
             ],
         ),
-        ([segments(9), segments(4, 5)], ["1 stopped and started again: see segments in the records"]),
+        ([segments(9), segments(4, 5)], ["in several segments: stopped and started again: 1 run"]),
         (
             [read_in("resident"), read_in("streamed"), result()],
             ["1 with more images than dataset.device_budget_bytes: they crossed batch by batch"],
