@@ -27,6 +27,7 @@ from multicard.records.text_table import capital, first_few
 
 TIME, ENERGY = "total_s", "energy_joules"
 LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
+SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
 NOTABLE = 0.05  # relative difference of memory and energy that is said
 MOST_OTHERS = 3  # alternatives that are named
 TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
@@ -87,7 +88,7 @@ class Answer:
     def is_told(self) -> bool:
         """True where it is faster than `against` by more than runs differ."""
         other = self.against
-        return other is not None and self.ranking.repeated.cheaper(TIME, self.best.runs, other.runs)
+        return other is not None and self.ranking.cheaper(self.best, other)
 
     @cached_property
     def failings(self) -> list[str]:
@@ -124,7 +125,8 @@ class Answer:
         counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
         each = "one run each" if {*counts} == {1} else f"{counts[0]} runs each"
         runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
-        bounds = self.speedup.bounds() if self.speedup is not None and self.speedup.repeated else None
+        known = self.speedup is not None and self.speedup.repeated
+        bounds = self.speedup.bounds(self.ranking.confidence) if self.speedup is not None and known else None
         return f"{CONFIDENCE:.0%} interval {bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds is not None else runs
 
     @property
@@ -172,12 +174,15 @@ class Answer:
             elif best.loss is not None:
                 yield f"loss {best.loss:.3f}"
             return
-        repeated = self.ranking.repeated
-        more, less = repeated.more_accurate(best.runs, other.runs), repeated.more_accurate(other.runs, best.runs)
+        more, less = self.ranking.more_accurate(best, other), self.ranking.more_accurate(other, best)
         if best.accuracy is not None and other.accuracy is not None:
             points = 100 * abs(best.accuracy - other.accuracy)
-            apart = f"{points:.1f} points {'more' if more else 'less'} accurate ({best.accuracy:.1%})"
-            yield apart if more or less else f"same accuracy ({best.accuracy:.1%})"
+            if more or less:
+                yield f"{points:.1f} points {'more' if more else 'less'} accurate ({best.accuracy:.1%})"
+            elif points < SAME_POINTS:
+                yield f"same accuracy ({best.accuracy:.1%})"
+            else:
+                yield f"accuracy not told apart ({best.accuracy:.1%}, not {other.accuracy:.1%})"
         elif best.loss is not None and other.loss is not None:
             yield f"{'a lower' if more else 'a higher' if less else 'the same'} loss ({best.loss:.3f})"
         for name, column in (("memory", MEMORY), ("energy", ENERGY)):
@@ -314,12 +319,12 @@ def of_ranking(ranking: Ranking) -> Answer:
 def _recommended(ranking: Ranking) -> RankedSetting:
     """The fastest setting that learned and is not told to be less accurate than the most accurate one; the fastest
     where there is none."""
-    reached = [one for one in ranking.settings if one.accuracy is not None or one.loss is not None]
+    learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
+    if ranking.runs[0]["stop_at_target"]:  # then the target says what is accurate enough
+        return next(iter(learned), ranking.settings[0])
+    reached = [one for one in learned if one.accuracy is not None or one.loss is not None]
     top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
-    for setting in ranking.settings:
-        if not any(_failings(ranking, setting)) and not ranking.repeated.more_accurate(top.runs, setting.runs):
-            return setting
-    return ranking.settings[0]
+    return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])
 
 
 def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
@@ -329,6 +334,8 @@ def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
     first = of_setting(setting.runs, "loss_first")
     if first is not None and setting.loss is not None and setting.loss > first * (1 - LOSS_APART):
         yield f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
+    if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
+        yield f"it missed the target accuracy of {setting.runs[0]['target_accuracy']:.1%}"
     steps = min(run["steps"] or 0 for run in setting.runs)
     if steps < LEAST_STEPS:
         yield f"it is too short to tell ({count(int(steps), 'measured step')})"

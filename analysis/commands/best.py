@@ -20,6 +20,7 @@ from analysis.runs.columns import legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
+from analysis.stats.intervals import bonferroni
 from multicard.config.job import count
 from multicard.records import figures, text_table
 from multicard.records.figures import GOALS, SECONDS
@@ -141,11 +142,19 @@ class Ranking:
         others = (one for one in self.settings if one is not setting)
         return [one for one in others if not self._told(one, setting) and not self._told(setting, one)]
 
-    def _cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
-        return self.repeated.cheaper(GOALS[self.goal].name, a.runs, b.runs)
+    @property
+    def confidence(self) -> float:
+        """Of a comparison with one of the settings: all of them together hold at 95 %, since the best is picked."""
+        return bonferroni(len(self.settings) - 1)
+
+    def cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
+        return self.repeated.cheaper(GOALS[self.goal].name, a.runs, b.runs, self.confidence)
+
+    def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
+        return self.repeated.more_accurate(a.runs, b.runs, self.confidence)
 
     def _told(self, a: RankedSetting, b: RankedSetting) -> bool:
-        return self._cheaper(a, b) or a.gpus < b.gpus or self.repeated.more_accurate(a.runs, b.runs)
+        return self.cheaper(a, b) or a.gpus < b.gpus or self.more_accurate(a, b)
 
     def label(self, setting: RankedSetting) -> str:
         return grouping.label(setting.cell, self.keys) or "the only setting"

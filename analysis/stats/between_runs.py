@@ -151,12 +151,12 @@ class RepeatedRuns:
         half = half_width(len(runs), spread)
         return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half))
 
-    def cheaper(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> bool:
+    def cheaper(self, column: str, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE) -> bool:
         """True if the setting of the runs `a` has less of a column than that of `b`, by more than runs differ."""
         cost_a, cost_b = of_setting(a, column), of_setting(b, column)
         if cost_a is None or cost_b is None or cost_a >= cost_b or is_exact([*a, *b], column):
             return cost_a is not None and cost_b is not None and cost_a < cost_b
-        bounds = self.ratio(column, a, b).bounds()
+        bounds = self.ratio(column, a, b).bounds(confidence)
         return bounds is not None and bounds[0] > 1
 
     def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
@@ -173,15 +173,15 @@ class RepeatedRuns:
         low = None if of_setting(runs, ACCURACY) is None else _over_answers(runs).low
         return low is not None and low <= (of_setting(runs, "chance_accuracy") or 0.0)  # early records lack it
 
-    def more_accurate(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
+    def more_accurate(self, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE) -> bool:
         """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss."""
         if of_setting(a, ACCURACY) is None or of_setting(b, ACCURACY) is None:
             loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
             return loss_a is not None and loss_b is not None and loss_a < loss_b * (1 - LOSS_APART)
         spread, counts = self.of_column(ACCURACY).of(a[0]), [len(by_seed(side)) for side in (a, b)]
         assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
-        over_answers = intervals.difference(_over_answers(a), _over_answers(b))
-        low = widened(over_answers, variance_between((spread, spread), *counts) or assumed, CONFIDENCE).low
+        over_answers = intervals.difference(_over_answers(a, confidence), _over_answers(b, confidence))
+        low = widened(over_answers, variance_between((spread, spread), *counts) or assumed, confidence).low
         return low is not None and low > 0
 
 
@@ -189,10 +189,12 @@ def _is_relative(column: str) -> bool:
     return column not in FIGURES or FIGURES[column].log
 
 
-def _over_answers(runs: Sequence[Run]) -> Interval:
+def _over_answers(runs: Sequence[Run], confidence: float = CONFIDENCE) -> Interval:
     """The accuracy of a setting over the answers of its runs, of which those of one seed count as one."""
     firsts = [of_seed[0] for of_seed in by_seed(runs)]
-    return intervals.of_answers([run[ACCURACY] for run in firsts], [run["test_samples"] or 0 for run in firsts])
+    return intervals.of_answers(
+        [run[ACCURACY] for run in firsts], [run["test_samples"] or 0 for run in firsts], confidence
+    )
 
 
 def widened(over_answers: Interval, between: Sequence[Term], confidence: float) -> Interval:

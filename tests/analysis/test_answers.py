@@ -1,8 +1,10 @@
 """What to run: the recommendation, what it is compared with, how sure it is, and when there is none."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from analysis.answers import Answer, answers
@@ -11,14 +13,14 @@ from tests.helpers import records
 from tests.helpers.records import write_all as write
 
 
-def accurate(share: float, chance: float = 0.1) -> dict[str, Any]:
-    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": 10_000, "test_accuracy": share}
+def accurate(share: float, chance: float = 0.1, images: int = 10_000) -> dict[str, Any]:
+    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": images, "test_accuracy": share}
     epochs = [{"epoch": index, "train_s": 9.0, **epoch} for index in range(2)]
     return {"test_accuracy": share, "chance_accuracy": chance, "epochs": epochs}
 
 
-def run(share: float = 0.99, steps: int = 100, **changes: Any) -> dict[str, Any]:
-    record = records.vision(**changes) | accurate(share)
+def run(share: float = 0.99, steps: int = 100, images: int = 10_000, **changes: Any) -> dict[str, Any]:
+    record = records.vision(**changes) | accurate(share, images=images)
     return record | {"step_s": record["step_s"] | {"count": steps}}
 
 
@@ -28,6 +30,9 @@ def answer(folder: Path, *each: dict[str, Any]) -> Answer:
 
 
 DEFAULT, TWO, FAST = ({"gpus": 1, "total_s": 100.0}, {"gpus": 2, "total_s": 60.0}, {"gpus": 4, "total_s": 40.0})
+
+MISSED: dict[str, Any] = {"target_accuracy": 0.9, "stop_at_target": True}
+AT_TARGET = MISSED | {"time_to_target_s": 39.0}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +71,16 @@ DEFAULT, TWO, FAST = ({"gpus": 1, "total_s": 100.0}, {"gpus": 2, "total_s": 60.0
             "Run gpus=2: 4.00x faster than one GPU (one run each), same accuracy (99.0%) [200% of the ideal: "
             "measure the slower one again].",
         ),
+        # fewer images tell accuracies apart less: that is not the same accuracy
+        (
+            [run(0.9, images=50, **DEFAULT), run(0.8, images=50, **TWO)],
+            "Run gpus=2: 1.67x faster than one GPU (one run each), accuracy not told apart (80.0%, not 90.0%).",
+        ),
+        # where runs stop at a target, more than it is not asked for, and a run that missed it is of no use
+        (
+            [run(0.99, **AT_TARGET, **DEFAULT), run(0.91, **AT_TARGET, **TWO), run(0.89, **MISSED, **FAST)],
+            "Run gpus=2: 1.67x faster than one GPU (one run each), 8.0 points less accurate (91.0%).",
+        ),
         # slower, but more accurate than the defaults
         (
             [run(0.9, **TWO, precision="fp32"), run(0.99, gpus=2, total_s=80.0, precision="fp64")],
@@ -86,6 +101,20 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
     assert found.evidence.startswith("95% interval ") and found.evidence.endswith(", 3 runs each")
     low, _, high = found.evidence.removesuffix(", 3 runs each").split()[2:]
     assert 1.6 < float(low) < 101 / 60.5 < float(high) < 1.75
+
+
+def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path):
+    random, wrong = np.random.default_rng(0), 0
+    cells = [(gpus, size) for gpus in (1, 2, 4, 8) for size in (8, 16, 32)]
+    each = [run(gpus=gpus, batch_size=size, repetition=n) for gpus, size in cells for n in (1, 2)]
+    runs = load.read([write(tmp_path / "s", *each)]).runs
+    for _ in range(60):
+        times = np.exp(random.normal(4, 0.04, len(runs)))
+        (found,) = answers(
+            [replace(one, columns=one.columns | {"total_s": t}) for one, t in zip(runs, times, strict=True)]
+        )
+        wrong += found.is_told
+    assert wrong <= 4  # 5 % of the sweeps, not of the settings
 
 
 def test_a_faster_setting_that_is_passed_over_is_named_with_the_reason(tmp_path: Path):
