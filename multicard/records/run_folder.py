@@ -30,11 +30,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Generic, TypeVar, get_type_hints
+from typing import Any, BinaryIO, get_type_hints
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from multicard.config.base import NOT_IDENTITY
 from multicard.records import steps
@@ -46,7 +46,6 @@ STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrup
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 ALWAYS = ("schema_version", "kind", "name", "job", "status", "cause", "started_at", "axes", "repetition")
 SEGMENTS = "segments.json"
-MOST_RANKS = 10**6
 MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
 LONGEST = 120  # characters of the changed axes that a folder's name shows
@@ -339,8 +338,7 @@ def decode(content: bytes) -> AnyRecord:
             newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"
             raise ValueError(f"{newer}: update multicard")
         record = msgspec.json.decode(content, type=AnyRecord)
-        counts = _Counts if record.status != "refused" else _AnyCounts  # what was refused may have been any number
-        msgspec.convert({"axes": record.axes, "config": record.config}, _Counted[counts])
+        msgspec.convert({"axes": record.axes, "config": record.config}, _Counted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{RESULT} is broken ({error})") from None
     return record
@@ -350,7 +348,7 @@ class _Version(Struct):
     schema_version: int
 
 
-class _AnyCounts(Struct):
+class _Counts(Struct):
     """The numbers among axes and configuration that this program calculates with, and so checks."""
 
     gpus: int | None = None
@@ -360,19 +358,6 @@ class _AnyCounts(Struct):
     skip_steps: int | None = None
 
 
-class _Counts(Struct):
-    """The same within their limits."""
-
-    gpus: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
-    nodes: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
-    seed: int | None = None
-    warmup_steps: Annotated[int, Meta(ge=0)] | None = None
-    skip_steps: Annotated[int, Meta(ge=0)] | None = None
-
-
-Counts = TypeVar("Counts")
-
-
-class _Counted(Struct, Generic[Counts]):
-    axes: Counts
-    config: Counts
+class _Counted(Struct):
+    axes: _Counts
+    config: _Counts
