@@ -1,5 +1,7 @@
 # make demo     install, run a small sweep and one tuning run, print what was measured, plan a list of the papers'
 #               trainings on four GPUs, and write a page about the runs; what was found stands at the end
+# make example  measure the sweeps of docs/example, and make its report and the pictures of the pages (ten minutes on 2
+#               quiet cores, and a Chromium)
 # make test     install, lint, run the tests that start no processes and a chosen few that do (CONTRIBUTING.md has the tiers)
 # make test-all `make test`, and then all other tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
@@ -14,7 +16,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo test test-all test-gpu experiments faults dali lint lock install
+.PHONY: demo example test test-all test-gpu experiments faults dali lint lock install
 install: .venv/installed
 
 demo: install
@@ -22,6 +24,11 @@ demo: install
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=40
 	$(BIN)/python -m multicard plan docs/jobs.yaml --seconds 2
 	$(BIN)/python -m analysis report
+
+example: install
+	$(BIN)/python train_vision.py -m name=first layout=nchw,nhwc gpus=1,2 batch_size=16 epochs=3 model.width=0.5 dataset.image_size=48
+	$(BIN)/python train_vision.py -m name=example layout=nchw,nhwc gpus=1,2 precision=fp32,bf16 repeat=2 batch_size=16 epochs=3 model.width=0.5 dataset.image_size=48
+	$(BIN)/python -m docs.pictures multirun
 
 test: lint
 	$(BIN)/python -m pytest -m "core or not (process or slow or gpu or slurm)"

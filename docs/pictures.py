@@ -1,57 +1,134 @@
-"""The pictures of a report in docs/img: light and dark, on a screen and on a phone.
+"""The example report and the pictures of the pages: docs/example, docs/demo.svg, docs/img.
 
-    python -m docs.pictures FOLDER...
+    python -m docs.pictures [MULTIRUN]
 
-They show the report on the runs below FOLDER. Playwright (requirements-dev.txt) and a Chromium draw them.
+They are made of the records of two sweeps in docs/example/records: `first`, the README's first command, and `example`.
+Those in MULTIRUN replace them (`make example` measures both). Playwright (requirements-dev.txt) and a Chromium draw the
+report.
 """
 
 import argparse
+import contextlib
+import os
+import platform
+import pty
+import re
+import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Iterator, Sequence
+from io import BytesIO, StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import yaml
 from PIL import Image
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
+from rich.console import Console
+from rich.text import Text
 
-from analysis import report
+from analysis import report, rerun_commands
+from analysis.runs import load
 from multicard.records.run_folder import replacing
 
-OUT = Path(__file__).parent / "img"
+DOCS = Path(__file__).parent
+RECORDS = DOCS / "example" / "records"
+KEPT = ("result.json", "environment.json")  # of a run: neither samples nor logs
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Window, in pixels, and picture pixels for each of its own
-WINDOWS = {"screen": (ViewportSize(width=1300, height=2200), 1.0), "phone": (ViewportSize(width=390, height=1750), 1.5)}
+WINDOWS = {"screen": (ViewportSize(width=1300, height=1385), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 DRAWN_MS = 1500  # until the figures in sight are drawn
 COLOURS = 96  # of a picture, so that its file is small
+COLUMNS = 80  # of the terminal
+TERMINAL = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "NO_COLOR": ""}
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Write the pictures; the exit code is 1, after a line that says why, without a browser or runs."""
-    parser = argparse.ArgumentParser("python -m docs.pictures", description="The pictures of a report in docs/img")
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path)
-    folders = parser.parse_args(words).folders
+def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
+    """Write everything below `out`; the exit code is 1, after a line that says why, without a browser or records."""
+    parser = argparse.ArgumentParser("python -m docs.pictures", description="The example report and its pictures")
+    parser.add_argument("multirun", metavar="MULTIRUN", nargs="?", type=Path)
+    multirun = parser.parse_args(words).multirun
     found = next((path for path in map(shutil.which, BROWSERS) if path is not None), None)
     try:
         if found is None:
             raise ValueError(f"no browser; install {' or '.join(BROWSERS)}")
-        with TemporaryDirectory() as folder, sync_playwright() as playwright:
-            page = Path(folder) / report.NAME
-            report.write(folders, page, title=None, mix=False)
+        if multirun is not None:
+            _keep(multirun)
+        page = example(out)
+        print(page, terminal(out), sep="\n")
+        with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
             for window in WINDOWS:
                 for scheme in SCHEMES:
-                    print(_write(browser, page, window, scheme))
+                    print(_picture(browser, page, window, scheme, out / "img"))
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _write(browser: Browser, page: Path, window: str, scheme: Literal["light", "dark"]) -> Path:
+def _keep(multirun: Path) -> None:
+    """Replace the records by those of the sweeps in `multirun`, without this machine's name and paths."""
+    for sweep in ("first", "example"):
+        measured, kept = multirun / sweep, RECORDS / sweep
+        hydra = yaml.safe_load((measured / rerun_commands.SWEEP).read_text())["hydra"]
+        shutil.rmtree(kept, ignore_errors=True)
+        for path in sorted(path for name in KEPT for path in measured.glob(f"*/{name}")):
+            (kept / path.parent.name).mkdir(parents=True, exist_ok=True)
+            text = path.read_text().replace(f'"{platform.node()}"', '"node1"')
+            (kept / path.parent.name / path.name).write_text(text)
+        command = {
+            "overrides": {"task": hydra["overrides"]["task"]},
+            "job": {"config_name": hydra["job"]["config_name"]},
+        }
+        (kept / rerun_commands.SWEEP).write_text(yaml.safe_dump({"hydra": command}, sort_keys=False))
+
+
+@contextlib.contextmanager
+def _measured() -> Iterator[None]:
+    """The working directory is one in which both sweeps have been measured."""
+    with TemporaryDirectory() as folder, contextlib.chdir(folder):
+        shutil.copytree(RECORDS, "multirun")
+        yield
+
+
+def example(out: Path) -> Path:
+    """Write the report of the sweep `example`."""
+    page = out.absolute() / "example" / report.NAME
+    page.parent.mkdir(exist_ok=True)
+    with _measured():
+        report.write([Path("multirun", "example")], page, title=None, mix=False)
+    return page
+
+
+def terminal(out: Path) -> Path:
+    """Write what the sweep `first` prints on a terminal: its command is run where it was measured before."""
+    drawn = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    with _measured():
+        command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
+        words = [sys.executable, str(DOCS.parent / "train_vision.py"), *shlex.split(command)[2:]]
+        own_end, terminal_end = pty.openpty()
+        process = subprocess.Popen(words, stdout=terminal_end, env=os.environ | TERMINAL)
+        os.close(terminal_end)
+        printed = b""
+        with contextlib.suppress(OSError):  # by which Linux says that a terminal was closed
+            while part := os.read(own_end, 1 << 16):
+                printed += part
+        os.close(own_end)
+        if process.wait():
+            raise ValueError(f"{command}: exit code {process.returncode}")
+    drawn.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=False)
+    drawn.print(Text.from_ansi(printed.decode().replace("\r\n", "\n").replace("measured before: ", "")))
+    path = out / "demo.svg"
+    svg = drawn.export_svg(title="multicard", unique_id="demo")
+    path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # pictures fetch nothing
+    return path
+
+
+def _picture(browser: Browser, page: Path, window: str, scheme: Literal["light", "dark"], out: Path) -> Path:
     """Write the top of the page as one picture."""
     size, scale = WINDOWS[window]
     opened = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme=scheme)
@@ -59,7 +136,7 @@ def _write(browser: Browser, page: Path, window: str, scheme: Literal["light", "
     opened.wait_for_timeout(DRAWN_MS)
     picture = Image.open(BytesIO(opened.screenshot())).convert("RGB").quantize(COLOURS)
     opened.close()
-    path = OUT / f"report-{window}-{scheme}.png"
+    path = out / f"report-{window}-{scheme}.png"
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as file:
         picture.save(file, "png", optimize=True)

@@ -153,12 +153,13 @@ def test_the_documented_analysis_runs(
 ):
     with pytest.raises(SystemExit):
         main(["--help"])
-    commands = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
-    for name in ("before", "after"):
+    names = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    for name in ("before", "after", "first", "fast"):
         sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[3:] for line in ANALYSIS]
-    assert {words[0] for words in lines} == {*commands}
+    lines += [words for line in commands("multicard ") if (words := shlex.split(line)[1:])[0] in names]
+    assert {words[0] for words in lines} == {*names}
     assert [main(words) for words in lines] == [0] * len(lines)
     assert (tmp_path / "multirun" / "report.html").exists()
     assert list((tmp_path / "outputs" / "figures").glob("*.pdf"))
