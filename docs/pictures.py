@@ -38,7 +38,7 @@ RECORDS = DOCS / "example" / "records"
 KEPT = ("result.json", "environment.json")  # of a run: neither samples nor logs
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Window, in pixels, and picture pixels for each of its own
-WINDOWS = {"screen": (ViewportSize(width=1300, height=1385), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
+WINDOWS = {"screen": (ViewportSize(width=1300, height=1500), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 DRAWN_MS = 1500  # until the figures in sight are drawn
 COLOURS = 96  # of a picture, so that its file is small
