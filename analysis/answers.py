@@ -145,14 +145,15 @@ class Answer:
 
     @property
     def _lead(self) -> str:
-        seconds = _seconds(self.best.cost)
+        seconds, settings = _seconds(self.best.cost), count(len(self.ranking.settings), "setting")
+        if self.failings and self.setting and self.against in (None, self.best):
+            return f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
         if self.against is None and self.setting:
             return f"{self.setting} is the only setting that can be recommended: {seconds}"
         if self.against is None:
             return f"One setting was measured: {seconds}"
         if self.against is self.best:
             faster = "" if self.best is self.ranking.settings[0] else " that can be recommended"
-            settings = count(len(self.ranking.settings), "setting")
             return f"Keep {self.setting}: the defaults are the fastest of {settings}{faster} ({seconds})"
         assert self.speedup is not None
         ratio = self.speedup.ratio
@@ -160,7 +161,7 @@ class Answer:
         factor = f"{times} than {self.compared_with} ({self.evidence})"
         if self.failings:
             return f"No recommendation yet: {self.setting} is {factor}"
-        if not self.is_told and self.best is self.ranking.settings[0]:
+        if not self.is_told and ratio >= 1 and not self.ranking.more_accurate(self.best, self.against):
             return f"No setting is clearly faster: {self.setting} was {factor}"
         return f"Run {self.setting}: {factor}"
 
@@ -210,7 +211,7 @@ class Answer:
         passed = [f"{self.ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in faster]
         lines = [f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."] if passed else []
         equal = [self.ranking.label(one) for one in self.ranking.not_told_from(self.best) if one not in faster]
-        if equal and self.is_told:
+        if equal and (self.is_told or self.against is self.best):
             lines.append(f"Not told from it by these runs: {first_few(equal, MOST_OTHERS)}.")
         return lines
 
@@ -320,8 +321,8 @@ def _recommended(ranking: Ranking) -> RankedSetting:
     """The fastest setting that learned and is not told to be less accurate than the most accurate one; the fastest
     where there is none."""
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
-    if ranking.runs[0]["stop_at_target"]:  # then the target says what is accurate enough
-        return next(iter(learned), ranking.settings[0])
+    if ranking.runs[0]["stop_at_target"] or ranking.runs[0]["random_weights"]:
+        return next(iter(learned), ranking.settings[0])  # the target says what is enough; such a loss is no model's
     reached = [one for one in learned if one.accuracy is not None or one.loss is not None]
     top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
     return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])

@@ -71,6 +71,14 @@ AT_TARGET = MISSED | {"time_to_target_s": 39.0}
             "Run gpus=2: 4.00x faster than one GPU (one run each), same accuracy (99.0%) [200% of the ideal: "
             "measure the slower one again].",
         ),
+        (
+            [run(0.1, **DEFAULT), run(0.1, gpus=2, total_s=130.0)],
+            "No recommendation yet: gpus=1 is the fastest of 2 settings (100 s), 10.00% accuracy; but its accuracy of",
+        ),
+        ([run(0.1, **TWO), run(0.1, **FAST)], "No recommendation yet: gpus=4 is "),
+        # whatever is passed over, nothing is called faster that runs do not tell so
+        ([run(**DEFAULT), run(gpus=2, total_s=99.5), run(0.1, **FAST)], "No setting is clearly faster: gpus=2 was"),
+        ([run(0.9, **DEFAULT), run(gpus=2, total_s=99.5)], "Run gpus=2: 1.01x faster than one GPU (one run each), 9.0"),
         # fewer images tell accuracies apart less: that is not the same accuracy
         (
             [run(0.9, images=50, **DEFAULT), run(0.8, images=50, **TWO)],
@@ -133,6 +141,12 @@ def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
     loss = {"loss": {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}}
     found = answer(tmp_path, records.llm(total_s=9.0) | loss, records.llm(gpus=2, total_s=5.0) | loss)
     assert "but its loss did not fall (2.000 to 2.000)" in found.sentence
+
+
+def test_a_loss_of_random_weights_passes_nothing_over(tmp_path: Path):
+    lower = {"loss": {"first": 7.0, "last": 1.0, "mean_of_last_tenth": 1.0}}
+    each = [records.llm(total_s=50.0), records.llm(method="full", total_s=90.0) | lower]
+    assert answer(tmp_path, *each).sentence.startswith("Keep method=lora: the defaults are the fastest of 2 settings")
 
 
 def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
