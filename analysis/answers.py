@@ -148,10 +148,9 @@ class Answer:
         seconds, settings = _seconds(self.best.cost), count(len(self.ranking.settings), "setting")
         if self.failings and self.setting and self.against in (None, self.best):
             return f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
-        if self.against is None and self.setting:
-            return f"{self.setting} is the only setting that can be recommended: {seconds}"
         if self.against is None:
-            return f"One setting was measured: {seconds}"
+            only = f"{self.setting} is the only setting that can be recommended"
+            return f"{only if self.setting else 'One setting was measured'}: {seconds}"
         if self.against is self.best:
             faster = "" if self.best is self.ranking.settings[0] else " that can be recommended"
             return f"Keep {self.setting}: the defaults are the fastest of {settings}{faster} ({seconds})"
