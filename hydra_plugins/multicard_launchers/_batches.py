@@ -86,16 +86,12 @@ class Batches:
         Raises:
             ValueError: `gpus=auto` has no meaning here.
         """
-        config, pack = self.config, None
-        auto_gpus.refuse(config, self.on_slurm)
-        if self.packs and config.exclusive is False and config.max_jobs != 1:
-            from multicard.decide.plan import planning  # imports the solver
-
-            pack = planning.pick
+        config = self.config
+        auto_gpus.refuse(config, self.on_slurm, self.packs)
         self.leases.close()
         on_gpus = config.device is not Device.cpu
         with nullcontext() if self.packs else shares.kept_to_unleased(on_gpus):
-            resolved, own = auto_gpus.resolve(self.command, self.context, config, job_overrides, pack)
+            resolved, own = auto_gpus.resolve(self.command, self.context, config, job_overrides)
             if not self.packs:
                 self.leases.enter_context(shares.announced(own))  # before others may choose
         return resolved

@@ -1,12 +1,11 @@
 """`gpus=auto`: the number of GPUs, or CPU ranks, of each cell, chosen before its folder is named.
 
-A cell that has the machine to itself gets the number of the least predicted time, or all GPUs where none is predicted.
-Cells that run beside each other get those of the least makespan (the launcher hands in the planner), or one each. The
-command line writes `gpus=auto` as `gpus=1 gpus_auto=true`, which every cell's own number replaces here, and a single
-run as a sweep of one cell.
+A cell gets the number of the least predicted time, or all GPUs where none is predicted. The command line writes
+`gpus=auto` as `gpus=1 gpus_auto=true`, which every cell's own number replaces here, and a single run as a sweep of one
+cell.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -31,9 +30,6 @@ from multicard.sweep.cells import NAMED_CELLS, Cell, cell_of, task_of
 from multicard.sweep.command import Command
 
 REPEATS = ("seed=", "repetition=")  # begin words in which cells of one number of GPUs may differ
-# From the predicted times of cells, each with the number of its runs, and the machine's GPUs to the number of each cell
-# and the reason
-Pack = Callable[[Sequence[tuple[Mapping[int, Interval], int]], int], tuple[Sequence[int], str]]
 
 
 @dataclass
@@ -54,8 +50,11 @@ class Setting:
         return [cell.config for cell in next(filter(None, self.runs.values())).values()]
 
 
-def refuse(config: Any, on_slurm: bool) -> None:
+def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
     """Refuse `gpus=auto` where it has no meaning.
+
+    Args:
+        packs: cells are processes on this machine, beside each other unless they want all of it.
 
     Raises:
         ValueError: with the remedy.
@@ -65,6 +64,8 @@ def refuse(config: Any, on_slurm: bool) -> None:
     require(not alone, f"{''.join(folders)}: gpus=auto makes a sweep; use hydra.sweep.dir")
     require(config.cpus_per_gpu >= 1, f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more")
     remedy = "give the numbers, as gpus=1,2"
+    beside = packs and config.exclusive is False and config.max_jobs != 1
+    require(not beside, f"gpus=auto: cells beside each other are for multicard plan, as its jobs; or {remedy}")
     require(not on_slurm, f"gpus=auto: is of this machine, not of SLURM's; {remedy}")
     require(not is_elsewhere(config), f"gpus=auto: is of this machine, not of predict.gpu; {remedy}")
     require(config.race.figure is None, f"gpus=auto: a race is by what cells measure, not by predictions; {remedy}")
@@ -76,25 +77,17 @@ def resolve(
     context: HydraContext,
     sweep_config: DictConfig,
     job_overrides: Sequence[Sequence[str]],
-    pack: Pack | None,
 ) -> tuple[list[list[str]], list[RunConfig]]:
-    """The overrides of each cell, with its chosen number of GPUs, and the configurations of those that can work.
-
-    Args:
-        pack: plans cells that run beside each other; None where each has the machine to itself.
-
-    Raises:
-        ValueError: the planner is not installed.
-    """
+    """The overrides of each cell, with its chosen number of GPUs, and the configurations of those that can work."""
     settings, whole = dict[tuple[str, ...], Setting](), shares.machine()
     most = len(whole.gpus)
     if not most or sweep_config.device is Device.cpu:
-        most = max(len(whole.cpus) // (1 if pack is None else sweep_config.cpus_per_gpu), 1)
+        most = len(whole.cpus)
     for index, words in enumerate(job_overrides):
         composed = context.config_loader.load_sweep_config(sweep_config, [*words])
         key = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
         settings.setdefault(key, Setting()).runs[index] = _on_each_number(command, composed, counts(most))
-    choose([*settings.values()], Path(sweep_config.hydra.sweep.dir), most, pack)
+    choose([*settings.values()], Path(sweep_config.hydra.sweep.dir))
     keys = {word.partition("=")[0] for word in AUTO_GPUS}
     command.forget(*keys)  # each cell has its own number
     chosen = {index: setting.gpus for setting in settings.values() for index in setting.runs}
@@ -125,12 +118,11 @@ def _on_each_number(command: Command, composed: DictConfig, numbers: Sequence[in
     return found
 
 
-def choose(settings: Sequence[Setting], sweep: Path, most: int, pack: Pack | None) -> None:
+def choose(settings: Sequence[Setting], sweep: Path) -> None:
     """Choose each setting's number of GPUs, and print the reasons.
 
     Args:
         sweep: its folder.
-        most: the machine's GPUs, or CPU ranks.
     """
     unmeasured: list[Setting] = []
     for setting in settings:
@@ -142,12 +134,7 @@ def choose(settings: Sequence[Setting], sweep: Path, most: int, pack: Pack | Non
             unmeasured.append(setting)
     answers = iter(estimate([config for setting in unmeasured for config in setting.configs], sweep / "cell"))
     for setting in unmeasured:
-        _choose(setting, [next(answers) for _ in setting.configs], pack is not None)
-    planned = [setting for setting in unmeasured if setting.seconds]
-    if pack is not None and planned:
-        numbers, why = pack([(setting.seconds, len(setting.runs)) for setting in planned], most)
-        for setting, gpus in zip(planned, numbers, strict=True):
-            setting.gpus, setting.why = gpus, why
+        _choose(setting, [next(answers) for _ in setting.configs])
     total = sum(len(setting.runs) for setting in settings)
     for setting in settings:
         labels, runs = " ".join(f"[{index + 1}/{total}]" for index in setting.runs), len(setting.runs)
@@ -157,16 +144,14 @@ def choose(settings: Sequence[Setting], sweep: Path, most: int, pack: Pack | Non
         say(f"to choose by times, probe first: the same with gpus={','.join(map(str, sorted(unknown)))} probe=true")
 
 
-def _choose(setting: Setting, answers: Sequence[Estimate], packs: bool) -> None:
+def _choose(setting: Setting, answers: Sequence[Estimate]) -> None:
     """Choose a setting's number of GPUs for itself, among those whose memory will do."""
     fitting = [each for each in answers if each.prediction.fits != "no"] or answers
     numbers = [each.config.gpus for each in fitting]
     totals = {each.config.gpus: each.prediction.total_s for each in fitting}
     setting.seconds = {gpus: total_s for gpus, total_s in totals.items() if total_s is not None}
     times = {gpus: in_hours(seconds.value) for gpus, seconds in setting.seconds.items()}
-    if packs:
-        setting.gpus, setting.why = min(numbers), "no time is predicted, and cells run beside each other"
-    elif times:
+    if times:
         setting.gpus = min(times, key=lambda gpus: (setting.seconds[gpus].value, gpus))
         others = ", ".join(f"{gpus}: {time}" for gpus, time in times.items() if gpus != setting.gpus)
         least = f"the least predicted time, {times[setting.gpus]}"

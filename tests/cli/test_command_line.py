@@ -121,6 +121,7 @@ COMPOSED = [
     (["-m", "gpus=auto", "probe=true"], "gpus=auto: is by predictions, which probes are made for; give the numbers"),
     (["-m", "gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "gpus=auto: is of this machine, not of predict.gpu"),
     (["-m", "gpus=auto", SLURM], "gpus=auto: is of this machine, not of SLURM's"),
+    (["-m", "gpus=auto", "hydra/launcher=submitit_local", "exclusive=false"], "gpus=auto: cells beside each other are"),
     ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "hydra.launcher.signal_delay_s=x: must be a whole num"),
     ([SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"], "hydra.launcher.array_parallelism=0: must be a who"),
     ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "hydra.launcher.setup=x: write it as [command,...]"),

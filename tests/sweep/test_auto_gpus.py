@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from multicard.config.base import RunConfig
-from multicard.decide.plan import planning
 from multicard.estimate.estimates import Predictor
 from multicard.machine import devices, shares
 from multicard.machine.shares import Pool
@@ -17,7 +16,6 @@ from tests.conftest import SMALL, typed
 from tests.helpers import records
 
 Called = Callable[..., tuple[int, str]]
-PACKED = ("hydra/launcher=submitit_local", "exclusive=false", "cpus_per_gpu=1")
 SECONDS = {"fp32": {1: 1000.0, 2: 500.0, 4: 250.0}, "bf16": {1: 480.0, 2: 470.0, 4: 490.0}}  # by precision
 
 
@@ -57,39 +55,6 @@ def test_cells_that_are_alone_get_the_number_that_is_fastest(shown: Shown):
     assert "[1/6] [4/6] gpus=auto: 4 (the least predicted time, 0:04:10; 1: 0:16:40, 2: 0:08:20)\n" in printed
     assert "[3/6] [6/6] gpus=auto: 4 (no time is predicted, so all there are)\n" in printed
     assert "to choose by times, probe first: the same with gpus=1,2,4 probe=true\n" in printed
-
-
-def test_cells_beside_each_other_end_soonest_together(shown: Shown):
-    printed, numbers = shown("precision=fp32,bf16,fp64", *PACKED)
-    assert numbers == ["2", "1", "1"]  # 500 s; in turn, each at its fastest, 720 s
-    assert "[1/3] gpus=auto: 2 (the least time for all, by predictions)\n" in printed
-    assert "[2/3] gpus=auto: 1 (the least time for all, by predictions)\n" in printed
-    assert "[3/3] gpus=auto: 1 (no time is predicted, and cells run beside each other)\n" in printed
-    assert shown("precision=bf16,fp64", *PACKED)[1] == ["2", "1"]
-    assert shown("precision=fp32,bf16", *PACKED, "max_jobs=1")[1] == ["4", "2"]  # one at a time
-
-
-def exact(seconds: dict[int, float]) -> dict[int, Interval]:
-    return {gpus: Interval(s, s, s) for gpus, s in seconds.items()}
-
-
-def test_the_planner_picks_the_numbers_of_the_least_makespan():
-    serial = {1: 480.0, 2: 470.0, 4: 460.0}
-    assert planning.pick([(exact(SECONDS["fp32"]), 1), (exact(serial), 2)], 4) == ([2, 1], planning.PLANNED)
-    halves = exact({1: 400.0, 2: 210.0, 4: 120.0})
-    assert planning.pick([(halves, 2)], 4)[0] == [2] and planning.pick([(halves, 8)], 4)[0] == [1]
-
-
-def test_many_runs_are_not_planned_and_end_as_soon_as_their_work_lets_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planning, "make", None)
-    short = [(exact({gpus: 100.0 / gpus**0.8 for gpus in (1, 2, 4, 8)}), 3)] * 40
-    whole = (exact({gpus: 40_000.0 / gpus for gpus in (1, 2, 4, 8)}), 1)  # on a GPU, longer than all others together
-    assert planning.pick([*short, whole], 8) == ([*[1] * 40, 8], planning.WORK)
-
-
-def test_runs_that_differ_in_their_seed_are_planned_as_so_many_runs(shown: Shown):
-    assert shown("precision=bf16,fp32", *PACKED)[1] == ["1", "2"]
-    assert shown("precision=bf16", "seed=1,2,3,4", *PACKED)[1] == ["1"] * 4  # 480 s; two at a time, 940 s
 
 
 def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_seeds(shown: Shown, tmp_path: Path):

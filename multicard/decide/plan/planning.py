@@ -4,17 +4,14 @@ Times are whole ticks, rounded up, so that every solution is a schedule.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from multicard.decide.plan import schedule
-from multicard.decide.plan.jobs_file import SLOWDOWN
-from multicard.decide.plan.schedule import Schedule, Task, timed_option
-from multicard.decide.plan.tasks import START
-from multicard.estimate.totals import summed
+from multicard.decide.plan.schedule import Schedule, Task
 from multicard.records.schema_parts import Interval
 
 TICKS = 100_000  # of the makespan that is to be beaten
@@ -177,38 +174,3 @@ def _searched(model: Any, limit_s: float) -> tuple[Any, Any]:
         except KeyboardInterrupt:
             solver.stop_search()
             raise
-
-
-# ---- gpus=auto
-
-PACKED_LIMIT_S = 5.0
-MOST_PLANNED = 100  # runs; simple schedules of more take longer than the search for a better one
-PLANNED = "the least time for all, by predictions"
-WORK = f"the least work that ends in time with the others, by predictions; above {MOST_PLANNED} runs none is planned"
-
-
-def pick(cells: Sequence[tuple[Mapping[int, Interval], int]], gpus: int) -> tuple[list[int], str]:
-    """Choose the numbers of GPUs with which the cells of a packed sweep end soonest.
-
-    Args:
-        cells: predicted seconds of each by number of GPUs, and how many runs it stands for.
-
-    Returns:
-        The number of each cell, the most frequent one of its runs, and the reason.
-
-    Raises:
-        ValueError: OR-Tools is not installed.
-    """
-    tasks: list[Task] = []
-    for place, (seconds, runs) in enumerate(cells):
-        options = tuple(timed_option(number, summed([own, START]), gpus, SLOWDOWN) for number, own in seconds.items())
-        tasks += [Task(f"{place}#{run}", options, job=str(place)) for run in range(runs)]
-    if len(tasks) <= MOST_PLANNED:
-        chosen, reason = [placed.option for placed in make(tasks, gpus, PACKED_LIMIT_S).schedule.placed], PLANNED
-    else:
-        work_s = math.fsum(min(each.gpus * each.planned_s for each in task.options) for task in tasks)
-        chosen, reason = [schedule.within(task, work_s / gpus) for task in tasks], WORK
-    numbers: list[list[int]] = [[] for _ in cells]
-    for task, each in zip(tasks, chosen, strict=True):
-        numbers[int(task.job)].append(each.gpus)
-    return [max(sorted(own), key=own.count) for own in numbers], reason  # the least of several
