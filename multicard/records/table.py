@@ -42,7 +42,7 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     kind = records[0].kind
     axes = [axis for axis in comparable.varied(records, ALWAYS[kind]) if axis not in REPEATED]
     settings = _settings(records, axes)
-    rows = [_setting(group, axes) | _figures(group, records) for group in settings]
+    rows = [_setting(group, axes) | _figures(group, settings) for group in settings]
     notes = list[str]()
     if len(settings) < len(records):
         notes.append("±: standard deviation of the n runs")
@@ -113,14 +113,14 @@ def _setting(group: Sequence[AnyRecord], axes: Sequence[str]) -> dict[str, str]:
     return row | {"n": str(len(group)) if len(group) > 1 else "-", "status": group[0].status + marks}
 
 
-def _figures(group: Sequence[AnyRecord], records: Sequence[AnyRecord]) -> dict[str, str]:
+def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> dict[str, str]:
     """The figures of a setting, by heading, and after its rate what compares it; of `ok` runs alone."""
     first, row = group[0], dict[str, str]()
     for figure in FIGURES.values():
         if first.kind in figure.at_end:
             row[figure.heading()] = _summed(figure, group)
         if figure.name == RATES[first.kind][0]:
-            row[AGAINST_ONE] = _against_one(group, records)
+            row[AGAINST_ONE] = _against_one(group, settings)
     return row if first.status == "ok" else dict.fromkeys(row, "-")
 
 
@@ -140,17 +140,19 @@ def _ranks(record: AnyRecord) -> int:
     return int(record.axes.get("gpus") or 1) * int(record.axes.get("nodes") or 1)
 
 
-def _against_one(group: Sequence[AnyRecord], records: Sequence[AnyRecord]) -> str:
-    """The mean speed-up over one GPU, and its share of the ideal. Of tuning by tokens/s: with max_steps, n GPUs take as
-    many steps as one and n times the rows."""
+def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> str:
+    """The speed-up of mean times over one GPU, and its share of the ideal. Of tuning by tokens/s: with max_steps, n
+    GPUs take as many steps as one and n times the rows."""
+    records = [record for setting in settings for record in setting]
     several = any(_ranks(other) != 1 for other in records)
     ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
-    pairs_s = [(_taken_s(one), _taken_s(record)) for one, record in zip(ones, group, strict=False) if one is not None]
-    times = [formulas.speedup(one_s, own_s) for one_s, own_s in pairs_s if one_s and own_s]
-    if not times:
+    base = next((setting for setting in settings if any(one is record for one in ones for record in setting)), [])
+    means_s = [fmean(own) for side in (base, group) if (own := [*filter(None, map(_taken_s, side))])]
+    if len(means_s) < 2:
         return "-"
-    share = fmean(times) / _ranks(group[0])
-    return f"{fmean(times):.2f} ({share:.0%}){comparable.DOUBTFUL if share > formulas.DOUBTFUL_EFFICIENCY else ''}"
+    times = formulas.speedup(*means_s)
+    share = times / _ranks(group[0])
+    return f"{times:.2f} ({share:.0%}){comparable.DOUBTFUL if share > formulas.DOUBTFUL_EFFICIENCY else ''}"
 
 
 def _taken_s(record: AnyRecord) -> float | None:

@@ -57,7 +57,7 @@ def test_repetitions_and_seeds_are_one_row_with_their_mean_and_deviation():
     assert [" ".join(words) for words in rows[:4]] == [
         "gpus n status total s images/s x 1 GPU accuracy peak memory to device",
         "1 2 ok 102.0 ± 2.8 1,234 1.00 (100%) 98.38% ± 0.54 6 GB 999 B",
-        "2 2 ok 59.0 ± 1.4 1,234 1.67 (83%) 98.77% 5.43 GB 999 B",
+        "2 2 ok 59.0 ± 1.4 1,234 1.73 (86%) 98.77% 5.43 GB 999 B",
         "2 - failed - - - - - -",
     ]
     narrow = table.lines([records.as_run(record) for record in made], 70)
