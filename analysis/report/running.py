@@ -13,8 +13,8 @@ import msgspec
 from analysis import rerun_commands
 from analysis.runs import load
 from multicard.measure.timing import clock_s, in_hours
-from multicard.records import ownership, progress
-from multicard.records.progress import Board
+from multicard.records import ownership
+from multicard.records.progress import BoardCopy
 from multicard.records.run_folder import RESULT, settings_of
 from multicard.run.progress_bar import ProgressBar
 from multicard.workloads import WORKLOADS
@@ -27,6 +27,7 @@ class RunningCell:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.setting = folder, setting_of(folder)
+        self._board = BoardCopy(folder)
         self._bar: ProgressBar | None = None
         self._board_id = 0
         self._first: tuple[float, float] | None = None  # time and steps when training was first seen
@@ -34,9 +35,11 @@ class RunningCell:
     def look(self, now_s: float) -> dict[str, Any]:
         """What a page shows of it: names, the `share` of its steps that is done (None before training), and `facts`."""
         shown = {"sweep": self.folder.parent.name, "setting": self.setting}
-        with suppress(OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):  # files that are being written
+        done: dict[str, Any] = {}
+        with suppress(Exception):  # files that are being written, or gone: the board as it was last read
             self._open()
-        done = self._bar.fields(now_s) if self._bar is not None else {}
+        with suppress(Exception):  # whatever stands in them
+            done = self._bar.fields(now_s) if self._bar is not None else {}
         if not done:
             return shown | {"share": None, "facts": ["starting"]}
         share, steps = done["completed"] / done["total"], done["completed"]
@@ -47,14 +50,15 @@ class RunningCell:
         return shown | {"share": share, "facts": [fact for fact in facts if fact]}
 
     def _open(self) -> None:
-        """Open the board of its ranks, a new one where the run has started again."""
-        board_id = (self.folder / progress.FILE).stat().st_ino
+        """Read the board of its ranks, a new one where the run has started again."""
+        self._board.read_again()
+        board_id = self._board.path.stat().st_ino
         if board_id == self._board_id:
             return
         config = msgspec.yaml.decode((self.folder / "config.yaml").read_bytes(), type=dict)
         units = (work.unit for work in WORKLOADS if config.keys() <= {each.name for each in fields(work.schema)})
         ranks = config["gpus"] * config["nodes"]
-        self._bar = ProgressBar(Board(self.folder, ranks, node=0), ranks, config["epochs"], next(units, "samples"))
+        self._bar = ProgressBar(self._board, ranks, config["epochs"], next(units, "samples"))
         self._board_id, self._first = board_id, None
 
 

@@ -76,7 +76,7 @@ function show(text, cells) {
 
 async function ask() {
   try {
-    const { version, running: cells, notes } = await (await fetch("state")).json();
+    const { version, running: cells, notes } = await (await fetch(`${location.pathname.replace(/\/$/, "")}/state`)).json();
     show([cells.length ? `Running now: ${cells.length}.` : "Nothing runs now; new runs appear here by themselves.", ...notes].join(" "), cells);
     const isRead = performance.now() - touched_ms < STILL_MS || !getSelection().isCollapsed;
     if (String(version) !== running.dataset.version && (document.hidden || !isRead)) {

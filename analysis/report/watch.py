@@ -61,7 +61,8 @@ class Watch:
         if results != self._results:
             report = self._build() if results else self._waiting("Waiting for the first run")
             self._page = page.html(report, self._version + 1)
-            self._version, self._results, self._problem = self._version + 1, results, ""
+            self._version, self._results = self._version + 1, results
+        self._problem = ""
 
     def html(self) -> str:
         """The newest page; one that says that runs are being read before the first is made."""

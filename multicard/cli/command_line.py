@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Optional
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
@@ -52,8 +52,9 @@ def _once(words: list[str]) -> list[str]:
     """The words without keys that a later word sets again: Hydra takes the last, and names folders by all of them."""
     kept = dict[str, str]()
     for place, word in enumerate(words):
-        key, sets, _ = word.lstrip("+").partition("=")
-        name = key if sets and not word.startswith("-") else str(place)
+        key, sets, value = word.lstrip("+").partition("=")
+        merges = word.startswith("++") and value.startswith("{")
+        name = key if sets and not word.startswith("-") and not merges else str(place)
         if (before := kept.pop(name, None)) is not None:
             say(f"{before}: left out, as {word} comes later", error=True)
         kept[name] = word
@@ -68,6 +69,7 @@ def _matched(word: str, workload: Workload) -> str:
     options = workloads.groups(workload).get(group)
     require(options is not None, f"{word}: glob is for groups of options; name the values, as {group}=1,2,3")
     glob: Any = _parsed([word])[0].value()
+    require(isinstance(glob, Glob), f"{word}: glob() stands alone; name the values, as {group}=a,b")
     matched = glob.filter(options)
     require(matched, f"{word}: matches none of {', '.join(options or ())}")
     return f"{group}={','.join(matched)}"

@@ -55,7 +55,7 @@ class Board:
         try:
             if create:
                 os.posix_fallocate(descriptor, 0, size)  # a full disk says so here, not by SIGBUS later
-            self._map = mmap.mmap(descriptor, size)
+            self._map: Any = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
         if create:
@@ -104,6 +104,17 @@ class Board:
     def remove(self) -> None:
         self._map.close()
         self.path.unlink(missing_ok=True)
+
+
+class BoardCopy(Board):
+    """A board as its file was when it was last read, for other commands: over NFS, a file that is removed ends the
+    processes that have it mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+
+    def read_again(self) -> None:
+        self._map: Any = self.path.read_bytes()
 
 
 class LossPeek:

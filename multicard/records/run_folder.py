@@ -27,7 +27,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_type_hints
@@ -298,11 +298,14 @@ def find_cell(sweep: Path, name: str) -> Path:
 
 
 def forget_refused(sweep: Path) -> None:
-    """Remove the records of what earlier commands of a sweep refused: the next one says what it refuses."""
+    """Remove the records of what earlier commands of a sweep refused: the next one says what it refuses. A job that was
+    refused after it had begun has left more than a record, and keeps it."""
     for path in sweep.glob(f"*/{RESULT}"):
-        if (read_json(path) or {}).get("status") == "refused":
-            path.unlink(missing_ok=True)
-            remove_empty(path.parent)
+        if (read_json(path) or {}).get("status") == "refused" and not path.parent.is_symlink():
+            with suppress(OSError):  # of another user
+                if [*path.parent.iterdir()] == [path]:
+                    path.unlink()
+                    path.parent.rmdir()
 
 
 def is_probe(record: AnyRecord, folder: Path) -> bool:

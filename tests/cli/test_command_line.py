@@ -70,6 +70,7 @@ def test_what_a_command_takes_is_not_refused(words: list[str]):
         ("--cfg job -m gpus=2 gpus=auto --package job", "-m --cfg job gpus=1 gpus_auto=true hydra.mode=MULTIRUN "
          "--package job", "gpus=2: left out, as gpus=auto comes later"),
         ("-m dataset=glob(*) layout=glob(*w)", "-m dataset=digits,mnist,images layout=nchw", ""),
+        ("hydra.x={A:1} ++hydra.x={B:2}", "hydra.x={A:1} ++hydra.x={B:2}", ""),
     ],
 )  # fmt: skip
 def test_words_are_read_as_they_are_meant(words: str, read: str, told: str, capsys: pytest.CaptureFixture[str]):
@@ -103,6 +104,7 @@ COMPOSED = [
     (["dataset.download=true"], "dataset.download: not a key of the option chosen for dataset; "),  # digits
     (["zzzz=1"], "zzzz: no such key here; --help shows all keys"),
     (["-m", "precision=glob(x*)"], "precision=glob(x*): matches none of fp64, fp32, "),
+    (["-m", "precision=glob(f*),bf16"], "precision=glob(f*),bf16: glob() stands alone"),
     (["-m", "lr=glob(*)"], "lr=glob(*): glob is for groups of options; name the values"),
     (["precision=fp8"], "precision=fp8: no such option; choose one of fp64, fp32, "),
     (["method=lora"], "method: belongs to tune_llm.py"),

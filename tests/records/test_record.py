@@ -208,3 +208,14 @@ def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, chang
     with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, or altered; use that"):
         ownership.claim(path.parent)
     assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["result.json"]
+
+
+def test_what_earlier_commands_refused_is_forgotten_but_for_what_jobs_left(tmp_path: Path):
+    for name in ("a/refused", "a/job", "a/ok", "other/refused"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "result.json").write_text(f'{{"status": "{"ok" if name == "a/ok" else "refused"}"}}')
+    (tmp_path / "a" / "job" / "config.yaml").touch()  # else it would count as one that is being measured
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "other" / "refused")
+    run_folder.forget_refused(tmp_path / "a")
+    assert {path.parent.name for path in tmp_path.glob("a/*/result.json")} == {"job", "ok", "link"}
+    assert not (tmp_path / "a" / "refused").exists()
