@@ -205,11 +205,14 @@ class Answer:
 
     @property
     def others(self) -> list[str]:
-        """Faster settings that were passed over with the reason, then those that runs do not tell from it."""
-        faster = self.ranking.settings[: self.ranking.settings.index(self.best)]
-        passed = [f"{self.ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in faster]
+        """Faster settings that were passed over with the reason, then slower ones, some on fewer GPUs, that runs do not
+        tell to be worse."""
+        ranking, place = self.ranking, self.ranking.settings.index(self.best)
+        faster, slower = ranking.settings[:place], ranking.settings[place + 1 :]
+        passed = [f"{ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in faster]
         lines = [f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."] if passed else []
-        equal = [self.ranking.label(one) for one in self.ranking.not_told_from(self.best) if one not in faster]
+        worse = [ranking.cheaper(self.best, one) or ranking.more_accurate(self.best, one) for one in slower]
+        equal = [ranking.label(one) for one, is_worse in zip(slower, worse, strict=True) if not is_worse]
         if equal and (self.is_told or self.against is self.best):
             lines.append(f"Not told from it by these runs: {first_few(equal, MOST_OTHERS)}.")
         return lines

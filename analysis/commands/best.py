@@ -135,12 +135,8 @@ class Ranking:
     @cached_property
     def equals(self) -> list[RankedSetting]:
         """The settings that runs do not tell from the best."""
-        return self.not_told_from(self.best)
-
-    def not_told_from(self, setting: RankedSetting) -> list[RankedSetting]:
-        """The other settings that runs do not tell from this one."""
-        others = (one for one in self.settings if one is not setting)
-        return [one for one in others if not self._told(one, setting) and not self._told(setting, one)]
+        best, *others = self.settings
+        return [one for one in others if not self._told(one, best) and not self._told(best, one)]
 
     @property
     def confidence(self) -> float:

@@ -143,6 +143,11 @@ def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
     assert "but its loss did not fall (2.000 to 2.000)" in found.sentence
 
 
+def test_fewer_gpus_that_are_not_told_slower_are_named(tmp_path: Path):
+    each = [run(gpus=1, total_s=62.0, layout="nhwc"), run(gpus=1, total_s=99.0, layout="nchw"), run(**TWO)]
+    assert answer(tmp_path, *each).others == ["Not told from it by these runs: gpus=1 layout=nhwc."]
+
+
 def test_a_loss_of_random_weights_passes_nothing_over(tmp_path: Path):
     lower = {"loss": {"first": 7.0, "last": 1.0, "mean_of_last_tenth": 1.0}}
     each = [records.llm(total_s=50.0), records.llm(method="full", total_s=90.0) | lower]
