@@ -9,9 +9,9 @@ report.
 
 import argparse
 import contextlib
+import json
 import os
 import platform
-import pty
 import re
 import shlex
 import shutil
@@ -38,7 +38,7 @@ RECORDS = DOCS / "example" / "records"
 KEPT = ("result.json", "environment.json")  # of a run: neither samples nor logs
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Window, in pixels, and picture pixels for each of its own
-WINDOWS = {"screen": (ViewportSize(width=1300, height=1500), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
+WINDOWS = {"screen": (ViewportSize(width=1300, height=1465), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 DRAWN_MS = 1500  # until the figures in sight are drawn
 COLOURS = 96  # of a picture, so that its file is small
@@ -78,8 +78,9 @@ def _keep(multirun: Path) -> None:
         shutil.rmtree(kept, ignore_errors=True)
         for path in sorted(path for name in KEPT for path in measured.glob(f"*/{name}")):
             (kept / path.parent.name).mkdir(parents=True, exist_ok=True)
-            text = path.read_text().replace(f'"{platform.node()}"', '"node1"')
-            (kept / path.parent.name / path.name).write_text(text)
+            text = json.dumps(json.loads(path.read_text()), separators=(",", ":"))
+            text = text.replace(f'"{platform.node()}"', '"node1"')
+            (kept / path.parent.name / path.name).write_text(f"{text}\n")
         command = {
             "overrides": {"task": hydra["overrides"]["task"]},
             "job": {"config_name": hydra["job"]["config_name"]},
@@ -110,18 +111,12 @@ def terminal(out: Path) -> Path:
     with _measured():
         command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
         words = [sys.executable, str(DOCS.parent / "train_vision.py"), *shlex.split(command)[2:]]
-        own_end, terminal_end = pty.openpty()
-        process = subprocess.Popen(words, stdout=terminal_end, env=os.environ | TERMINAL)
-        os.close(terminal_end)
-        printed = b""
-        with contextlib.suppress(OSError):  # by which Linux says that a terminal was closed
-            while part := os.read(own_end, 1 << 16):
-                printed += part
-        os.close(own_end)
-        if process.wait():
-            raise ValueError(f"{command}: exit code {process.returncode}")
+        typed = ["script", "-qec", shlex.join(words), "/dev/null"]  # which gives the command a terminal
+        done = subprocess.run(typed, env=os.environ | TERMINAL, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"{command}: {done.stdout}")
     drawn.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=False)
-    drawn.print(Text.from_ansi(printed.decode().replace("\r\n", "\n").replace("measured before: ", "")))
+    drawn.print(Text.from_ansi(done.stdout.replace("measured before: ", "")))
     path = out / "demo.svg"
     svg = drawn.export_svg(title="multicard", unique_id="demo")
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))  # pictures fetch nothing
