@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "llm": ("tune_llm.py", "method=lora", "max_steps=60"),
 }
-REPEATED_BY = {"vision": "seed", "llm": "repetition"}  # runs of one seed have one accuracy; tuning is paired by rows
+REPEATED_BY = {"vision": "seed", "llm": "repetition"}  # one seed: one accuracy; other seeds tune on other rows
 Deal = tuple[list[Run], list[Run]]
 
 

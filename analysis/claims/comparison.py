@@ -132,17 +132,13 @@ class Sides:
         return self._mean(figure, math.log, between_runs.PRIOR_SD).mapped(math.exp)
 
     def _mean(self, figure: Figure, scale: Callable[[float], float], prior_sd: float) -> Interval:
-        """The mean over `top` on a scale."""
+        """The mean over `top` on a scale; without bounds where nothing was repeated on the machine."""
         mean = fmean(map(scale, self.values(figure)[0]))
-        half = self.half_width(self.readings.machines(figure, scale, prior_sd).of(self.top[0]), len(self.top))
-        low, high = (None, None) if half is None else (mean - half, mean + half)
-        return Interval(mean, low, high, self.basis)
-
-    def half_width(self, spread: Spread, count: int) -> float | None:
-        """Half the interval of a mean over `count` runs; None where nothing was repeated on the machine."""
+        spread = self.readings.machines(figure, scale, prior_sd).of(self.top[0])
         if not spread.degrees:
-            return None
-        return intervals.student_quantile(self.confidence, spread.term.degrees) * math.sqrt(spread.variance / count)
+            return Interval(mean, None, None, self.basis)
+        half = between_runs.half_width(len(self.top), spread, self.confidence)
+        return Interval(mean, mean - half, mean + half, self.basis)
 
     @property
     def basis(self) -> str:

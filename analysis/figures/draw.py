@@ -19,15 +19,9 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.records.text_table import clean
 
-# What draws each form, by what follows the experiment's name in that of the figure
-FORMS = {
-    "lines": {"": by_measure},
-    "bars": {"": by_measure},
-    "curves": {"": by_measure},
-    "calls": {"": metrics},
-    "shares": {"": metrics},
-    "copies": {"": copies, "_counted": by_measure},
-}
+# What draws each form of a view but lines, bars and curves
+FORMS = {"calls": metrics, "shares": metrics, "copies": copies}
+COUNTED = "_counted"  # ends the name of a second figure beside copies: the bytes that the runs counted
 TIMELINES = "timelines"
 GENERAL = {
     "effects": effects_alone,
@@ -50,8 +44,10 @@ def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[
     counted (`_counted`). None for panels without anything to show (no profile that can be read, no epochs)."""
     by_panel: list[list[Figure]] = []
     for panel in panels:
-        name, forms = numbered(experiment.name, len(by_panel)), FORMS[experiment.view.form]
-        drawn = [figure for ending, draw in forms.items() if (figure := draw(panel, name + ending)) is not None]
+        name, form = numbered(experiment.name, len(by_panel)), experiment.view.form
+        made = [FORMS.get(form, by_measure)(panel, name)]
+        made += [by_measure(panel, name + COUNTED)] if form == "copies" else []
+        drawn = [figure for figure in made if figure is not None]
         by_panel += [drawn] if drawn else []
     has_timelines = experiment.view.timelines and panels
     of_runs = timelines(panels[0].runs, f"{experiment.name}-{TIMELINES}") if has_timelines else []

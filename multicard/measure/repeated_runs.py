@@ -144,9 +144,9 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
     return Ratio(means[1] / means[0], math.sqrt(total.variance), total.degrees, repeated=between is not None)
 
 
-def half_width(runs: int, spread: Spread) -> float:
+def half_width(runs: int, spread: Spread, confidence: float = CONFIDENCE) -> float:
     """Half of the interval of a mean over `runs` runs, on the scale of the spread."""
-    return min(student_quantile(CONFIDENCE, spread.term.degrees) * math.sqrt(spread.variance / runs), MOST_LOG)
+    return min(student_quantile(confidence, spread.term.degrees) * math.sqrt(spread.variance / runs), MOST_LOG)
 
 
 def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
