@@ -1,8 +1,7 @@
 """The race of a sweep: what is refused, the race to its end, and what it prints then."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from multicard.config.base import plain
 from multicard.config.job import count
@@ -82,10 +81,9 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
         return [f"race={options.figure}: none of the fastest reached the target; {remedy}", *lines]
     if verdict.winner is None:
         return [f"race={options.figure}: no cell could be measured to its end"]
-    accuracies = _accuracies(race, finals)
     ran = [each for each in standings if each.blocks or each.in_full is not None]
     ran.sort(key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure), reverse=True)
-    lines = ["", *_table(race, ran[:LISTED], accuracies, verdict.winner)]
+    lines = ["", *_table(race, ran[:LISTED], verdict.winner)]
     if len(ran) > LISTED:
         lines.append(f"and {count(len(ran) - LISTED, 'cell')} that ran, and came after these")
     failed = [each for each in standings if each.failed and each not in ran[:LISTED]]
@@ -120,20 +118,7 @@ def _labels(race: LiveRace, places: Sequence[int]) -> str:
     return ", ".join(race.cells[place].label.strip() for place in places)
 
 
-def _accuracies(race: LiveRace, finals: Sequence[Cell]) -> dict[int, list[float]]:
-    """Accuracies of the finalists' full runs, by the cell's place."""
-    places = {cell.number: place for place, cell in enumerate(race.cells)}
-    known: dict[int, list[float]] = {}
-    for cell in finals:
-        accuracy = cell.result and getattr(cell.result.record, "test_accuracy", None)
-        if accuracy is not None:
-            known.setdefault(places[cell.number], []).append(accuracy)
-    return known
-
-
-def _table(
-    race: LiveRace, standings: Sequence[Standing], accuracies: Mapping[int, Sequence[float]], winner: int
-) -> list[str]:
+def _table(race: LiveRace, standings: Sequence[Standing], winner: int) -> list[str]:
     records = [cell.as_record() for cell in race.cells]
     axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
     columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
@@ -145,9 +130,6 @@ def _table(
         columns["in full"] = full
     peaks = [race.peaks.get(each.cell) for each in standings]
     columns["memory"] = [in_bytes(max(own) if own else None) for own in peaks]
-    if accuracies:
-        of_cells = [accuracies.get(each.cell) for each in standings]
-        columns["accuracy"] = [f"{fmean(values):.1%}" if values else "-" for values in of_cells]
     align = "l" * (len(axes) + 1) + "r" * (len(columns) - len(axes) - 1) + "l"
     columns["race"] = ["winner" if each.cell == winner else _state(each) for each in standings]
     rows = [*zip(*columns.values(), strict=True)]
