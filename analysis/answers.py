@@ -262,19 +262,26 @@ class Answer:
 
     @cached_property
     def next(self) -> Advice:
-        """What to try next: what a diagnosis advises; repetitions where there are none; an axis that was not swept."""
+        """What to try next: what a diagnosis advises; longer runs where these tell nothing; repetitions where there are
+        none; an axis that was not swept."""
         advice = next((run.diagnosis.partition(TO_TRY)[2] for run in self._runs if run.diagnosis), "")
         if advice:
             return Advice(
                 f"{'Try ' + advice if '=' in advice.split()[0] else capital(advice)}.", self._with(advice.split()[0])
             )
-        if len(self.best.runs) == 1 and not self.failings:
+        first = self.best.runs[0]
+        if self.failings:
+            key = "epochs" if first["max_steps"] is None else "max_steps"
+            longer = f"{key}={4 * (first[key] or 1)}"
+            return Advice("Train longer: these runs are no measure of the setting.", self._with(longer))
+        if len(self.best.runs) == 1:
             (command,) = rerun_commands.of_sweeps(self.best.runs) or [None]
             sure = "Repeat the runs: single ones do not show how runs differ."
             return Advice(sure, command and f"{command} repeat=3")
         phases = self._runs[0].phases_s
         sweeps = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else OF_TUNING
-        sweep = next((sweep for sweep in sweeps if sweep.partition("=")[0] not in self.keys), None)
+        fixed = [*self.keys, *["method"] * (first["reward_accuracy"] is not None)]  # pairs are read by dpo alone
+        sweep = next((sweep for sweep in sweeps if sweep.partition("=")[0] not in fixed), None)
         if sweep is None:
             return Advice("See what limits it: steps with one cost removed at a time.", self._with("diagnose=true"))
         return Advice(f"Sweep {sweep.partition('=')[0]}, which was not varied.", self._with(sweep))

@@ -141,6 +141,7 @@ def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
     loss = {"loss": {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}}
     found = answer(tmp_path, records.llm(total_s=9.0) | loss, records.llm(gpus=2, total_s=5.0) | loss)
     assert "but its loss did not fall (2.000 to 2.000)" in found.sentence
+    assert found.next.sentence.startswith("Train longer")
 
 
 def test_fewer_gpus_that_are_not_told_slower_are_named(tmp_path: Path):
