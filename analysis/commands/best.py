@@ -291,7 +291,7 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
         raise ValueError(f"of {count(len(runs), 'run')} none ended ok{traced}")
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
-    settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column) is not None]
+    settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column)]
     if not settings:
         why = "; energy is measured on GPUs with NVML, not on CPU ranks" if goal == "energy" else ""
         raise ValueError(f"of {count(len(ok), 'run')} none has {column}{why}")
@@ -338,7 +338,7 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
     settings = [
         RankedSetting(cell, own, cost, grouping.ranks(own[0]), *(of_setting(own, name) for name in (ACCURACY, LOSS)))
         for cell, own in grouping.group(runs, setting_columns).items()
-        if (cost := of_setting(own, column)) is not None
+        if (cost := of_setting(own, column))
     ]
     settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)

@@ -11,7 +11,7 @@ import altair as alt
 from analysis.commands.best import Ranking, known_rankings
 from analysis.figures import captions
 from analysis.figures.charts import LINE, WIDTH
-from analysis.figures.setting_charts import MOST_SERIES, SettingGroup, mean_time_s
+from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
 from analysis.figures.vega import Figure, layered, numbered
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, of_setting
@@ -42,10 +42,9 @@ class WhatMatters:
     @cached_property
     def points(self) -> list[Point]:
         is_time, made = self.measure == TIME, list[Point]()
-        column = "tokens_per_s" if is_time and self.ranking.runs[0]["kind"] == "llm" else self.measure
-        spreads = self.ranking.repeated.of_column(column)
+        spreads = self.ranking.repeated.of_column(self.measure)
         for one in self.ranking.settings:
-            value = mean_time_s(one.runs) if is_time else of_setting(one.runs, ACCURACY)
+            value = of_setting(one.runs, self.measure)
             if value is not None and (value > 0 or not is_time):
                 levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
                 n = len(one.runs if is_time else grouping.by_seed(one.runs))
@@ -92,7 +91,7 @@ class WhatMatters:
         ends = [self._gain(end) for end in bounds]
         if gain.is_told:
             ends = [end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))]
-        interval = " to ".join(ends) or "no interval: repeat=2"
+        interval = " to ".join(ends) or f"no interval: {'repeat=2' if self.measure == TIME else 'seed=0,1'}"
         return f"{self._gain(gain.estimate) if gain.is_told or not ends else unclear} ({interval})"
 
     def _gain(self, gain: float) -> str:

@@ -57,6 +57,7 @@ AT_TARGET = MISSED | {"time_to_target_s": 39.0}
             "accuracy of 10.0% is at chance level.",
         ),
         ([run(**DEFAULT)], "One setting was measured: 100 s, 99.00% accuracy."),
+        ([run(**DEFAULT), run(gpus=2, total_s=0.0)], "One setting was measured: 100 s, 99.00% accuracy."),
         # what it costs, and its marks
         (
             [run(**DEFAULT) | {"peak_memory_bytes": {"max": 10, "source": "x"}}, run(**TWO)],
