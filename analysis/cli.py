@@ -41,7 +41,8 @@ def share(text: str) -> float:
     """A share such as 5% or 0.05."""
     value = sweeps.share(text)
     if text not in ("0", "0%") and (not 0 < value <= 1 or text == "1"):  # which may be meant as 1%
-        raise argparse.ArgumentTypeError(f"{text} is no share; write 5% or 0.05")
+        meant = value if 1 <= value <= 100 else 5
+        raise argparse.ArgumentTypeError(f"{text} is no share; write {meant:g}% or {meant / 100:g}")
     return value
 
 

@@ -99,7 +99,7 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     seen: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; runs are under multirun/ unless hydra.sweep.dir says otherwise")
+            raise ValueError(f"{folder} is no folder; runs are under multirun/ of where they were started")
         for parent, inner, files in os.walk(folder):
             if RESULT not in files and "config.yaml" not in files:
                 inner[:] = sorted(name for name in inner if not name.startswith("."))

@@ -20,7 +20,7 @@ SWITCHED = ("predict", "probe")  # groups of keys that are switched on by their 
 PREDICTION = (*SWITCHED, "fit")
 RACE = ("race",)
 RACED = ("images_per_s", "tokens_per_s")  # figures of a race, as they are typed
-UNITS = {"GB": 10**9, "GiB": 2**30}
+UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 
 
 @dataclass
@@ -105,7 +105,7 @@ def is_elsewhere(config: Any) -> bool:
 
 def memory_bytes(text: str) -> int:
     """ "80GB" or "80GiB" in bytes; 0 for other words."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GB|GiB)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG]i?B)", text.strip())
     return round(float(match[1]) * UNITS[match[2]]) if match else 0
 
 

@@ -5,6 +5,7 @@ something runs.
 """
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -38,8 +39,8 @@ ALONE = InSweep("", lambda: None)
 
 
 class ProgressBar:
-    """While it is open: a progress bar where stderr is a terminal, else a line now and then, and `tick` called once a
-    second where there is one."""
+    """While it is open: a progress bar where stderr is a terminal that redraws, else a line now and then, and `tick`
+    once a second where there is one."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class ProgressBar:
     def _watch(self) -> None:
         ticked_s = said_s = clock_s()
         silent_s = FIRST_LINE_S
-        with _bar(self._cell.title) if sys.stderr.isatty() else nullcontext() as bar:
+        has_bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        with _bar(self._cell.title) if has_bar else nullcontext() as bar:
             while not self._done.wait(REFRESH_S):
                 now_s = clock_s()
                 fields, left_s = self.fields(now_s), self._cell.left_s()

@@ -168,7 +168,8 @@ def test_limits_leave_settings_out(sweep: Path, capsys: pytest.CaptureFixture[st
         ("--memory", "4.99 GB", "none keeps to the limits"),  # peaks are 5e9 bytes
         ("--memory", "4.6GiB", "none keeps to the limits"),
         ("--memory", "5GB", None),
-        ("--accuracy", "99", "99 is no share; write 5% or 0.05"),
+        ("--memory", "4999MB", "none keeps to the limits"),
+        ("--accuracy", "99", "99 is no share; write 99% or 0.99"),
         ("--accuracy", "99%", None),
         ("--gpus", "0", "0 is no number of GPUs"),
         ("--goal", "fun", "invalid choice"),

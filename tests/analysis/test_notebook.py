@@ -88,7 +88,7 @@ def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
         (lambda runs: runs.where("gpus>"), "--where: "),
         (lambda runs: runs.where("cards>1"), '--where: no column "cards"'),
         (lambda runs: runs.best("speed"), "goal=speed: choose one of time, memory, energy"),
-        (lambda runs: runs.best(accuracy=99), "accuracy: 99 is no share; write 5% or 0.05"),
+        (lambda runs: runs.best(accuracy=99), "accuracy: 99 is no share; write 99% or 0.99"),
         (lambda runs: runs.best(memory="80"), "memory: 80 is no size; write 80GB or 80GiB"),
         (lambda runs: runs.best(gpus=0), "gpus: 0 is no number of GPUs"),
         (lambda runs: runs.compare(), "B is missing"),

@@ -46,14 +46,16 @@ def test_the_bar_has_rates_from_where_the_run_goes_on_and_is_not_full_while_eval
     assert view.fields(1010.0)["completed"] == 10
 
 
-def test_without_a_terminal_a_long_run_says_how_far_it_and_its_sweep_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_terminal", [False, True])  # a dumb one
+def test_where_no_bar_can_be_drawn_a_long_run_says_how_far_it_and_its_sweep_are(
+    has_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     board, said, has_said = Board(tmp_path, 1, create=True), list[str](), Event()
     board.post(0, 2, 10, 640, 0, 0.5)
     monkeypatch.setattr(progress_bar, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(progress_bar, "say", lambda line: (said.append(line), has_said.set()))
-    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: has_terminal, raising=False)
+    monkeypatch.setenv("TERM", "dumb" if has_terminal else "xterm")
     with ProgressBar(board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)):
         assert has_said.wait(60)
     assert said[0] == "[1/2] lr=1   epoch 1/2  loss 0.500  sweep 0:01:01"
