@@ -36,7 +36,7 @@ MOST_OPENED = 300  # rows that have a curve and the paths of logs: the page is t
 MOST_POINTS = 60  # of a curve
 NOTES = {  # by the columns that they explain
     "runs": "±: half of the 95 % interval of a mean, from how all repeated runs differ.",
-    "speedup": "x 1 GPU: how many times faster than one rank, alike in all else; efficiency: that over the ranks.",
+    "speedup": "x 1 GPU: times as fast as one rank (tuning: in tokens/s), all else alike; efficiency: that / ranks.",
     "data_share": "Shares of the mean step: data is waiting for a batch, h2d copying it to the device.",
     "peak_memory_bytes": "Peak memory: of the rank that held most (on CPU ranks the resident memory).",
     "received_bytes": "To device: counted over the run. Collectives: what a rank receives.",
