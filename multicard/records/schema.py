@@ -18,6 +18,7 @@ from multicard.records.schema_parts import (
     Data,
     Diagnosis,
     Divergence,
+    Duration,
     Float,
     Gpu,
     Int,
@@ -121,7 +122,7 @@ class Record(Struct, kw_only=True):
     config: Annotated[dict[str, Any], "the resolved configuration"] = {}
     ended_at: Annotated[str | None, "UTC, ISO 8601"] = None
     startup_s: Annotated[Number, "seconds from the command, or the previous run's end, to training"] = None
-    total_s: Annotated[Number, "seconds of training, evaluation included, over all attempts"] = None
+    total_s: Annotated[Duration, "seconds of training, evaluation included, over all attempts"] = None
     compile_s: Annotated[Number, "seconds of torch.compile, before training"] = None
     compile_cache: Annotated[CompileCache | None, "null: nothing was compiled"] = None
     cuda_graphs: Annotated[bool | None, "compile=reduce-overhead or max-autotune: all code runs as CUDA graphs"] = None

@@ -12,6 +12,7 @@ Float = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Count = Int | None
 Number = Float | None
 Share = Annotated[float, Meta(ge=0, le=1)] | None
+Duration = Annotated[float, Meta(ge=1e-9, le=MOST)] | None  # of which others are multiples
 
 
 def described(hint: Any) -> tuple[list[Any], str]:

@@ -82,6 +82,7 @@ def test_steps_that_the_schema_does_not_have_are_not_written(tmp_path: Path, cha
     [
         ({"total_s": "many"}, r"Expected `float \| null`, got `str` - at `\$.total_s`"),
         ({"epochs": [{"epoch": 0, "test_accuracy": 1.5}]}, r"<= 1.0 - at `\$.epochs\[0\].test_accuracy`"),
+        ({"total_s": 0.0}, r">= 1e-09 - at `\$.total_s`"),
         ({"total_s": 1e19}, r"<= 1e\+18 - at `\$.total_s`"),
         ({"kind": "other"}, "Invalid value 'other'"),
         ({"segments": None}, "Expected `array`, got `null`"),
