@@ -17,7 +17,7 @@ from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.stats.between_runs import LOSS_APART
+from analysis.stats.between_runs import BETA, LOSS_APART
 from multicard.config.job import count
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
@@ -183,7 +183,7 @@ class Answer:
                 yield f"same accuracy ({best.accuracy:.1%})"
             else:
                 yield f"accuracy not told apart ({best.accuracy:.1%}, not {other.accuracy:.1%})"
-        elif best.loss is not None and other.loss is not None:
+        elif best.loss is not None and other.loss is not None and BETA not in self.apart:
             yield f"{'a lower' if more else 'a higher' if less else 'the same'} loss ({best.loss:.3f})"
         for name, column in (("memory", MEMORY), ("energy", ENERGY)):
             values = [of_setting(one.runs, column) for one in (best, other)]

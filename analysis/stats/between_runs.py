@@ -32,6 +32,7 @@ from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
 
 PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
+BETA = "method.beta"  # a factor in DPO's loss: losses of several are not compared
 LOSS_APART = 0.01  # relative difference below which two losses count as equal
 REMEDY = "repeat=3 (accuracies, losses: seed=0,1,2) shows how runs differ"  # where nothing was repeated
 
@@ -167,7 +168,9 @@ class RepeatedRuns:
         """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss."""
         if of_setting(a, ACCURACY) is None or of_setting(b, ACCURACY) is None:
             loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
-            return loss_a is not None and loss_b is not None and loss_a < loss_b * (1 - LOSS_APART)
+            if loss_a is None or loss_b is None or a[0][BETA] != b[0][BETA]:
+                return False
+            return loss_a < loss_b * (1 - LOSS_APART)
         spread, counts = self.of_column(ACCURACY).of(a[0]), [len(by_seed(side)) for side in (a, b)]
         assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
         over_answers = intervals.difference(_over_answers(a, confidence), _over_answers(b, confidence))

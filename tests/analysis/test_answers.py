@@ -156,6 +156,16 @@ def test_a_loss_of_random_weights_passes_nothing_over(tmp_path: Path):
     assert answer(tmp_path, *each).sentence.startswith("Keep method=lora: the defaults are the fastest of 2 settings")
 
 
+def test_losses_of_dpo_with_several_betas_are_not_compared(tmp_path: Path):
+    losses = [(0.1, 60.0, 0.6), (0.5, 90.0, 0.3)]
+    each = [
+        records.llm(method="dpo", method__beta=beta, weights="pretrained", total_s=time_s)
+        | {"loss": {"first": 0.69, "last": loss, "mean_of_last_tenth": loss}}
+        for beta, time_s, loss in losses
+    ]
+    assert " loss " not in (found := answer(tmp_path, *each).sentence) and "method.beta=0.1" in found
+
+
 def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
     sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
     diagnosis = {"diagnosis": {"bound": "input", "sentence": sentence}}
