@@ -1,16 +1,19 @@
-"""The steps of `benchmarks.on_gpu`, in the order of what they are worth; shrunk for CPU ranks."""
+"""The steps of `benchmarks.on_gpu`, in the order of what they are worth, and their findings; shrunk for CPU ranks."""
 
+import json
 import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from multicard.records.run_folder import replacing
+from multicard.records.text_table import in_bytes
 from multicard.vision.data.datasets import MNIST_FILES
 
 IMAGES, ROWS, TOKENIZER = "MNIST/raw", "alpaca*.jsonl", "tokenizer.model"  # below the folder of the data
@@ -112,22 +115,175 @@ def made_images(root: Path) -> Path:
     return root
 
 
+# Findings, of a step's folder and its log
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A figure of a step.
+
+    against: what others measured, or the goal.
+    passed: of a check; None where a figure is no check.
+    """
+
+    what: str
+    value: str
+    against: str = ""
+    passed: bool | None = None
+
+
+Read = Callable[[Path, str], list[Finding]]
+Record = dict[str, Any]  # of a run, as result.json has it
+TRAINING = (60_000, 10_000, 20)  # images, test images and epochs of the papers
+PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}  # on one H100: 2503.15252, Table 2 (fp64, fp32 derived)
+PUBLISHED = "12,473 tokens/s (best published, H100); 14,000 (goal)"
+
+
+def of_machine(_: Path, log: str) -> list[Finding]:
+    figures = json.loads(log.splitlines()[-1])
+    versions = ", ".join(f"{name} {figures['versions'][name]}" for name in ("torch", "CUDA", "cuDNN", "driver"))
+    against = {"within the device": "4,300 GB/s (H200)"}
+    rates = figures["bytes_per_s"].items()
+    return [
+        Finding("hardware", figures["hardware"]),
+        Finding("versions", versions),
+        *(Finding(f"copy {what}", f"{rate / 1e9:,.1f} GB/s", against.get(what, "")) for what, rate in rates),
+    ]
+
+
+def test_outcomes(log: str) -> dict[str, str]:
+    """The last outcome of each test that `pytest -v` names, over all calls."""
+    return dict(re.findall(r"^(tests/.+?) (PASSED|FAILED|ERROR|SKIPPED)", log, re.MULTILINE))
+
+
+def of_tests(_: Path, log: str) -> list[Finding]:
+    outcomes = test_outcomes(log)
+    bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    counts = [f"{[*outcomes.values()].count(name)} {name.lower()}" for name in ("PASSED", "FAILED", "ERROR", "SKIPPED")]
+    failed = [Finding(name, "failed", passed=False) for name in bad]
+    return [Finding("tests", ", ".join(counts), passed=not bad), *failed]
+
+
+def of_step(_: Path, log: str) -> list[Finding]:
+    """The rows that `benchmarks.step` left as lines of JSON; of those of one step the last."""
+    rows = {row["step"]: row for line in log.splitlines() if line.startswith("{") for row in [json.loads(line)]}
+    return [
+        Finding(
+            what,
+            f"{row['images_per_s']} images/s, {row['step_ms']} ms",
+            f"{row['ceiling']} images/s (memory's ceiling)",
+        )
+        for what, row in rows.items()
+    ]
+
+
+def of_runs(*tell: Callable[[Record], Finding], axes: Sequence[str] = ("precision",), known: str = "ok") -> Read:
+    """Findings of each run of a step. A run that did not end well is a failed check, unless its status is `known`: a
+    sweep does not fail where a run diverged or ran out of memory."""
+
+    def read(folder: Path, _: str) -> list[Finding]:
+        findings = []
+        for path in sorted(folder.glob("*/result.json")):
+            record = json.loads(path.read_text())
+            status = record["status"]
+            if status == "ok":
+                findings += [each(record) for each in tell]
+            else:
+                message = (record.get("cause") or {}).get("message", "no cause")
+                passed = None if status == known else False
+                findings.append(Finding(setting(record, *axes), f"{status}: {message}", passed=passed))
+        return findings
+
+    return read
+
+
+def setting(record: Record, *axes: str) -> str:
+    return ", ".join(f"batch {record['axes'][axis]}" if axis == "batch_size" else record["axes"][axis] for axis in axes)
+
+
+def rate(record: Record) -> Finding:
+    compiled = f", compiled in {record['compile_s']:.0f} s" if record["compile_s"] else ""
+    peak = in_bytes(record["peak_memory_bytes"]["max"])
+    value = f"{record['images_per_s']:,.0f} images/s, {peak}, {record['total_s']:.1f} s{compiled}"
+    return Finding(setting(record, "precision", "loader"), value, "484 images/s (papers, one H100)")
+
+
+def extrapolated_s(record: Record) -> tuple[float, str]:
+    """The papers' training from a shorter one of at least two epochs: seconds, and how they come about.
+
+    total = once + epochs (epoch + images / (images/s) + test images / (test images/s)), where images/s leave out the
+    warm-up, `epoch` is what the last epoch took beside its images, and `once` is what the first took beside the last.
+    """
+    first, last = record["epochs"][0], record["epochs"][-1]
+    images, test_images, epochs = TRAINING
+    images_per_s, tested_per_s = record["images_per_s"], last["test_samples"] / last["evaluate_s"]
+    epoch_s = max(0.0, last["train_s"] - last["samples"] / images_per_s)
+    once_s = max(0.0, sum(first[key] - last[key] for key in ("train_s", "evaluate_s")))
+    total_s = once_s + epochs * (epoch_s + images / images_per_s + test_images / tested_per_s)
+    parts = f"{epoch_s:.2f} + {images:,} / {images_per_s:,.0f} + {test_images:,} / {tested_per_s:,.0f}"
+    return total_s, f"{once_s:.1f} + {epochs} ({parts})"
+
+
+def papers_training(record: Record) -> str:
+    images, _, epochs = TRAINING
+    return f"{record['axes']['precision']}, {epochs} x {images:,} images"
+
+
+def extrapolated(against: str = "") -> Callable[[Record], Finding]:
+    """The papers' training, extrapolated; by default beside Table 2's first column."""
+
+    def tell(record: Record) -> Finding:
+        total_s, formula = extrapolated_s(record)
+        printed = f"{PAPERS_TOTAL_S[record['axes']['precision']]:,} s (papers, one H100)"
+        return Finding(papers_training(record), f"{total_s:,.0f} s = {formula}", against or printed)
+
+    return tell
+
+
+def whole(record: Record) -> Finding:
+    reached = f"{record['total_s']:.1f} s, accuracy {record['test_accuracy']:.2%}"
+    return Finding(papers_training(record), reached, "300 s at 99 % (goal)")
+
+
+def diagnosis(record: Record) -> Finding:
+    return Finding("what limits it", record["diagnosis"]["sentence"])
+
+
+def of_tuning(against: str = "") -> Read:
+    """Seconds an iteration and tokens per second, beside a figure of others; out of memory is an answer too."""
+    axes = ("method", "precision", "batch_size")
+
+    def tokens(record: Record) -> Finding:
+        speed, peak = record["tokens_per_s"]["non_padding"], in_bytes(record["peak_memory_bytes"]["max"])
+        value = f"{speed:,.0f} tokens/s, {record['iteration_s']['mean']:.3f} s/it, {peak}"
+        return Finding(setting(record, *axes), value, against)
+
+    return of_runs(tokens, axes=axes, known="oom")
+
+
+def of_memory(folder: Path, _: str) -> list[Finding]:
+    (path,) = folder.glob("*/result.json")
+    status = json.loads(path.read_text())["status"]
+    return [Finding("a batch too large", status, "oom", passed=status == "oom")]
+
+
+# The steps
+
+
 @dataclass(frozen=True)
 class Step:
     """A step.
 
     estimate_s: its duration on an H200, start-up included; of the tests, which take longer, a first part.
-    skip: why a pass leaves it out; empty where it does not. expects: statuses with which its runs may end.
-    others: what others measured, or the goal.
+    skip: why a pass leaves it out; empty where it does not.
     """
 
     name: str
     title: str
     estimate_s: float
     command: Callable[[Pass], list[str]]
+    read: Read
     skip: Callable[[Pass], str] = lambda run: ""
-    expects: tuple[str, ...] = ("ok",)
-    others: str = ""
 
 
 def gpu_only(why: str) -> Callable[[Pass], str]:
@@ -146,8 +302,8 @@ def module(name: str, *words: object) -> list[str]:
 def tests(run: Pass) -> list[str]:
     """The tests that earlier calls have not seen through. It needs no plugin of pytest."""
     log = run.log("tests")
-    outcomes = re.findall(r"^(tests/.+?) (PASSED|SKIPPED)", log.read_text(), re.MULTILINE) if log.exists() else []
-    done = [f"--deselect={name}" for name in dict(outcomes)]
+    outcomes = test_outcomes(log.read_text()) if log.exists() else {}
+    done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
     fixed = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors", "-m", "gpu", "tests/gpu")
     return module("pytest", *fixed, *done)
 
@@ -171,37 +327,37 @@ PACKED: Words = {"packed": True, "max_seq_len": 2048, "batch_size": "4,6", "comp
 SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False}
 LORA: Words = LLAMA | {"method": "lora"}
 
-OUT_OF_MEMORY = ("ok", "oom")  # an answer of tuning, too
-
+# name, title, seconds expected, command, findings
 STEPS = [
     Step("machine", "versions, bandwidth of copies, nvidia-smi", 25,
-        lambda run: module("benchmarks.step", "--bandwidth"), others="4,300 GB/s within the device (H200)"),
-    Step("tests", "pytest -m gpu", 90, tests, skip=gpu_only("its tests need a CUDA device")),
-    Step("step", "the training step alone, eager", 60, step_alone()),
-    Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED),
+        lambda run: module("benchmarks.step", "--bandwidth"), of_machine),
+    Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),
+    Step("step", "the training step alone, eager", 60, step_alone(), of_step),
+    Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), of_step,
         skip=gpu_only("it compiles for minutes")),
     Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 75,
         lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32),
-        others="484 images/s (papers, one H100)"),
-    Step("papers", "Table 2 on one GPU, shortened", 150,
-        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"})),
+        of_runs(rate, extrapolated("300 s (goal)"))),
+    Step("papers", "Table 2 on one GPU, extrapolated", 150,
+        lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
+        of_runs(extrapolated())),
     Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 110,
-        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), expects=OUT_OF_MEMORY),
-    Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), expects=OUT_OF_MEMORY),
+        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), of_tuning()),
+    Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), of_tuning()),
     Step("lora_fp32", "Llama3-8B: LoRA in fp32", 90,
-        lambda run: run.tune("lora_fp32", LORA | run.text() | {"precision": "fp32"}), expects=OUT_OF_MEMORY,
-        skip=gpu_only("the step lora is in fp32 on CPU ranks"), others="0.77 s/it (papers, Table 5, H100)"),
+        lambda run: run.tune("lora_fp32", LORA | run.text() | {"precision": "fp32"}),
+        of_tuning("0.77 s/it (papers, Table 5, H100)"), skip=gpu_only("the step lora is in fp32 on CPU ranks")),
     Step("packed", "Llama3-8B: LoRA, packed and compiled", 180,
-        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), expects=OUT_OF_MEMORY,
-        others="12,473 tokens/s (best published, H100); 14,000 (goal)"),
+        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), of_tuning(PUBLISHED)),
     Step("diagnose", "what limits the goal's run", 60,
-        lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32)),
+        lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32), of_runs(diagnosis)),
     Step("memory", "a run that exceeds the memory", 30,
-        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)), expects=("oom",),
+        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)), of_memory,
         skip=gpu_only("it would exceed the host's memory")),
     Step("dali", "the goal's run with DALI", 45,
-        lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32), skip=dali_absent),
+        lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32), of_runs(rate),
+        skip=dali_absent),
     Step("whole", "the goal: 60,000 images at 500 px, 20 epochs", 480,
-        lambda run: run.train("whole", GOAL | {"epochs": 20}),
-        skip=gpu_only("it takes days"), others="300 s at 99 % (goal)"),
+        lambda run: run.train("whole", GOAL | {"epochs": 20}), of_runs(rate, whole),
+        skip=gpu_only("it takes days")),
 ]  # fmt: skip

@@ -3,12 +3,12 @@
     python -m benchmarks.on_gpu --minutes 9 [--data FOLDER] [--out FOLDER] [--only STEP ...]
     python -m benchmarks.on_gpu --list
 
-Each step is a command of its own. Its record (FOLDER/<step>.json: command, seconds, exit code, how its runs ended), its
-log, which ends with what it found, and its runs' folders stay in FOLDER; called again, the command goes on where it
-stopped, however that happened; a step whose record is removed is measured again. One that is expected to take longer
-than what is left waits for the next call. One that takes longer, or twice as long as expected, is stopped, and comes
-after the others next time, as one that failed does. Without a GPU the same steps run shrunk, on CPU ranks; such figures
-are no results. `multicard list FOLDER` has the figures of all runs.
+Each step is a command of its own. Its record (FOLDER/<step>.json: command, seconds, exit code, findings, the end of its
+output), its log and its runs' folders stay in FOLDER; called again, the command goes on where it stopped, however that
+happened; a step whose record is removed is measured again. One that is expected to take longer than what is left waits
+for the next call. One that takes longer, or twice as long as expected, is stopped, and comes after the others next
+time, as one that failed does. At the end a table shows what each step found, beside what others measured. Without a GPU
+the same steps run shrunk, on CPU ranks; such figures are no results.
 
 --data: a folder with MNIST/raw, alpaca*.jsonl and Llama's tokenizer.model, or with folders that hold these. Without
 them images are made of scikit-learn's digits, and rows are generated.
@@ -19,14 +19,14 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, parser
-from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Pass, Step
+from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Finding, Pass, Step
 from multicard.machine import devices
 from multicard.measure.timing import clock_s, timestamp
 from multicard.ranks import os_calls
@@ -34,13 +34,14 @@ from multicard.records import run_folder, text_table
 
 GRACE_S = 15.0  # for a stopped command to record what it has
 PATIENCE = 2  # times its estimate, for which a step may take from the others at its first attempt
+TAIL = 30  # lines of a log, in the record
 WIDTH = 120
 
 
 def record_of(run: Pass, step: Step) -> dict[str, Any]:
     """The record of a step. One that says "running" was left by a call that was killed."""
     new: dict[str, Any] = {"step": step.name, "title": step.title, "status": "left", "why": "", "attempts": 0}
-    return run_folder.read_json(run.out / f"{step.name}.json") or new | {"seconds": 0.0, "runs": {}}
+    return run_folder.read_json(run.out / f"{step.name}.json") or new | {"seconds": 0.0, "findings": []}
 
 
 def write(run: Pass, record: dict[str, Any]) -> dict[str, Any]:
@@ -67,24 +68,28 @@ def take(run: Pass, step: Step, limit_s: float) -> dict[str, Any]:
         with log.open("a") as output:
             code = run_command(command, output, limit_s)
     finally:  # also where this process is told to stop
-        record |= {"rc": code, "seconds": before_s + clock_s() - started_s, **judged(step, run, code)}
+        lines = log.read_text(errors="replace")
+        record |= {"rc": code, "seconds": before_s + clock_s() - started_s, "tail": lines.splitlines()[-TAIL:]}
+        record |= judged(step, run, code, lines)
         write(run, record)
     return record
 
 
-def judged(step: Step, run: Pass, code: int | None) -> dict[str, Any]:
-    """Status, reason and statuses of the runs of a step that ended with `code`; None where it was stopped. A sweep does
-    not fail where a run diverged or ran out of memory."""
-    records = [run_folder.read_json(path) or {} for path in (run.out / step.name).glob("*/result.json")]
-    runs = Counter(record.get("status", "no status") for record in records)
-    bad = [status for status in runs if status not in step.expects]
+def judged(step: Step, run: Pass, code: int | None, log: str) -> dict[str, Any]:
+    """Status, reason and findings of a step that ended with `code`; None where it was stopped."""
+    try:
+        found = step.read(run.out / step.name, log)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:  # a command that failed left no figures
+        unread = Finding("figures", f"cannot be read: {type(error).__name__}: {error}", passed=False)
+        found = [unread] if code == 0 else []
+    bad = [finding.what for finding in found if finding.passed is False]
     if code is None:
         status, why = "stopped", "out of time"
     elif code or bad:
-        status, why = "failed", f"exit code {code}" if code else f"runs that ended {', '.join(bad)}"
+        status, why = "failed", f"exit code {code}" if code else f"check: {', '.join(bad)}"
     else:
         status, why = "ok", ""
-    return {"status": status, "why": why, "runs": runs}
+    return {"status": status, "why": why, "findings": [asdict(finding) for finding in found]}
 
 
 def run_command(command: Sequence[str], output: Any, limit_s: float) -> int | None:
@@ -133,15 +138,24 @@ def say(record: dict[str, Any]) -> None:
     print(f"{record['step']}: {record['status']}{why}, {record['seconds']:.0f} s", flush=True)
 
 
+def table(records: Sequence[dict[str, Any]]) -> list[str]:
+    """The findings of each step, in lines of `WIDTH` characters."""
+    rows = []
+    for record in records:
+        reason = {"what": "", "value": record["why"], "against": ""}
+        shown = record["findings"] or [reason]
+        for number, finding in enumerate(shown):
+            mark = {None: "", False: "failed: ", True: "passed: "}[finding.get("passed")]
+            head = ["", "", ""] if number else [record["step"], record["status"], f"{record['seconds']:.0f}"]
+            rows.append([*head, finding["what"], mark + finding["value"], finding["against"]])
+    headings = ["step", "status", "s", "what", "found", "others, or the goal"]
+    return text_table.text(headings, rows, WIDTH, align="llrlll", wrap=True)
+
+
 def show(run: Pass, steps: Sequence[Step]) -> int:
-    """Print a table, what failed and what is left. Returns the exit code: 1 where a step failed."""
-    records, rows = [record_of(run, step) for step in steps], []
-    for step, record in zip(steps, records, strict=True):
-        runs = ", ".join(f"{number} {status}" for status, number in record["runs"].items())
-        rows.append([step.name, record["status"], f"{record['seconds']:.0f}", runs, record["why"], step.others])
-    headings = ["step", "status", "s", "runs", "why", "others, or the goal"]
-    print("\n".join(["", *text_table.text(headings, rows, WIDTH, align="llrlll", wrap=True)]))
-    print(f"what each step found: the end of {run.log('STEP')}; figures of all runs: multicard list {run.out}")
+    """Print the table, what failed and what is left. Returns the exit code: 1 where a step failed."""
+    records = [record_of(run, step) for step in steps]
+    print("\n".join(["", *table(records)]))
     failed = [record for record in records if record["status"] == "failed"]
     for record in failed:
         print(f"failed: {record['step']} ({record['why']}); its log: {record['log']}")

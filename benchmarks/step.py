@@ -217,6 +217,9 @@ def main() -> None:
         figures = f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"
         rows.append((cell.precision, cell.layout, cell.mode or "no", cell.pointwise, *figures))
     print("\n".join(text_table.text(HEADINGS, rows)))
+    for row in rows:
+        figures = {"step_ms": row[4], "images_per_s": row[6], "ceiling": row[7]}
+        print(json.dumps({"step": f"{row[0]}, {row[1]}, compiled {row[2]}, {row[3]}", **figures}))
 
 
 if __name__ == "__main__":

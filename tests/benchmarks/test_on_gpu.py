@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from benchmarks import gpu_steps, on_gpu
-from benchmarks.gpu_steps import STEPS, Pass, Step
+from benchmarks.gpu_steps import STEPS, Finding, Pass, Step
 from benchmarks.step import options as step_options
 from multicard.records import run_folder
 from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_llm, warm_up
@@ -25,8 +26,12 @@ VISION = [step.name for step in STEPS if step.name not in TUNING]
 
 
 def step(name: str, code: str, estimate_s: float = 1, **options: Any) -> Step:
-    """A step that runs Python code."""
-    return Step(name, f"the step {name}", estimate_s, lambda run: [sys.executable, "-c", code], **options)
+    """A step that runs Python code; it finds the last line of its log."""
+
+    def read(_: Path, log: str) -> list[Finding]:
+        return [Finding("says", log.splitlines()[-1])]
+
+    return Step(name, f"the step {name}", estimate_s, lambda run: [sys.executable, "-c", code], read, **options)
 
 
 def statuses(run: Pass, steps: list[Step]) -> list[str]:
@@ -38,19 +43,20 @@ def test_a_step_that_fails_does_not_stop_the_others_is_named_and_comes_last_next
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     bad = step("bad", "print('reason'); raise SystemExit(3)")
-    checked, good, later = (step(name, f"print({name!r})") for name in ("checked", "good", "later"))
-    run_folder.write_json(tmp_path / "checked" / "a" / "result.json", {"status": "diverged"})
+    checked = replace(step("checked", "print(1)"), read=lambda *_: [Finding("a check", "wrong", passed=False)])
+    good, later = step("good", "print(40 + 2)"), step("later", "print(1)")
     run = Pass(tmp_path, cuda=False)
     on_gpu.take_all(run, [bad, checked, good], minutes=10)
     assert statuses(run, [bad, checked, good]) == ["failed", "failed", "ok"]
     record, found = on_gpu.record_of(run, bad), on_gpu.record_of(run, good)
-    assert record["rc"] == 3 and run.log("bad").read_text() == "reason\n" and "SystemExit(3)" in record["command"]
-    assert found["rc"] == 0 and run.log("good").read_text() == "good\n" and found["seconds"] > 0
+    assert record["rc"] == 3 and record["tail"] == ["reason"] and "SystemExit(3)" in record["command"]
+    assert found["rc"] == 0 and found["findings"][0]["value"] == "42" and found["seconds"] > 0
     capsys.readouterr()
     assert on_gpu.show(run, [bad, checked, good]) == 1
     printed = capsys.readouterr().out
     assert f"failed: bad (exit code 3); its log: {tmp_path / 'bad.log'}" in printed
-    assert "failed: checked (runs that ended diverged)" in printed and "1 diverged" in printed
+    assert "failed: checked (check: a check)" in printed
+    assert max(map(len, printed.split("failed: bad (")[0].splitlines())) <= on_gpu.WIDTH
     assert [left.name for left in on_gpu.queue(run, [bad, good, later])] == ["later", "bad"]
 
 
@@ -62,10 +68,10 @@ def test_what_does_not_fit_or_is_skipped_waits_and_a_step_has_twice_its_estimate
     run = Pass(tmp_path, cuda=True)
     on_gpu.take_all(run, steps, minutes=10)
     assert statuses(run, steps) == ["stopped", "left", "ok", "skipped"]
-    assert on_gpu.record_of(run, skipped)["why"] == "not installed"
+    assert "not installed" in "\n".join(on_gpu.table([on_gpu.record_of(run, skipped)]))
     on_gpu.take_all(run, [slow], minutes=10)
     record = on_gpu.record_of(run, slow)
-    assert (record["status"], record["attempts"]) == ("ok", 2)
+    assert (record["status"], record["attempts"], record["findings"][0]["value"]) == ("ok", 2, "done")
     assert record["seconds"] > 3  # of both attempts
 
 
@@ -99,6 +105,7 @@ def test_tests_that_passed_are_not_run_again(tmp_path: Path):
     lines = [f"{passed} PASSED [ 1%]", "tests/gpu/test_a.py::test_y FAILED [ 2%]"]
     run.log("tests").write_text("\n".join([*lines, "tests/gpu/test_a.py::test_z ", ""]))
     assert [word for word in tests.command(run) if "deselect" in word] == [f"--deselect={passed}"]
+    assert [finding.passed for finding in tests.read(tmp_path, run.log("tests").read_text())] == [False, False]
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step.name != "tests"], ids=lambda step: step.name)
@@ -116,19 +123,31 @@ def test_the_commands_for_a_gpu_compose(step: Step, tmp_path: Path):
         assert config.dataset.root == str(tmp_path)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_the_extrapolation_is_exact_where_images_take_the_same_time():
+    once_s, epoch_s, image_s, test_s = 7.0, 0.5, 0.002, 0.0005
+    train_s, evaluate_s = epoch_s + 600 * image_s, 100 * test_s
+    last = {"train_s": train_s, "evaluate_s": evaluate_s, "samples": 600, "test_samples": 100}
+    record = {"images_per_s": 1 / image_s, "epochs": [last | {"train_s": train_s + once_s}, last]}
+    total_s, formula = gpu_steps.extrapolated_s(record)
+    assert total_s == pytest.approx(once_s + 20 * (epoch_s + 60_000 * image_s + 10_000 * test_s))
+    assert formula == "7.0 + 20 (0.50 + 60,000 / 500 + 10,000 / 2,000)"
+
+
 @pytest.mark.parametrize(
     ("name", "status", "passed"),
     [
         *((name, "diverged", False) for name in ("goal", "papers", "whole")),
-        *(("packed", "oom", True), ("packed", "failed", False), ("memory", "oom", True), ("memory", "ok", False)),
+        *(("packed", "oom", None), ("packed", "failed", False), ("memory", "oom", True)),
     ],
 )
 def test_a_run_that_diverged_is_no_pass_and_one_out_of_memory_an_answer_of_tuning(
-    name: str, status: str, passed: bool, tmp_path: Path
+    name: str, status: str, passed: bool | None, tmp_path: Path
 ):
-    run_folder.write_json(tmp_path / name / "a" / "result.json", {"status": status})
-    (step,) = [step for step in STEPS if step.name == name]
-    assert on_gpu.judged(step, Pass(tmp_path, cuda=True), 0)["status"] == ("ok" if passed else "failed")
+    axes = {"precision": "fp16", "method": "lora", "batch_size": 6}
+    run_folder.write_json(tmp_path / "a" / "result.json", {"status": status, "cause": {"message": "why"}, "axes": axes})
+    (read,) = [step.read for step in STEPS if step.name == name]
+    (finding,) = read(tmp_path, "")
+    assert finding.passed is passed and (name == "memory" or finding.value == f"{status}: why")
 
 
 def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
@@ -166,6 +185,7 @@ def test_a_pass_on_cpu_ranks(
     on_gpu.take_all(run, steps, minutes=600)
     for record in [on_gpu.record_of(run, step) for step in steps]:
         assert record["status"] in ("ok", "skipped"), record
+        assert record["findings"] if record["status"] == "ok" else record["why"]
     assert on_gpu.show(run, steps) == 0 and "skipped" in statuses(run, steps)
 
 
