@@ -105,7 +105,7 @@ class Sides:
         """The ratio of mean figures, with how runs differ."""
         top, bottom = self.values(figure, of_seeds)
         one = between_runs.of_values(bottom, top, self.spreads(figure, log, between_runs.PRIOR_SD, of_seeds))
-        low, high = one.bounds(self.confidence) if one.repeated else (None, None)
+        low, high = (one.bounds(self.confidence) if one.repeated else None) or (None, None)
         return Interval(one.ratio, low, high, self.basis)
 
     def exact_ratio(self, figure: Figure) -> Interval:

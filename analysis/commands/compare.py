@@ -2,8 +2,8 @@
 
 A cell holds the runs of one configuration. Its repetitions (seeds) are averaged with the same weight. The time is the
 mean of the measured steps, which, unlike a median, adds up to the time of the work. Its interval holds how runs of the
-machine differ from one another (`analysis.stats.between_runs`). Differences of the environments of both are named
-below.
+machine differ from one another, and the scatter of the steps (`analysis.stats.between_runs`). Differences of the
+environments of both are named below.
 
 Within one sweep, `--by KEY` compares each value of that key with each other.
 """
@@ -21,10 +21,11 @@ from msgspec import UNSET
 
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS, legend
-from analysis.runs.grouping import Cell, of_setting, ok_runs
+from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
-from analysis.stats.between_runs import REMEDY, Machines, RepeatedRuns
+from analysis.stats import between_runs
+from analysis.stats.between_runs import Machines, RepeatedRuns
 from multicard.config.job import count
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
@@ -57,19 +58,15 @@ class Compared:
     step_s: tuple[float | None, float | None] = (None, None)
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The interval of the ratio; None where no run was repeated on its machine."""
-        return self.step.bounds() if self.step is not None and self.step.repeated else None
-
-    @property
     def judged(self) -> bool:
-        return self.bounds is not None
+        return self.step is not None and self.step.error is not None and self.step.repeated
 
     def regressed(self, gate: float, confidence: float) -> bool:
         """True if B is slower by more than `gate` (0.05: 5 %) over its whole interval, or lacks a figure that A has."""
         if self.step is None:
             return any(run["status"] == "ok" for run in self.a)
-        return self.step.repeated and self.step.bounds(confidence)[0] > 1 + gate
+        bounds = self.step.bounds(confidence)
+        return self.judged and bounds is not None and bounds[0] > 1 + gate
 
 
 def compare(
@@ -90,11 +87,11 @@ def compare(
     if places_a != places_b:
         if shared := len(places_a & places_b):
             raise ValueError(f"{count(shared, 'run')} in both A and B: name two folders that have none in common")
-        return _pair(a, b, by, common, Judge(RepeatedRuns(a, b), mix, margin))
+        return _pair(a, b, by, common, Judge(RepeatedRuns(a, b).of_column("step_s"), mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
         raise ValueError(f"{what}: name another sweep as B, or --by KEY to compare that key's values within A")
-    groups, judge = _by_value(a, by), Judge(RepeatedRuns(a), mix, margin)
+    groups, judge = _by_value(a, by), Judge(RepeatedRuns(a).of_column("step_s"), mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
         for side_a, side_b in combinations(groups, 2)
@@ -188,7 +185,7 @@ def _require_same(
 class Judge:
     """Judges cells by how runs at hand differ in the time of a step; mix, margin: see `compare`."""
 
-    repeated: RepeatedRuns
+    machines: Machines
     mix: bool
     margin: float
 
@@ -201,12 +198,23 @@ class Judge:
             if not self.mix and (mixture := grouping.mixture(runs) or grouping.unlike(runs)):
                 mixed = f"{side} mixes commits, machines, data or cores in one cell"
                 raise ValueError(f"{mixed}: {mixture} (--mix averages over them)")
-        step_s = of_setting(ok_a, "step_s"), of_setting(ok_b, "step_s")
-        if not all(step_s):
-            return Compared(cell, a, b, None, "no measured steps", step_s=step_s)
-        step = self.repeated.ratio("step_s", ok_a, ok_b)
-        verdict = VERDICTS.get(step.verdict(self.margin), UNDECIDED) + ": one run a side" * (not step.repeated)
-        return Compared(cell, a, b, step, verdict, machines=self.repeated.of_column("step_s"), step_s=step_s)
+        ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
+        try:
+            steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
+            # Steps of the same seeds and numbers have the same batches, unless a key of --by changes those: pairing
+            # is right then too, and gains nothing.
+            paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
+            paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
+            spreads = self.machines.of(ok_a[0]), self.machines.of(ok_b[0])
+            step = between_runs.ratio(steps_a, steps_b, spreads, paired)
+        except ValueError as error:
+            return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
+        mean_a_s, mean_b_s = (float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b))
+        if step.error is None or not step.repeated:
+            verdict = f"{UNDECIDED}: {'too few steps' if step.error is None else 'one run a side'}"
+        else:
+            verdict = VERDICTS.get(step.verdict(self.margin), UNDECIDED)
+        return Compared(cell, a, b, step, verdict, machines=self.machines, step_s=(mean_a_s, mean_b_s))
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
@@ -230,7 +238,7 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     slower = sum(cell.regressed(gate, confidence) for cell in compared)
     unjudged = sum(cell.step is not None and not cell.judged for cell in compared)
     result = f"{slower} of {count(len(compared), 'cell')} slower by more, or failed" if slower else "passed"
-    rest = f"; {unjudged} with too few runs to judge" if unjudged else ""
+    rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"
 
 
@@ -254,7 +262,7 @@ def table(compared: Sequence[Compared], margin: float = MARGIN) -> Table:
 
 def values(compared: Sequence[Compared]) -> list[dict[str, Any]]:
     """The table's values, with units in the names of columns."""
-    keys, bounds = _telling(compared), [cell.bounds or (None, None) for cell in compared]
+    keys, bounds = _telling(compared), [(cell.step and cell.step.bounds()) or (None, None) for cell in compared]
     return [
         {key: dict(cell.cell)[key] for key in keys}
         | dict(zip(("a", "b"), cell.sides, strict=True))
@@ -279,10 +287,10 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
         explained.append("could see: a difference that such runs would show 4 times of 5")
     if sum(judged) > 1:
         explained.append("of 20 cells without a difference, 1 is expected to be called faster or slower by chance")
-    if any(judged):
+    if any(cell.step is not None and not cell.step.repeated for cell in with_step):
+        explained.append("intervals over the steps of single runs do not show how runs differ")
+    if with_step:
         explained += with_step[0].machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
-    elif with_step:
-        explained.append(f"nothing was repeated: {REMEDY}")
     sides = {"A": [run for cell in with_step for run in cell.a], "B": [run for cell in with_step for run in cell.b]}
     for side, runs in sides.items():  # runs of compared cells that are in no mean
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
@@ -293,7 +301,7 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
 def _row(compared: Compared, keys: Sequence[str]) -> dict[str, str]:
     step, values = compared.step, dict(compared.cell)
     counts = len(ok_runs(compared.a)), len(ok_runs(compared.b))
-    least = step and step.least_difference()
+    bounds, least = (None, None) if step is None else (step.bounds(), step.least_difference())
     return {
         **{key: grouping.typed(values[key]) for key in keys},
         "A": compared.sides[0],
@@ -301,7 +309,7 @@ def _row(compared: Compared, keys: Sequence[str]) -> dict[str, str]:
         "A step s": figures.text("step_s", compared.step_s[0]),
         "B step s": figures.text("step_s", compared.step_s[1]),
         "B / A": "-" if step is None else f"{step.ratio:.3f}",
-        "interval": "{:.3f} to {:.3f}".format(*compared.bounds) if compared.bounds else "-",
+        "interval": "-" if bounds is None else "{:.3f} to {:.3f}".format(*bounds),
         "runs": "" if counts == (1, 1) else f"{counts[0]} and {counts[1]}",
         "verdict": compared.verdict,
         "could see": "-" if least is None else f"{least:.1%}",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from analysis.runs.columns import columns
 from multicard.config.job import count
 from multicard.records import run_folder, steps
@@ -41,6 +43,14 @@ class Run:
             ValueError: it has become another, broken one since.
         """
         return run_folder.decode((self.folder / RESULT).read_bytes())
+
+    def measured_s(self) -> np.ndarray:
+        """Seconds of each step (n,) after the warm-up; their mean is the column `step_s`. See `records.steps`.
+
+        Raises:
+            ValueError: the file is absent or broken.
+        """
+        return steps.measured_s(self.folder, self.record())
 
     def environment(self) -> Environment:
         """environment.json; empty where it is absent, cut off or not of the schema."""

@@ -1,13 +1,17 @@
 """Spread of repeated runs, and the intervals and verdicts that follow from it.
 
-The variance between runs is that of `multicard.measure.repeated_runs`, and holds the scatter of their steps.
+The variance between runs is that of `multicard.measure.repeated_runs`. It holds the scatter of the steps already. Runs
+with more scatter than those it comes from (shorter ones) add theirs: the share of it by which they exceed these.
+
+Where nothing was repeated, the interval is that of the steps alone, and nothing is decided by it.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
+
+import numpy as np
 
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, LOSS, by_seed, is_exact, of_setting
@@ -28,6 +32,7 @@ from multicard.measure.repeated_runs import (
     student_quantile,
     variance_between,
 )
+from multicard.measure.series import mean_variance
 from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
 
@@ -85,11 +90,15 @@ def by_machine(
         prior_sd: before any run was repeated, on that scale.
         of_seeds: count the runs of one seed as one, with their mean (accuracies, losses).
     """
-    measured: dict[tuple[str, str | None], list[list[float]]] = {}
+    measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
     for setting in settings:
         groups = by_seed(setting) if of_seeds else [[run] for run in setting]
-        known = [[value for run in group if (value := _known(figure, run)) is not None] for group in groups]
-        values = [fmean(group) for group in known if group]
+        known = [[(value, run) for run in group if (value := _known(figure, run)) is not None] for group in groups]
+        values = [
+            (float(np.mean([value for value, _ in group])), float(np.mean([_step_variance(run) for _, run in group])))
+            for group in known
+            if group
+        ]
         if len(values) > 1:
             measured.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(values)
     return Machines({machine: pooled(values, prior_sd) for machine, values in measured.items()}, prior_sd)
@@ -148,7 +157,8 @@ class RepeatedRuns:
         cost_a, cost_b = of_setting(a, column), of_setting(b, column)
         if cost_a is None or cost_b is None or cost_a >= cost_b or is_exact([*a, *b], column):
             return cost_a is not None and cost_b is not None and cost_a < cost_b
-        return self.ratio(column, a, b).bounds(confidence)[0] > 1
+        bounds = self.ratio(column, a, b).bounds(confidence)
+        return bounds is not None and bounds[0] > 1
 
     def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
         """The mean of a timed column over the runs `b` / that over `a`.
@@ -208,3 +218,65 @@ def _known(figure: Callable[[Run], float | None], run: Run) -> float | None:
         return figure(run)
     except ValueError:
         return None
+
+
+def _step_variance(run: Run) -> float:
+    """The relative variance of a run's mean step, as if its steps were independent."""
+    mean_s, std_s, count = run["step_s"], run["step_std_s"], run["steps"]
+    return (std_s / mean_s) ** 2 / count if mean_s and std_s and count else 0.0
+
+
+def ratio(
+    a: Sequence[np.ndarray],
+    b: Sequence[np.ndarray],
+    spreads: tuple[Spread, Spread],
+    paired: bool = False,
+) -> Ratio:
+    """The mean of B's runs / the mean of A's, each run with the same weight.
+
+    Args:
+        a, b: samples (n,) of each run of a side, in the order in which they were measured.
+        spreads: how runs of A's machine differ, and those of B's.
+        paired: each run of A had the same batches as the run of B with its index.
+
+    Raises:
+        ValueError: a side without samples, or samples that took no time.
+    """
+    if not a or not b or not all(len(samples) for samples in (*a, *b)):
+        raise ValueError("none beyond the warm-up")
+    means = [[float(samples.mean()) for samples in side] for side in (a, b)]
+    if min(*means[0], *means[1]) <= 0:
+        raise ValueError("samples that took no time")
+    estimate = float(np.mean(means[1]) / np.mean(means[0]))
+    between = variance_between(spreads, len(a), len(b))
+    share = 1.0 if between is None else _share_beyond([*a, *b], max(spread.within for spread in spreads))
+    terms = [] if between is None else between
+    if share:
+        within = _within(a, b, paired)
+        if within is None:
+            return Ratio(estimate, None, 0, between is not None)
+        terms = [*terms, Term(within.variance * share, within.degrees)]
+    total = combined(terms)
+    return Ratio(estimate, math.sqrt(total.variance), total.degrees, between is not None)
+
+
+def _share_beyond(runs: Sequence[np.ndarray], within: float) -> float:
+    """The share of the scatter of these runs' steps that the variance between runs does not hold yet."""
+    own = float(np.mean([samples.var() / samples.mean() ** 2 / len(samples) for samples in runs]))
+    return max(0.0, 1 - within / own) if own > np.finfo(float).eps else 0.0  # else: equal, but for rounding
+
+
+def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool) -> Term | None:
+    """The variance of the logarithm of the ratio from the samples within the runs."""
+    relative_a, relative_b = ([samples / samples.mean() for samples in side] for side in (a, b))
+    if paired:
+        series = [second - first for first, second in zip(relative_a, relative_b, strict=True)]
+        weights = [1 / len(series)] * len(series)
+    else:
+        series = [*relative_a, *relative_b]
+        weights = [*[1 / len(a)] * len(a), *[1 / len(b)] * len(b)]
+    parts = [mean_variance(samples) for samples in series]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return combined([Term(part.variance * w**2, part.degrees) for part, w in zip(known, weights, strict=True)])

@@ -158,7 +158,7 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     for seen in observations:
         groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
     whole = [[seen for seen in group if seen.basis is Basis.measured] for group in groups.values()]
-    repeated = [[math.log(seen.step_s) for seen in group] for group in whole if group]
+    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
     run_variance = repeated_runs.pooled(repeated, run_sd).variance
     return [_cell(group, commit, run_variance) for group in groups.values()]
 

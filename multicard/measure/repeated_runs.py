@@ -2,7 +2,7 @@
 
 Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and neighbours change.
 More steps do not help; more runs do. So the variance between runs is part of every interval, in sweeps with
-`repeat=auto` and in the analysis (`analysis.stats.between_runs`):
+`repeat=auto` and in the analysis (`analysis.stats.between_runs`, which adds the scatter of the steps):
 
 - It is that of the logarithm of a run's mean, pooled over all repeated settings of a machine and a kind of run
   (`vision`, `llm`), with n - 1 degrees of freedom of n runs.
@@ -66,11 +66,12 @@ class Spread:
     """Variance between runs of one setting.
 
     variance: of the logarithm of a run's mean, shrunk to the prior. degrees: n - 1 over all repeated settings.
-    prior_degrees: those of the prior.
+    within: the part of the variance that steps without correlation would have. prior_degrees: those of the prior.
     """
 
     variance: float = PRIOR_SD**2
     degrees: int = 0
+    within: float = 0.0
     prior_degrees: int = PRIOR_DEGREES
 
     @property
@@ -78,40 +79,51 @@ class Spread:
         return Term(self.variance, self.degrees + self.prior_degrees)
 
 
-def pooled(settings: Iterable[Sequence[float]], prior_sd: float = PRIOR_SD) -> Spread:
-    """The spread of settings that were repeated, from the values of the runs of each."""
+def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = PRIOR_SD) -> Spread:
+    """The spread of settings that were repeated.
+
+    Args:
+        settings: the runs of each: the value, and its variance by the steps of the run.
+    """
     squares = degrees = 0.0
+    within = 0.0
     for runs in settings:
-        values = np.asarray(runs)
+        values = np.array([value for value, _ in runs])
         squares += float(np.square(values - values.mean()).sum())
         degrees += len(runs) - 1
+        within += (len(runs) - 1) * float(np.mean([variance for _, variance in runs]))
+    within /= degrees or 1
     if squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2:
-        return Spread(squares / degrees, round(degrees), prior_degrees=0)
-    return Spread((PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees), round(degrees))
+        return Spread(squares / degrees, round(degrees), within, prior_degrees=0)
+    variance = (PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees)
+    return Spread(variance, round(degrees), within)
 
 
 @dataclass(frozen=True)
 class Ratio:
     """The mean of B / the mean of A.
 
-    error: standard error of the logarithm. degrees: of freedom.
-    repeated: `error` is how runs differ; else it is assumed, as nothing was repeated.
+    error: standard error of the logarithm; None where the samples are too few. degrees: of freedom.
+    repeated: `error` includes how runs differ; else it is that of the samples of single runs alone.
     """
 
     ratio: float
-    error: float
+    error: float | None
     degrees: float
     repeated: bool
 
-    def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+        if self.error is None:
+            return None
         half = min(student_quantile(confidence, self.degrees) * self.error, MOST_LOG)
         return self.ratio * math.exp(-half), self.ratio * math.exp(half)
 
     def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE) -> str:
         """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin, or UNDECIDED."""
-        if not self.repeated:
+        bounds = self.bounds(confidence)
+        if bounds is None or not self.repeated:
             return UNDECIDED
-        low, high = self.bounds(confidence)
+        low, high = bounds
         if low > 1:
             return ABOVE
         if high < 1:
@@ -120,7 +132,7 @@ class Ratio:
 
     def least_difference(self, confidence: float = CONFIDENCE) -> float | None:
         """The relative difference that such a comparison tells from none with a probability of POWER."""
-        if not self.repeated:
+        if self.error is None or not self.repeated:
             return None
         return math.expm1(min(_noncentral(confidence, self.degrees) * self.error, MOST_LOG))
 

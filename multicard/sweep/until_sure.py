@@ -128,10 +128,10 @@ class UntilSure:
 
     def spreads(self) -> dict[str, Spread]:
         """How runs of one setting differ, by hardware."""
-        logarithms: dict[str, list[list[float]]] = {}
+        logarithms: dict[str, list[list[tuple[float, float]]]] = {}
         for setting in self.settings.values():
             for hardware, step_s in setting.step_s.items():
-                logarithms.setdefault(hardware, []).append([math.log(seconds) for seconds in step_s])
+                logarithms.setdefault(hardware, []).append([(math.log(seconds), 0.0) for seconds in step_s])
         return {hardware: repeated_runs.pooled(settings) for hardware, settings in logarithms.items()}
 
     def half_width(self, setting: Setting, spreads: dict[str, Spread]) -> float:

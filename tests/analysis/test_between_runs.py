@@ -15,29 +15,40 @@ from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import Term, combined
 from tests.conftest import ROOT
 from tests.helpers import records
+from tests.measure.test_series import autocorrelated
 
 Random = np.random.Generator
 
 
-def compared(random: Random, sd: float, runs: int = 3, cells: int = 4, factor: float = 1.0) -> list[Ratio]:
-    """The ratios of all cells of two sweeps, whose runs differ by `sd`; B's take `factor` times as long."""
-    logs = sd * random.normal(size=(2, cells, runs))
-    spread = repeated_runs.pooled(logs.reshape(-1, runs).tolist())
-    a, b = np.exp(logs)
-    return [
-        repeated_runs.of_values(own.tolist(), (factor * other).tolist(), (spread, spread))
-        for own, other in zip(a, b, strict=True)
-    ]
+def run_steps(random: Random, sd: float, steps: int = 60, mean_s: float = 0.1) -> np.ndarray:
+    """Steps (steps,) of a run whose mean lies off by `sd`, each by 4 %."""
+    return mean_s * math.exp(sd * random.normal()) * (1 + 0.04 * random.normal(size=steps))
+
+
+def spread_of(settings: Sequence[Sequence[np.ndarray]]) -> Spread:
+    """The pooled spread of settings of several runs, as `by_machine` takes it from their records."""
+    return repeated_runs.pooled(
+        [[(math.log(run.mean()), (run.std(ddof=1) / run.mean()) ** 2 / len(run)) for run in runs] for runs in settings]
+    )
+
+
+def compared(
+    random: Random, sd: float, runs: int = 3, cells: int = 4, steps: int = 60, factor: float = 1.0
+) -> list[Ratio]:
+    """The ratios of all cells of two sweeps, B's of which take `factor` times as long."""
+    sweep = [[[run_steps(random, sd, steps) for _ in range(runs)] for _ in range(cells)] for _ in range(2)]
+    spread = spread_of([setting for side in sweep for setting in side])
+    return [between_runs.ratio(a, [factor * run for run in b], (spread, spread)) for a, b in zip(*sweep, strict=True)]
 
 
 def share(verdicts: Sequence[str], *wanted: str) -> float:
     return sum(verdict in wanted for verdict in verdicts) / len(verdicts)
 
 
-@pytest.mark.parametrize("sd", [0.005, 0.01, 0.03])
-def test_the_same_program_is_called_different_in_5_percent_of_the_cells(sd: float):
+@pytest.mark.parametrize(("sd", "steps"), [(0.005, 500), (0.01, 100), (0.03, 60)])
+def test_the_same_program_is_called_different_in_5_percent_of_the_cells(sd: float, steps: int):
     random = np.random.default_rng(1)
-    verdicts = [one.verdict() for _ in range(300) for one in compared(random, sd)]
+    verdicts = [one.verdict() for _ in range(300) for one in compared(random, sd, steps=steps)]
     assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.06
 
 
@@ -47,7 +58,7 @@ def test_runs_that_refute_the_prior_are_not_drawn_to_it(runs: int):
     random, wrong = np.random.default_rng(3), 0
     for _ in range(2000):
         logs = 0.3 * random.normal(size=(2, runs))
-        spread = repeated_runs.pooled(logs.tolist())
+        spread = repeated_runs.pooled([[(float(log), 0.0) for log in side] for side in logs])
         one = repeated_runs.of_values(*np.exp(logs).tolist(), (spread, spread))
         wrong += one.verdict() in (repeated_runs.ABOVE, repeated_runs.BELOW)
     assert 0.04 <= wrong / 2000 <= 0.06
@@ -63,17 +74,28 @@ def test_no_difference_needs_an_interval_within_the_margin():
     assert Ratio(1.13, 0.4, 10, True).verdict() == repeated_runs.UNDECIDED
 
 
+def test_runs_of_more_scatter_than_the_repeated_ones_add_theirs():
+    """The repeated cells have runs of 1000 steps, those compared of 30, which correlate."""
+    random, verdicts = np.random.default_rng(13), []
+    for _ in range(400):
+        spread = spread_of([[run_steps(random, 0.002, 1000) for _ in range(4)] for _ in range(5)])
+        short = [[autocorrelated(random, 30, 0.1, 0.5, 0.2)] for _ in range(2)]
+        verdicts.append(between_runs.ratio(short[0], short[1], (spread, spread)).verdict())
+    assert share(verdicts, repeated_runs.ABOVE, repeated_runs.BELOW) <= 0.06
+
+
 def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
-    settings = [[0.00, 0.02], [1.00, 1.01, 1.02]]
+    settings = [[(0.00, 1e-6), (0.02, 3e-6)], [(1.00, 5e-6), (1.01, 5e-6), (1.02, 5e-6)]]
     spread = repeated_runs.pooled(settings)
     assert spread.degrees == 3
     assert spread.variance == pytest.approx((PRIOR_SD**2 + 0.0002 + 0.0002) / 4)
-    a, b = [1.0] * 2, [1.1] * 3
-    one = repeated_runs.of_values(a, b, (spread, spread))
+    assert spread.within == pytest.approx((1 * 2e-6 + 2 * 5e-6) / 3)
+    a, b = [np.full(20, 1.0)] * 2, [np.full(20, 1.1)] * 3
+    one = between_runs.ratio(a, b, (spread, spread))
     half = 2.7764451 * math.sqrt(spread.variance * (1 / 2 + 1 / 3))  # Student's t of 4 degrees of freedom
     assert one.bounds() == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)))
     other = Spread(4e-4, 9)
-    mixed = repeated_runs.of_values(a, b, (spread, other))
+    mixed = between_runs.ratio(a, b, (spread, other))
     parts = [Term(spread.variance / 2, 4), Term(4e-4 / 3, 10)]
     assert (mixed.error, mixed.degrees) == pytest.approx((combined(parts).variance ** 0.5, combined(parts).degrees))
 
@@ -100,7 +122,7 @@ def runs_needed(sd: float, difference: float) -> int | None:
     for runs in range(2, 51):
         values = np.resize([-1.0, 1.0], runs)
         logs = (values - values.mean()) / values.std(ddof=1) * sd
-        spread = repeated_runs.pooled([logs.tolist()] * 12)
+        spread = repeated_runs.pooled([[(float(log), 0.0) for log in logs]] * 12)
         least = repeated_runs.of_values([1.0] * runs, [1.0] * runs, (spread, spread)).least_difference()
         if least is not None and least <= difference:
             return runs
@@ -143,3 +165,10 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
     halves = by_step(runs[:1], runs[1:])  # of two sweeps that may differ
     assert all(halves.of(run).degrees == 0 for run in runs)
     assert by_run["vision", "H200"].variance == pytest.approx((PRIOR_SD**2 + math.log(1.02) ** 2 / 2) / 2)
+
+
+def test_samples_that_took_no_time_or_were_not_taken_have_no_ratio():
+    with pytest.raises(ValueError, match="none beyond the warm-up"):
+        between_runs.ratio([np.empty(0)], [np.ones(9)], (Spread(), Spread()))
+    with pytest.raises(ValueError, match="took no time"):
+        between_runs.ratio([np.zeros(9)], [np.ones(9)], (Spread(), Spread()))

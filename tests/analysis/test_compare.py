@@ -13,7 +13,7 @@ from analysis.commands import compare
 from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
-from multicard.records import run_folder, steps
+from multicard.records import run_folder
 from tests.helpers import records
 from tests.measure.test_series import autocorrelated
 
@@ -61,14 +61,32 @@ def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys
 def test_without_a_repetition_nothing_is_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Steps are sure that the runs differ by 5 %, but so may two runs of the same program."""
     a, b = sweep(tmp_path / "a", differ=0), sweep(tmp_path / "b", 1.05, seed=1, differ=0)
-    assert {one.verdict for one in compared(a, b)} == {"undecided: one run a side"}
+    cells = compared(a, b)
+    assert {one.verdict for one in cells} == {"undecided: one run a side"}
+    bounds = [one.step.bounds() for one in cells if one.step is not None]
+    assert len(bounds) == 4 and all(of_one is not None and of_one[0] > 1.005 for of_one in bounds)
     assert main(["compare", str(a), str(b), "--gate", "0.1%"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "passed; 4 with too few runs to judge" in printed and "nothing was repeated" in printed
+    assert "passed; 4 with too few runs or steps to judge" in printed and "nothing was repeated" in printed
     # One repeated cell tells how runs of the machine differ, and decides in all of them
     for seed in range(1, 6):
         write(tmp_path / "a" / str(seed), records.vision(precision="fp32", seed=seed), 0.1 * np.ones(50))
     assert {one.step.repeated for one in compared(a, b) if one.step is not None} == {True}
+
+
+def test_tuning_runs_of_one_seed_are_paired_step_by_step(tmp_path: Path):
+    """Rows of many lengths, in the order that the seed gives them."""
+    random, widths = np.random.default_rng(3), {}
+    rows = random.lognormal(0.0, 0.6, 61)
+    for side, seed in (("a", 0), ("same", 0), ("other", 1)):
+        step_s = rows * (1 + 0.02 * random.normal(size=61))
+        records.write(tmp_path / side, records.llm(seed=seed), records.steps(step_s))
+    for side in ("same", "other"):
+        (one,) = compared(tmp_path / "a", tmp_path / side)
+        bounds = one.step and one.step.bounds()
+        assert bounds
+        widths[side] = bounds[1] - bounds[0]
+    assert widths["other"] > 4 * widths["same"]
 
 
 def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
@@ -103,10 +121,10 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_warm_up_is_left_out(tmp_path: 
     record = records.vision(segments=segments)
     records.write(tmp_path / "a", record, records.steps(steps_s, per_epoch=2))
     (run,) = load.read([tmp_path]).runs
-    assert steps.measured_s(run.folder, run.record()).tolist() == [2.0, 4.0, 1.0]  # ends: 9 and 11, 4 and 13, 1
+    assert run.measured_s().tolist() == [2.0, 4.0, 1.0]  # ends: 9 and 11, 4 and 13, 1
     anew = [records.segment() | {"steps": 0, "first_step": 4}, records.segment()]  # the first one's work was lost
     records.write(tmp_path / "a", records.vision(segments=anew), records.steps(steps_s, per_epoch=2))
-    assert steps.measured_s(run.folder, run.record()).tolist() == [2.0, 4.0, 9.0, 1.0]
+    assert load.read([tmp_path]).runs[0].measured_s().tolist() == [2.0, 4.0, 9.0, 1.0]
 
 
 def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
@@ -147,7 +165,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
     seconds = {"precision=fp32": 0.1, "precision=fp16": 0.05, "precision=bf16": 0.04}
     for precision, gpus in product(seconds, (1, 2)):
         record = records.vision(precision=precision.partition("=")[2], gpus=gpus)
-        write(tmp_path / f"{precision}-{gpus}", record, np.full(50, seconds[precision] / gpus))
+        records.write(tmp_path / f"{precision}-{gpus}", record, records.steps(np.full(50, seconds[precision] / gpus)))
     records.write(tmp_path / "refused", records.vision(precision="fp64", status="refused") | {"config": {}})
     by_precision = compared(tmp_path, tmp_path, "precision")
     assert len(by_precision) == 3 * 2  # each pair of values, in each cell
@@ -211,16 +229,16 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
     assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
 
 
-def test_a_cell_without_measured_steps_is_said(tmp_path: Path):
-    for name in ("a", "b"):
-        records.write(tmp_path / name, records.vision())
-    record = records.vision()
-    record["step_s"] = {"count": 0, "warmup_count": 2}
-    records.write(tmp_path / "none", record)
-    (one,), (none,) = compared(tmp_path / "a", tmp_path / "b"), compared(tmp_path / "a", tmp_path / "none")
-    assert one.step is not None and one.step.ratio == 1.0
-    assert compare.gated([one], 0.05) == (True, "gate 5%: passed; 1 with too few runs to judge")
-    assert (none.step, none.verdict) == (None, "no measured steps")
+def test_few_or_no_steps_are_said(tmp_path: Path):
+    few = records.steps(np.full(5, 0.1))
+    for name, steps in {"a": few, "twin": few, "b": None}.items():
+        records.write(tmp_path / name, records.vision(), steps)
+    (one,), (none,) = compared(tmp_path / "a", tmp_path / "twin"), compared(tmp_path / "a", tmp_path / "b")
+    assert one.verdict == "undecided: too few steps" and one.step is not None and one.step.ratio == 1.0
+    assert compare.gated([one], 0.05) == (True, "gate 5%: passed; 1 with too few runs or steps to judge")
+    assert none.step is None and none.verdict.startswith("no steps: ")
+    (tmp_path / "b" / "steps.parquet").write_bytes(b"PAR1 and no more")
+    assert compared(tmp_path / "a", tmp_path / "b")[0].verdict.startswith("no steps: ")
 
 
 def test_other_circumstances_are_said(tmp_path: Path):

@@ -17,7 +17,6 @@ from analysis.commands import list_runs
 from analysis.output import FORMATS
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
-from multicard.records import steps
 from tests.conftest import ROOT
 from tests.helpers import records
 
@@ -41,7 +40,7 @@ def test_the_builder_makes_records_as_the_entries_leave_them(
     assert set(made["segments"][0]) == set(real["segments"][0])
     (run,) = load.read([folder]).runs
     statistics = real["step_s" if build == "vision" else "iteration_s"]
-    measured_s = steps.measured_s(run.folder, run.record())
+    measured_s = run.measured_s()
     assert run["step_s"] == statistics["mean"] == pytest.approx(measured_s.mean(), rel=1e-12)
     assert len(measured_s) == statistics["count"] == run["steps"] > 0
 

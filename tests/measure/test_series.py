@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from multicard.measure.repeated_runs import Term, student_quantile
+from analysis.stats import between_runs
+from analysis.stats.between_runs import Spread
+from multicard.measure.repeated_runs import Term
 from multicard.measure.series import mean_step, mean_variance, warm_up
 
 
@@ -19,23 +21,28 @@ def autocorrelated(random: np.random.Generator, count: int, mean: float, phi: fl
 
 @pytest.mark.parametrize(("count", "trials"), [(30, 700), (100, 500), (500, 300)])
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
-def test_the_interval_over_steps_covers_the_mean(phi: float, count: int, trials: int):
+def test_the_interval_over_steps_covers_the_ratio(phi: float, count: int, trials: int):
     random, hits, shown = np.random.default_rng(7), 0, 0
     for _ in range(trials):
-        steps = autocorrelated(random, count, 0.1, phi)
-        term = mean_variance(steps)
-        if term is not None:
-            shown += 1
-            hits += abs(steps.mean() - 0.1) <= student_quantile(0.95, term.degrees) * math.sqrt(term.variance)
-    assert hits / shown >= 0.92
+        a, b = (autocorrelated(random, count, mean, phi) for mean in (0.1, 0.12))
+        bounds = between_runs.ratio([a], [b], (Spread(), Spread())).bounds()
+        shown += bounds is not None
+        hits += bounds is not None and bounds[0] <= 1.2 <= bounds[1]
+    assert hits / shown >= 0.93
     assert shown / trials > (0.5 if (count, phi) == (30, 0.6) else 0.95)
 
 
 @pytest.mark.parametrize("count", [30, 100])
 def test_few_steps_that_are_much_alike_are_called_too_few(count: int):
-    random = np.random.default_rng(7)
-    terms = [mean_variance(autocorrelated(random, count, 0.1, 0.9)) for _ in range(400)]
-    assert terms.count(None) / 400 > (0.8 if count == 30 else 0.3)
+    random, trials = np.random.default_rng(7), 400
+    steps = [autocorrelated(random, count, 0.1, 0.9) for _ in range(trials)]
+    intervals = [
+        between_runs.ratio([a], [b], (Spread(), Spread())).bounds()
+        for a, b in zip(steps[::2], steps[1::2], strict=True)
+    ]
+    assert sum(bounds is None for bounds in intervals) / (trials / 2) > (0.9 if count == 30 else 0.5)
+    wrong = sum(bounds is not None and not bounds[0] <= 1 <= bounds[1] for bounds in intervals)
+    assert wrong / (trials / 2) <= 0.06
 
 
 def test_the_variance_of_the_mean_has_its_closed_forms():
@@ -46,6 +53,8 @@ def test_the_variance_of_the_mean_has_its_closed_forms():
         inflation = (1 + phi) / (1 - phi)
         assert term.variance == pytest.approx(0.01 * inflation / 10_000, rel=0.25)
         assert term.degrees + 1 == pytest.approx(10_000 / inflation, rel=0.25)
+    samples = np.array([1.0, 2.0, 4.0])
+    assert mean_variance(samples, independent=True) == Term(float(samples.var(ddof=1)) / 3, 2)
 
 
 def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
@@ -61,7 +70,7 @@ def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
 
 
 def test_too_few_samples_have_no_interval_and_equal_ones_no_width():
-    assert mean_variance(np.ones(7)) is None
+    assert mean_variance(np.ones(7)) is None and mean_variance(np.ones(1), independent=True) is None
     assert mean_variance(np.full(50, 0.1)) == Term(0.0, 49)
 
 

@@ -179,7 +179,7 @@ def until_sure(random: np.random.Generator, sd: float, compare: str | None, slow
 def apart(rounds: UntilSure) -> list[bool]:
     """Whether `compare`, which does not know that the sweep looked several times, would tell the cells apart."""
     steps = {name: setting.step_s["x"] for name, setting in rounds.settings.items()}
-    spread = repeated_runs.pooled([[math.log(seconds) for seconds in runs] for runs in steps.values()])
+    spread = repeated_runs.pooled([[(math.log(seconds), 0.0) for seconds in runs] for runs in steps.values()])
     pairs = [(steps[f"{gpus}fp32"], steps[f"{gpus}bf16"]) for gpus in "123"]
     verdicts = [repeated_runs.of_values(a, b, (spread, spread)).verdict() for a, b in pairs]
     return [verdict in (repeated_runs.ABOVE, repeated_runs.BELOW) for verdict in verdicts]
