@@ -41,6 +41,7 @@ class Watch:
         self._build, self._waiting, self._onlooker = build, waiting, Onlooker(folders)
         self._page, self._version, self._problem = page.html(waiting("Reading the runs"), 0), 0, ""
         self._results: Any = None  # of which the page is; None before the first
+        self._pause_s, self._next_s = LEAST_S, 0.0  # until the next look; when the page may be made again
         self._asked = Event()
         self._asked.set()
 
@@ -48,21 +49,27 @@ class Watch:
         """Look at the folders, then again and again while somebody asks."""
         while self._asked.wait():
             self._asked.clear()
-            began_s = clock_s()
             try:
                 self._look()
             except Exception as error:  # a folder may vanish meanwhile; the page says it, and the next look may go well
                 self._problem = f"This page could not be brought up to date: {error}"
-            pause(max(LEAST_S, (clock_s() - began_s) * PAUSES))
+            pause(self._pause_s)
 
     def _look(self) -> None:
+        began_s = clock_s()
         self._onlooker.scan()
+        scanned_s = clock_s()
+        self._pause_s = max(LEAST_S, (scanned_s - began_s) * PAUSES)
         results = self._onlooker.results
-        if results != self._results:
-            report = self._build() if results else self._waiting("Waiting for the first run")
-            self._page = page.html(report, self._version + 1)
-            self._version, self._results = self._version + 1, results
-        self._problem = ""
+        if results == self._results:
+            self._problem = ""
+        elif scanned_s >= self._next_s:
+            try:
+                report = self._build() if results else self._waiting("Waiting for the first run")
+                self._page = page.html(report, self._version + 1)
+                self._version, self._results, self._problem = self._version + 1, results, ""
+            finally:
+                self._next_s = clock_s() + (clock_s() - scanned_s) * PAUSES
 
     def html(self) -> str:
         """The newest page; one that says that runs are being read before the first is made."""

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import signal
 import socket
@@ -100,6 +101,17 @@ def test_running_cells_show_what_their_ranks_post(tmp_path: Path, monkeypatch: p
     assert [path.name for path in onlooker.results] == [CELL.format(2, 2)]
     for each in (gone, third):
         each.remove()
+
+
+def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: Path):
+    watch, sweep = watched([tmp_path], None, mix=False), tmp_path / "first"
+    end(sweep, 2, begin(sweep, 2))
+    watch._next_s = math.inf  # as after a page that took long
+    board = begin(sweep, 4)
+    watch._look()
+    state = json.loads(watch.state())
+    assert state["version"] == 0 and [cell["facts"] for cell in state["running"]] == [["starting"]]
+    board.remove()
 
 
 def test_the_page_is_for_who_knows_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
