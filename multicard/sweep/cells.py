@@ -167,6 +167,8 @@ class Sweep:
     def resume_command(self) -> str:
         """The command line of this sweep, with the name of its folder where it has none."""
         words = list(sys.orig_argv)
+        if Path(words[1]).name == "multicard":  # the installed command, whose path the shell has put there
+            words[:2] = ["multicard"]
         if not any(word.startswith(("name=", "hydra.sweep.dir=")) for word in words):
             words.append(f"name={self.every[0].folder.parent.name}")
         return shlex.join(words)

@@ -209,3 +209,5 @@ def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(monkeypatch
     assert sweep.resume_command() == f"{line} name=2026-01-01_00-00-00"
     monkeypatch.setattr(sys, "orig_argv", [*sys.orig_argv, "name=mine"])
     assert sweep.resume_command() == f"{line} name=mine"
+    monkeypatch.setattr(sys, "orig_argv", ["/venv/bin/python", "/venv/bin/multicard", "vision", "-m", "name=mine"])
+    assert sweep.resume_command() == "multicard vision -m name=mine"
