@@ -221,7 +221,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", **FOLDERS)
     add("--goal", choices=GOALS, help="one goal alone; without it, time, memory and energy")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
-    add("--memory", metavar="80GB", help="the most memory of a GPU, in GB or GiB", type=cli.size_bytes)
+    add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
     add("--mix", **MIX)
 

@@ -2,8 +2,8 @@
 
 Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the whole run: the mean
 over a setting's repetitions, of memory the maximum. Limits hold for these, not for single runs. Settings of the
-trade-off front are those that no other dominates in the goal, GPUs and accuracy (for tuning: loss). What repeated runs
-do not tell from the best (`analysis.stats.between_runs`) is not on it.
+trade-off front are those that no other dominates in the goal, GPUs and accuracy (for tuning: loss). What runs do not
+tell from the best is not on it.
 """
 
 import math

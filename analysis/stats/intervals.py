@@ -50,8 +50,10 @@ def text(name: str, interval: Interval) -> str:
     if name.endswith("accuracy"):
         return f"{shown} ± {100 * half:.2f}"
     has_no_sign = figures.unit(name) in (figures.SECONDS, figures.PLAIN)
+    if not has_no_sign or half >= 100:
+        return f"{shown} ± {figures.text(name, half)}"
     short = f"{half:.1f}" if half >= 1 else f"{half:.2g}"
-    return f"{shown} ± {short if has_no_sign and half < 100 else figures.text(name, half)}"
+    return f"{interval.estimate:,.{len(short.partition('.')[2])}f} ± {short}"  # as many digits as the half has
 
 
 def times(ratio: float) -> str:
