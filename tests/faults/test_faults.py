@@ -42,8 +42,8 @@ PHOTOGRAPHS = (
     *(*RUN, "gpus=2", "seed=1", "lr=1e-6", "dataset=images", "dataset.root={trial}/photographs"),
     *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4"),
 )
-FAILED = r"^(\[./2\] .*)?failed: "
-NO_SPACE = FAILED + r".*(No space left|disk)"
+SAYS_FAILED = r"^(\[./2\] .*)?failed: "
+NO_SPACE = SAYS_FAILED + r".*(No space left|disk)"
 NO_ROUTE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")
 
 
@@ -77,7 +77,7 @@ FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=emp
 READ = Fault("", PHOTOGRAPHS, prepare=photographs, ends=("ok",))
 
 QUICK = (  # in `make test-all`
-    replace(AT_STEP, name="rank-killed", act=kill_holder(), says=FAILED + "rank 1 was killed by SIGKILL"),
+    replace(AT_STEP, name="rank-killed", act=kill_holder(), says=SAYS_FAILED + "rank 1 was killed by SIGKILL"),
     replace(AT_STEP, name="controller-killed", act=kill_command(), code=-signal.SIGKILL, statuses=()),
     replace(SIGNALLED, name="ctrl-c-in-training", act=from_terminal(), check=lambda trial: (
         None if trial.command.said(r"^To resume: .*-m ") else "it does not say how to resume")),
@@ -94,8 +94,8 @@ LONG = (  # in `make faults`
     replace(AT_STEP, name="rank-terminated-goes-on", act=then_release(kill_holder(signal.SIGTERM)), code=0,
         statuses=WHOLE),
     replace(AT_STEP, name="worker-killed", words=(*SWEEP, "num_workers=1", "dataset.train_limit=320"),
-        inside="hold@step2", act=then_release(kill_children(Trial.holder, "")), says=FAILED + "rank 1: .*worker"),
-    replace(AT_STEP, name="fork-server-killed", says=FAILED, act=then_release(
+        inside="hold@step2", act=then_release(kill_children(Trial.holder, "")), says=SAYS_FAILED + "rank 1: .*worker"),
+    replace(AT_STEP, name="fork-server-killed", says=SAYS_FAILED, act=then_release(
         kill_children(lambda trial: trial.command.process.pid, "multiprocessing.forkserver"))),
     replace(AT_STEP, name="job-killed", words=LOCAL_JOBS, inside="hold@record", act=kill_holder(),
         says=r"^\[1/2\] .*failed: .* without a record"),
@@ -115,7 +115,7 @@ LONG = (  # in `make faults`
     replace(READ, name="photograph-huge", prepare=both(photographs, write_huge_photograph), lines=30,
         mend=lambda trial: one_photograph(trial).unlink(), says=r"^(refused|failed): .*3\.jpg"),
     replace(READ, name="data-removed", words=(*PHOTOGRAPHS, "dataset.cache=none"), inside="hold@step3", at=held,
-        act=then_release(move_away), mend=put_back, says=FAILED + r"rank \d: .*photographs", statuses=("failed",)),
+        act=then_release(move_away), mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",)),
     replace(READ, name="one-cache", at=wrote("*/.running.json"), act=run_beside, code=0, statuses=("ok",),
         check=lambda trial: "the other run failed" if trial.commands[1].process.poll() else None),
     Fault("no-network", (*RUN, "gpus=2"), prefix=NO_ROUTE, code=0, statuses=("ok",), ends=("ok",), needs=no_namespace),
