@@ -43,7 +43,9 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path, 
     printed = first.stdout.splitlines()
     assert re.fullmatch(rf"6 cells of mobilenet_v2 on digits .*, 1 epoch -> {tmp_path}/s/", printed[0])
     ended = [
-        line for line in printed if re.match(r"\[./6\] precision=fp\d\d gpus=.   ok. +[\d.]+ s +[\d,]+ images/s", line)
+        line
+        for line in printed
+        if re.match(r"\[./6\] precision=fp\d\d gpus=.   ok\S* +[\d.]+ s +[\d,]+ images/s", line)
     ]
     assert len(ended) == 6
     rows = [line for line in printed if line.startswith("fp")]
