@@ -1,10 +1,10 @@
 """The signals that ask this process to end, each answered by an exception in the main thread.
 
 Python runs a handler between any two instructions of the main thread, and what it raises there can be lost: callbacks
-of weak references and finalisers drop it, a library that is being imported turns it into an error of its own, and ranks
-or jobs that are just being started would be forgotten. So the exception waits where it would do harm, and is raised
-again where it was dropped. It is raised once: what follows is the end of the process, which no second Ctrl-C may cut
-short.
+of weak references and finalisers drop it, a library that is being imported, or a configuration that is being composed,
+turns it into an error of its own, and ranks or jobs that are just being started would be forgotten. So the exception
+waits where it would do harm, and is raised again where it was dropped. It is raised once: what follows is the end of
+the process, which no second Ctrl-C may cut short.
 
 Imports nothing but Python: the entries call `end_at_once` before all other imports.
 """
@@ -19,8 +19,10 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 AGAIN_S = 0.05  # after which an exception that waits, or was dropped, is raised
-# Functions within which it waits: Python's import; the start of ranks by torch's agent; that of a sweep's jobs
-WAITS_IN = {"_find_and_load", "_start_workers", "submit_process", "submit_array"}
+# Functions within which it waits: Python's import; Hydra's composition; the start of ranks by torch's agent; that of a
+# sweep's jobs
+WAITS_IN = {"_find_and_load", "load_configuration", "load_sweep_config", "_start_workers"}
+WAITS_IN |= {"submit_process", "submit_array"}
 
 
 def end_at_once() -> None:

@@ -12,16 +12,18 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from multicard.ranks import failures, interruption
 from multicard.ranks.failures import Interrupted
 from multicard.sweep import cells
 from multicard.sweep.executor import Executor
-from tests.conftest import ROOT, warm_up
+from tests.conftest import ROOT, typed, warm_up
 from tests.helpers.launching import launch
 
 DEADLINE_S = 60.0
@@ -82,6 +84,21 @@ def test_an_import_is_not_interrupted(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         signal.signal(signal.SIGHUP, before)
     assert sys.modules.pop("interrupted_module").whole
+
+
+def test_a_composition_is_not_interrupted(monkeypatch: pytest.MonkeyPatch):
+    compose, composed = ConfigLoaderImpl._load_configuration_impl, list[Any]()
+
+    def interrupted(loader: ConfigLoaderImpl, *arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        composed.append(compose(loader, *arguments, **options))
+        return composed[0]
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", interrupted)
+    with pytest.raises(Interrupted, match="SIGINT"), failures.interruptible():
+        typed("gpus=1")
+        wait_for_interruption()
+    assert composed and interruption.WAITS_IN >= {ConfigLoaderImpl.load_sweep_config.__name__}
 
 
 def test_a_second_signal_does_not_disturb_what_follows_and_a_hang_up_that_nohup_ignores_stays_ignored():
