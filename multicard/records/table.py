@@ -126,9 +126,9 @@ def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
 
 def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
     """The figure of a setting: the mean of its runs and their standard deviation, or the highest."""
-    values = [value for record in group if (value := figure.value(record)) is not None]
-    if len(values) < 2:
-        return figures.text(figure.name, *(values or [None]))
+    values = [figure.value(record) for record in group]
+    if len(values) < 2 or None in values:  # a mean over those that have it might be that of the lucky ones
+        return figures.text(figure.name, values[0] if len(values) == 1 else None)
     text = figures.text(figure.name, max(values) if figure.summed == "max" else fmean(values))
     digits = len(text.rstrip("%").partition(".")[2])
     spread = f"{stdev(values) * (100 if figure.unit is SHARE else 1):.{digits}f}"
@@ -147,12 +147,13 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
     several = any(_ranks(other) != 1 for other in records)
     ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
     base = next((setting for setting in settings if any(one is record for one in ones for record in setting)), [])
-    means_s = [fmean(own) for side in (base, group) if (own := [*filter(None, map(_taken_s, side))])]
-    if len(means_s) < 2:
+    sides = [[_taken_s(record) for record in side] for side in (base, group)]
+    if not all(side and all(side) for side in sides):
         return "-"
-    times = formulas.speedup(*means_s)
-    share = times / _ranks(group[0])
-    return f"{times:.2f} ({share:.0%}){comparable.DOUBTFUL if share > formulas.DOUBTFUL_EFFICIENCY else ''}"
+    one_s, own_s = (fmean(filter(None, side)) for side in sides)
+    share = formulas.parallel_efficiency(one_s, own_s, _ranks(group[0]))
+    doubtful = comparable.DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
+    return f"{formulas.speedup(one_s, own_s):.2f} ({share:.0%}){doubtful}"
 
 
 def _taken_s(record: AnyRecord) -> float | None:
