@@ -18,6 +18,7 @@ from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import BETA, LOSS_APART
+from analysis.stats.intervals import faster
 from multicard.config.job import count
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
@@ -31,15 +32,25 @@ SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apa
 NOTABLE = 0.05  # relative difference of memory and energy that is said
 MOST_OTHERS = 3  # alternatives that are named
 TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
-COMPUTING = ("precision=fp32,bf16", "layout=nchw,nhwc", "batch_size=16,32,64")
-PHASES = {  # what a step's largest phase is called, and what may shrink it
-    "data": ("waiting for data", ("loader=torch,device", "num_workers=1,2,4")),
-    "h2d": ("copying to the device", ("pin_memory=true,false", "loader=torch,device")),
+COMPUTING = ("precision", "layout", "batch_size")
+PHASES = {  # what a step's largest phase is called, and the keys that may shrink it
+    "data": ("waiting for data", ("loader", "num_workers")),
+    "h2d": ("copying to the device", ("pin_memory", "loader")),
     "forward": ("the forward pass", COMPUTING),
     "backward": ("the backward pass", COMPUTING),
-    "optimizer": ("the optimiser", ("batch_size=16,32,64",)),
+    "optimizer": ("the optimiser", ("batch_size",)),
 }
-OF_TUNING = ("method=lora,qlora", "batch_size=1,2,4")
+OF_TUNING = ("method", "batch_size")
+ALTERNATIVES = {  # values to try beside a setting's own
+    "precision": ("fp32", "bf16"),
+    "layout": ("nchw", "nhwc"),
+    "loader": ("torch", "device"),
+    "num_workers": ("1", "2", "4"),
+    "pin_memory": ("true", "false"),
+    "method": ("lora", "qlora"),
+}
+FACTORS = (1, 2, 4)  # of a batch size, to try
+DIAGNOSE = "diagnose=true"
 
 
 @dataclass(frozen=True)
@@ -125,9 +136,9 @@ class Answer:
         counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
         each = "one run each" if {*counts} == {1} else f"{counts[0]} runs each"
         runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
-        known = self.speedup is not None and self.speedup.repeated
-        bounds = self.speedup.bounds(self.ranking.confidence) if self.speedup is not None and known else None
-        return f"{CONFIDENCE:.0%} interval {bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds is not None else runs
+        known = self.speedup if self.speedup is not None and self.speedup.repeated else None
+        bounds = known and known.bounds(self.ranking.confidence)
+        return f"{CONFIDENCE:.0%} interval {bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds else runs
 
     @property
     def compared_with(self) -> str:
@@ -152,12 +163,11 @@ class Answer:
             only = f"{self.setting} is the only setting that can be recommended"
             return f"{only if self.setting else 'One setting was measured'}: {seconds}"
         if self.against is self.best:
-            faster = "" if self.best is self.ranking.settings[0] else " that can be recommended"
-            return f"Keep {self.setting}: the defaults are the fastest of {settings}{faster} ({seconds})"
+            of_these = "" if self.best is self.ranking.settings[0] else " that can be recommended"
+            return f"Keep {self.setting}: the defaults are the fastest of {settings}{of_these} ({seconds})"
         assert self.speedup is not None
         ratio = self.speedup.ratio
-        times = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
-        factor = f"{times} than {self.compared_with} ({self.evidence})"
+        factor = f"{faster(ratio)} than {self.compared_with} ({self.evidence})"
         if self.failings:
             return f"No recommendation yet: {self.setting} is {factor}"
         if not self.is_told and ratio >= 1 and not self.ranking.more_accurate(self.best, self.against):
@@ -208,8 +218,8 @@ class Answer:
         """Faster settings that were passed over with the reason, then slower ones, some on fewer GPUs, that runs do not
         tell to be worse."""
         ranking, place = self.ranking, self.ranking.settings.index(self.best)
-        faster, slower = ranking.settings[:place], ranking.settings[place + 1 :]
-        passed = [f"{ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in faster]
+        quicker, slower = ranking.settings[:place], ranking.settings[place + 1 :]
+        passed = [f"{ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in quicker]
         lines = [f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."] if passed else []
         worse = [ranking.cheaper(self.best, one) or ranking.more_accurate(self.best, one) for one in slower]
         equal = [ranking.label(one) for one, is_worse in zip(slower, worse, strict=True) if not is_worse]
@@ -242,8 +252,8 @@ class Answer:
         """Where it should be measured again: runs on CPU ranks say little about GPUs."""
         if not self.best.runs[0]["cpu_ranks"]:
             return None
-        (command, *_) = rerun_commands.of_sweeps(self.best.runs) or [None]
-        return Advice("CPU ranks say little about GPUs: the same command on your node says what to run there.", command)
+        said = "CPU ranks say little about GPUs: the same command on your node says what to run there."
+        return Advice(said, self._sweep)
 
     @cached_property
     def limit(self) -> Advice:
@@ -251,14 +261,14 @@ class Answer:
         diagnosed = next((run for run in self._runs if run.diagnosis), None)
         if diagnosed is not None:
             found = (diagnosed.diagnosis or "").partition(TO_TRY)[0].partition(": ")
-            return Advice(f"{capital(found[2] or found[0])}.", self._with("diagnose=true"))
+            return Advice(f"{capital(found[2] or found[0])}.", self._with(DIAGNOSE))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
-            return Advice("It was not diagnosed; this does it:", self._with("diagnose=true"))
+            return Advice(f"It was not diagnosed, as {DIAGNOSE} does.", self._with(DIAGNOSE))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
-        why = "Leaving out one cost at a time says why:"
-        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with("diagnose=true"))
+        why = f"{DIAGNOSE} says why: it leaves out one cost at a time."
+        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with(DIAGNOSE))
 
     @cached_property
     def next(self) -> Advice:
@@ -275,27 +285,37 @@ class Answer:
             longer = f"{key}={4 * (first[key] or 1)}"
             return Advice("Train longer: these runs are no measure of the setting.", self._with(longer))
         if len(self.best.runs) == 1:
-            (command,) = rerun_commands.of_sweeps(self.best.runs) or [None]
             sure = "Repeat the runs: single ones do not show how runs differ."
-            return Advice(sure, command and f"{command} repeat=3")
+            return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
-        sweeps = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else OF_TUNING
+        keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else OF_TUNING
         fixed = [*self.keys, *["method"] * (first["reward_accuracy"] is not None)]  # pairs are read by dpo alone
-        sweep = next((sweep for sweep in sweeps if sweep.partition("=")[0] not in fixed), None)
-        if sweep is None:
-            return Advice("See what limits it: steps with one cost removed at a time.", self._with("diagnose=true"))
-        return Advice(f"Sweep {sweep.partition('=')[0]}, which was not varied.", self._with(sweep))
+        key = next((key for key in keys if key not in fixed), None)
+        if key is None:
+            return Advice("See what limits it: steps with one cost removed at a time.", self._with(DIAGNOSE))
+        return Advice(f"Sweep {key}, which was not varied.", self._with(f"{key}={','.join(_values(first, key))}"))
+
+    @property
+    def _sweep(self) -> str | None:
+        """The last command of the setting's sweep; None where Hydra left none."""
+        return next(iter(rerun_commands.of_sweeps(self.best.runs)), None)
 
     def _with(self, word: str) -> str | None:
         """The setting's command with another word, as a measurement of its own."""
-        if self.command is None or "=" not in word:
-            return None
-        key = word.partition("=")[0]
-        words = [one for one in shlex.split(self.command) if one.partition("=")[0] != key]
-        return shlex.join([*words[:2], *["-m"] * ("," in word and "-m" not in words), *words[2:], word])
+        is_key = self.command is not None and "=" in word
+        return rerun_commands.with_word(self.command or "", word, sweeps="," in word) if is_key else None
+
+
+def _values(run: Run, key: str) -> list[str]:
+    """Values of a key to sweep, that of the run among them."""
+    own = grouping.typed(run[key])
+    if key == "batch_size":
+        return [str(factor * run[key]) for factor in FACTORS]
+    return list(dict.fromkeys([*([own] if own != "null" else []), *ALTERNATIVES[key]]))
 
 
 def _seconds(seconds: float) -> str:
+    """Seconds as a sentence has them, in three digits."""
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
@@ -318,18 +338,17 @@ def of_ranking(ranking: Ranking) -> Answer:
     """The answer for the workload of a ranking by time."""
     _, _, apart = ranking.work.partition(" ")
     work = name_of(ranking.runs[0]) + f" ({apart})" * bool(apart)
-    best = _recommended(ranking)
-    against, is_default = _nearest_to_defaults(ranking)
+    learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
+    best = _recommended(ranking, learned)
+    against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)
     if against is best and not is_default:
-        others = (one for one in ranking.settings if one is not best and not any(_failings(ranking, one)))
-        against = next(others, None)
+        against = next((one for one in learned if one is not best), None)
     return Answer(work, ranking, best, against, is_default)
 
 
-def _recommended(ranking: Ranking) -> RankedSetting:
+def _recommended(ranking: Ranking, learned: Sequence[RankedSetting]) -> RankedSetting:
     """The fastest setting that learned and is not told to be less accurate than the most accurate one; the fastest
     where there is none."""
-    learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
     if ranking.runs[0]["stop_at_target"] or ranking.runs[0]["random_weights"]:
         return next(iter(learned), ranking.settings[0])  # the target says what is enough; such a loss is no model's
     reached = [one for one in learned if one.accuracy is not None or one.loss is not None]
@@ -351,11 +370,9 @@ def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
         yield f"it is too short to tell ({count(int(steps), 'measured step')})"
 
 
-def _nearest_to_defaults(ranking: Ranking) -> tuple[RankedSetting, bool]:
-    """The setting with the most axes at their defaults, on the fewest GPUs; and whether all of them are.
-
-    Settings that did not learn are compared with only where all are such.
-    """
+def _nearest_to_defaults(ranking: Ranking, settings: Sequence[RankedSetting]) -> tuple[RankedSetting, bool]:
+    """Of some settings of a ranking the one with the most axes at their defaults, on the fewest GPUs; and whether all
+    axes are."""
     from multicard import workloads  # hydra, which most commands do without
 
     defaults = workloads.defaults(ranking.runs[0]["kind"])
@@ -365,8 +382,7 @@ def _nearest_to_defaults(ranking: Ranking) -> tuple[RankedSetting, bool]:
         cell = dict(setting.cell)
         return sum(grouping.typed(cell[key]) == grouping.typed(defaults[key]) for key in keys)
 
-    learned = [setting for setting in ranking.settings if not any(_failings(ranking, setting))]
-    nearest = max(learned or ranking.settings, key=lambda setting: (at_defaults(setting), -setting.gpus))
+    nearest = max(settings, key=lambda setting: (at_defaults(setting), -setting.gpus))
     return nearest, 0 < at_defaults(nearest) == len(ranking.keys)
 
 

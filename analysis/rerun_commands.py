@@ -24,6 +24,18 @@ def of_sweeps(runs: Iterable[Run]) -> list[str]:
     return [command for command in commands if command is not None]
 
 
+def with_word(command: str, word: str, sweeps: bool) -> str:
+    """A command with another word, in place of one that sets the same key.
+
+    Args:
+        sweeps: the word makes it a sweep.
+    """
+    start, *words = [one for one in shlex.split(command) if one.partition("=")[0] != word.partition("=")[0]]
+    place = next((at for at, one in enumerate(words) if "=" in one), len(words))  # behind the entry
+    flags = ["-m"] * (sweeps and "-m" not in words)
+    return shlex.join([start, *words[:place], *flags, *words[place:], word])
+
+
 def experiments_of(runs: Iterable[Run]) -> set[str]:
     """The experiments that the last commands of the runs' sweeps name."""
     names = {(_overrides(run) or {}).get("experiment", "=").removeprefix("=") for run in runs}

@@ -19,7 +19,7 @@ from analysis.runs.load import Run
 from analysis.stats import effects
 from analysis.stats.between_runs import REMEDY
 from analysis.stats.effects import Effect, Point
-from analysis.stats.intervals import times
+from analysis.stats.intervals import faster
 from multicard import workloads
 from multicard.measure.repeated_runs import MARGIN
 
@@ -97,7 +97,7 @@ class WhatMatters:
     def _gain(self, gain: float) -> str:
         if self.measure == ACCURACY:
             return f"{100 * max(-1.0, min(1.0, gain)):+.1f} points"
-        return f"{times(math.exp(abs(gain)))} {'faster' if gain >= 0 else 'slower'}"
+        return faster(math.exp(gain))
 
     def figure(self, name: str) -> Figure:
         """The best level of each axis."""
@@ -137,12 +137,12 @@ class WhatMatters:
         return group.figure(name, chart, rows, title, notes)
 
 
-def what_matters(runs: Sequence[Run], mix: bool = False) -> list[WhatMatters]:
-    """The effects in each work, the newest first, on time and on accuracy; none where none differ in one axis."""
-    found = (WhatMatters(ranking, measure) for ranking in known_rankings(runs, mix) for measure in AXES)
+def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:
+    """The effects in each work, in their order, on time and on accuracy; none where none differ in one axis."""
+    found = (WhatMatters(ranking, measure) for ranking in rankings for measure in AXES)
     return [one for one in found if one.by_axis]
 
 
 def effects_alone(runs: Sequence[Run]) -> list[Figure]:
     """A figure for each work and measure."""
-    return [one.figure(numbered("effects", index)) for index, one in enumerate(what_matters(runs))]
+    return [one.figure(numbered("effects", index)) for index, one in enumerate(what_matters(known_rankings(runs)))]

@@ -60,8 +60,7 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     report = build(found, title or _title(folders), mix, expected_section.read_plans(folders))
     size_bytes = page.write(path, report)
-    found_out = [answer.sentence for answer in answers(found.runs, mix)[:1]]
-    return "\n".join([*found_out, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"])
+    return "\n".join(filter(None, [report.answer, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"]))
 
 
 def watched(folders: Sequence[Path], title: str | None, mix: bool) -> Watch:
@@ -95,9 +94,10 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     repeated = RepeatedRuns(runs)
     panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
     verdicts = claims.judge(runs, mix)
+    found_out = answers(runs, mix)
     sections = [
-        answer_section.section(answers(runs, mix), runs),
-        effects_section.section(runs, mix),
+        answer_section.section(found_out, runs),
+        effects_section.section([answer.ranking for answer in found_out]),
         runs_section.section(runs, found.skipped, repeated, mix),
         settings_section.section(runs),
         expected_section.predictions_section(runs),
@@ -113,6 +113,7 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
         {mark.sign: mark.meaning for mark in MARKS if any(run[mark.column] for run in runs)},
         [section for section in sections if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
+        found_out[0].sentence if found_out else "",
     )
 
 

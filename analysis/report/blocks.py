@@ -157,7 +157,7 @@ class Report:
     """The whole report.
 
     warnings: a mark's sign and what it says of some or all runs. legend: each sign's meaning.
-    themes: Vega's configuration for a `light` and a `dark` page.
+    themes: Vega's configuration for a `light` and a `dark` page. answer: what to run, in a sentence; empty without one.
     """
 
     title: str
@@ -167,6 +167,7 @@ class Report:
     legend: Mapping[str, str]
     sections: Sequence[Section]
     themes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    answer: str = ""
 
     def blocks(self) -> Iterator[Block]:
         """Every block, including those that are folded away."""

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
+from analysis.commands.best import Ranking
 from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.vega import numbered
 from analysis.report.blocks import Block, Fold, Paragraph, PlainTable, Plot, Section
 from analysis.runs.grouping import ACCURACY
-from analysis.runs.load import Run
 
 MOST_PLOTS = 4  # time and accuracy of two workloads
 NO_GAIN = "Accuracy: no setting changes it by more than these runs tell from chance."
 
 
-def section(runs: Sequence[Run], mix: bool) -> Section:
+def section(rankings: Sequence[Ranking]) -> Section:
     """A chart of each workload's time, and one of its accuracy where something changes that; all gains as a table."""
     blocks: list[Block] = []
-    found = what_matters(runs, mix)
+    found = what_matters(rankings)
     for index, one in enumerate(found[:MOST_PLOTS]):
         if one.measure == ACCURACY and not any(effects[0].gain.is_told for effects in one.by_axis):
             blocks.append(Paragraph(NO_GAIN, quiet=True))

@@ -61,6 +61,11 @@ def times(ratio: float) -> str:
     return f"{ratio:.{2 if ratio < 10 else 0}f}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
 
 
+def faster(ratio: float) -> str:
+    """A ratio of speeds: "1.33x faster", "1.10x slower"."""
+    return f"{times(max(ratio, 1 / ratio))} {'faster' if ratio >= 1 else 'slower'}"
+
+
 def bonferroni(count: int) -> float:
     """The confidence of each of `count` intervals that together cover at 95 %."""
     return 1 - (1 - CONFIDENCE) / max(1, count)

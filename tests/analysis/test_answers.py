@@ -1,5 +1,6 @@
 """What to run: the recommendation, what it is compared with, how sure it is, and when there is none."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis import rerun_commands
 from analysis.answers import Answer, answers
 from analysis.runs import load
 from tests.helpers import records
@@ -164,6 +166,28 @@ def test_losses_of_dpo_with_several_betas_are_not_compared(tmp_path: Path):
         for beta, time_s, loss in losses
     ]
     assert " loss " not in (found := answer(tmp_path, *each).sentence) and "method.beta=0.1" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "word", "sweeps", "expected"),
+    [
+        ("-m name=s gpus=1,2 repeat=2", "repeat=3", True, "-m name=s gpus=1,2 repeat=3"),
+        ("name=s gpus=1", "repeat=3", True, "-m name=s gpus=1 repeat=3"),  # a sweep of one cell
+        ("gpus=2 batch_size=16", "diagnose=true", False, "gpus=2 batch_size=16 diagnose=true"),
+    ],
+)
+def test_a_word_takes_the_place_of_its_key(words: str, word: str, sweeps: bool, expected: str):
+    entry = "python train_vision.py"
+    assert rerun_commands.with_word(f"{entry} {words}", word, sweeps) == f"{entry} {expected}"
+
+
+def test_what_to_sweep_next_has_the_value_of_the_runs(tmp_path: Path):
+    each = [run(**DEFAULT, repetition=n, phases_s={"forward": 0.1}, precision="fp16") for n in (1, 2)]
+    write(tmp_path / "s", *each)
+    task = {"hydra": {"overrides": {"task": ["precision=fp16", "name=s"]}, "job": {"config_name": "train_vision"}}}
+    (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
+    (only,) = answers(load.read([tmp_path]).runs)
+    assert only.next.command == "python train_vision.py -m precision=fp16,fp32,bf16"
 
 
 def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import what_matters
 from analysis.report import effects_section
 from analysis.report.blocks import Paragraph, Plot
@@ -81,15 +82,15 @@ def test_gains_and_what_they_depend_on_are_said_in_words(tmp_path: Path):
             record = records.vision(layout=layout, gpus=gpus, total_s=time_s * drift)
             records.write(tmp_path / f"{layout}{gpus}{repetition}", record)
     runs = load.read([tmp_path]).runs
-    time, accuracy = what_matters(runs)
+    time, accuracy = what_matters(known_rankings(runs))
     (layout,), (gpus,) = time.by_axis
     assert (time.change(layout), time.change(gpus)) == ("layout=nhwc, not nchw", "gpus=2, not 1")
     assert time.gain(layout).startswith("1.58x faster (1.5") and time.gain(gpus).startswith("1.41x faster (1.3")
     sentence = "layout=nhwc, not nchw: 1.25x faster with gpus=1, but 2.00x faster with gpus=2"
     assert time.interactions == [sentence]
     assert accuracy.gain(accuracy.by_axis[0][0]) == "no difference (-0.0 points to +0.0 points)"
-    blocks = effects_section.section(runs, mix=False).blocks
+    blocks = effects_section.section(known_rankings(runs)).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
-    single = effects_section.section(runs[::2], mix=False).blocks
+    single = effects_section.section(known_rankings(runs[::2])).blocks
     assert any(isinstance(block, Paragraph) and "repeat=3" in block.text for block in single)
     assert Paragraph(f"It depends: {sentence}.") in blocks and Paragraph(effects_section.NO_GAIN, quiet=True) in blocks
