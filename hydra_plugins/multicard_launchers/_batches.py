@@ -15,17 +15,7 @@ from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.records.journal import JournalError
-from multicard.sweep import (
-    auto_gpus,
-    axes,
-    cells,
-    executor,
-    objective,
-    predicted,
-    slurm_submit,
-    slurm_wait,
-    task,
-)
+from multicard.sweep import auto_gpus, axes, cells, executor, objective, predicted, slurm_submit, slurm_wait, task
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace, SameFailureError, Streak

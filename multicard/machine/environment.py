@@ -41,12 +41,7 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "cpu": {
-            "model": cpu_model(),
-            "cores": cores(),
-            "cores_online": os.cpu_count(),
-            "memory_bytes": memory_bytes(),
-        },
+        "cpu": {"model": cpu_model(), "cores": cores(), "cores_online": os.cpu_count(), "memory_bytes": memory_bytes()},
         "gpus": gpus(),
         "topology": topology.collect(devices.visible_gpus()),
         "cuda_visible_devices": os.environ.get(devices.VISIBLE),

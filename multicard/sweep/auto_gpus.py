@@ -73,10 +73,7 @@ def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
 
 
 def resolve(
-    command: Command,
-    context: HydraContext,
-    sweep_config: DictConfig,
-    job_overrides: Sequence[Sequence[str]],
+    command: Command, context: HydraContext, sweep_config: DictConfig, job_overrides: Sequence[Sequence[str]]
 ) -> tuple[list[list[str]], list[RunConfig]]:
     """The overrides of each cell, with its chosen number of GPUs, and the configurations of those that can work."""
     settings, whole = dict[tuple[str, ...], Setting](), shares.machine()

@@ -39,13 +39,7 @@ class Axes:
         own = hydra.experiment
         return Axes(hydra.sweeper.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))
 
-    def cells(
-        self,
-        words: Sequence[str],
-        shrunk: bool,
-        times: int,
-        tell: Callable[[str], None] = say,
-    ) -> Cells:
+    def cells(self, words: Sequence[str], shrunk: bool, times: int, tell: Callable[[str], None] = say) -> Cells:
         """The overrides of each cell.
 
         Args:

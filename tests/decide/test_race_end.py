@@ -45,7 +45,7 @@ def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
             cell.result = records.as_run(made)
 
         def full_run(run: Run, _: Any) -> Reading:
-            return Reading(math.log(rates[int(run.record.axes["batch_size"] or 0)]), 0.001)
+            return math.log(rates[int(run.record.axes["batch_size"] or 0)]), 0.001
 
         monkeypatch.setattr(readings, "full_run", full_run)
         race.take_finals(finals)
@@ -107,7 +107,7 @@ def test_a_cell_that_missed_its_target_does_not_win(
 ):
     """Three cells, of which each was measured in full and ended at this accuracy; 90 % were asked for."""
     monkeypatch.setattr(live, "Race", Rules)
-    monkeypatch.setattr(readings, "full_run", lambda run, _: Reading(float(run.record.repetition), 0.01))
+    monkeypatch.setattr(readings, "full_run", lambda run, _: (float(run.record.repetition), 0.01))
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "target_accuracy=0.9"))
     race.run(SHARE)
     finals = race.finals()

@@ -2,7 +2,7 @@
 
 import math
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,8 +77,7 @@ class CarryingOut:
         cells: by the task's name and its number of GPUs.
         journal: what was planned first, and starts and ends, in seconds since the first command began. What is done is
             in the records of the runs.
-        limit_s: in which the rest is planned again.
-        noun: what GPUs are called.
+        limit_s: longest search for a new plan.
 
     Raises:
         ValueError: the journal is of a plan of other jobs.
@@ -129,14 +128,8 @@ class CarryingOut:
         ) for each in (self.progress[number] for number in left)]  # fmt: skip
 
     def run(self, schedule: Schedule) -> None:
-        """Run all that is left.
-
-        Args:
-            schedule: of `rest`.
-
-        Raises:
-            KeyboardInterrupt: once what runs has ended; so for any other exception.
-        """
+        """Run all that is left, by a schedule of `rest`. An exception, as of Ctrl-C, leaves it once what runs has
+        ended."""
         began = since_epoch_s()
         self.journal.add(began=began)
         self.began = began if self.began is None else self.began
@@ -169,12 +162,8 @@ class CarryingOut:
             each.before = {left[other] for other in others}
             each.placed = replace(placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s)
             if each.task.name not in self.first:
-                new[each.task.name] = {
-                    "gpus": placed.option.gpus,
-                    "gpu_ids": [*placed.gpu_ids],
-                    "start_s": each.placed.start_s,
-                    "end_s": each.placed.end_s,
-                }
+                span = {"start_s": each.placed.start_s, "end_s": each.placed.end_s}
+                new[each.task.name] = {"gpus": placed.option.gpus, "gpu_ids": [*placed.gpu_ids], **span}
         if new:
             self.journal.add(planned=new)
             self.first |= new
@@ -227,16 +216,12 @@ class CarryingOut:
         return []
 
     def _take_ended(self) -> list[str]:
-        """Take the ends of cells. Returns why the rest is to be planned again.
-
-        Raises:
-            KeyboardInterrupt: a terminal's signal has reached a cell here; Python can drop the command's.
-        """
+        """Take the ends of cells. Returns why the rest is to be planned again."""
         ended = self.executor.collect_ended()
         over = [each for each in self.progress if any(each.cell is cell for cell in ended)]
         reasons = [reason for each in over if (reason := self._end(each))]
         if any(each.status == "interrupted" for each in over):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # a terminal's signal has reached a cell; Python can drop the command's
         return reasons
 
     def _end(self, each: Progress) -> str:
@@ -279,19 +264,18 @@ class CarryingOut:
 
     def _forget_few(self, job: str, gpus: int) -> None:
         """Leave out at most this many GPUs for the runs of a job that are left: they ran out of memory."""
-        for each in self._waiting(job):
-            each.options = tuple(option for option in each.options if option.gpus > gpus)
+        for each in self.progress:
+            if each.task.job == job and each.waits:
+                each.options = tuple(option for option in each.options if option.gpus > gpus)
 
     def _scale(self, by: Progress, lasts_s: float) -> None:
         """Expect other runs of a job to be as much longer than first expected as one that lasts this long."""
         first = next(option for option in by.task.options if option.gpus == by.gpus)
         ratio = lasts_s / first.interval.value
-        for each in self._waiting(by.task.job):
-            allowed = {own.gpus for own in each.options}
-            each.options = tuple(_scaled(option, ratio) for option in by.task.options if option.gpus in allowed)
-
-    def _waiting(self, job: str) -> Iterable[Progress]:
-        return (each for each in self.progress if each.task.job == job and each.waits)
+        for each in self.progress:
+            if each.task.job == by.task.job and each.waits:
+                allowed = {own.gpus for own in each.options}
+                each.options = tuple(_scaled(option, ratio) for option in by.task.options if option.gpus in allowed)
 
     def _skip(self) -> None:
         """Skip what comes after a task that is over without success, and what no number of GPUs is left for."""

@@ -8,7 +8,6 @@ JOBS.yaml names the node and the jobs, each a command of either entry or times t
 import argparse
 import signal
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -59,11 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Command:
-    """One command, from its options to its exit code.
-
-    Raises:
-        ValueError: there is no such plan, with the key and the remedy.
-    """
+    """One command, from its options to its exit code; a ValueError names the key and the remedy."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         require(1 <= options.seconds <= 3600, f"--seconds {options.seconds:g}: must be from 1 to 3600")
@@ -123,11 +118,8 @@ class _Command:
         return [] if unknown else tasks.tasks(self.file, self.node, runs)
 
     def _show(self, wanted: Sequence[Task], is_new: bool = True) -> Plan:
-        """Make a plan, print it, and write the files that the command asks for.
-
-        Args:
-            is_new: False where the plan of the first command stays in the files.
-        """
+        """Make a plan, print it, and write the files that the command asks for, unless the plan of the first command
+        stays in them."""
         plan = planning.make(wanted, self.node.gpus, self.options.seconds)
         content = as_dict(plan, self.node.name, self.file.slowdown, self.node.noun)
         for path in self.json_files if is_new else ():
@@ -140,50 +132,30 @@ class _Command:
 
 
 def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
-    """The plan for a terminal.
-
-    Args:
-        content: of `as_dict`.
-    """
-    width, noun, node = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"], content["node"]
+    """The plan for a terminal; `content` is that of `as_dict`."""
+    width, noun = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"]
+    title = f"plan of {len(plan.tasks)} runs on {content['node']}:"
     columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
     headings, *rows = zip(*columns, strict=True)
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
-    notes = [
-        line for note in (*_comparisons(plan), slower) for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")
-    ]
+    notes = text_table.folded([*_comparisons(plan), slower], WIDTH)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
-    return [
-        f"plan of {len(plan.tasks)} runs on {node}:",
-        *text_table.text(headings, rows, width),
-        "",
-        *bars,
-        "",
-        *notes,
-    ]
+    return [title, *text_table.text(headings, rows, width), "", *bars, "", *notes]
 
 
 def _row(job: Mapping[str, Any]) -> list[str]:
     """A row of the table, from a job of `as_dict`."""
     low, high = (in_hours(job["seconds"][end]) for end in ("low", "high"))
-    deadline = ""
+    likely = low if low == high else f"{low} to {high}"
+    start_s, end_s, efficient, deadline = job["start_s"], job["end_s"], job["efficiency"], ""
+    times = [in_hours(seconds) for seconds in (start_s, end_s, end_s - start_s)]
     if job["deadline_s"] is not None:
         passed = " ago" if job["deadline_s"] < 0 else ""
         late = f" ({in_hours(job['late_s'])} late)" if job["late_s"] else ""
         deadline = f"{in_hours(abs(job['deadline_s']))}{passed}{late}"
-    return [
-        job["name"],
-        str(job["gpus"]),
-        ranges(job["gpu_ids"]),
-        in_hours(job["start_s"]),
-        in_hours(job["end_s"]),
-        in_hours(job["end_s"] - job["start_s"]),
-        low if low == high else f"{low} to {high}",
-        "" if job["efficiency"] is None else f"{job['efficiency']:.0%}",
-        job["basis"],
-        deadline,
-    ]
+    share = "" if efficient is None else f"{efficient:.0%}"
+    return [job["name"], str(job["gpus"]), ranges(job["gpu_ids"]), *times, likely, share, job["basis"], deadline]
 
 
 def efficiency(task: Task, option: Option) -> float | None:
@@ -267,30 +239,16 @@ def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dic
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """A plan beside what became of it.
-
-    Args:
-        result: of `CarryingOut.result`.
-    """
-    times = ("planned_start_s", "planned_end_s", "start_s", "end_s")
-    rows = [
-        [
-            job["name"],
-            str(job["gpus"] or ""),
-            ranges(job["gpu_ids"]),
-            *("" if job[key] is None else in_hours(job[key]) for key in times),
-            "" if job["ratio"] is None else f"{job['ratio']:.0%}",
-            job["status"],
-        ]
-        for job in result["jobs"]
-    ]
+    """A plan beside what became of it (`CarryingOut.result`)."""
+    rows = []
+    for job in result["jobs"]:
+        seconds = [job[key] for key in ("planned_start_s", "planned_end_s", "start_s", "end_s")]
+        times = ["" if each is None else in_hours(each) for each in seconds]
+        ratio = "" if job["ratio"] is None else f"{job['ratio']:.0%}"
+        rows.append([job["name"], str(job["gpus"] or ""), ranges(job["gpu_ids"]), *times, ratio, job["status"]])
     shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, WIDTH)]
     makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
     if makespan_s is not None and planned_s:
         difference = f"{makespan_s / planned_s - 1:+.1%}"
         shown += ["", f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"]
     return shown
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -154,11 +154,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> JobsFile:
-    """Read a jobs file.
-
-    Raises:
-        ValueError: it cannot be read or planned; with the file, the key and the remedy.
-    """
+    """Read a jobs file; a ValueError names the file, the key and the remedy."""
     try:
         return parsed(yaml.load(path.read_text(), _Loader))
     except OSError as error:
@@ -171,11 +167,7 @@ def read(path: Path) -> JobsFile:
 
 
 def parsed(content: Any) -> JobsFile:
-    """Check the content of a jobs file.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+    """Check the content of a jobs file; a ValueError names the key and the remedy."""
     keys = _converted(content, _FileKeys, "")
     jobs = tuple(_job(name, job) for name, job in keys.jobs.items())
     runs = sum(job.repeat for job in jobs)
@@ -191,11 +183,7 @@ def parsed(content: Any) -> JobsFile:
 
 
 def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
-    """The content below a key as a struct.
-
-    Raises:
-        ValueError: with the key and an example.
-    """
+    """The content below a key as a struct; a ValueError has the key and an example."""
     names = [each.name for each in msgspec.structs.fields(kind)]
     try:
         return msgspec.convert(content, kind)

@@ -65,13 +65,7 @@ def cost(each: Schedule, tasks: Sequence[Task]) -> float:
 
 
 def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> tuple[Schedule, float]:
-    """Search the best schedule.
-
-    Args:
-        known: a schedule to begin with.
-
-    Returns:
-        The schedule, and a makespan that none beats.
+    """The best schedule that a search finds, begun with a known one, and a makespan that none beats.
 
     Raises:
         ValueError: OR-Tools is not installed.
@@ -83,9 +77,8 @@ def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> 
         raise ValueError("a plan needs OR-Tools, which is not installed: pip install ortools") from None
     tick_s = max(known.makespan_s, 1e-9) / TICKS
     sizes = [[max(math.ceil(each.planned_s / tick_s), 1) for each in task.options] for task in tasks]
-    limits = {
-        place: math.floor(task.deadline_s / tick_s) for place, task in enumerate(tasks) if task.deadline_s is not None
-    }
+    deadlines_s = {place: task.deadline_s for place, task in enumerate(tasks) if task.deadline_s is not None}
+    limits = {place: math.floor(deadline_s / tick_s) for place, deadline_s in deadlines_s.items()}
     horizon = TICKS + len(tasks)
     if limits:  # a longer schedule may be the better one
         horizon = max(sum(map(max, sizes)), horizon)

@@ -41,11 +41,7 @@ class Option:
 
 
 def timed_option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, basis: str = "given") -> Option:
-    """The option of a time, planned with its upper quantile; slower where it leaves GPUs for others.
-
-    Args:
-        seconds: while nothing else runs.
-    """
+    """The option of a time alone, planned with its upper quantile; slower where it leaves GPUs for others."""
     planned_s = float(quantile(seconds, PLANNED_NORMAL))
     if gpus == node_gpus:
         return Option(gpus, planned_s, seconds, seconds.value, basis)
@@ -125,11 +121,8 @@ class Schedule:
 
 
 def quantile(interval: Interval, normal: Any) -> Any:
-    """Quantiles of a time whose logarithm is normal on each side of its median.
-
-    Args:
-        normal: the quantiles of a standard normal variable; a number or an array.
-    """
+    """Quantiles of a time whose logarithm is normal on each side of its median, by those of a standard normal variable
+    (a number or an array)."""
     below, above = (math.log(end / interval.value) / NORMAL_90 for end in (interval.low, interval.high))
     return interval.value * np.exp(np.where(np.asarray(normal) > 0, normal * above, -normal * below))
 

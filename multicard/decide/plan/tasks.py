@@ -62,10 +62,7 @@ class PlannedNode:
 
 
 def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
-    """The node of a file.
-
-    Args:
-        is_here: it has to be this machine, also where all times are known.
+    """The node of a file; with `is_here` it has to be this machine, also where all times are known.
 
     Raises:
         ValueError: there is no such node; with the key and the remedy.
@@ -134,13 +131,10 @@ class JobRun:
 
 
 def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
-    """The jobs on each number of GPUs that they may have, with estimates where the file has no times.
+    """The jobs on each number of GPUs that they may have (`composed`), with estimates where the file has no times.
 
     Args:
         sweep: folder of the plan's runs.
-
-    Raises:
-        ValueError: a job's words cannot be composed, with the job, the key and the remedy.
     """
     found = [run for job in file.jobs for run in composed(job, node, sweep)]
     asked = {number: run.cell.config for number, run in enumerate(found) if run.cell and not run.job.times}
@@ -164,16 +158,8 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Tas
     }
     named = [(job, name) for job in file.jobs for name in job.task_names]
     places = {job.name: [place for place, (other, _) in enumerate(named) if other is job] for job in file.jobs}
-    return [
-        Task(
-            name,
-            options[job.name],
-            tuple(sorted(place for other in job.predecessors for place in places[other])),
-            job.deadline_s,
-            job.name,
-        )
-        for job, name in named
-    ]
+    after = {job.name: tuple(sorted(place for name in job.predecessors for place in places[name])) for job in file.jobs}
+    return [Task(name, options[job.name], after[job.name], job.deadline_s, job.name) for job, name in named]
 
 
 def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]:

@@ -28,10 +28,7 @@ OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's c
 
 
 def refuse(figure: str, cells: Sequence[Cell]) -> None:
-    """
-    Raises:
-        ValueError: the entry does not have the figure, or cells are the same run.
-    """
+    """Refuse a figure that the entry does not have, and cells that are the same run."""
     workload, own = cells[0].workload, f"{cells[0].workload.unit}_per_s"
     require(figure == own, f"race={figure}: {workload.entry} has race={own}")
     distinct = len({cell.config.identity() for cell in cells})
@@ -39,10 +36,7 @@ def refuse(figure: str, cells: Sequence[Cell]) -> None:
 
 
 def run(sweep: Sweep, finals: Sweep) -> None:
-    """Race the cells, and measure the best of them in full.
-
-    Args:
-        finals: takes what is measured in full.
+    """Race the cells, and measure the best of them in full, as cells of `finals`.
 
     Raises:
         ValueError: the cells cannot be raced, or an earlier race of this name was another one.
@@ -103,9 +97,7 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
         if cells:
             lines.append(f"{what}: {_labels(race, cells)}")
     if missed:
-        lines.append(
-            "cells that were beaten by one that missed its target are not tried again: race without such cells"
-        )
+        lines.append("cells beaten by one that missed its target are not tried again: race without such cells")
     lines.append(_cost(race, finals))
     if differ := _differing(race.cells):
         lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
@@ -126,8 +118,7 @@ def _table(race: LiveRace, standings: Sequence[Standing], winner: int) -> list[s
     columns[race.figure.head or race.figure.title] = [value(each.log_figure) for each in standings]
     columns["interval"] = [interval(each) for each in standings]
     if any(each.in_full is not None for each in standings):
-        full = ["-" if each.in_full is None else value(each.in_full) for each in standings]
-        columns["in full"] = full
+        columns["in full"] = ["-" if each.in_full is None else value(each.in_full) for each in standings]
     peaks = [race.peaks.get(each.cell) for each in standings]
     columns["memory"] = [in_bytes(max(own) if own else None) for own in peaks]
     align = "l" * (len(axes) + 1) + "r" * (len(columns) - len(axes) - 1) + "l"

@@ -20,7 +20,6 @@ from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes, readings
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
-from multicard.decide.race.readings import Measured
 from multicard.decide.race.rules import IN, MISSED, NOT_STARTED, OUT, Race, RaceOptions
 from multicard.estimate import estimates, totals
 from multicard.estimate.observations import NORMAL_90
@@ -218,7 +217,18 @@ class LiveRace:
             if measured.diverged:
                 self._out(place, "diverged: its loss is not finite")
                 return None
-            self._note_block(place, process, measured)
+            log_figure, error = measured.reading()
+            self._note(
+                cell=place,
+                process=process.number,
+                round=self.rules.round,
+                log_figure=log_figure,
+                error=error,
+                step_s=measured.mean_step_s,
+                steps_per_epoch=measured.steps_per_epoch,
+                peaks_bytes=measured.peaks_bytes,
+                used_s=process.block_s,
+            )
             return process
         return None
 
@@ -252,25 +262,8 @@ class LiveRace:
             raise SameFailureError(message)
         self._out(place, f"{run.status}: {message}", lasts=run.status in ("oom", "diverged"))
 
-    def _note_block(self, place: int, process: CellProcess, measured: Measured) -> None:
-        reading = measured.reading()
-        self._note(
-            cell=place,
-            process=process.number,
-            round=self.rules.round,
-            log_figure=reading.log_figure,
-            error=reading.error,
-            step_s=measured.mean_step_s,
-            steps_per_epoch=measured.steps_per_epoch,
-            peaks_bytes=measured.peaks_bytes,
-            used_s=process.block_s,
-        )
-
     def _out(self, place: int, reason: str, lasts: bool = True) -> None:
-        """
-        Args:
-            lasts: the cell stays out when the race goes on after an interruption.
-        """
+        """Take a cell out; where that lasts, also of a race that goes on after an interruption."""
         if lasts:
             self.journal.add(cell=place, out=reason)
         self.rules.out(place, reason)

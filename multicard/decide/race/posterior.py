@@ -38,12 +38,8 @@ FLOOR = 1e-9  # added to variances, for rounding
 
 @dataclass(frozen=True)
 class Block:
-    """A measured stretch of steps.
-
-    log_figure: larger is better. error: its standard error from the steps within. process: a number that differs
-    between the processes of a cell. is_full: of a full run, which is longer than a machine's slow spells, so that its
-    steps tell all of its error.
-    """
+    """A measured stretch of steps of a cell's process; `error` is the standard error from the steps within. Those of a
+    full run, which is longer than a machine's slow spells, tell all of its error."""
 
     cell: int
     round: int

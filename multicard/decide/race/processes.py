@@ -34,11 +34,10 @@ class CellEndedError(Exception):
 
 @dataclass
 class CellProcess:
-    """A process of a cell.
+    """A process of a cell, as a probe in a folder of its own; `number` is its own in the whole race.
 
-    cell: as a probe in a folder of its own. number: of the process, in the whole race. last: what its ranks wrote when
-    they last paused. step_s: of its steps; None before it has trained. start_s, block_s: seconds of its start, and of
-    its last block with all that is not measured. ran_at_s: when it last paused.
+    last: what its ranks wrote when they last paused. step_s: of its steps; None before it has trained. start_s,
+    block_s: seconds of its start, and of its last block with all that is not measured. ran_at_s: when it last paused.
     """
 
     cell: Cell
@@ -130,10 +129,7 @@ def as_run(cell: Cell, repetition: int, is_probe: bool) -> Cell:
 
 
 def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> CellProcess:
-    """Start a process of a cell, and wait until its ranks are ready to train.
-
-    Args:
-        cell: as a probe.
+    """Start a process of a cell, as a probe, and wait until its ranks are ready to train.
 
     Raises:
         CellEndedError: it ended: refused, or out of memory.

@@ -2,9 +2,10 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +23,7 @@ LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
 SINGLE_ERROR = 0.1  # of a block of a single step
 
 
-class Reading(NamedTuple):
-    """A figure: its logarithm, and the standard error of that."""
-
-    log_figure: float
-    error: float
+Reading = tuple[float, float]  # the logarithm of a figure, and its standard error
 
 
 def value(log_figure: float) -> str:
@@ -69,9 +66,8 @@ class Measured:
         return self.seconds / len(self.step_s)
 
     def reading(self) -> Reading:
-        """Samples per second; not finite where the block has none."""
-        # Where samples differ from step to step, the error is by how far the time of each step is from that of its
-        # samples at the mean rate.
+        """Samples per second; not finite where the block has none. Where samples differ from step to step, the error is
+        by how far the time of each step is from that of its samples at the mean rate."""
         samples = float(self.samples.sum())
         expected_s = self.samples * self.seconds / samples
         return rate(self.step_s - expected_s + self.mean_step_s, samples)
@@ -85,7 +81,7 @@ def rate(steps_s: np.ndarray, samples: float) -> Reading:
     """
     total_s, count = float(steps_s.sum()), len(steps_s)
     if not (math.isfinite(total_s) and total_s > 0 and samples > 0):
-        return Reading(math.nan, math.nan)
+        return math.nan, math.nan
     mean_s = total_s / count
     term = mean_variance(steps_s)
     if term is not None and term.degrees >= 1:
@@ -94,7 +90,7 @@ def rate(steps_s: np.ndarray, samples: float) -> Reading:
         error = FEW_STEPS * float(steps_s.std(ddof=1)) / math.sqrt(count) / mean_s
     else:
         error = SINGLE_ERROR
-    return Reading(math.log(samples / total_s), max(error, LEAST_ERROR))
+    return math.log(samples / total_s), max(error, LEAST_ERROR)
 
 
 class BlockReader:
@@ -135,13 +131,11 @@ class BlockReader:
 def full_run(run: Run, figure: Figure) -> Reading | None:
     """The figure of a run that ended ok, rates without the warm-up and the first step of each epoch; None where it has
     none."""
-    record = run.record
+    record, seconds = run.record, np.empty(0)
     value = figure.value(record) if record.status == "ok" else None
-    if not value:
-        return None
-    try:
+    with suppress(ValueError):
         seconds = steps.step_times_s(run.folder)
-    except ValueError:
+    if not value or not len(seconds):
         return None
     first_epoch = record.epochs[0].steps if record.epochs else None
     after, per_epoch = ~steps.warmup(record, len(seconds)), first_epoch or len(seconds)

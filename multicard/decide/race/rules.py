@@ -22,6 +22,7 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, stdtr
@@ -103,12 +104,9 @@ class Verdict:
     close: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Look:
-    """The race as the draws show it.
-
-    enough: (DRAWS, cells), true where a cell is within the tolerance of the best. best: (DRAWS,), the best cell.
-    """
+class _Look(NamedTuple):
+    """The race as the draws show it: where a cell is within the tolerance of the best (DRAWS, cells), and which cell is
+    the best (DRAWS,)."""
 
     posterior: Posterior
     enough: np.ndarray
@@ -116,10 +114,8 @@ class _Look:
 
 
 class Race:
-    """A race between cells, by the figures of their blocks.
-
-    Decisions follow from the arguments and the blocks, so that a race which is told the blocks of an earlier one goes
-    on from there.
+    """A race between cells, by the figures of their blocks, from which all decisions follow: a race which is told the
+    blocks of an earlier one goes on from there.
 
     Args:
         settings: of each cell, by axis.

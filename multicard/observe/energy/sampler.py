@@ -168,9 +168,7 @@ class Sampler:
         read = [reading for report in reports for reading in report.counters]
         samples = {
             uuid: with_readings(
-                _table(values, len(COLUMNS)),
-                [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid],
-                sampled,
+                _table(values, len(COLUMNS)), [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid], sampled
             )
             for uuid, values in self._values.items()
         }
