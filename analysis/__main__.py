@@ -212,8 +212,8 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     keys = "keys, separated by commas, that differ on purpose; without B, A's"
     add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
     margin = "the difference up to which two are equal (5%%)"
-    add("--margin", metavar="5%", help=margin, type=cli.share, default=MARGIN)
-    add("--gate", metavar="5%", help="exit with code 1 if B is slower by more", type=cli.share)
+    add("--margin", metavar="SHARE", help=margin, type=cli.share, default=MARGIN)
+    add("--gate", metavar="SHARE", help="exit with code 1 if B is slower by more: 5%%", type=cli.share)
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix", **MIX)
 

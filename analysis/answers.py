@@ -16,6 +16,7 @@ from analysis.commands.best import RankedSetting, Ranking, known_rankings
 from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from analysis.stats.between_runs import BETA, LOSS_APART
 from analysis.stats.intervals import faster
@@ -390,4 +391,4 @@ def name_of(run: Run) -> str:
     """The name of a run's workload: "training: mobilenet_v2 on digits at 48 px"."""
     size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
     model, dataset = (figures.text("", run[name]) for name in ("model", "dataset"))
-    return f"{grouping.kind(run['kind'])}: {model} on {dataset}{size}"
+    return f"{KINDS[run['kind']].title}: {model} on {dataset}{size}"

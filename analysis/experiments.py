@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF
@@ -27,7 +28,6 @@ from multicard.records.comparable import DATA
 from papers import printed
 
 FOLDER = CONF / "experiment"
-ENTRIES = {"vision": "train_vision.py", "llm": "tune_llm.py"}
 # Groups that define an experiment where it sets them and does not sweep them. The rest (another data set, the device of
 # scale=smoke) may differ, which the titles of the panels then say
 DEFINING = ("strategy", "loader", "layout", "method")
@@ -115,7 +115,7 @@ class Experiment:
     @property
     def command(self) -> str:
         """The command that measures all of it."""
-        return f"{typed(ENTRIES[self.kind])} experiment={self.name} name={self.name}"
+        return f"{typed(KINDS[self.kind].entry)} experiment={self.name} name={self.name}"
 
     @property
     def papers(self) -> printed.Settings:
@@ -164,11 +164,11 @@ class Panel:
 def names() -> list[str]:
     """All experiments that have a view: those of training first, tables before figures, by their numbers."""
 
-    def place(name: str) -> tuple[bool, bool, int, bool, str]:
+    def place(name: str) -> tuple[int, bool, int, bool, str]:
         experiment = load(name)
         match = re.search(r"(Table|Figs?\.) (\d+)", experiment.title)
         figure, number = (match[1] != "Table", int(match[2])) if match else (True, 1000)
-        return experiment.kind == "llm", figure, number, experiment.view.of_profiles, name
+        return [*KINDS].index(experiment.kind), figure, number, experiment.view.of_profiles, name
 
     return sorted((path.stem for path in FOLDER.glob("*.yaml") if "view:" in path.read_text()), key=place)
 
@@ -195,7 +195,7 @@ def load(name: str) -> Experiment:
     groups = [entry for content in contents for entry in content["defaults"] if isinstance(entry, dict)]
     options = {key.removeprefix("override /"): option for entry in groups for key, option in entry.items()}
     chosen = {group: option for group, option in options.items() if group not in swept}
-    kind = next(kind for kind, entry in ENTRIES.items() if entry == own["entry"])
+    kind = next(name for name, kind in KINDS.items() if kind.entry == own["entry"])
     excluded = tuple(own.get("exclude", ()))
     view = msgspec.convert(own["view"], View)
     values = [(key, value) for content in contents for key, value in flat(content).items()]

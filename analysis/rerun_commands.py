@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 
 from analysis import experiments
-from analysis.experiments import ENTRIES
 from analysis.runs import grouping
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from multicard.messages import typed
 
@@ -91,7 +91,7 @@ def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
         return None
     sweeps = any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
     words = [key + value for key, value in overrides.items()]
-    return shlex.join([*typed(ENTRIES[kind]).split(), *["-m"] * sweeps, *words])
+    return shlex.join([*typed(KINDS[kind].entry).split(), *["-m"] * sweeps, *words])
 
 
 def set_once(sweep: Path) -> set[str]:
@@ -125,4 +125,4 @@ def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
         return None
     overrides = {key: sign + value for key, sign, value in (word.partition("=") for word in words)}
     own = {key: value for key, value in overrides.items() if not key.startswith("tracker.") and key != "rerun"}
-    return next(((kind, own) for kind, known in ENTRIES.items() if known == entry), None)
+    return next(((name, own) for name, kind in KINDS.items() if kind.entry == entry), None)

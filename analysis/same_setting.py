@@ -12,11 +12,11 @@ from typing import Any
 from analysis.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.grouping import Cell
+from analysis.runs.kinds import KINDS
 from multicard.records.text_table import clean
 from papers import printed
 from papers.printed import PrintedFigure
 
-VERSIONS = {"vision": ["torchvision"], "llm": ["torchtune"]}  # that matter beside torch's and CUDA's
 ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}  # by a figure's note, columns over whose values it is printed
 PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}  # where they are called otherwise
 
@@ -109,7 +109,7 @@ def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:
 
 def versions(panel: Panel) -> str:
     """The papers' hardware and versions against those of a panel's runs, for what the panel used."""
-    content, names = printed.papers(), ["torch", *VERSIONS[panel.experiment.kind], "CUDA"]
+    content, names = printed.papers(), ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
     theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)

@@ -21,6 +21,7 @@ from analysis.claims.rules import AnyRule
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
@@ -30,10 +31,6 @@ from multicard.records.text_table import clean, first_few
 
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 NOT_THE_PAPERS = ("oversubscribed", "cpu_ranks", "smoke")  # marks of runs that say nothing of the papers' GPUs
-SETTING = {
-    "vision": ("dataset", "dataset.image_size", "model", "epochs"),
-    "llm": ("model", "dataset", "template", "method", "precision"),
-}
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
 PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
@@ -343,7 +340,7 @@ def _lost_cells(panel: Panel) -> tuple[str, ...]:
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
     """The measured setting, and where it was measured."""
-    keys = [key for key in SETTING[experiment.kind] if key not in experiment.swept and runs[0][key] is not None]
+    keys = [key for key in KINDS[experiment.kind].setting if key not in experiment.swept and runs[0][key] is not None]
     setting = grouping.label(tuple((key, runs[0][key]) for key in keys), keys)
     places = sorted({f"{run['hardware'] or '-'}, {grouping.commit(run)}" for run in runs})
     return clean(f"{setting} on {' and '.join(places)}")

@@ -18,6 +18,7 @@ from analysis.output import Output
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
@@ -328,7 +329,7 @@ def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
     kind = dict(work)["kind"]
     of_kind = [dict(other) for other in works if dict(other)["kind"] == kind]
     order = sorted((key for key, _ in work), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
-    return f"{grouping.kind(kind)} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
+    return f"{KINDS[kind].title} {grouping.label(work, grouping.telling(of_kind, order))}".rstrip()
 
 
 def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix: bool) -> Ranking:

@@ -25,11 +25,12 @@ from analysis.figures.charts import (
     tooltips,
     y_axis,
 )
-from analysis.figures.experiment_charts import MARGIN, loss_gaps
+from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
 from analysis.runs.details import REST
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
+from analysis.runs.kinds import KINDS, Kind
 from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.measure import formulas, timing
@@ -42,10 +43,6 @@ MOST_BARS = 30  # settings in a figure with bars
 BAR = 18  # points, a bar's thickness
 WINDOWS = 50  # of the steps of a tuning run: a point is the mean loss of one
 PHASES = (*timing.PHASES, REST)
-REST_NOTES = {
-    "vision": "Rest of the step: what the slowest rank took more than the mean, and what lies between phases",
-    "llm": "Rest of the step: torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
-}
 RANKS = "ranks"
 MOST_POINTS = 500  # settings of a trade-off
 AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules")
@@ -74,8 +71,8 @@ class SettingGroup:
         return [run for runs in self.settings.values() for run in runs]
 
     @property
-    def kind(self) -> str:
-        return self.runs[0]["kind"]
+    def kind(self) -> Kind:
+        return KINDS[self.runs[0]["kind"]]
 
     def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
         """A chart with what its runs have in common above and the notes below."""
@@ -113,7 +110,7 @@ def groups(
     works = grouping.group(started, ["kind", "dataset"])
     for key, own_runs in works.items():
         kind, dataset = (value for _, value in key)
-        work = f"{grouping.kind(kind)} on {grouping.typed(dataset)}" if len(works) > 1 else ""
+        work = f"{KINDS[kind].title} on {grouping.typed(dataset)}" if len(works) > 1 else ""
         cells = grouping.by_setting(own_runs, without)
         ended = {cell: [run for run in own if run["status"] == "ok"] for cell, own in cells.items()}
         shown = [cell for cell, own in ended.items() if own and shows(own)]
@@ -136,13 +133,13 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
     """Training loss and test accuracy by epoch; of tuning runs the loss by step, in windows."""
     figures = []
     for group in groups(runs, MOST_SERIES, shows=_has_curve):
-        if group.kind == "llm":
-            x, title = "step", "Training loss by step"
+        x = group.kind.curve
+        if x == "step":
+            title = "Training loss by step"
             rows = list(_curve_rows(group, "train_loss", x, lambda run, _: details.window_losses(run, WINDOWS)))
         else:
-            x, title = "epoch", "Training loss and test accuracy by epoch"
-            rows = [*_curve_rows(group, "train_loss", x, details.epoch_values)]
-            rows += _curve_rows(group, "test_accuracy", x, details.epoch_values)
+            title = "Training loss and test accuracy by epoch"
+            rows = [row for one in CURVES for row in _curve_rows(group, one, x, details.epoch_values)]
         if not rows:
             continue
         notes = [*chart_data.means_notes(rows), *loss_gaps(group.runs)]
@@ -156,7 +153,7 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
 
 def _has_curve(runs: Sequence[Run]) -> bool:
     """True where several epochs were asked for, or a tuning run has several steps."""
-    return any((run["steps" if run["kind"] == "llm" else "epochs"] or 0) > 1 for run in runs)
+    return any((run[f"{KINDS[run['kind']].curve}s"] or 0) > 1 for run in runs)
 
 
 def _curve_rows(
@@ -192,7 +189,7 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
         )
         rows = [row | {"chart": row[SERIES]} for row in rows]
         chart = facets([bars], rows, 1, 2 * WIDTH, BAR, free="") | {"spacing": 6, "resolve": {}}
-        notes = ["Means over the measured steps and ranks", REST_NOTES[group.kind]]
+        notes = ["Means over the measured steps and ranks", f"Rest of the step: {group.kind.rest}"]
         name = numbered("phases", len(figures))
         figures.append(group.figure(name, chart, rows, "Where a step's time went", notes))
     return figures
@@ -254,10 +251,9 @@ def times_s(runs: Sequence[Run]) -> dict[int, float]:
 def mean_time_s(runs: Sequence[Run]) -> float | None:
     """Time by which a setting is compared: of the whole training; of a token in tuning, since with `max_steps` n GPUs
     tune n times the rows."""
-    if runs[0]["kind"] == "vision":
-        return of_setting(runs, "total_s")
-    rate = of_setting(runs, "tokens_per_s")
-    return 1 / rate if rate else None
+    name = KINDS[runs[0]["kind"]].rate
+    rate = of_setting(runs, name) if name else None
+    return of_setting(runs, "total_s") if not name else 1 / rate if rate else None
 
 
 # Trade-offs

@@ -17,6 +17,7 @@ from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import Cell, of_setting
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run, Skipped
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
@@ -85,8 +86,7 @@ def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: R
     kinds = list(dict.fromkeys(run["kind"] for run in newest))
     blocks: list[Block] = []
     for kind in kinds:
-        name = grouping.kind(kind)
-        blocks += [Heading(name.capitalize())] if len(kinds) > 1 else []
+        blocks += [Heading(KINDS[kind].title.capitalize())] if len(kinds) > 1 else []
         blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
     blocks += _failed([run for run in runs if run["status"] != "ok"], list_runs.differing(runs)[:MOST_SETTINGS])
     blocks += _skipped(skipped)
@@ -114,7 +114,7 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
         DOUBTFUL in text for column in columns if column.key == "parallel_efficiency" for text in column.texts
     )
     notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * doubted
-    name, single = grouping.kind(runs[0]["kind"]), [row.runs[0] if len(row.runs) == 1 else None for row in rows]
+    name, single = KINDS[runs[0]["kind"]].title, [row.runs[0] if len(row.runs) == 1 else None for row in rows]
     commands = dict(zip((run.folder for run in runs), rerun_commands.of_cells(runs), strict=True))
     return Grid(
         name,

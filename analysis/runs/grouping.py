@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.runs.columns import RESERVED
+from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
 from multicard.records import figures
@@ -35,20 +36,9 @@ PROFILER, TRACED = "profile.name", "profiled"
 AFTER, AROUND = ("profile", "diagnose"), "nsys"
 COMMIT = 9  # digits
 ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
-# The work of a kind of run; all other keys are ways to do it
-WORK = {
-    "vision": ("dataset", "model", "image_size", "epochs", "target_accuracy", "stop_at_target", "scale"),
-    "llm": ("dataset", "model", "template", "tokenizer", "rows", "weights", "epochs", "max_seq_len", "scale"),
-}
-WORK_GROUPS = ("dataset.", "model.", "tokenizer.")
+WORK_GROUPS = ("dataset.", "model.", "tokenizer.")  # whose keys say what work was done, beside those of `kinds`
 WAYS_TO_HAVE_THE_DATA = ("dataset.device_budget_bytes", "dataset.cache", *PLACES)
-KINDS = {"vision": "training", "llm": "tuning"}  # of runs, as headings name them
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
-
-
-def kind(run_kind: str) -> str:
-    """The kind of runs as a heading names it."""
-    return KINDS.get(run_kind, clean(run_kind))
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
@@ -120,7 +110,7 @@ def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, list[Run]]:
     Args:
         mix: let runs of several commits and machines count as one work.
     """
-    own = {name for kind in {run["kind"] for run in runs} for name in WORK.get(kind, ())}
+    own = {name for kind in {run["kind"] for run in runs} for name in KINDS[kind].work}
     keys = [
         name
         for name in settings(runs)
@@ -139,7 +129,7 @@ def _trained(run: Run) -> str:
     With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
     packed rows are counted as sequences.
     """
-    limited = run["kind"] == "llm" and run["max_steps"] is not None
+    limited = bool(KINDS[run["kind"]].rate) and run["max_steps"] is not None
     unit = "packed sequences" if limited and run["packed"] else "rows"
     unit = unit if run["reward_accuracy"] is None else "preference pairs"
     return f"{run['samples_trained'] if limited else 'all'} {unit}"

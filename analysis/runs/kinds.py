@@ -1,0 +1,48 @@
+"""The kinds of runs, each declared once: what the analysis must know of one beside its record."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How runs of a kind are read.
+
+    title: what headings call them. entry: the script that measures them.
+    work: columns that say what work was done; all other keys are ways to do it.
+    setting: columns by which a claim's verdict names what was measured.
+    package: whose version matters beside torch's and CUDA's.
+    rest: what a step is beside its known phases.
+    curve: along which training losses are drawn, "epoch" or "step".
+    rate: figure by which times are compared, as with `max_steps` more GPUs take more rows; empty: the training time.
+    """
+
+    title: str
+    entry: str
+    work: tuple[str, ...]
+    setting: tuple[str, ...]
+    package: str
+    rest: str
+    curve: str = "epoch"
+    rate: str = ""
+
+
+KINDS = {
+    "vision": Kind(
+        "training",
+        "train_vision.py",
+        ("dataset", "model", "image_size", "epochs", "target_accuracy", "stop_at_target", "scale"),
+        ("dataset", "dataset.image_size", "model", "epochs"),
+        "torchvision",
+        "what the slowest rank took more than the mean, and what lies between phases",
+    ),
+    "llm": Kind(
+        "tuning",
+        "tune_llm.py",
+        ("dataset", "model", "template", "tokenizer", "rows", "weights", "epochs", "max_seq_len", "scale"),
+        ("model", "dataset", "template", "method", "precision"),
+        "torchtune",
+        "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
+        curve="step",
+        rate="tokens_per_s",
+    ),
+}
