@@ -104,7 +104,6 @@ class Answer:
 
     @cached_property
     def failings(self) -> list[str]:
-        """Why it cannot be recommended at all."""
         return list(_failings(self.ranking, self.best))
 
     @cached_property
@@ -127,7 +126,6 @@ class Answer:
 
     @property
     def sentence(self) -> str:
-        """The statement with what the marks of its runs say."""
         marks = f" [{'; '.join(self.marks)}]" if self.marks else ""
         return f"{self.statement}{marks}."
 
@@ -143,7 +141,6 @@ class Answer:
 
     @property
     def compared_with(self) -> str:
-        """What it is compared with, by the keys in which it differs."""
         assert self.against is not None
         if self.apart == ["gpus"] and self.against.gpus == 1:
             return "one CPU rank" if self.best.runs[0]["cpu_ranks"] else "one GPU"
@@ -151,7 +148,6 @@ class Answer:
 
     @property
     def apart(self) -> list[str]:
-        """The keys in which it differs from `against`."""
         own, other = dict(self.best.cell), dict(self.against.cell if self.against else self.best.cell)
         return [key for key in self.keys if own.get(key) != other.get(key)]
 
@@ -177,7 +173,6 @@ class Answer:
 
     @property
     def _costs(self) -> Iterator[str]:
-        """Accuracy or loss, memory and energy against the other setting; of a single one as they are."""
         best, other = self.best, self.against
         if other is None or other is best:
             if best.accuracy is not None:
@@ -203,7 +198,6 @@ class Answer:
 
     @property
     def takes(self) -> str:
-        """Time, memory and energy of the setting."""
         runs = self.best.runs
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
         mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
@@ -298,7 +292,6 @@ class Answer:
 
     @property
     def _sweep(self) -> str | None:
-        """The last command of the setting's sweep; None where Hydra left none."""
         return next(iter(rerun_commands.of_sweeps(self.best.runs)), None)
 
     def _with(self, word: str) -> str | None:
@@ -308,7 +301,6 @@ class Answer:
 
 
 def _values(run: Run, key: str) -> list[str]:
-    """Values of a key to sweep, that of the run among them."""
     own = grouping.typed(run[key])
     if key == "batch_size":
         return [str(factor * run[key]) for factor in FACTORS]
@@ -321,11 +313,7 @@ def _seconds(seconds: float) -> str:
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
-    """The answer for each workload, the one that was measured last first; none where nothing can be ranked.
-
-    Args:
-        mix: rank, and average, runs of several commits or machines together.
-    """
+    """The answer for each workload, the one that was measured last first; none where nothing can be ranked."""
     return [of_ranking(ranking) for ranking in known_rankings(runs, mix)]
 
 
@@ -336,7 +324,6 @@ def sentences(ranking: Ranking) -> list[str]:
 
 
 def of_ranking(ranking: Ranking) -> Answer:
-    """The answer for the workload of a ranking by time."""
     _, _, apart = ranking.work.partition(" ")
     work = name_of(ranking.runs[0]) + f" ({apart})" * bool(apart)
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]

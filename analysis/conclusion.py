@@ -13,10 +13,7 @@ MOST = 3  # workloads whose answers are printed
 
 
 def of_sweep(folders: Sequence[Path]) -> list[str | Text]:
-    """The lines, by the folders of the sweep's runs.
-
-    The rest of the analysis is imported only now: the command has started without it.
-    """
+    """The lines, by the folders of the sweep's runs. It imports the analysis only when it is called."""
     from analysis.answers import answers
     from analysis.runs import load
 

@@ -114,12 +114,10 @@ class Experiment:
 
     @property
     def command(self) -> str:
-        """The command that measures all of it."""
         return f"{typed(KINDS[self.kind].entry)} experiment={self.name} name={self.name}"
 
     @property
     def papers(self) -> printed.Settings:
-        """The papers' settings of it."""
         return printed.settings(self.kind, self.name)
 
     @property
@@ -175,11 +173,7 @@ def names() -> list[str]:
 
 @cache
 def load(name: str) -> Experiment:
-    """The experiment of that name.
-
-    Raises:
-        ValueError: there is none, with those that there are; or its file has no view.
-    """
+    """The experiment of that name; raises ValueError where there is none, or its file has no view."""
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise ValueError(f"no experiment {name}; there are {', '.join(names())}")
@@ -220,9 +214,7 @@ def panels(
 ) -> list[Panel]:
     """The runs that fill an experiment, in panels; those with the most cells first, of these the most alike to it.
 
-    Args:
-        mix: let runs of several commits and machines share a panel.
-        repeated: how `runs` differ, where that is used for several experiments.
+    `repeated` says how `runs` differ, where that is used for several experiments.
     """
     repeated = repeated or RepeatedRuns(runs)
     own = [run for run in runs if _belongs(run, experiment)]

@@ -181,11 +181,7 @@ def read(*folders: str | PathLike[str]) -> Runs:
 
 
 def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -> Any:
-    """A value as the command line reads it.
-
-    Raises:
-        ValueError: it is no such value.
-    """
+    """A value as the command line reads it; raises ValueError where it is none."""
     try:
         return None if value is None else parse(str(value))
     except argparse.ArgumentTypeError as error:

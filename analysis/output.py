@@ -45,11 +45,8 @@ class Output:
         return json_text(content | {"skipped": skipped_rows(skipped)})
 
     def emit(self, targets: Mapping[str, Path | None], skipped: Sequence[Skipped]) -> None:
-        """Write the files that are asked for, by their format; then print the lines, or what goes to STDOUT.
-
-        Raises:
-            ValueError: two formats for one file.
-        """
+        """Write the files that are asked for, by format (ValueError: one file twice); print the lines, or what goes to
+        STDOUT."""
         chosen = {form: path for form, path in targets.items() if path is not None}
         if len({*chosen.values()}) < len(chosen):
             options = ", ".join(f"--{form}" for form in chosen)

@@ -19,17 +19,12 @@ NO_KEYS = (grouping.DATA, grouping.TRACED)  # columns that follow from others
 
 
 def of_sweeps(runs: Iterable[Run]) -> list[str]:
-    """The last command of each sweep that the runs are of."""
     commands = dict.fromkeys(_command(run["kind"], _overrides(run)) for run in runs)
     return [command for command in commands if command is not None]
 
 
 def with_word(command: str, word: str, sweeps: bool) -> str:
-    """A command with another word, in place of one that sets the same key.
-
-    Args:
-        sweeps: the word makes it a sweep.
-    """
+    """A command with another word, in place of one that sets the same key; as a sweep, where the word `sweeps`."""
     start, *words = [one for one in shlex.split(command) if one.partition("=")[0] != word.partition("=")[0]]
     place = next((at for at, one in enumerate(words) if "=" in one), len(words))  # behind the entry
     flags = ["-m"] * (sweeps and "-m" not in words)

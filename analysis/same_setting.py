@@ -108,7 +108,6 @@ def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:
 
 
 def versions(panel: Panel) -> str:
-    """The papers' hardware and versions against those of a panel's runs, for what the panel used."""
     content, names = printed.papers(), ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")

@@ -28,11 +28,7 @@ Scale = Callable[[float], float | None]
 
 
 class Readings:
-    """Records of runs, each read once, and how runs of one setting differ.
-
-    Args:
-        runs: all that are judged; settings that were measured more than once show how runs differ.
-    """
+    """Records of runs, each read once, and how runs of one setting differ among all that are judged."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._repeated = between_runs.RepeatedRuns(runs)
@@ -53,22 +49,14 @@ class Readings:
         return self._records[run.folder]
 
     def training(self, run: Run) -> VisionRecord:
-        """The record of a training run.
-
-        Raises:
-            ValueError: the run is another.
-        """
+        """The record of a training run; raises ValueError for another."""
         record = self.record(run)
         if not isinstance(record, VisionRecord):
             raise ValueError(f"{clean(str(run.folder))}: no training of images")
         return record
 
     def profile(self, run: Run) -> Profile:
-        """The summary of the run's profile.
-
-        Raises:
-            ValueError: there is none, or it is broken.
-        """
+        """The summary of the run's profile; raises ValueError where there is none, or it is broken."""
         try:
             return Profile.of(self.record(run).profile)
         except ValueError as error:
@@ -102,7 +90,6 @@ class Sides:
         return machines.of(self.bottom[0]), machines.of(self.top[0])
 
     def ratio(self, figure: Figure, of_seeds: bool = False) -> Interval:
-        """The ratio of mean figures, with how runs differ."""
         top, bottom = self.values(figure, of_seeds)
         one = between_runs.of_values(bottom, top, self.spreads(figure, log, between_runs.PRIOR_SD, of_seeds))
         low, high = (one.bounds(self.confidence) if one.repeated else None) or (None, None)
@@ -122,11 +109,7 @@ class Sides:
         return Interval(one.estimate, max(0.0, one.low), min(1.0, one.high), one.basis)
 
     def factor(self, figure: Figure) -> Interval:
-        """A ratio that each run of `top` has by itself: its geometric mean, with how runs differ.
-
-        Raises:
-            ValueError: a run whose ratio is 0 or infinite.
-        """
+        """The geometric mean of a ratio that each run of `top` has by itself; raises ValueError for 0 and infinity."""
         if not all(0 < value < math.inf for value in self.values(figure)[0]):
             raise ValueError("one side of a ratio is 0")
         return self._mean(figure, math.log, between_runs.PRIOR_SD).mapped(math.exp)
@@ -142,13 +125,11 @@ class Sides:
 
     @property
     def basis(self) -> str:
-        """The number of runs, as in "2 and 3 runs"."""
         counts = {len(self.top), len(self.bottom)} - {0}
         return f"{' and '.join(map(str, sorted(counts)))} run{'s' * (max(counts) > 1)}"
 
 
 def log(value: float) -> float | None:
-    """The logarithm; None where it is not finite."""
     return math.log(value) if 0 < value < math.inf else None
 
 

@@ -114,7 +114,6 @@ def copied_bytes(_: Readings, run: Run) -> float:
 
 
 def accuracy_after_3(readings: Readings, run: Run) -> float:
-    """The accuracy after the third epoch."""
     reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[2:3]]
     return _known(reached, "the accuracy after three epochs needs three epochs, each evaluated")[0]
 
@@ -147,8 +146,6 @@ def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
 
 
 def _metric(group: str, metric: str) -> RankFigure:
-    """Seconds of a metric of a rank."""
-
     def seconds(profile: Profile, rank: ProfileRank) -> float:
         if metric in profile.not_recorded:
             raise ValueError(f"{profile.source} records no {metric}: profile=nsys does")
@@ -241,11 +238,8 @@ def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
 
 
 def loss(sides: Sides) -> Interval:
-    """The ratio of the training losses; infinite, or 0, where a loss of one side became no number.
-
-    Raises:
-        ValueError: a record without losses; losses that became no numbers on both sides.
-    """
+    """The ratio of the training losses; infinite, or 0, where a loss of one side became no number. Raises ValueError
+    where both did, or a record has none."""
     lost = [math.inf in losses for losses in sides.values(mean_loss)]
     if len({len(sides.readings.record(run).epochs) for run in (*sides.top, *sides.bottom)}) > 1:
         raise ValueError("runs of different numbers of epochs")

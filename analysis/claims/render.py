@@ -43,7 +43,6 @@ def _width(limit: int | None) -> int:
 
 
 def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
-    """The verdicts by their claims' section, in the order of the claims."""
     by_title: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_title.setdefault(verdict.claim.section, []).append(verdict)
@@ -51,7 +50,6 @@ def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
 
 
 def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
-    """A block for each claim: its test, every figure, and the other settings."""
     width, lines = _width(limit), list[str]()
     for verdict in verdicts:
         lines.append(f"{verdict.claim.name}: {marked(verdict)}")
@@ -107,7 +105,6 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _explained(verdicts: Sequence[Verdict]) -> list[str]:
-    """The summary, an explanation of the intervals, and the legend of the marks."""
     if not any(verdict.figures for verdict in verdicts):
         return summary(verdicts)
     lines = [
@@ -137,7 +134,6 @@ def _row(verdict: Verdict) -> list[str]:
 
 
 def marked(verdict: Verdict) -> str:
-    """The verdict with the signs of its marks."""
     marks = verdict.marks + UNLIKE * bool(verdict.unlike)
     return f"{verdict.verdict} [{marks}]" if marks else verdict.verdict
 
@@ -183,18 +179,15 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def _measured(verdict: Verdict) -> str:
-    """The measured setting, the number of runs, and the reason for the verdict."""
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
     return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
 
 
 def _commands(verdicts: Sequence[Verdict]) -> list[str]:
-    """The commands that measure what was not measured, each once."""
     return list(dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None))
 
 
 def _wrapped(text: str, width: int, head: str = "") -> list[str]:
-    """Lines of at most `width` cells after `head`, which the further lines are indented by."""
     indent = " " * len(head)
     whole_words = textwrap.TextWrapper(
         width, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -57,7 +57,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def text(self) -> str:
-        """What is measured, the bounds, and the rule's other keys, in words."""
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
         limits = (("above", rule.pop("over", None)), ("below", rule.pop("under", None)))
@@ -204,7 +203,6 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
 
     @property
     def sides(self) -> list[tuple[str, str]]:
-        """The measure and the axis of both sides."""
         return [(self.measure, self.axis), (self.than_measure or self.measure, self.than or self.axis)]
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
@@ -261,7 +259,6 @@ def _groups_along(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tu
 
 
 def _spread(measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
-    """The most of a measure over its least, among groups of runs."""
     return max((_measured(measure, *pair)(readings, confidence) for pair in permutations(groups, 2)), key=_ESTIMATE)
 
 
@@ -321,7 +318,6 @@ def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterat
 
 
 def _meets(value: Any, condition: Any) -> bool:
-    """True if a value is the one, is among the list, or meets a condition such as ">= 300"."""
     if isinstance(condition, list):
         return value in condition
     match = _condition(condition)
@@ -343,5 +339,4 @@ def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
 
 
 def _typed(cell: Cell) -> str:
-    """A cell as it would be typed, without the groups of the keys."""
     return " ".join(f"{key.rpartition('.')[2]}={grouping.typed(value)}" for key, value in cell)

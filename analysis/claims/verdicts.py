@@ -62,13 +62,11 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def test(self) -> str:
-        """The rules as the file has them, and what they measure."""
         least = {"all": "", "one": " (in one cell)", "every_cell": " (all of them)"}[self.needs]
         return "; ".join(rule.text for rule in self.rules) + least
 
     @property
     def cited(self) -> dict[str, str]:
-        """Its table, figure or section by the paper's number on arXiv."""
         return {PAPERS[paper]: place for paper, place in self.places.items()}
 
     @property
@@ -77,7 +75,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_claims(content: bytes) -> tuple[Claim, ...]:
-    """Claims of a YAML file, with the keys that stand under `all` of their section, and rules that are contrasts.
+    """Claims of a YAML file, with the keys under `all` of their section; rules are contrasts where they do not say.
 
     Raises:
         msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
@@ -96,11 +94,7 @@ CLAIMS = tuple(claim for file in FILES for claim in load_claims(file.read_bytes(
 
 
 def named(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names, in this order.
-
-    Raises:
-        ValueError: an unknown name, with the nearest and all known ones.
-    """
+    """The claims of these names, in this order; raises ValueError for an unknown one, with the nearest."""
     claims = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in claims:
@@ -193,7 +187,7 @@ class Verdict:
 
 
 class _Candidate:
-    """A setting that may test a claim: the claim's comparisons in one panel."""
+    """A claim's comparisons in one panel."""
 
     def __init__(self, claim: Claim, panel: Panel) -> None:
         self.claim, self.panel = claim, panel
@@ -210,7 +204,6 @@ class _Candidate:
 
     @property
     def weight(self) -> tuple[int, int, int, str]:
-        """The larger, the more telling."""
         real = sum(not any(run[column] for run in self.runs) for column in NOT_THE_PAPERS)
         newest = max(str(run["started_at"] or "") for run in self.runs)
         return real, -len(self.unlike), len(self.measured), newest
@@ -247,11 +240,7 @@ class _Candidate:
 
 
 def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
-    """The verdict on each claim, in their order.
-
-    Args:
-        mix: let runs of several commits and machines share a cell.
-    """
+    """The verdict on each claim, in their order."""
     panels_by_experiment = {
         name: panels(load(name), runs, mix) for name in dict.fromkeys(claim.experiment for claim in claims)
     }
@@ -330,7 +319,6 @@ def labels(figures: Sequence[ClaimFigure]) -> list[str]:
 
 
 def _lost_cells(panel: Panel) -> tuple[str, ...]:
-    """The cells without a run that ended ok, each with the status of its first run."""
     return tuple(
         clean(f"{grouping.label(cell, [key for key, _ in cell])} {runs[0]['status']}")
         for cell, runs in panel.cells.items()
@@ -339,7 +327,6 @@ def _lost_cells(panel: Panel) -> tuple[str, ...]:
 
 
 def _setting(experiment: Experiment, runs: Sequence[Run]) -> str:
-    """The measured setting, and where it was measured."""
     keys = [key for key in KINDS[experiment.kind].setting if key not in experiment.swept and runs[0][key] is not None]
     setting = grouping.label(tuple((key, runs[0][key]) for key in keys), keys)
     places = sorted({f"{run['hardware'] or '-'}, {grouping.commit(run)}" for run in runs})

@@ -48,7 +48,6 @@ class Limits:
         )
 
     def nearest(self, settings: Sequence[Sequence[Run]]) -> str:
-        """The best values that settings beyond the limits reach."""
         phrases = []
         if self.accuracy is not None:
             known = [accuracy for runs in settings if (accuracy := of_setting(runs, ACCURACY)) is not None]
@@ -86,15 +85,11 @@ Told = Callable[[RankedSetting, RankedSetting], bool]
 
 
 def front(settings: Sequence[RankedSetting], told: Told) -> list[RankedSetting]:
-    """The settings that no other dominates, as far as each is told from those before it.
+    """The settings that no other dominates, as far as each is told from those before it; the best first.
 
     A setting is dominated by another whose figures are nowhere worse and somewhere better. Of settings that runs do not
     tell apart, the first alone is on the front: a setting joins it that is better than each member in some figure, by
-    more than runs differ.
-
-    Args:
-        settings: the best first.
-        told: true where the first of two settings is better in some figure by more than runs differ.
+    more than runs differ (`told`).
     """
     members: list[RankedSetting] = []
     for setting in settings:
@@ -130,12 +125,10 @@ class Ranking:
 
     @cached_property
     def front(self) -> list[RankedSetting]:
-        """The settings on the trade-off front, the best among them."""
         return front(self.settings, self._told)
 
     @cached_property
     def equals(self) -> list[RankedSetting]:
-        """The settings that runs do not tell from the best."""
         best, *others = self.settings
         return [one for one in others if not self._told(one, best) and not self._told(best, one)]
 
@@ -157,7 +150,6 @@ class Ranking:
         return grouping.label(setting.cell, self.keys) or "the only setting"
 
     def figures(self, setting: RankedSetting) -> str:
-        """Cost, accuracy and number of runs of a setting."""
         accuracy = f"{setting.accuracy:.1%}" if setting.accuracy is not None else ""
         loss = f"loss {setting.loss:.3f}" if setting.loss is not None and not accuracy else ""
         repetitions = f"n={len(setting.runs)}" if len(setting.runs) > 1 else ""
@@ -165,13 +157,11 @@ class Ranking:
 
     @property
     def not_told(self) -> list[str]:
-        """A sentence on the settings that runs do not tell from the best."""
         named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
         return [f"Not told from the best by these runs: {named}."] * bool(named)
 
     @property
     def first(self) -> str:
-        """A sentence that names the best setting."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         return f"{title}: {self._named(self.best)}."
 
@@ -240,7 +230,6 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
 
     Args:
         goal: None ranks by time, beside the best settings of the other goals.
-        mix: rank, and average, runs of several commits or machines together.
         answer: sentences about a ranking by time, where no goal is given.
 
     Raises:
@@ -268,11 +257,7 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
 
 
 def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
-    """The rankings by time, the work that was measured last first.
-
-    Raises:
-        ValueError: nothing can be ranked, with the reason.
-    """
+    """The rankings by time, the work that was measured last first; raises ValueError where there are none."""
     found = _rankings(_selected(runs, "time", Limits(), mix)[1], "time", mix, RepeatedRuns(runs))
     return sorted(found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
 

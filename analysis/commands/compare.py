@@ -77,7 +77,6 @@ def compare(
 
     Args:
         common: leave out cells that only one side has.
-        mix: average runs of several commits or machines within a cell.
         margin: the relative difference within which the whole interval must lie for `no difference`.
 
     Raises:
@@ -113,11 +112,7 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
 
 
 def _setting(name: str, runs: Sequence[Run]) -> str:
-    """The key of this name, in any case, that says what was measured.
-
-    Raises:
-        ValueError: there is none, or it says something else.
-    """
+    """The key of this name, in any case; raises ValueError where it says nothing of what was measured."""
     settings, lower = grouping.settings(runs), name.strip().casefold()
     if lower not in map(str.casefold, settings):
         if lower in grouping.PLACES:
@@ -128,7 +123,6 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
 
 
 def _order(cell: Cell) -> list[Any]:
-    """The sort key of a cell: numbers by their size, all else where it was (a stable sort)."""
     return [value if isinstance(value, int | float) else 0 for _, value in cell]
 
 

@@ -72,11 +72,7 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
 
 
 def tables(runs: Sequence[Run], limit: int | None = None) -> list[Table]:
-    """A table for each kind of run, below what all of them have in common.
-
-    Args:
-        limit: the width of a line in cells; None for any.
-    """
+    """A table for each kind of run, below what all of them have in common, in lines of at most `limit` cells."""
     same = {name for name in ABOUT if len(runs) > 1 and len({run[name] for run in runs}) == 1}
     common = [f"{name} {_value(name, runs[0])}" for name in ABOUT if name in same and runs[0][name] is not None]
     above = [f"all: {', '.join(common)}"] if common else []

@@ -77,7 +77,6 @@ class Comparison(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """True where the measured figure lies in the interval."""
         return self.low <= self.measured <= self.high
 
     def values(self) -> dict[str, Any]:
@@ -211,11 +210,7 @@ def worst_texts(each: Comparison) -> list[str]:
 
 
 def require_some(compared: Comparisons, where: str) -> None:
-    """Refuse runs of which nothing can be compared.
-
-    Raises:
-        ValueError: with the reasons and the remedy.
-    """
+    """Raise ValueError, with the reasons and the remedy, for runs of which nothing can be compared."""
     if not compared.figures and not compared.verdicts:
         raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
 

@@ -20,11 +20,10 @@ def command(runs: Sequence[Run]) -> str:
 
 
 def make(entity: str | None, project: str, dry_run: Path | None) -> str:
-    """Make a workspace, or write it to a file without asking W&B; return what became of it in a line.
+    """Make a workspace, or write its specification to the file `dry_run` without asking W&B; return a line about it.
 
     Args:
         entity: a user or team of W&B; None for the account's default.
-        dry_run: the file for its specification, as JSON.
 
     Raises:
         ValueError: no server, login or project.

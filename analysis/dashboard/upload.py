@@ -25,10 +25,7 @@ query FindView($entityName: String, $projectName: String, $type: String, $viewNa
 
 
 def send(view: View, entity: str | None, project: str) -> str:
-    """Make or replace a workspace; return a line with its address.
-
-    Args:
-        entity: a user or team; None for the account's default.
+    """Make or replace a workspace of a user or team (None: the account's default); return a line with its address.
 
     Raises:
         ValueError: no server, no login, no such project that the account may see, or the server refuses the workspace.

@@ -34,11 +34,7 @@ View = dict[str, Any]  # type, name (W&B's id, by which a later upload finds it)
 
 
 def summary_keys(column: str, kinds: Sequence[str] = BOTH) -> list[str]:
-    """The keys of a figure in a run's summary; several where kinds of run differ.
-
-    Raises:
-        ValueError: no such figure, or runs of these kinds log nothing of it.
-    """
+    """The keys of a figure in a run's summary, which kinds may call otherwise; raises ValueError without any."""
     figure = FIGURES.get(column)
     found = [] if figure is None else [key for kind in kinds for key in figure.keys_of(kind)]
     if not found:
@@ -66,10 +62,7 @@ def measure(column: str, by: str | None = None) -> wr.BarPlot:
 
 
 def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
-    """A figure of a kind of run against another one, or against the number of GPUs.
-
-    Against GPUs both axes are logarithmic: ideal scaling is a straight line.
-    """
+    """A figure of a kind of run against another, or against GPUs: ideal scaling is straight on logarithmic axes."""
     (y_key,), scales = summary_keys(y, [kind]), x == "gpus" or None
     words = "GPUs" if scales else _title(x)[:1].lower() + _title(x)[1:]
     x_axis = wr.Config(x) if scales else wr.SummaryMetric(*summary_keys(x, [kind]))
@@ -93,11 +86,7 @@ def gpu_lines(title: str, column: str) -> wr.LinePlot:
 
 
 def _identified(place: str, panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with ids that are the same each time, so that the same dashboard has the same specification.
-
-    Args:
-        place: what tells them from the panels elsewhere.
-    """
+    """The panels with ids that their `place` says, so that the same dashboard has the same specification."""
     for number, panel in enumerate(panels):
         panel._id = _identifier(f"{place}/{number}")  # pyright: ignore[reportAttributeAccessIssue] - no UnknownPanel
     return list(panels)

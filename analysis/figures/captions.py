@@ -106,7 +106,6 @@ def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
 
 
 def missing_cells(cells: Sequence[grouping.Cell]) -> list[str]:
-    """A line about the cells that were not measured."""
     if not cells:
         return []
     labels = [grouping.label(cell, [key for key, _ in cell]) for cell in cells]

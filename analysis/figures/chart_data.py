@@ -45,11 +45,7 @@ def measured(panel: Panel, measure: str) -> list[Row]:
 def averaged(
     panel: Panel, measure: str, x: str, values_of: Callable[[Run], Iterable[tuple[Any, float]]], least: int = 1
 ) -> list[Row]:
-    """A row for each cell and x, as an epoch or a metric, with the mean over the cell's runs that ended ok.
-
-    Args:
-        least: of x, that a cell must have.
-    """
+    """A row for each x (epoch, metric) of each cell that has `least` of them: the mean over its runs that ended ok."""
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
@@ -106,11 +102,8 @@ def efficiency(panel: Panel, measure: str) -> list[Row]:
 
 
 def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:
-    """The papers' own figures of a measure, for the cells that the panel measured in the same setting.
-
-    Args:
-        printed: the measure as the papers' figures have it, where it is called otherwise.
-    """
+    """The papers' own figures of a measure (there called `printed`), for cells that were measured in the same
+    setting."""
     return [
         {"measure": measure, **axis_values(cell, panel.experiment.view.x), "mean": figure.value, "low": figure.low}
         | {"high": figure.high, "of": PAPER, "status": "ok", "printed": figure.measure}
@@ -146,7 +139,6 @@ def means_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def cut_note(rows: Sequence[Row]) -> list[str]:
-    """A line where intervals reach beyond their axis."""
     by_measure = {
         measure: [row for row in rows if row["measure"] == measure] for measure in {r["measure"] for r in rows}
     }

@@ -95,11 +95,8 @@ def facets(
     height: int = HEIGHT,
     free: str = "y",
 ) -> Spec:
-    """The layers as a chart for each value of `chart`, with axes of their own.
-
-    Args:
-        free: the axis whose scale each chart has for itself, from `least` to `most`; empty where all share it.
-    """
+    """The layers as a chart for each value of `chart`. `free` is the axis that each has for itself, from `least` to
+    `most`; empty where all share it."""
     charts = list(dict.fromkeys(row["chart"] for row in rows))
     limits = alt.Chart().transform_aggregate(least="min(least)", most="max(most)").mark_rule(opacity=0)
     ends = {"y": "least:Q", "y2": "most:Q"} if free == "y" else {"x": "least:Q", "x2": "most:Q"}
@@ -144,12 +141,8 @@ def number_axis(name: str, values: Sequence[float], title: str) -> alt.X:
 
 
 def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool = False) -> list[Any]:
-    """Lines with points, intervals, ideals, printed figures and crosses, as far as rows have them.
-
-    Args:
-        order: of the series.
-        band: draw intervals as a band along the line.
-    """
+    """Lines with points, intervals (as a band along the line if asked), ideals, printed figures and crosses, as far as
+    rows have them, of the series in this order."""
     base = alt.Chart().encode(x=x, y=y_axis(), detail=f"{SERIES}:N")
     ok = where(base, MEASURED, "ok")
     colour, shape, dash = (by_series(order, name) for name in ("color", "shape", "strokeDash"))
@@ -176,13 +169,8 @@ def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool 
 
 
 def bar_layers(rows: Sequence[Row], order: Sequence[str], places: Sequence[str], si: bool) -> list[Any]:
-    """Bars from the left in groups, with intervals, printed figures, and their figures beside them; what did not end
-    stands at the foot.
-
-    Args:
-        order: of the series. places: of the groups, the values of `AT`.
-        si: write figures with k, M, G.
-    """
+    """Bars from the left in groups (`places`, the values of `AT`), with intervals, printed figures, and their figures
+    beside them, with k, M, G where `si`; what did not end stands at the foot. `order`: of the series."""
     beside: Encoding = {"yOffset": alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
     axis = alt.Axis(tickCount=4, format=captions.SI if si else captions.PLAIN)
     x = alt.X("shown:Q", title=None, axis=axis, scale=alt.Scale(nice=False))
@@ -207,7 +195,6 @@ def bar_layers(rows: Sequence[Row], order: Sequence[str], places: Sequence[str],
 
 
 def intervals(ok: Any, rows: Sequence[Row], encoding: Encoding) -> list[Any]:
-    """A rule from the lower to the upper bound."""
     if all(row.get("low") is None for row in rows):
         return []
     bounded = ok.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.2)

@@ -59,7 +59,6 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
 
     Args:
         out: the file, in the format of its ending; of several figures each has its name added. A folder: SVG, by name.
-        mix: let runs of several commits and machines stand in one figure of an experiment.
         whole: draw settings with few of an experiment's cells too.
 
     Raises:
@@ -79,11 +78,7 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
 
 
 def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False) -> tuple[list[Figure], list[str]]:
-    """The figures of a name, and a line for each experiment that was not measured; see `write`.
-
-    Raises:
-        ValueError: no such figure, or nothing to draw.
-    """
+    """The figures of a name, and a line for each experiment that was not measured; raises ValueError without any."""
     names = [*experiments.names(), *GENERAL]
     if name not in (ALL, *names):
         raise ValueError(f"no figure {name}; there are {ALL}, {', '.join(names)}")
@@ -108,7 +103,6 @@ def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False)
 
 
 def _lacking(experiment: Experiment, panels: Sequence[Panel]) -> str:
-    """Why an experiment has no figure."""
     if panels and experiment.view.form == "curves":
         return f"a curve needs two epochs; those of one are in python -m analysis table {experiment.name}"
     return f"not measured: {experiment.command}"

@@ -50,7 +50,6 @@ class Layout:
 
     @staticmethod
     def of(panel: Panel, x: str | None = None) -> "Layout":
-        """The layout of a panel, along its view's x or another."""
         experiment, x = panel.experiment, x or panel.experiment.view.x
         several = [name for name in experiment.swept if name != x and len(panel.values(name)) > 1]
         colour = {experiment.view.subject} & {*several} or {*several[:1]}
@@ -104,11 +103,8 @@ class Layout:
     def figure(
         self, name: str, chart: Spec, rows: list[Row], notes: Sequence[str], width: int, what: str = ""
     ) -> Figure:
-        """A panel's chart with its title, what all runs have in common, and how to read it.
-
-        Args:
-            what: is shown, where it is not the rows' measures.
-        """
+        """A panel's chart with its title (`what` is shown, by default the measures), what all runs have in common, and
+        how to read it."""
         panel, experiment = self.panel, self.panel.experiment
         measures = dict.fromkeys(row["measure"] for row in rows)
         shown = what or captions.listed([captions.measure(measure) for measure in measures])

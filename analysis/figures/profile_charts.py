@@ -49,11 +49,7 @@ def copies(panel: Panel, name: str) -> Figure | None:
 def _bars(
     panel: Panel, name: str, measures: Sequence[str], names: Sequence[str] | None, what: str, about: Sequence[str]
 ) -> Figure | None:
-    """A chart for each measure and each metric that is somewhere above 0; None without any.
-
-    Args:
-        names: of the metrics; None for the phases of a step.
-    """
+    """A chart for each measure and each metric (`names`; None: phases) that is somewhere above 0; None without any."""
     layout = Layout.of(panel)
     rows: list[Row] = []
     for measure in measures:
@@ -97,7 +93,6 @@ def _per_step_s(profile: Profile, metric: str) -> float | None:
 
 
 def _bytes_per_step(profile: Profile, metric: str) -> float | None:
-    """Bytes of all ranks."""
     size = profile_metrics.copied_bytes(profile, metric)
     return size * len(profile.ranks) / profile.steps if size is not None and profile.steps else None
 
@@ -112,5 +107,4 @@ AMOUNTS: dict[str, Callable[[Profile, str], float | None]] = {
 
 
 def _phases_notes(panel: Panel) -> list[str]:
-    """A note on what profiles of CPU ranks lack."""
     return [NO_CALLS] if all(run["cpu_ranks"] for run in panel.runs) else []

@@ -152,14 +152,12 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _has_curve(runs: Sequence[Run]) -> bool:
-    """True where several epochs were asked for, or a tuning run has several steps."""
     return any((run[f"{KINDS[run['kind']].curve}s"] or 0) > 1 for run in runs)
 
 
 def _curve_rows(
     group: SettingGroup, measure: str, x: str, values_of: Callable[[Run, str], list[tuple[int, float]]]
 ) -> Iterator[Row]:
-    """A row for each setting and x, the mean over its runs."""
     for label, own in group.settings.items():
         for row in chart_data.means_by(x, [pair for run in own for pair in values_of(run, measure)], least=2):
             yield {"measure": measure, SERIES: label} | row
@@ -205,11 +203,7 @@ def _phase_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
 
 
 def efficiency(runs: Sequence[Run]) -> list[Figure]:
-    """Speed-up over one GPU and parallel efficiency, for each setting that was measured on one and on several.
-
-    Of training by `total_s`, of tuning by tokens/s (with `max_steps` more GPUs take more rows), as in the entries' own
-    tables.
-    """
+    """Speed-up over one GPU and parallel efficiency, for each setting that was measured on one and on several."""
     figures = []
     for group in groups(runs, MOST_SERIES, ("gpus", "nodes"), lambda own: len(times_s(own)) > 1):
         rows = [row for label, own in group.settings.items() for row in _speedup_rows(label, own)]
@@ -224,7 +218,6 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
-    """Rows of speed-up and efficiency for each number of ranks, and their ideals."""
     known_s = times_s(runs)
     for ranks, time_s in known_s.items():
         share = formulas.parallel_efficiency(known_s[1], time_s, ranks)

@@ -110,11 +110,7 @@ def _points(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, float]
 
 
 def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
-    """The chart of a plan's file (`python -m multicard plan --json`); None where it has no job with a time.
-
-    Args:
-        name: of the figure's file.
-    """
+    """The chart of a plan's file (`python -m multicard plan --json`); None where it has no job with a time."""
     if not (rows := _plan_rows(plan)):
         return None
     longest_s = max(row["end_s"] for row in rows)
@@ -143,7 +139,6 @@ def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
 
 
 def _makespan(plan: Mapping[str, Any]) -> str:
-    """The makespan, and what it is compared with."""
     carried = plan.get("carried_out") or {}
     planned_s, real_s = carried.get("planned_makespan_s") or plan["makespan_s"], carried.get("makespan_s")
     real = f"; {in_hours(real_s)} in fact" if real_s else ""

@@ -160,11 +160,7 @@ def chart(figures: Sequence[Figure]) -> alt.VConcatChart:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure on white, in the format of the path's suffix; the file is complete or absent.
-
-    Raises:
-        ValueError: a suffix that is not one of FORMATS.
-    """
+    """Write a figure on white, in the format of the suffix, or raise ValueError; the file is complete or absent."""
     suffix = path.suffix.removeprefix(".")
     if suffix not in FORMATS:
         raise ValueError(f"{path}: a figure is written as .{', .'.join(FORMATS)}")

@@ -35,26 +35,13 @@ MOST_NAMES = 3  # of folders, in the title
 
 
 def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on all runs under `folders`; see `write_runs`.
-
-    Raises:
-        ValueError: no run that can be read, or `out` is a folder.
-    """
+    """Write the report on all runs under `folders`; see `write_runs`."""
     return write_runs(load.read(folders), folders, out, title, mix)
 
 
 def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on the runs under `folders`; return what was found, in a sentence, and
-    on a last line what the page holds.
-
-    Args:
-        found: these runs.
-        out: the file; by default as `default_path` says.
-        mix: average runs of several commits or machines.
-
-    Raises:
-        ValueError: `out` is a folder.
-    """
+    """Write the report on the runs `found` under `folders`, to `out` or as `default_path` says; return what was found,
+    in a sentence, and on a last line what the page holds. Raises ValueError where `out` is a folder."""
     path = default_path(folders) if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
@@ -83,12 +70,7 @@ def _title(folders: Sequence[Path]) -> str:
 
 
 def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]] = ()) -> Report:
-    """The whole report, without the sections that have nothing to say.
-
-    Args:
-        mix: let runs of several commits and machines stand in one cell, panel and ranking.
-        plans: of jobs (`expected_section.read_plans`).
-    """
+    """The whole report, without the sections that have nothing to say; `plans` are those of `read_plans`."""
     runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
@@ -118,7 +100,6 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
 
 
 def _summary(found: Found) -> str:
-    """How many runs there are, and when they were measured."""
     runs = found.runs
     failed = sum(run["status"] != "ok" for run in runs)
     parts = [count(len(runs), "run")]

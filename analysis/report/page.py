@@ -37,10 +37,7 @@ def write(path: Path, report: Report) -> int:
 
 
 def html(report: Report, version: int | None = None) -> str:
-    """The whole page.
-
-    Args:
-        version: number of the page where it is served (`watch`), which asks its server for news; None for a file.
+    """The whole page; `version` numbers one that is served and asks its server for news (`watch`).
 
     Raises:
         ValueError: two grids or two figures with the same name for their data.

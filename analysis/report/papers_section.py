@@ -28,12 +28,8 @@ from papers import printed
 def section(
     runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]], verdicts: Sequence[Verdict]
 ) -> Section:
-    """Of each experiment the first panel, the claims, then the commands of what no run measured; under one line where
-    the runs are of no experiment.
-
-    Args:
-        panels: every experiment with the panels that runs fill, an empty list where no run can.
-    """
+    """Of each experiment with runs its first panel, the claims, then the commands of what no run measured; under one
+    line where the runs are of no experiment."""
     blocks = [block for experiment, filled in panels if filled for block in _experiment(experiment, filled)]
     tested = [verdict for verdict in verdicts if verdict.figures]
     untested = [verdict for verdict in verdicts if not verdict.figures]

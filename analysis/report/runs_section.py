@@ -64,7 +64,6 @@ class Row:
         return mean_time_s(self.runs)
 
     def is_apart(self, column: str) -> bool:
-        """True where the runs differ in a column."""
         first, *others = self.runs
         return any(run[column] != first[column] for run in others)
 
@@ -97,11 +96,7 @@ def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: R
 
 
 def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Grid:
-    """The settings of runs of one kind that ended ok; what is the same for all is said once, in a note.
-
-    Args:
-        mix: let runs of several commits and machines be one setting.
-    """
+    """The settings of runs of one kind that ended ok; what is the same for all is said once, in a note."""
     rows = by_setting(runs, mix)
     columns = [*_settings(rows, runs), *_results(rows, repeated), *_about(rows)]
     columns = [column for column in columns if not column.is_empty]
@@ -129,11 +124,7 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
 
 
 def by_setting(runs: Sequence[DetailedRun], mix: bool) -> list[Row]:
-    """A row for each setting of the runs that ended ok, in the order of their first runs, and one for each repetition.
-
-    Args:
-        mix: let runs of several commits and machines be one setting.
-    """
+    """A row for each setting of the runs that ended ok, by their first runs, and below it one for each repetition."""
     ok = {run.folder: run for run in runs if run["status"] == "ok"}
     groups: dict[Cell, list[DetailedRun]] = {}
     for cell, own in grouping.by_setting(list(ok.values()), mix=mix).items():
@@ -209,7 +200,6 @@ def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
 
 
 def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
-    """A figure of each row, with its interval where runs differ."""
     values = [of_setting(row.runs, name) for row in rows]
     column = Column.of(name, values, FIGURES[name].heading())
     texts = [
@@ -222,7 +212,6 @@ def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
 
 
 def _speedup_columns(rows: Sequence[Row]) -> list[Column]:
-    """Each setting over one GPU, and the parallel efficiency."""
     over_one = _speedups(rows)
     shares = [speedup and speedup / row.ranks for speedup, row in zip(over_one, rows, strict=True)]
     per_rank = Column.of("parallel_efficiency", shares, "efficiency", "{:.0%}")
@@ -257,7 +246,6 @@ def _speedups(rows: Sequence[Row]) -> list[float | None]:
 
 
 def _about(rows: Sequence[Row]) -> list[Column]:
-    """Name, code and machine of each row, as far as its runs have the same; several names are shown."""
     columns = [
         Column.of("name", [row.common("name") for row in rows], telling=True),
         Column.of("commit", [grouping.commit(row.runs[0], absent="-") for row in rows], shown=False),
@@ -270,11 +258,7 @@ def _about(rows: Sequence[Row]) -> list[Column]:
 
 
 def _details(runs: Sequence[DetailedRun | None], commands: Sequence[str | None]) -> list[Column]:
-    """Texts of opened rows, and where the files of a single run are.
-
-    Args:
-        runs: the run of each row; None for a row of several.
-    """
+    """Texts of opened rows, and where the files of a single run are; None for a row of several runs."""
 
     def below(name: str) -> list[str | None]:
         paths = [run and run.folder / name for run in runs[:MOST_OPENED]]
@@ -292,7 +276,6 @@ def _details(runs: Sequence[DetailedRun | None], commands: Sequence[str | None])
 
 
 def _curve(run: Run) -> list[float]:
-    """Training losses of a run, means over parts of its steps, or of its epochs where steps have none."""
     losses = details.window_losses(run, MOST_POINTS)
     return [value for _, value in losses or details.epoch_values(run, "train_loss")]
 

@@ -12,7 +12,6 @@ MOST_COMMANDS = 20  # that a figure names
 
 
 def section(runs: Sequence[DetailedRun]) -> Section:
-    """The figures of each subsection."""
     commands = rerun_commands.of_sweeps(runs)[:MOST_COMMANDS]
     blocks: list[Block] = []
     charts = {"Scaling": efficiency(runs), "A step": phases(runs), "Learning": losses(runs)}

@@ -46,7 +46,6 @@ class Watch:
         self._asked.set()
 
     def keep_up(self) -> None:
-        """Look at the folders, then again and again while somebody asks."""
         while self._asked.wait():
             self._asked.clear()
             try:
@@ -86,11 +85,7 @@ class Watch:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers at an address that its user alone knows.
-
-    Raises:
-        ValueError: it cannot listen at the port.
-    """
+    """Answers at an address that its user alone knows; raises ValueError where it cannot listen at the port."""
 
     daemon_threads = True
 
@@ -140,14 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(watch: Watch, port: int) -> None:
-    """Serve the page until a signal ends it, which is how one ends it.
-
-    Args:
-        port: 0 for a free one.
-
-    Raises:
-        ValueError: it cannot listen at the port.
-    """
+    """Serve the page at a port (0: a free one) until a signal; raises ValueError where it cannot listen there."""
     with suppress(KeyboardInterrupt), Server(port, watch) as server:
         lines = [server.address, "The address is for you alone, and new each time. Ctrl-C ends it."]
         if "SSH_CONNECTION" in os.environ:

@@ -33,7 +33,6 @@ class DetailedRun(Run):
 
 
 def read(runs: Sequence[Run]) -> list[DetailedRun]:
-    """The runs with their details, in their order."""
     return [_read(run) for run in runs]
 
 
@@ -61,7 +60,6 @@ def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
 
 
 def lost_losses(run: Run) -> tuple[int, int]:
-    """The number of epochs whose loss was not finite, and the number of all epochs."""
     epochs = run.record().epochs
     return sum(epoch.train_loss is None for epoch in epochs), len(epochs)
 

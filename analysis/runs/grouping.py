@@ -2,6 +2,8 @@
 
 Runs that differ in the seed alone repeat one setting, on the same data, commit and machine and with the same share of
 it. Runs of different settings may be ranked against one another where they did the same amount of the same work.
+
+`mix`, wherever a function takes it, lets runs of several commits and machines count as one setting, work or cell.
 """
 
 import math
@@ -53,7 +55,6 @@ def settings(runs: Sequence[Run]) -> list[str]:
 
 
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
-    """The runs by their values under `keys`."""
     cells: dict[Cell, list[Run]] = {}
     for run in runs:
         cells.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
@@ -61,13 +62,10 @@ def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
 
 
 def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()) -> dict[Cell, list[Run]]:
-    """The groups, split by cores (or data) where runs that agree in the columns `cell` too had different ones.
+    """The groups, split by cores (or `mixed` columns) where runs that agree in the columns `cell` too differ in these.
 
     Runs on more ranks have more cores, or fewer threads a rank, and are no reason to split. A group is split by threads
     of a rank or of all ranks, whichever leaves more runs together.
-
-    Args:
-        mixed: further columns to split by in the same way.
     """
     parts: dict[Cell, list[Run]] = {}
     for key, runs in groups.items():
@@ -90,12 +88,7 @@ def have_data(keys: Iterable[str]) -> bool:
 
 
 def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
-    """The runs by kind, configuration without the seed, data, commit, machine and share of it.
-
-    Args:
-        without: columns that do not make another setting.
-        mix: let runs of several commits and machines be one setting.
-    """
+    """The runs by kind, configuration but for the seed and `without`, data, commit, machine and share of it."""
     keys = [name for name in settings(runs) if name not in (*without, RECIPE)]
     if mix:
         return group(runs, ["kind", *keys])
@@ -105,11 +98,7 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
 
 
 def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, list[Run]]:
-    """The runs by the work that they did, its amount included.
-
-    Args:
-        mix: let runs of several commits and machines count as one work.
-    """
+    """The runs by the work that they did, its amount included."""
     own = {name for kind in {run["kind"] for run in runs} for name in KINDS[kind].work}
     keys = [
         name

@@ -37,19 +37,11 @@ class Run:
         return self.columns.get(column)
 
     def record(self) -> AnyRecord:
-        """The record, read again: only the columns of 10,000 runs are held in memory.
-
-        Raises:
-            ValueError: it has become another, broken one since.
-        """
+        """The record, read again: 10,000 runs are held as columns alone. Raises ValueError where it is broken now."""
         return run_folder.decode((self.folder / RESULT).read_bytes())
 
     def measured_s(self) -> np.ndarray:
-        """Seconds of each step (n,) after the warm-up; their mean is the column `step_s`. See `records.steps`.
-
-        Raises:
-            ValueError: the file is absent or broken.
-        """
+        """Seconds of each step (n,) after the warm-up (`records.steps`); raises ValueError without a file of them."""
         return steps.measured_s(self.folder, self.record())
 
     def environment(self) -> Environment:
@@ -72,12 +64,8 @@ class Found:
 
 
 def read(folders: Sequence[Path], probes: bool = False) -> Found:
-    """All runs below `folders`, in the order of their paths; a run below two of them counts once.
-
-    Probes are no results, and stand in no table and no figure.
-
-    Args:
-        probes: read them too.
+    """All runs below `folders`, in the order of their paths; a run below two of them counts once. Probes are no
+    results, and stand in no table and no figure unless they are asked for.
 
     Raises:
         ValueError: a folder that does not exist, no run at all, or none that could be read.

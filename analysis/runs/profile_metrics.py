@@ -55,7 +55,6 @@ def rows(profile: Profile, metric: str) -> list[ProfileRow] | None:
 
 
 def seconds(profile: Profile, metric: str) -> float | None:
-    """Seconds of all ranks together, in the whole window."""
     known = rows(profile, metric)
     return None if known is None else sum(row.total_s for row in known)
 
@@ -82,7 +81,6 @@ def _group(metric: str) -> str:
 
 
 def copied_bytes(profile: Profile, metric: str) -> float | None:
-    """Bytes that all ranks together copied, in the whole window."""
     known = rows(profile, metric)
     return None if known is None else sum(row.bytes or 0 for row in known)
 
@@ -93,7 +91,6 @@ def from_start(runs: Sequence[Run]) -> bool:
 
 
 def windows(runs: Sequence[Run]) -> Iterator[str]:
-    """Descriptions of the profiled windows."""
     for window in dict.fromkeys((run["profile.window"], run["profile.steps"], run["profile.seconds"]) for run in runs):
         start, steps, length_s = window
         limit = f"{length_s:g} s" if length_s else f"{steps} steps" if steps else None
@@ -135,7 +132,6 @@ def _means(runs: Sequence[Run], of_run: Callable[[Run], dict[Metric, float] | No
 
 
 def _per_step_s(run: Run) -> dict[Metric, float] | None:
-    """Seconds a step and rank of each metric; None where the run has no profile that could be read."""
     recorded, found = run.record().profile, profile(run)
     if found is None or recorded is None:
         return None

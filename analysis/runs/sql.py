@@ -59,11 +59,7 @@ def column_names(runs: Sequence[Run]) -> list[str]:
 
 
 def known(name: str, names: Sequence[str], option: str) -> str:
-    """The column of this name in any case.
-
-    Raises:
-        ValueError: there is none, with the nearest names.
-    """
+    """The column of this name in any case; raises ValueError, with the nearest names, where there is none."""
     match = next((column for column in names if column.casefold() == name.strip().strip('"').casefold()), None)
     if match is None:
         raise ValueError(f"{option}: {_unknown(name.strip(), names)}")
@@ -117,7 +113,6 @@ def _short(message: str, names: Sequence[str]) -> str:
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
-    """A message that the column is unknown, with the nearest names."""
     folded = {column.casefold(): column for column in names}
     close = difflib.get_close_matches(name.casefold(), folded, n=NEAREST, cutoff=0.5)
     containing = [column for column in folded if len(name) > 2 and name.casefold() in column]

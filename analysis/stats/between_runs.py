@@ -67,11 +67,7 @@ class Machines:
 
 
 def repeated(*sweeps: Sequence[Run]) -> list[list[Run]]:
-    """The settings that were measured more than once, by their runs that ended ok.
-
-    Args:
-        sweeps: runs of one setting are repetitions within one of them; whether two of them differ is what is asked.
-    """
+    """The settings that were measured more than once within one of the sweeps, by their runs that ended ok."""
     settings = (setting for runs in sweeps for setting in grouping.by_setting(grouping.ok_runs(runs)).values())
     return [setting for setting in settings if len(setting) > 1]
 
@@ -105,13 +101,8 @@ def by_machine(
 
 
 class RepeatedRuns:
-    """Spread of the runs at hand, from all settings among them that were measured more than once.
-
-    Every command judges by all runs that it read, also where it shows some of them.
-
-    Args:
-        sweeps: see `repeated`.
-    """
+    """Spread of the runs at hand, from all settings among them that were repeated within one of the sweeps. Every
+    command judges by all runs that it read, also where it shows some of them."""
 
     def __init__(self, *sweeps: Sequence[Run]) -> None:
         self._sweeps = sweeps
@@ -161,11 +152,7 @@ class RepeatedRuns:
         return bounds is not None and bounds[0] > 1
 
     def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
-        """The mean of a timed column over the runs `b` / that over `a`.
-
-        Raises:
-            ValueError: a mean that is not above 0.
-        """
+        """The mean of a timed column over the runs `b` / that over `a`; raises ValueError for means of 0."""
         machines, values = self.of_column(column), [[run[column] for run in runs] for runs in (a, b)]
         return of_values(values[0], values[1], (machines.of(a[0]), machines.of(b[0])))
 
@@ -209,7 +196,6 @@ def widened(over_answers: Interval, between: Sequence[Term], confidence: float) 
 
 
 def log_of(column: str) -> Callable[[Run], float | None]:
-    """The logarithm of a column, if it is above 0."""
     return lambda run: math.log(run[column]) if (run[column] or 0) > 0 else None
 
 

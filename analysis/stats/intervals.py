@@ -109,11 +109,7 @@ def difference(first: Interval, second: Interval) -> Interval:
 
 
 def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "") -> Interval:
-    """Student's interval of a mean, mean ± t s / √n; without bounds for a single value.
-
-    Raises:
-        ValueError: no value.
-    """
+    """Student's interval of a mean, mean ± t s / √n; without bounds for a single value, ValueError for none."""
     if not values:
         raise ValueError("no value to take the mean of")
     centre = math.fsum(values) / len(values)
@@ -124,13 +120,8 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "
 
 
 def exact_ratio(top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str) -> Interval:
-    """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm (delta method).
-
-    A side of one value has no scatter.
-
-    Raises:
-        ValueError: a mean that is not above 0.
-    """
+    """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm (delta method); a
+    side of one value has no scatter. Raises ValueError for a mean that is not above 0."""
     sides = [np.asarray(side, dtype=float) for side in (top, bottom)]
     if min(side.mean() for side in sides) <= 0:
         raise ValueError("nothing to compare with: it is 0")
