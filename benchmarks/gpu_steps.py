@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from multicard.machine import environment
+from multicard.measure import memory
 from multicard.records.run_folder import replacing
 from multicard.records.text_table import in_bytes
 from multicard.vision.data.datasets import MNIST_FILES
@@ -85,7 +87,12 @@ class Pass:
         return min(paths, default=None)
 
     def _sweep(self, entry: str, name: str, words: Words, small: Words) -> list[str]:
-        fixed = {"name": name, "hydra.sweep.dir": self.out / name, "tracker.mode": "disabled"}
+        fixed = {
+            "name": name,
+            "hydra.sweep.dir": self.out / name,
+            "tracker.mode": "disabled",
+            "fit": "off",
+        }  # predicting takes seconds a cell
         words = words | ({} if self.cuda else small) | fixed
         return [sys.executable, entry, "-m", *(f"{key}={value}" for key, value in words.items())]
 
@@ -290,6 +297,16 @@ def gpu_only(why: str) -> Callable[[Pass], str]:
     return lambda run: "" if run.cuda else why
 
 
+def no_room_for_fp64(run: Pass) -> str:
+    """Why loader workers have no room for the papers' batches in fp64: two each, and the one in use."""
+    batches = 2 * min(8, environment.cores()) + 1
+    free_bytes, needed_bytes = memory.free_shared_memory_bytes(), batches * 32 * (3 * 500**2 * 8 + 8)
+    if not run.cuda or free_bytes is None or free_bytes >= needed_bytes:
+        return ""
+    have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
+    return f"{have}; start the container with a larger --shm-size or --ipc=host"
+
+
 def dali_absent(_: Pass) -> str:
     installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
     return "" if installed else "DALI is not installed"
@@ -304,8 +321,8 @@ def tests(run: Pass) -> list[str]:
     log = run.log("tests")
     outcomes = test_outcomes(log.read_text()) if log.exists() else {}
     done = [f"--deselect={name}" for name, outcome in outcomes.items() if outcome in ("PASSED", "SKIPPED")]
-    fixed = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors", "-m", "gpu", "tests/gpu")
-    return module("pytest", *fixed, *done)
+    fixed = ("-o", "addopts=", "-v", "--tb=short", "--continue-on-collection-errors", "-m", "gpu")
+    return module("pytest", *fixed, "tests/gpu/test_cuda.py", "tests/gpu", *done)
 
 
 def step_alone(*words: str) -> Callable[[Pass], list[str]]:
@@ -322,39 +339,46 @@ def images(count: int, epochs: int = 2) -> Words:
 COMPILED = ("--layouts", "nhwc", "--only-compiled", "--compile", "default", "--pointwise", "convolution", "linear")
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
 FP32: Words = {"precision": "fp32"}  # fp16 is slow on CPUs
-TOO_LARGE: Words = {"loader": "device", "batch_size": 4096, "dataset": "mnist", "dataset.image_size": 700}
+TOO_LARGE: Words = {  # as in tests/gpu/test_cuda.py
+    "precision": "fp64",
+    "batch_size": 128,
+    "dataset": "mnist",
+    "dataset.image_size": 700,
+    "model.name": "efficientnet_v2_l",
+    "num_workers": 0,
+}
 PACKED: Words = {"packed": True, "max_seq_len": 2048, "batch_size": "4,6", "compile": True, "dataset.rows": 10_000}
 SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False}
 LORA: Words = LLAMA | {"method": "lora"}
 
-# name, title, seconds expected, command, findings
+# name, title, seconds expected, command, findings. Seconds are sums: 15 to start a run, then by published rates
 STEPS = [
     Step("machine", "versions, bandwidth of copies, nvidia-smi", 25,
         lambda run: module("benchmarks.step", "--bandwidth"), of_machine),
-    Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),
-    Step("step", "the training step alone, eager", 60, step_alone(), of_step),
-    Step("compiled", "compiled; pointwise as matrix products too", 150, step_alone(*COMPILED), of_step,
-        skip=gpu_only("it compiles for minutes")),
-    Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 75,
+    Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 15 + 40 + 2 * 10 + 5,  # compile, epochs, profile
         lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32),
         of_runs(rate, extrapolated("300 s (goal)"))),
-    Step("papers", "Table 2 on one GPU, extrapolated", 150,
+    Step("step", "the training step alone, eager", 60, step_alone(), of_step),
+    Step("compiled", "compiled; pointwise as matrix products too", 15 + 4 * 35,
+        step_alone(*COMPILED), of_step, skip=gpu_only("it compiles for minutes")),
+    Step("papers", "Table 2 on one GPU, extrapolated", 3 * 15 + 48 + 28 + 20,  # fp64, fp32, fp16
         lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
-        of_runs(extrapolated())),
-    Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 110,
+        of_runs(extrapolated()), skip=no_room_for_fp64),
+    Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 2 * (15 + 40),
         lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), of_tuning()),
-    Step("dpo", "Llama3-8B: DPO", 70, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), of_tuning()),
-    Step("lora_fp32", "Llama3-8B: LoRA in fp32", 90,
+    Step("packed", "Llama3-8B: LoRA, packed and compiled", 2 * (15 + 35 + 40),
+        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), of_tuning(PUBLISHED)),
+    Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),
+    Step("dpo", "Llama3-8B: DPO", 15 + 55, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), of_tuning()),
+    Step("lora_fp32", "Llama3-8B: LoRA in fp32", 15 + 75,
         lambda run: run.tune("lora_fp32", LORA | run.text() | {"precision": "fp32"}),
         of_tuning("0.77 s/it (papers, Table 5, H100)"), skip=gpu_only("the step lora is in fp32 on CPU ranks")),
-    Step("packed", "Llama3-8B: LoRA, packed and compiled", 180,
-        lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), of_tuning(PUBLISHED)),
-    Step("diagnose", "what limits the goal's run", 60,
+    Step("diagnose", "what limits the goal's run", 15 + 45,
         lambda run: run.train("diagnose", GOAL | images(6400) | {"diagnose": True}, FP32), of_runs(diagnosis)),
-    Step("memory", "a run that exceeds the memory", 30,
-        lambda run: run.train("memory", TOO_LARGE | images(4096, epochs=1)), of_memory,
+    Step("memory", "a run that exceeds the memory", 15 + 15,
+        lambda run: run.train("memory", TOO_LARGE | images(128, epochs=1)), of_memory,
         skip=gpu_only("it would exceed the host's memory")),
-    Step("dali", "the goal's run with DALI", 45,
+    Step("dali", "the goal's run with DALI", 15 + 30,
         lambda run: run.train("dali", GOAL | images(6400) | {"loader": "dali"}, FP32), of_runs(rate),
         skip=dali_absent),
     Step("whole", "the goal: 60,000 images at 500 px, 20 epochs", 480,
