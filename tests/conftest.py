@@ -35,7 +35,7 @@ from multicard import workloads
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
-from multicard.machine import shares
+from multicard.machine import devices, shares
 from multicard.measure.timing import clock_s, pause
 from multicard.ranks import elastic, interruption
 from multicard.records import run_folder
@@ -113,6 +113,9 @@ def free_port(first: int) -> int:
 
 def warm_up() -> None:
     """Have this process's ranks forked with everything imported: the first call decides."""
+    if devices.visible_gpus():  # as users do: what starts CUDA in the fork server is left to the ranks
+        elastic.warm_up("cuda", [*llm.WORKLOAD.cuda_preload, *WORKLOAD.cuda_preload])
+        return
     elastic.warm_up(
         "cpu", [*llm.WORKLOAD.preload, *WORKLOAD.preload, "tests.helpers.rank_work", "tests.helpers.fork_server"]
     )

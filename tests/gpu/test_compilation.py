@@ -22,7 +22,16 @@ Measured = Callable[..., dict[str, Any]]
 @pytest.mark.parametrize("mode", compilation.MODES)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_every_mode_of_compilation_trains_as_eager_does(measured: Measured, mode: str, layout: str):
-    words = (CUDA, f"layout={layout}", "epochs=2", "batch_size=20", "lr=0.001")  # odd batches in both splits
+    # odd batches in both splits; a model without dropout, whose draws alone make losses differ by 3 %
+    words = (
+        CUDA,
+        f"layout={layout}",
+        "epochs=2",
+        "batch_size=20",
+        "lr=0.001",
+        "model.width=1",
+        "model.name=shufflenet_v2_x0_5",
+    )
     plain, compiled = ok(measured(*words)), ok(measured(*words, f"compile={mode}"))
     assert compiled["cuda_graphs"] is (True if compilation.has_cuda_graphs(mode) else None)
     assert compiled["compile_cache"]["state"] in ("cold", "warm", "mixed")

@@ -148,8 +148,10 @@ def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_run_that_was_stopped_goes_on(precision: str, tmp_path: Path):
-    config = typed(*SMALL, CUDA, f"precision={precision}", "epochs=2", "lr=0.001")  # small: kernels add in any order
+def test_a_run_that_was_stopped_goes_on(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # kernels that add in any order differ by 1e-6, which training makes 7 % of a loss within six steps
+    monkeypatch.setattr("tests.run.test_resume.WORK", "tests.helpers.rank_work:train_deterministically")
+    config = typed(*SMALL, CUDA, f"precision={precision}", "epochs=2", "lr=0.001")
     whole, cut = (Case(tmp_path / name, config, workers=2, device="cuda") for name in ("whole", "cut"))
     expected, summary = whole.train(12), cut.train(4, 12)  # of 12 steps
     assert cut.rows()["loss"] == pytest.approx(whole.rows()["loss"], rel=0.01)

@@ -111,9 +111,19 @@ class Nvml:
     def __getattr__(self, name: str) -> Any:
         real = getattr(pynvml, name)
         if name in READS:
-            return of_gpu(name, READS[name])
+            return self.opened(of_gpu(name, READS[name]))
         assert not callable(real) or isinstance(real, type), f"{name} has no stand-in"
         return real
+
+    def opened(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which NVML refuses before it is initialised and once it is shut down."""
+
+        def ask(*arguments: Any) -> Any:
+            if not self.open:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+            return function(*arguments)
+
+        return ask
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
         if not self.driver:
@@ -127,12 +137,12 @@ class Nvml:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
-        return of_gpu("HandleByIndex", lambda gpu: gpu)(self.gpus[index])
+        return self.opened(of_gpu("HandleByIndex", lambda gpu: gpu))(self.gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
         for gpu in (*self.gpus, *(instance for whole in self.gpus for instance in whole.instances or [])):
             if gpu.uuid == uuid:
-                return of_gpu("HandleByUUID", lambda gpu: gpu)(gpu)
+                return self.opened(of_gpu("HandleByUUID", lambda gpu: gpu))(gpu)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802

@@ -21,6 +21,7 @@ from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, typed, warm_up
 from tests.helpers import records
 
+WORK = WORKLOAD.work
 THREADS = ("loader=batched", "loader.ahead=3", "dataset.augment=true")
 pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.slow]
 NO_WORKERS_KEPT = ("loader.persistent_workers=false",)
@@ -50,7 +51,7 @@ class Case:
         board.ask_stop(stop_at)
         job = Job(self.folder, self.device, "gloo", 1, 1, "tuned")
         try:
-            return elastic.launch(WORKLOAD.work, (self.config, self.folder, self.workers), self.placement, job)
+            return elastic.launch(WORK, (self.config, self.folder, self.workers), self.placement, job)
         finally:
             board.remove()
 
