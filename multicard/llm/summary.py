@@ -23,8 +23,8 @@ AXES = (
     *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
 )
 FROM_RANK_0 = (
-    *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears", "cuda_graphs"),
-    *("warmup_steps", "threads"),
+    *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"),
+    *("cuda_graphs", "cuda_graphs_recorded", "warmup_steps", "threads"),
 )
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
 

@@ -25,7 +25,6 @@ import torchtune.training.lr_schedulers
 import torchtune.training.quantization  # noqa: F401  these are what recipes import: CPU ranks are forked with them
 from omegaconf import DictConfig, OmegaConf
 
-from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import LlmConfig
 from multicard.config.sweeps import pauses
 from multicard.llm import after_tuning, compiling, recipes, torchtune_config
@@ -82,8 +81,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         traffic.clear()
         to_its_end = train(recipe, probe)
         report.content.communication_bytes = traffic.counted()
-        if has_cuda_graphs(config.compile):
-            report.content.cuda_graphs = compiler.cuda_graphs_skipped() == 0
+        report.add(compiler.cuda_graphs(device, config.compile))
         report.peak()
         if probe.probing is not None:
             report.content.probe = probe.probing.result()

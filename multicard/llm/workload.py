@@ -6,6 +6,7 @@ from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
+from multicard.machine import environment
 from multicard.records.schema import LlmRecord
 from multicard.run.workload import Workload, untried
 
@@ -44,6 +45,12 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     return untried(options[bound], otherwise="a larger batch_size")
 
 
+def fits(config: LlmConfig, placement: Placement) -> None:
+    """Refuse compilation where the machine lacks a compiler; torchtune takes any placement."""
+    if config.compile:
+        environment.require_compilers(config.compile, placement.device)
+
+
 WORKLOAD = Workload(
     name="llm",
     entry="tune_llm.py",
@@ -61,7 +68,7 @@ WORKLOAD = Workload(
     preload=("multicard.llm.tune", "pyarrow.parquet", "hydra.main"),
     cuda_preload=("multicard.llm.before_torchtune", "pyarrow.parquet", "hydra.main"),
     refuse=preflight.refuse,
-    fits=lambda config, placement: None,  # torchtune takes any
+    fits=fits,
     check=preflight.check,
     data=preflight.data_parts,
     arguments=lambda config, placement, folder: (config, folder, torchtune_config.write(config, placement, folder)),

@@ -2,8 +2,10 @@
 
 import os
 import platform
+import shutil
 import socket
 import subprocess
+import sysconfig
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -11,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from multicard.config import compilation
+from multicard.config.keys import require
 from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
 
@@ -48,6 +52,23 @@ def collect() -> dict[str, Any]:
         "cuda_device_order": devices.device_order(),
         "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
     }
+
+
+def require_compilers(compile_value: bool | str | None, device: str) -> None:
+    """Refuse what compiled code needs and this machine lacks: a C++ compiler on CPU ranks, and on CUDA, for Triton
+    (`triton/runtime/build.py`), a C compiler and Python's headers. Without them torch fails in the first step.
+
+    Args:
+        compile_value: the value of the key `compile`.
+    """
+    compilers = [os.environ.get("CXX", "g++")] if device == "cpu" else [os.environ.get("CC", "gcc"), "clang"]
+    missing = (
+        [] if any(map(shutil.which, compilers)) else [f"{compilers[0]} (package {'g++' if device == 'cpu' else 'gcc'})"]
+    )
+    if device != "cpu" and not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        missing.append(f"Python.h (package python{sysconfig.get_python_version()}-dev or -devel)")
+    problem = f"compile={compilation.word(compile_value)}: torch compiles with {' and '.join(missing)}, absent here"
+    require(not missing, f"{problem}; install it, or use compile=false")
 
 
 def host() -> str:

@@ -24,7 +24,7 @@ import psutil
 
 from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
-from multicard.machine import devices
+from multicard.machine import devices, topology
 from multicard.measure.timing import clock_s, pause
 from multicard.messages import say
 
@@ -122,11 +122,14 @@ def demand(config: RunConfig, whole: Pool) -> Demand:
 
 
 def allocate(wanted: Demand, free: Pool) -> MachineShare | None:
-    """The first GPUs and cores of `free`; None where there are fewer than wanted."""
+    """The first GPUs of `free`, and cores of their NUMA nodes before others; None where there are fewer than wanted."""
     gpus, cpus = wanted
     if (gpus or 0) > len(free.gpus) or cpus > len(free.cpus):
         return None
-    return MachineShare(None if gpus is None else tuple(free.gpus[:gpus]), tuple(free.cpus[:cpus]))
+    chosen = free.gpus[: gpus or 0]
+    near = set[int]().union(*map(topology.cpus_near, chosen)) if cpus < len(free.cpus) else set[int]()
+    nearest = sorted(free.cpus, key=lambda cpu: cpu not in near)
+    return MachineShare(None if gpus is None else tuple(chosen), tuple(nearest[:cpus]))
 
 
 class Machine:

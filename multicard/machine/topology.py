@@ -67,6 +67,20 @@ def numa_node(sys: Path, pci: str | None) -> int | None:
     return None
 
 
+def cpus_near(uuid: str) -> set[int]:
+    """The cores of the NUMA node that a GPU hangs on; empty where the machine does not say."""
+    with devices.nvml() as library:
+        if library is None:
+            return set()
+        handle = _handles(library, [uuid]).get(uuid)
+        pci = None if handle is None else _bus_id(devices.ask(library, library.nvmlDeviceGetPciInfo, handle))
+    with suppress(OSError, ValueError):
+        text = (SYS / f"bus/pci/devices/{pci}/local_cpulist").read_text().strip()  # "0-7,16-23"
+        spans = [part.partition("-") for part in text.split(",")]
+        return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
+    return set()
+
+
 def _links(library: Any, handles: dict[str, Any], pci: dict[str, str | None]) -> list[dict[str, Any]]:
     """Each pair of the GPUs with its path over PCIe and its NVLinks; `link` is the better, as nvidia-smi prints it."""
     remotes = {uuid: _nvlinks(library, handle) for uuid, handle in handles.items()}

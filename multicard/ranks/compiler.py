@@ -7,10 +7,15 @@ once by each: these are look-ups, not graphs.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Any
 
 from multicard.config import compilation
 from multicard.ranks.failures import is_oom
 from multicard.records.schema_parts import CompileCache
+
+if TYPE_CHECKING:
+    import torch
 
 OUTCOMES = {"hits": "fxgraph_cache_hit", "misses": "fxgraph_cache_miss", "bypasses": "fxgraph_cache_bypass"}
 
@@ -22,11 +27,21 @@ def lookups() -> dict[str, int]:
     return {outcome: counters["inductor"][counter] for outcome, counter in OUTCOMES.items()}
 
 
-def cuda_graphs_skipped() -> int:
-    """Graphs that Inductor was to run as CUDA graphs in this process, and did not, as for CPU ranks."""
-    from torch._dynamo.utils import counters
+def cuda_graphs(device: "torch.device", compile_value: bool | str | None) -> dict[str, Any]:
+    """Of this process, once it has trained: `cuda_graphs`, True if nothing that was compiled was kept from running as
+    CUDA graphs, as it is on CPU ranks, and `cuda_graphs_recorded`; nothing where the mode has none.
 
-    return counters["inductor"]["cudagraph_skips"]
+    Inductor may divide a graph, and record its parts (`graph_partition`), so several do not mean that some are missing.
+    """
+    if not compilation.has_cuda_graphs(compile_value):
+        return {}
+    from torch._dynamo.utils import counters
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(device.index or 0, create_if_none_exists=False) if device.type == "cuda" else None
+    recorded = next(copy(manager.graph_counter)) if manager is not None else 0
+    whole = counters["inductor"]["cudagraph_skips"] == 0 and (recorded > 0 or device.type != "cuda")
+    return {"cuda_graphs": whole, "cuda_graphs_recorded": recorded}
 
 
 def since(before: dict[str, int]) -> CompileCache:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from multicard.config.placement import Placement
-from multicard.machine import devices, private
+from multicard.machine import devices, environment, private
 from multicard.machine.environment import host
 from multicard.measure import memory
 from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
 KILLED = ("killed by SIGKILL", "killed by signal: Killed")  # a rank; a DataLoader's worker
 MEETING_S = 300.0  # within which all nodes of a run must have come up
-CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+CODE_CACHE, COMPILERS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 # Variables by which a user chooses how OpenMP's threads wait for one another, and how often they look before they sleep
 # where nobody chose: libgomp's own 300,000 keeps cores from other processes at each barrier, and none costs nearly half
 # of a quiet machine's speed (`benchmarks.spinning`)
@@ -204,6 +204,9 @@ def _variables(placement: Placement, nodes: int) -> dict[str, str]:
     if nodes == 1:  # NCCL takes names that begin so, but for "=": no others are wanted
         variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         variables["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "=lo")
+    # processes in which each rank's Inductor compiles: by default all cores for every rank, 32 at most
+    workers = max(1, min(32, environment.cores() // placement.processes))
+    variables[COMPILERS] = os.environ.get(COMPILERS, str(workers))
     variables[CODE_CACHE] = _code_cache()
     return variables
 

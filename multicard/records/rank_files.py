@@ -79,6 +79,7 @@ class RankReport(Struct, kw_only=True):
     compile_s: float | None = None
     compile_cache: CompileCache | None = None
     cuda_graphs: bool | None = None
+    cuda_graphs_recorded: int | None = None
     probe: RankProbe | None = None
     profile: dict[str, Any] | None = None
     ablations: dict[str, list[float]] | None = None

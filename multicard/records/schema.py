@@ -126,6 +126,7 @@ class Record(Struct, kw_only=True):
     compile_s: Annotated[Number, "seconds of torch.compile, before training"] = None
     compile_cache: Annotated[CompileCache | None, "null: nothing was compiled"] = None
     cuda_graphs: Annotated[bool | None, "compile=reduce-overhead or max-autotune: all code runs as CUDA graphs"] = None
+    cuda_graphs_recorded: Annotated[Count, "CUDA graphs of rank 0 at the end; null as cuda_graphs"] = None
     non_finite_losses: Annotated[Count, "NaN and infinite losses of all ranks and steps; null: not counted"] = None
     divergence: Annotated[Divergence | None, "null where the last losses are finite"] = None
     peak_memory_bytes: Memory | None = None

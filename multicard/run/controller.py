@@ -127,7 +127,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
     try:
         resumable = workload.resumable and not config.probe.enabled
-        stop = StopOnWarning(run.allocation, board, placement.world_size, folder, resumable, peers)
+        stop = StopOnWarning(run.allocation, board, placement, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
         progress = ProgressBar(board, placement.world_size, config.epochs, workload.unit, tick, cell)
         sampler = Sampler.of_run(config, placement, folder, attempts.current(folder), machine=not pauses(config))

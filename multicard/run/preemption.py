@@ -5,11 +5,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
+from multicard.config.placement import Placement
 from multicard.machine import slurm
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.failures import Failure
+from multicard.ranks.gates import LEAD
 from multicard.records.progress import HEARD_AFTER_S, Board
 from multicard.run.peers import Peers
 
@@ -44,9 +46,11 @@ class StopOnWarning:
     """
 
     def __init__(
-        self, allocation: Allocation, board: Board, ranks: int, folder: Path, resumable: bool, peers: Peers
+        self, allocation: Allocation, board: Board, placement: Placement, folder: Path, resumable: bool, peers: Peers
     ) -> None:
-        self._allocation, self._board, self._ranks, self._folder = allocation, board, ranks, folder
+        self._allocation, self._board, self._ranks, self._folder = allocation, board, placement.world_size, folder
+        # hosts of several nodes run ahead of their devices, each by itself
+        self._margin = LEAD if placement.device == "cuda" and allocation.nodes > 1 else 2
         self._resumable, self._peers = resumable, peers
         self._reason: Failure | None = None
         self._step = 0
@@ -108,7 +112,7 @@ class StopOnWarning:
         if now == 0:
             return False
         heard_after_s = HEARD_AFTER_S["one node" if self._allocation.nodes == 1 else "several"]
-        self._step = now + max(2, round((now - before) / POLL_S * heard_after_s))
+        self._step = now + max(self._margin, round((now - before) / POLL_S * heard_after_s))
         self._peers.tell_stop(self._step)
         self._board.ask_stop(self._step)
         return True

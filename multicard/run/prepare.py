@@ -215,5 +215,9 @@ def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: 
 
 
 def binds(config: RunConfig, placement: Placement) -> bool:
-    """True where torch binds ranks to the NUMA node of their GPU, by the program `numactl`."""
-    return config.numa is Numa.node and placement.device == "cuda" and shutil.which("numactl") is not None
+    """True where torch binds ranks to the NUMA node of their GPU, by the program `numactl`.
+
+    Not under nsys: torch would ask for the GPU in this process, and so start CUDA in it.
+    """
+    wanted = config.numa is Numa.node and placement.device == "cuda" and config.profile.name is not ProfileName.nsys
+    return wanted and shutil.which("numactl") is not None

@@ -60,7 +60,16 @@ def summarise(
     record.transfer_bytes = _transfers(ranks, table, placement)
     record.communication_bytes = _communication(config, ranks, table)
     if ranks:
-        for name in ("cuda_graphs", "input", "chance_accuracy", "parameters", "num_workers", "threads", "segments"):
+        for name in (
+            "cuda_graphs",
+            "cuda_graphs_recorded",
+            "input",
+            "chance_accuracy",
+            "parameters",
+            "num_workers",
+            "threads",
+            "segments",
+        ):
             setattr(record, name, getattr(ranks[0], name))
 
 

@@ -2,17 +2,17 @@
 
 import gc
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from multicard.config.keys import require
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
 from multicard.measure import formulas, memory, timing
-from multicard.ranks import checkpoint
+from multicard.ranks import checkpoint, compiler
 from multicard.ranks.process import Rank, meet
 from multicard.records.schema_parts import Parts
 from multicard.vision import after_training, compiling, models, optim
@@ -23,7 +23,7 @@ from multicard.vision.data.splits import Remaining, Sampler, Split
 from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.rank_report import TrainingReport
-from multicard.vision.strategy import STRATEGIES, compiles
+from multicard.vision.strategy import STRATEGIES, Share, compiles
 
 ENDLESS = 10**6  # epochs
 
@@ -75,12 +75,11 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
     # each test sample on exactly one rank, none twice
     test_sampler = range(rank.rank, len(data.test), rank.world_size)
+    if pauses(config):  # a race does not wait for more than a batch
+        test_sampler = test_sampler[: share.batch_size]
     testing = load(data.test, test_sampler, training=False)
 
-    if config.dataset.image_size <= 32 and (len(share.sampler) % share.batch_size or share.batch_size) == 1:
-        # at 32 px the last feature map is 1 x 1: BatchNorm would see one value per channel
-        problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on"
-        raise ValueError(f"{problem} at 32 px; change batch_size, dataset.train_limit or dataset.image_size")
+    refuse_single_images(config, share)
 
     # ---- optimiser
     optimisation = optim.build(share.model, config, epochs(config) * share.steps, precision.scale_loss, device)
@@ -93,8 +92,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content.input = facts
     report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
-    if loop.compiled:
-        report.add(compiling.compile_now(loop, len(test_sampler)))
+    if loop.compiled or (config.cudnn_benchmark and device.type == "cuda"):
+        report.add(compiling.prepare(loop, len(test_sampler)))
     start = restore(loop, report)
     memory.reset_peak_memory(device)
     # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)
@@ -102,6 +101,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     gc.freeze()
     gc.disable()
     to_its_end = run_epochs(loop, report, sampler, training, testing, start)
+    if loop.compiled:
+        report.add(compiler.cuda_graphs(device, config.compile))
     if loop.probing is not None:
         report.content.probe = loop.probing.result()
         report.write()
@@ -111,6 +112,18 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         report.write()
     if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
+
+
+def refuse_single_images(config: VisionConfig, share: Share) -> None:
+    """Refuse a batch of one image at 32 px: the last feature map is 1 x 1, so BatchNorm would see one value a channel.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    single = (len(share.sampler) % share.batch_size or share.batch_size) == 1
+    problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at 32 px"
+    remedy = "change batch_size, dataset.train_limit or dataset.image_size"
+    require(config.dataset.image_size > 32 or not single, f"{problem}; {remedy}")
 
 
 def run_epochs(
@@ -147,10 +160,8 @@ def run_epochs(
             report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
             save(loop, report, epoch, trained, elapsed_s)
             return False
-        # a race does not wait for more than a batch
-        held_out = islice(testing, 1) if pauses(config) else testing
         with_batch = [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
-        evaluated = loop.evaluate(held_out, diverged=not formulas.end_finite(with_batch))
+        evaluated = loop.evaluate(testing, diverged=not formulas.end_finite(with_batch))
         evaluated_s = timing.clock_s()
         report.counters.read()
         elapsed_s += evaluated_s - started_s - trained["paused_s"]

@@ -55,6 +55,8 @@ def fits(config: VisionConfig, placement: Placement) -> None:
     precision, remedy = config.precision.name, "CPU ranks compute in IEEE fp32; use precision=fp32"
     computes = PRECISIONS[precision].cpu or placement.device == "cuda"
     require(computes, f"precision={precision}: needs CUDA devices; {remedy}")
+    if compiles(config, placement.device):
+        environment.require_compilers(config.compile, placement.device)
 
 
 def has_room(config: VisionConfig, placement: Placement) -> None:

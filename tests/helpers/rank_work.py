@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multicard.config.vision import VisionConfig
 from multicard.machine.load import own_cpu_s
 from multicard.observe import diagnosis
+from multicard.ranks import compiler
 from multicard.ranks.process import Rank
 from multicard.vision import compiling, models, optim
 from multicard.vision.data import datasets, splits
@@ -171,13 +172,14 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     compiling.compile_model(model, config)
     loop, _ = loop_of(rank, config, folder, model, 64)
     with traces(loop) as traceless:
-        compiled = compiling.compile_now(loop, 10)
+        compiled = compiling.prepare(loop, 10)
     counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     model.eval()
     with torch.no_grad():
         images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
         differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
+    compiled |= compiler.cuda_graphs(rank.device, config.compile)
     save(rank, folder, {**compiled, "left": traceless, "differ": differ, "graphs": counted, "again": again})
 
 
@@ -193,7 +195,7 @@ def warm_up_and_train(rank: Rank, config: VisionConfig, folder: Path, samples: i
     split = splits.Split(np.zeros((samples, 8, 8), np.uint8), np.zeros(samples, np.int64))
     test = range(rank.rank, evaluated, rank.world_size)
     with traces(loop) as traceless:
-        compiling.compile_now(loop, len(test))
+        compiling.prepare(loop, len(test))
     warmed = {*seen}
     seen.clear()
     transfer = PRECISIONS[config.precision.name].transfer_dtype
@@ -209,8 +211,15 @@ def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> N
     loop, _ = loop_of(rank, config, folder, model, 19)
     loop.cuda_graphs = True  # which CPU ranks have not
     with mock.patch.object(torch.compiler, "cudagraph_mark_step_begin") as mark:
-        compiled = compiling.compile_now(loop, 9)
-    save(rank, folder, {**compiled, "marks": mark.call_count, "calls": len(calls)})
+        compiling.prepare(loop, 9)
+    graphs = compiler.cuda_graphs(rank.device, config.compile)
+    save(rank, folder, {**graphs, "marks": mark.call_count, "calls": len(calls)})
+
+
+def train_deterministically(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # which torch asks for
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    train(rank, config, folder, workers)
 
 
 def lose_the_compiler(folder: Path) -> None:

@@ -127,3 +127,21 @@ def test_what_is_recorded_is_complete():
     assert content["cpu"]["cores"] >= 1 and content["cpu"]["memory_bytes"] > 2**30
     assert content["topology"]["cpu"]["sockets"] >= 1
     assert content["recorded_at"].endswith("Z") and content["host"]
+
+
+def test_what_torch_compiles_with_is_asked_for_before_a_run_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    environment.require_compilers(True, "cpu")  # this machine has them: other tests compile
+    monkeypatch.setattr(environment.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    absent = {
+        "cpu": r"compile=true: .* with g\+\+ \(package g\+\+\)",
+        "cuda": r"gcc \(package gcc\) and Python.h \(.*-dev",
+    }
+    for device, message in absent.items():
+        monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+        with pytest.raises(ValueError, match=message):
+            environment.require_compilers(True, device)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: f"/bin/{name}" if name == "clang" else None)
+    (tmp_path / "Python.h").touch()
+    environment.require_compilers("reduce-overhead", "cuda")

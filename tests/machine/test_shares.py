@@ -127,6 +127,17 @@ def test_a_cell_gets_gpus_with_their_part_of_the_cores_or_cores_alone(
     assert machine.take(config) == taken[0]
 
 
+def test_a_packed_cell_gets_the_cores_of_its_gpus_node_before_others(monkeypatch: pytest.MonkeyPatch):
+    near = {"GPU-a": {0, 1, 2, 3}, "GPU-b": {4, 5, 6, 7}}
+    monkeypatch.setattr(shares.topology, "cpus_near", near.__getitem__)
+    free = Pool(["GPU-b", "GPU-a"], [*range(8)])
+    one, all_of_it = shares.allocate((1, 3), free), shares.allocate((2, 8), free)
+    assert one is not None and (one.gpus, one.cpus) == (("GPU-b",), (4, 5, 6))
+    assert all_of_it is not None and all_of_it.cpus == tuple(range(8))
+    few = shares.allocate((1, 3), Pool(["GPU-a"], [2, 6, 7]))
+    assert few is not None and few.cpus == (2, 6, 7)  # what is left
+
+
 def test_two_commands_never_share_a_gpu_or_a_core(
     on: On, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

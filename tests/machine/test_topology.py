@@ -67,6 +67,13 @@ def test_gpus_with_their_numa_node_and_pcie(sys: Path, monkeypatch: pytest.Monke
     assert nvml.open == 0
 
 
+def test_the_cores_near_a_gpu(sys: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, Nvml(Gpu("GPU-a", bus=0x03), Gpu("GPU-b", bus=0x1B)))
+    write(sys / "bus/pci/devices/0000:03:00.0/local_cpulist", "6-8,11\n")
+    assert topology.cpus_near("GPU-a") == {6, 7, 8, 11}
+    assert topology.cpus_near("GPU-b") == topology.cpus_near("GPU-gone") == set()  # not said, and unknown
+
+
 def test_links_between_gpus(sys: Path, monkeypatch: pytest.MonkeyPatch):
     a = Gpu("GPU-a", bus=1, nvlinks=[(TO_GPU, 2)] * 4 + [(TO_GPU, 3)] * 2)
     b = Gpu("GPU-b", bus=2, nvlinks=[(TO_GPU, 1)] * 4)

@@ -13,6 +13,7 @@ import torch
 
 from analysis.runs import load
 from multicard.config.base import plain
+from multicard.config.placement import Placement
 from multicard.machine.slurm import Allocation
 from multicard.measure.series import GROWTH, LEAST_STEPS, StopRule
 from multicard.measure.timing import StepEnds
@@ -172,7 +173,7 @@ def test_the_other_nodes_hear_of_it_in_time(tmp_path: Path, monkeypatch: pytest.
     board = Board(tmp_path, 4, create=True)
     peers: Any = SimpleNamespace(tell_stop=heard.append)
     allocation = Allocation(job="7", hosts=("a", "b"))
-    with StopOnWarning(allocation, board, 4, tmp_path, False, peers) as stop:
+    with StopOnWarning(allocation, board, Placement("cpu", "gloo", 2, False, 2), tmp_path, False, peers) as stop:
         config = typed("probe.enabled=true", "probe.seconds=0.4", "nodes=2", "gpus=2")
         Probing(config, rank_of(0, 4), torch.device("cpu"), board, 100).step_ended(12)
         assert board.stop_at == 12 + 1 + 4  # 2 s of steps of 0.5 s

@@ -94,6 +94,9 @@ def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
     assert launch("leave_environment", tmp_path, folder=tmp_path) is None
     lines = (tmp_path / "environment.txt").read_text().splitlines()
     assert {"GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME==lo", "TORCH_WARM_POOL=0"} <= set(lines)
+    monkeypatch.setattr(elastic.environment, "cores", lambda: 64)
+    each = [elastic._variables(Placement("cuda", "nccl", ranks, False), 1)[elastic.COMPILERS] for ranks in (1, 8, 100)]
+    assert each == ["32", "8", "1"]  # processes of Inductor: its own limit, and the cores over the ranks
     several = elastic._variables(Placement("cuda", "nccl", 1, False, nodes=2), 2)
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & {*several}  # what connects nodes is for the site to say
 

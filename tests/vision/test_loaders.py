@@ -14,6 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
+from multicard.measure import memory
+from multicard.measure.memory import DeviceMemory
 from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import FromHost, _start_worker
@@ -177,8 +179,14 @@ def test_bytes_are_those_of_what_crosses():
     assert crossed("device", "dataset.device_budget_bytes=319", sharded=True) == ([(4 * 64, 32), (64, 8)], 0)
 
 
-def test_what_does_not_fit_the_device_crosses_batch_by_batch():
+def test_what_does_not_fit_the_device_crosses_batch_by_batch(monkeypatch: pytest.MonkeyPatch):
     content, sampler, words = noise(10, 8, 8), Shuffled(10, seed=1), ("loader=device", "dataset.device_budget_bytes=")
+    # a race has its cells keep to a share of all memory: what is free depends on the cells that wait meanwhile
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 400)
+    monkeypatch.setattr(memory, "device_memory", lambda kind: DeviceMemory(400, 4000, 0))
+    raced = ("probe.enabled=true", "race.figure=images_per_s")
+    alone, in_a_race = (Resident(source(content, sampler, words[0], *more)) for more in ((), raced))
+    assert (alone.facts["budget_bytes"], in_a_race.facts["budget_bytes"]) == (100, 1000)
     fits, does_not = (Resident(source(content, sampler, words[0], f"{words[1]}{budget}")) for budget in (640, 639))
     assert fits.facts == {"mode": "resident", "bytes": 640, "budget_bytes": 640}
     assert does_not.facts == {"mode": "streamed", "bytes": 640, "budget_bytes": 639}

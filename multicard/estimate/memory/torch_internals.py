@@ -65,7 +65,8 @@ class Mode(FakeTensorMode):
             dtype = args[0].dtype
             return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 0
         except RuntimeError as error:  # fake tensors try real ones for operators that they do not know
-            if "NVIDIA driver" not in str(error):
+            # no driver, or GPUs that are hidden from this process
+            if not any(reason in str(error) for reason in ("NVIDIA driver", "No CUDA GPUs are available")):
                 raise
             raise NotImplementedError(f"torch has no {func} for tensors without values") from None
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from multicard.config.sweeps import pauses
 from multicard.measure import memory
 from multicard.vision.data import preprocess
 from multicard.vision.data.batch import Batch, Source, side_stream
 
 WINDOW_BYTES = 8 + 8 + 1  # top, left and flip of an image
-BUDGET_SHARE = 0.25  # of the memory that is free on a GPU before training, unless dataset.device_budget_bytes is set
+BUDGET_SHARE = 0.25  # of a GPU's memory before training, unless dataset.device_budget_bytes is set
 
 
 class Resident:
@@ -33,7 +34,9 @@ class Resident:
         image_bytes = images[0].nbytes
         budget = source.config.dataset.device_budget_bytes
         if budget is None:
-            budget = int(BUDGET_SHARE * memory.free_memory_bytes(source.device))
+            # of all memory in a race: its paused cells hold a part, which the final run of the winner has free again
+            raced = memory.device_memory(source.device.type) if pauses(source.config) else None
+            budget = int(BUDGET_SHARE * (raced.total_bytes if raced else memory.free_memory_bytes(source.device)))
         self.mode = "streamed" if read * image_bytes > budget else "shard" if source.sharded else "resident"
         self.facts: dict[str, Any] = {"mode": self.mode, "bytes": read * image_bytes, "budget_bytes": budget}
         self.setup_bytes = 0
