@@ -57,7 +57,7 @@ def _of_runs(found_in: Callable[[Found, argparse.Namespace], Output]) -> Callabl
     """A command on the runs of its folders that says and writes what it found in them."""
 
     def run(options: argparse.Namespace) -> int:
-        found = load.read(options.folders)
+        found = load.read(options.folders, price=getattr(options, "price", None))
         return _emit(found_in(found, options), options, found.skipped)
 
     return run
@@ -140,10 +140,10 @@ def _report(options: argparse.Namespace) -> int:
             raise ValueError("--out: --watch serves the page and writes no file; leave one of them out")
         from analysis.report import watch
 
-        watch.serve(report.watched(options.folders, options.title, options.mix), options.port or 0)
+        watch.serve(report.watched(options.folders, options.title, options.mix, options.price), options.port or 0)
         return 0
     with Console(stderr=True).status("reading the runs") as status:  # of 10,000 runs it takes a minute
-        found = load.read(options.folders)
+        found = load.read(options.folders, price=options.price)
         status.update(f"making the page about {count(len(found.runs), 'run')}")
         lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
     command = dashboard.command(found.runs)
@@ -172,6 +172,7 @@ def _sync(options: argparse.Namespace) -> int:
 FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]}
 WRITING = ("list", "table", "compare", "best", "claims", "predictions")  # commands that write what they found
 MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
+PRICE: dict[str, Any] = {"metavar": "2.49", "help": "of a GPU for an hour (price.gpu_hour)", "type": cli.price}
 ALL = {"help": "include settings with few of the cells", "action": "store_true"}
 
 
@@ -197,6 +198,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("list", _of_runs(_list), list_runs.__doc__)
     add("folders", **FOLDERS)
     add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
+    add("--price", **PRICE)
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
@@ -219,7 +221,8 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("best", _of_runs(_best), best.__doc__)
     add("folders", **FOLDERS)
-    add("--goal", choices=GOALS, help="one goal alone; without it, time, memory and energy")
+    add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
+    add("--price", **PRICE)
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
     add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
@@ -246,6 +249,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", **FOLDERS)
     add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=cli.file)
     add("--title", metavar="TEXT", help="the heading of the page")
+    add("--price", **PRICE)
     add("--watch", help="serve the page on this machine, kept up to date, until Ctrl-C", action="store_true")
     add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
     add("--mix", **MIX)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from analysis import rerun_commands
-from analysis.commands.best import RankedSetting, Ranking, known_rankings
+from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
 from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
@@ -191,7 +191,7 @@ class Answer:
                 yield f"accuracy not told apart ({best.accuracy:.1%}, not {other.accuracy:.1%})"
         elif best.loss is not None and other.loss is not None and BETA not in self.apart:
             yield f"{'a lower' if more else 'a higher' if less else 'the same'} loss ({best.loss:.3f})"
-        for name, column in (("memory", MEMORY), ("energy", ENERGY)):
+        for name, column in (("memory", MEMORY), ("energy", ENERGY), (COST, COST)):
             values = [of_setting(one.runs, column) for one in (best, other)]
             if all(values) and abs((values[0] or 0) / (values[1] or 1) - 1) > NOTABLE:
                 yield f"{(values[0] or 0) / (values[1] or 1):.2g}x the {name}"

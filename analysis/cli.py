@@ -1,6 +1,8 @@
 """Types of the arguments of `python -m analysis`."""
 
 import argparse
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from analysis.output import STDOUT
@@ -51,6 +53,14 @@ def size_bytes(text: str) -> int:
     if not size:
         raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB or 80GiB")
     return size
+
+
+def price(text: str) -> float:
+    """The price of a GPU for an hour."""
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is no price of a GPU for an hour; write a number above 0, as 2.49")
 
 
 def count(text: str) -> int:

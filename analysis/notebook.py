@@ -95,10 +95,10 @@ class Runs(Shown):
         gpus: int | None = None,
         mix: bool = False,
     ) -> Shown:
-        """What to run, and the settings that did the same work, by the least time, memory or energy of the whole run.
+        """What to run, and the settings that did the same work, by the least time, memory, energy or cost of a run.
 
         Args:
-            goal: "time", "memory" or "energy"; None ranks by time, and shows the other two.
+            goal: "time", "memory", "energy" or "cost"; None ranks by time, and shows the others.
             accuracy: the least test accuracy: 0.99 or "99%".
             memory: the most memory of a GPU: "80GB", "80GiB" or bytes.
             gpus: the most GPUs, on all nodes together.
@@ -175,9 +175,10 @@ class Runs(Shown):
         return vega.chart(draw.make(name, self.found.runs, mix)[0])
 
 
-def read(*folders: str | PathLike[str]) -> Runs:
+def read(*folders: str | PathLike[str], price: float | None = None) -> Runs:
     """See `multicard.load`."""
-    return Runs(load.read([Path(folder) for folder in folders or ("multirun",)]))
+    paths = [Path(folder) for folder in folders or ("multirun",)]
+    return Runs(load.read(paths, price=_parsed("price", cli.price, price)))
 
 
 def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -> Any:

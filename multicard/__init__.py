@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
 
-def load(*folders: str | PathLike[str]) -> "Runs":
+def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":
     """The runs below some folders (`multirun` without any), in the order of their paths. Records alone are read.
 
+    Args:
+        price: of a GPU for an hour, in place of the runs' own (`price.gpu_hour`).
+
     Raises:
-        ValueError: a folder that does not exist, no run at all, or none that could be read.
+        ValueError: no such price, a folder that does not exist, no run at all, or none that could be read.
     """
     from analysis.notebook import read  # ranks import this package too, and need no analysis
 
-    return read(*folders)
+    return read(*folders, price=price)

@@ -2,8 +2,8 @@
 
 Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the whole run: the mean
 over a setting's repetitions, of memory the maximum. Limits hold for these, not for single runs. Settings of the
-trade-off front are those that no other dominates in the goal, GPUs and accuracy (for tuning: loss). What runs do not
-tell from the best is not on it.
+trade-off front are those that no other dominates in the goal, GPUs, accuracy (for tuning: loss) and cost (where GPUs
+have a price). What runs do not tell from the best is not on it.
 """
 
 import math
@@ -27,6 +27,11 @@ from multicard.records import figures, text_table
 from multicard.records.figures import GOALS, SECONDS
 from multicard.records.text_table import Table, clean, first_few, in_bytes
 
+COST = "cost"
+WHY_NONE = {  # of the runs has the figure of a goal
+    "energy": "; energy is measured on GPUs with NVML, not on CPU ranks",
+    COST: "; give the price of a GPU for an hour, as --price 2.49 (CPU ranks use none)",
+}
 MOST_EQUAL = 3  # settings not told from the best that are named
 
 
@@ -75,10 +80,11 @@ class RankedSetting:
     def marks(self) -> str:
         return grouping.marks(self.runs)
 
-    @property
+    @cached_property
     def costs(self) -> tuple[float | None, ...]:
-        """What is low in a good setting: the goal's figure, GPUs, and errors (the loss where it has no accuracy)."""
-        return self.cost, self.gpus, self.loss if self.accuracy is None else -self.accuracy
+        """What is low in a good setting: the goal's figure, GPUs, money, errors (the loss where it has no accuracy)."""
+        error = self.loss if self.accuracy is None else -self.accuracy
+        return self.cost, self.gpus, of_setting(self.runs, COST), error
 
 
 Told = Callable[[RankedSetting, RankedSetting], bool]
@@ -144,7 +150,8 @@ class Ranking:
         return self.repeated.more_accurate(a.runs, b.runs, self.confidence)
 
     def _told(self, a: RankedSetting, b: RankedSetting) -> bool:
-        return self.cheaper(a, b) or a.gpus < b.gpus or self.more_accurate(a, b)
+        costs_less = self.repeated.cheaper(COST, a.runs, b.runs, self.confidence)
+        return self.cheaper(a, b) or a.gpus < b.gpus or self.more_accurate(a, b) or costs_less
 
     def label(self, setting: RankedSetting) -> str:
         return grouping.label(setting.cell, self.keys) or "the only setting"
@@ -279,7 +286,7 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column)]
     if not settings:
-        why = "; energy is measured on GPUs with NVML, not on CPU ranks" if goal == "energy" else ""
+        why = WHY_NONE.get(goal, "")
         raise ValueError(f"of {count(len(ok), 'run')} none has {column}{why}")
     with_figure = [run for setting in settings for run in setting]
     within = {run.folder for setting in settings if limits.keep(setting) for run in setting}

@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import Ranking, known_rankings
+from analysis.commands.best import COST, Ranking, known_rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
 from analysis.figures.charts import (
@@ -45,7 +45,7 @@ WINDOWS = 50  # of the steps of a tuning run: a point is the mean loss of one
 PHASES = (*timing.PHASES, REST)
 RANKS = "ranks"
 MOST_POINTS = 500  # settings of a trade-off
-AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules")
+AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules", COST)
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
 FRONT = "Numbered: the front in time, ranks and accuracy; faint: another setting is better in all of them"

@@ -50,12 +50,12 @@ def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: s
     return "\n".join(filter(None, [report.answer, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"]))
 
 
-def watched(folders: Sequence[Path], title: str | None, mix: bool) -> Watch:
+def watched(folders: Sequence[Path], title: str | None, mix: bool, price: float | None = None) -> Watch:
     """The report on all runs under `folders`, which need not exist yet, for `watch.serve`."""
     name = title or _title(folders)
 
     def made() -> Report:
-        return build(load.read(folders), name, mix, expected_section.read_plans(folders))
+        return build(load.read(folders, price=price), name, mix, expected_section.read_plans(folders))
 
     return Watch(folders, made, lambda reason: Report(name, timestamp(), reason, [], {}, []))
 

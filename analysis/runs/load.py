@@ -63,9 +63,12 @@ class Found:
     skipped: list[Skipped]
 
 
-def read(folders: Sequence[Path], probes: bool = False) -> Found:
+def read(folders: Sequence[Path], probes: bool = False, price: float | None = None) -> Found:
     """All runs below `folders`, in the order of their paths; a run below two of them counts once. Probes are no
     results, and stand in no table and no figure unless they are asked for.
+
+    Args:
+        price: of a GPU for an hour, in place of the runs' own.
 
     Raises:
         ValueError: a folder that does not exist, no run at all, or none that could be read.
@@ -74,7 +77,7 @@ def read(folders: Sequence[Path], probes: bool = False) -> Found:
     skipped: list[Skipped] = []
     left_out = 0
     for path, written in run_folders(folders):
-        run = _read(path, probes) if written else Skipped(path, UNFINISHED)
+        run = _read(path, probes, price) if written else Skipped(path, UNFINISHED)
         if run is None:
             left_out += 1
         else:
@@ -109,7 +112,7 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
                 yield Path(parent), RESULT in files
 
 
-def _read(folder: Path, probes: bool) -> Run | Skipped | None:
+def _read(folder: Path, probes: bool, price: float | None) -> Run | Skipped | None:
     """The run in a folder; None where it is a probe, unless they are wanted."""
     try:
         record = run_folder.decode((folder / RESULT).read_bytes())
@@ -120,4 +123,5 @@ def _read(folder: Path, probes: bool) -> Run | Skipped | None:
     if not probes and run_folder.is_probe(record, folder):
         return None
     steps.redefine(folder, record)
+    record.config |= {} if price is None else {"price": {"gpu_hour": price}}
     return Run(folder, columns(folder, record), record.prediction)

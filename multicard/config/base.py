@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 from multicard.config.job import ASKED, Device
 from multicard.config.keys import key, require
+from multicard.config.prices import PriceConfig
 from multicard.config.sweeps import (
     AUTO,
     PREDICTION,
@@ -141,7 +142,8 @@ class TrackerConfig:
 
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-NOT_IDENTITY = ("name", "rerun", "stop_on_divergence", "objective", "tracker", *ASKED, *REPETITION, *PREDICTION, *RACE)
+BESIDE = ("name", "rerun", "stop_on_divergence", "objective", "price", "tracker")
+NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
     "": {"custom_sharded_layers": []},
@@ -178,6 +180,7 @@ class RunConfig(RepeatedConfig):
     objective: Optional[str] = key(
         None, "the record's figure that a search goes by, as total_s or step_s.mean (hydra/sweeper=optuna and the like)"
     )
+    price: PriceConfig = key(PriceConfig, "what runs cost, beside their time")
     tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases")
 
     def __post_init__(self) -> None:

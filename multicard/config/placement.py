@@ -55,6 +55,10 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     device = best if config.device is Device.auto else config.device
     on_cuda = device is Device.cuda
     require(not on_cuda or cuda_devices > 0, "device=cuda: no CUDA device is visible; use device=cpu or device=auto")
+    price = config.price.gpu_hour
+    require(
+        on_cuda or price is None, f"price.gpu_hour={price}: the run is of CPU ranks, which use no GPU; leave it out"
+    )
     fits = not on_cuda or config.gpus <= cuda_devices
     remedy = f"use gpus={cuda_devices} or fewer, device=cpu, or oversubscribe=true to try the code (never for figures)"
     require(fits or config.oversubscribe, f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; {remedy}")

@@ -57,6 +57,7 @@ BYTES = Unit("bytes", in_bytes, _thousands("B", "kB", "MB", "GB", "TB"))
 JOULES = Unit("J", in_joules, _thousands("J", "kJ", "MJ", "GJ"))
 RATE = Unit("", "{:,.0f}".format)
 SHARE = Unit("share", "{:.2%}".format, (Scale("%", 0.01),))
+MONEY = Unit("", lambda number: f"{number:,.2f}" if number >= 10 else f"{number:.3g}")  # in the price's currency
 PLAIN = Unit("", lambda number: str(number) if isinstance(number, int) else f"{number:.4g}")
 # Of other columns, by the ending of the name, the first that fits
 ENDINGS = {"_per_s": RATE, "_s": SECONDS, "_bytes": BYTES, "_joules": JOULES, "accuracy": SHARE, "share": SHARE}
@@ -118,7 +119,8 @@ class Figure:
         """The schema's description."""
         if self.keys is None:
             return next(numbers(RECORDS[kind])[key] for kind in BOTH for key in self.keys_of(kind))
-        return inspect.getdoc(getattr(VisionRecord, self.place or self.name)) or ""
+        place = self.place or self.name
+        return next(inspect.getdoc(getattr(kind, place)) or "" for kind in RECORDS.values() if hasattr(kind, place))
 
     def heading(self) -> str:
         return self.head or self.name
@@ -133,6 +135,7 @@ COLLECTIVES = {
 
 _time = partial(Figure, unit=SECONDS, better="lower")
 _rate = partial(Figure, unit=RATE, better="higher")
+_money = partial(Figure, unit=MONEY, better="lower", keys={})
 _counted = partial(Figure, unit=BYTES, counted=True)
 
 # In the order of their columns. Those of a run that did not end ok are of what it had finished by then.
@@ -212,6 +215,10 @@ FIGURES = {
         ),
         Figure("joules_per_image", "joules an image", better="lower"),
         Figure("joules_per_token", "joules a token", better="lower"),
+        _money("cost", "cost", goal="cost", at_end=BOTH),
+        _money("cost_per_epoch", "cost of an epoch"),
+        _money("cost_per_thousand_images", "cost of a thousand images"),
+        _money("cost_per_million_tokens", "cost of a million tokens"),
         Figure("parameters", "parameters"),
         Figure("mfu", "model FLOPs utilisation", unit=SHARE, better="higher"),
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
 
+from multicard.config import prices
 from multicard.records.schema_parts import (
     Cause,
     Communication,
@@ -184,6 +185,26 @@ class Record(Struct, kw_only=True):
     def samples_trained(self) -> int | None:
         return None
 
+    @property
+    def ranks(self) -> int:
+        """on all nodes"""
+        return int(self.axes.get("gpus") or 1) * int(self.axes.get("nodes") or 1)
+
+    @property
+    def cost(self) -> float | None:
+        """price of a GPU hour x GPUs x hours of total_s, without start-up; null without a price, and on CPU ranks"""
+        on_gpus = self.axes.get("device") == "cuda" and not self.oversubscribed
+        price = prices.gpu_hour(self.config, self.hardware) if on_gpus else None
+        return None if price is None or self.total_s is None else price * self.ranks * self.total_s / 3600
+
+    @property
+    def cost_per_epoch(self) -> float | None:
+        """cost by finished epochs"""
+        return self._cost_by(len(getattr(self, "epochs", ())))
+
+    def _cost_by(self, amount: float | None) -> float | None:
+        return self.cost / amount if self.cost is not None and amount else None
+
 
 class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     """The keys of a training run, beside those of all runs."""
@@ -212,6 +233,11 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     def samples_trained(self) -> int | None:
         """of all epochs, each time that one was trained on; distinct ones in records of early versions"""
         return _sum(epoch.samples_trained for epoch in self.epochs) or _sum(epoch.samples for epoch in self.epochs)
+
+    @property
+    def cost_per_thousand_images(self) -> float | None:
+        """cost by images trained on, evaluation included"""
+        return self._cost_by((self.samples_trained or 0) / 1000)
 
     @property
     def test_samples(self) -> int | None:
@@ -247,6 +273,11 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     @property
     def samples_trained(self) -> int | None:
         return _sum(epoch.samples for epoch in self.epochs)
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """cost by non-padding tokens trained on"""
+        return self._cost_by((self.tokens.non_padding or 0) / 1e6 if self.tokens else None)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

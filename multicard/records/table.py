@@ -135,23 +135,18 @@ def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
     return text if figure.summed == "max" or figure.counted or not float(spread) else f"{text} ± {spread}"
 
 
-def _ranks(record: AnyRecord) -> int:
-    """Ranks on all nodes."""
-    return int(record.axes.get("gpus") or 1) * int(record.axes.get("nodes") or 1)
-
-
 def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> str:
     """The speed-up of mean times over one GPU, and its share of the ideal. Of tuning by tokens/s: with max_steps, n
     GPUs take as many steps as one and n times the rows."""
     records = [record for setting in settings for record in setting]
-    several = any(_ranks(other) != 1 for other in records)
+    several = any(other.ranks != 1 for other in records)
     ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
     base = next((setting for setting in settings if any(one is record for one in ones for record in setting)), [])
     sides = [[_taken_s(record) for record in side] for side in (base, group)]
     if not all(side and all(side) for side in sides):
         return "-"
     one_s, own_s = (fmean(filter(None, side)) for side in sides)
-    share = formulas.parallel_efficiency(one_s, own_s, _ranks(group[0]))
+    share = formulas.parallel_efficiency(one_s, own_s, group[0].ranks)
     doubtful = comparable.DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
     return f"{formulas.speedup(one_s, own_s):.2f} ({share:.0%}){doubtful}"
 

@@ -5,11 +5,13 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from multicard.config import prices
+from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
 from multicard.estimate.observations import Basis
 from multicard.records import comparable, text_table
-from multicard.records.figures import BYTES, JOULES, Scale, Unit, seconds
+from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
 from multicard.records.schema_parts import Interval
 
 WIDTH = 120  # of notes
@@ -140,10 +142,24 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> str:
         said += f", {_sum(timed, 'total', bool(unknown), each_gpu=True)} of GPUs" if on_gpus else ""
         if all(row.estimate.prediction.energy_joules is not None for row in timed):
             said += f", {_sum(timed, 'energy', bool(unknown))}"
+        said += _money(timed, bool(unknown))
         said += f", and {count(unknown, 'run')} whose time is unknown" if unknown else ""
     elif runs:
         said += "; their times are unknown"
     return said + (f"; without {count(unfit, 'run')} that will not fit" if unfit else "")
+
+
+def _money(rows: Sequence[Row], is_part: bool) -> str:
+    """The price of all runs' GPU hours: ", costs 5.2 (4.8 to 5.6)"; empty where some have no price."""
+    found = [prices.gpu_hour(plain(row.estimate.config), row.estimate.target.gpu) for row in rows]
+    if None in found or any(row.estimate.target.device_type == "cpu" for row in rows):
+        return ""
+    hours = [row.left * row.ranks * (price or 0.0) / 3600 for row, price in zip(rows, found, strict=True)]
+    low, value, high = (
+        MONEY.text(sum(getattr(row.estimate.prediction.total_s, end) * n for row, n in zip(rows, hours, strict=True)))
+        for end in ("low", "value", "high")
+    )
+    return f", costs at least {low}" if is_part else f", costs {value} ({low} to {high})"
 
 
 def _sum(rows: Sequence[Row], quantity: str, is_part: bool, each_gpu: bool = False) -> str:

@@ -91,6 +91,16 @@ def test_the_sum_is_of_what_is_left():
     assert sums(rows()[3:], on_gpus=True) == "1 run to measure; their times are unknown"
 
 
+def test_the_sum_has_the_price_of_its_gpu_hours():
+    _, scaled, published, unknown = rows()
+    for row in (scaled, published):
+        row.estimate.config.price.gpu_hour = 2.0
+    sums = prediction_table.sums
+    assert sums([scaled, published], on_gpus=True).endswith(" of GPUs, costs 4.4 (3.8 to 5.4)")
+    assert ", costs at least 3.8, and 1 run" in sums([scaled, published, unknown], on_gpus=True)
+    assert "costs" not in sums([scaled, rows()[2]], on_gpus=True)  # one has no price
+
+
 PRECISIONS, COUNTS = ("fp64", "fp32", "fp16"), ("1", "2", "4", "8")
 GRID = [{"precision": precision, "gpus": gpus} for precision in PRECISIONS for gpus in COUNTS]
 

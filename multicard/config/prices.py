@@ -1,0 +1,72 @@
+"""What a GPU costs for an hour: `price.gpu_hour`, or the user's own table of GPUs."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+
+import yaml
+
+from multicard.config.keys import key, require
+
+TABLE = "multicard/prices.yaml"  # in the folder of the user's configuration
+
+
+@dataclass
+class PriceConfig:
+    gpu_hour: Optional[float] = key(
+        None, "price of a GPU for an hour, in any currency; null: of ~/.config/multicard/prices.yaml", above=0
+    )
+
+    def __post_init__(self) -> None:
+        _table()  # a broken one is refused before anything runs
+
+
+def gpu_hour(config: Mapping[str, Any], gpu: str | None) -> float | None:
+    """The price of a GPU for an hour: the configuration's, else the table's; None where neither has one.
+
+    Args:
+        gpu: its name as NVML has it. A line of the table is of the GPUs that have all its words; that with most counts.
+
+    Raises:
+        ValueError: a table that cannot be read, or a price that is none.
+    """
+    asked = config.get("price")
+    price = asked.get("gpu_hour") if isinstance(asked, Mapping) else None
+    if price is not None:
+        return price if _is_price(price) else None
+    words = _words(gpu or "")
+    fitting = [(len(name), price) for name, price in _table().items() if name <= words and "," not in (gpu or "")]
+    return max(fitting)[1] if fitting else None
+
+
+def _table() -> dict[frozenset[str], float]:
+    """The user's prices, by the words of a GPU's name."""
+    return _read(Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", TABLE))
+
+
+@cache
+def _read(file: Path) -> dict[frozenset[str], float]:
+    if not file.is_file():
+        return {}
+    try:
+        prices = yaml.safe_load(file.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())})") from None
+    problem = "is no price of an hour; write a GPU and a number above 0 on each line, as H100: 2.49"
+    require(isinstance(prices, dict), f"{file}: {prices!r} {problem}")
+    for gpu, price in prices.items():
+        require(bool(_words(str(gpu))) and _is_price(price), f"{file}: {gpu}: {price!r} {problem}")
+    return {_words(str(gpu)): float(price) for gpu, price in prices.items()}
+
+
+def _is_price(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", name.lower()))
