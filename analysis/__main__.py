@@ -116,9 +116,7 @@ def _claims(found: Found, options: argparse.Namespace) -> Output:
 
 
 def _predictions(found: Found, options: argparse.Namespace) -> Output:
-    compared = predictions.compare(found.runs)
-    predictions.require_some(compared, ", ".join(map(str, options.folders)))
-    return predictions.output(compared)
+    return predictions.output(found.runs, options.folders)
 
 
 def _figure(options: argparse.Namespace) -> int:
@@ -161,9 +159,7 @@ def _sync(options: argparse.Namespace) -> int:
 
     found = load.read(options.folders, probes=True)
     outcome = sync.sync(
-        found.runs,
-        (options.project, options.entity),
-        lambda folder, out: report.write([folder], out, None, mix=True),
+        found.runs, (options.project, options.entity), lambda folder, out: report.write([folder], out, None, mix=True)
     )
     print("\n".join([*outcome.lines(), *skipped_lines(found.skipped)]))
     return 1 if outcome.failed else 0

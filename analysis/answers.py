@@ -324,8 +324,12 @@ def sentences(ranking: Ranking) -> list[str]:
 
 
 def of_ranking(ranking: Ranking) -> Answer:
+    """The answer for a workload, named as in "training: mobilenet_v2 on digits at 48 px"."""
     _, _, apart = ranking.work.partition(" ")
-    work = name_of(ranking.runs[0]) + f" ({apart})" * bool(apart)
+    first = ranking.runs[0]
+    size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
+    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
+    work = f"{KINDS[first['kind']].title}: {model} on {dataset}{size}" + f" ({apart})" * bool(apart)
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
     best = _recommended(ranking, learned)
     against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)
@@ -372,10 +376,3 @@ def _nearest_to_defaults(ranking: Ranking, settings: Sequence[RankedSetting]) ->
 
     nearest = max(settings, key=lambda setting: (at_defaults(setting), -setting.gpus))
     return nearest, 0 < at_defaults(nearest) == len(ranking.keys)
-
-
-def name_of(run: Run) -> str:
-    """The name of a run's workload: "training: mobilenet_v2 on digits at 48 px"."""
-    size = f" at {run['image_size']} px" if run["image_size"] is not None else ""
-    model, dataset = (figures.text("", run[name]) for name in ("model", "dataset"))
-    return f"{KINDS[run['kind']].title}: {model} on {dataset}{size}"

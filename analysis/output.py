@@ -42,7 +42,7 @@ class Output:
     def json(self, rows: Rows, skipped: Sequence[Skipped]) -> str:
         lines = (line for table in self.tables() for line in (*table.above, *table.below))
         content = self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
-        return json_text(content | {"skipped": skipped_rows(skipped)})
+        return json_text(content | {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]})
 
     def emit(self, targets: Mapping[str, Path | None], skipped: Sequence[Skipped]) -> None:
         """Write the files that are asked for, by format (ValueError: one file twice); print the lines, or what goes to
@@ -77,7 +77,3 @@ def skipped_lines(records: Sequence[Skipped]) -> list[str]:
     named = [f"skipped {clean(str(record.folder))}: {clean(record.why)}" for record in records[:NAMED]]
     rest = [f"skipped {len(records) - NAMED} more (--json FILE names all)"] if len(records) > NAMED else []
     return named + rest
-
-
-def skipped_rows(records: Sequence[Skipped]) -> list[dict[str, str]]:
-    return [{"folder": str(record.folder), "why": record.why} for record in records]

@@ -62,7 +62,7 @@ def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
 
 def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
     notes = [line for note in _explained(verdicts) for line in _wrapped(note, width)]
-    commands = _commands(verdicts)
+    commands = dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None)
     return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
 
 
@@ -181,10 +181,6 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 def _measured(verdict: Verdict) -> str:
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
     return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
-
-
-def _commands(verdicts: Sequence[Verdict]) -> list[str]:
-    return list(dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None))
 
 
 def _wrapped(text: str, width: int, head: str = "") -> list[str]:

@@ -320,14 +320,10 @@ def _cells(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterat
 def _meets(value: Any, condition: Any) -> bool:
     if isinstance(condition, list):
         return value in condition
-    match = _condition(condition)
+    match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
     if match is None:
         return value == condition
     return isinstance(value, int | float) and OPERATORS[match[1]](value, int(match[2]))
-
-
-def _condition(wanted: Any) -> re.Match[str] | None:
-    return re.fullmatch(r"([<>]=?) ?(\d+)", wanted) if isinstance(wanted, str) else None
 
 
 def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:

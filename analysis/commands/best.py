@@ -163,14 +163,12 @@ class Ranking:
         return ", ".join(filter(None, (self._cost(setting), accuracy, loss, repetitions)))
 
     @property
-    def not_told(self) -> list[str]:
-        named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
-        return [f"Not told from the best by these runs: {named}."] * bool(named)
-
-    @property
-    def first(self) -> str:
+    def sentences(self) -> list[str]:
+        """What the best setting is, and which runs do not tell from it."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
-        return f"{title}: {self._named(self.best)}."
+        named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
+        not_told = [f"Not told from the best by these runs: {named}."] * bool(named)
+        return [f"{title}: {self._named(self.best)}.", *not_told]
 
     def table(self, sentences: Sequence[str] = (), goals: Sequence[str] = ()) -> Table:
         """The ranking below some sentences, with columns of more goals and without those that have no figure."""
@@ -248,8 +246,8 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
     for ranking in found:
         others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if every and one != goal]
-        sentences = answer(ranking) if every else [ranking.first, *ranking.not_told]
-        sentences += [one.first for one in others if one.settings]
+        sentences = answer(ranking) if every else ranking.sentences
+        sentences = [*sentences, *(one.sentences[0] for one in others if one.settings)]
         tables.append(ranking.table(sentences, [one.goal for one in others]))
     described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
     notes = [*described, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]

@@ -209,14 +209,16 @@ def worst_texts(each: Comparison) -> list[str]:
     return [NAMES[each.column], each.basis, *shown, each.run["marks"], str(each.run.folder)]
 
 
-def require_some(compared: Comparisons, where: str) -> None:
-    """Raise ValueError, with the reasons and the remedy, for runs of which nothing can be compared."""
+def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
+    """The tables and notes, and every predicted figure of every run, in the unit of its column's name.
+
+    Raises:
+        ValueError: nothing can be compared of the runs of these folders, with the reasons and the remedy.
+    """
+    compared = compare(runs)
     if not compared.figures and not compared.verdicts:
+        where = ", ".join(map(str, folders))
         raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
-
-
-def output(compared: Comparisons) -> Output:
-    """The tables and notes, and every predicted figure of every run, in the unit of its column's name."""
     poorest = worst(compared)
     notes = [*(NOTES if compared.figures else ()), *compared.notes, *legend(each.run["marks"] for each in poorest)]
     every = (

@@ -161,11 +161,7 @@ def sections() -> dict[str, Sequence[Panel]]:
             *own[LEARNING],
         ],
         MEMORY: [*own[MEMORY], gpu_lines("GPU memory in use (bytes)", "memory_bytes")],
-        ENERGY: [
-            *own[ENERGY],
-            points("energy_joules", "total_s", "vision"),
-            gpu_lines("GPU power (W)", "power_w"),
-        ],
+        ENERGY: [*own[ENERGY], points("energy_joules", "total_s", "vision"), gpu_lines("GPU power (W)", "power_w")],
         PHASES: [
             bars("Parts of a step, mean (s)", phases),
             lines("Step (s)", "step", "step_s"),

@@ -93,16 +93,13 @@ def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False)
             panels = experiments.panels(experiment, runs, mix, repeated)
             drawn = experiment_figures(experiment, experiments.fullest(panels)[0] if panels and not whole else panels)
             figures += drawn
-            unmeasured += [] if drawn else [f"{experiment.name}: {_lacking(experiment, panels)}"]
+            is_short = panels and experiment.view.form == "curves"  # of one epoch
+            needs = f"a curve needs two epochs; those of one are in python -m analysis table {experiment.name}"
+            why = needs if is_short else f"not measured: {experiment.command}"
+            unmeasured += [] if drawn else [f"{experiment.name}: {why}"]
             lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name
             unmeasured += [f"{experiment.name}-{TIMELINES}: no run has {NEEDS[TIMELINES]}"] if lacks else []
         if not figures:
             rest = f" (nor any of {count(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
             raise ValueError(unmeasured[0] + rest)
     return figures, unmeasured
-
-
-def _lacking(experiment: Experiment, panels: Sequence[Panel]) -> str:
-    if panels and experiment.view.form == "curves":
-        return f"a curve needs two epochs; those of one are in python -m analysis table {experiment.name}"
-    return f"not measured: {experiment.command}"

@@ -11,22 +11,8 @@ import altair as alt
 
 from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Panel
-from analysis.figures import captions, chart_data
+from analysis.figures import captions, chart_data, charts
 from analysis.figures.chart_data import PAPER, Row
-from analysis.figures.charts import (
-    AT,
-    HEIGHT,
-    MOST_ACROSS,
-    PART,
-    SERIES,
-    SMALL_WIDTH,
-    WIDTH,
-    bar_layers,
-    drawn,
-    facets,
-    line_layers,
-    number_axis,
-)
 from analysis.figures.vega import Figure, Spec, escaped
 from analysis.runs import details, grouping
 from analysis.runs.load import Run
@@ -35,6 +21,7 @@ from multicard.config.job import count
 FACET_WIDTH = 220  # points, of a chart among several of one measure
 BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars
 MARGIN = 160  # points, of axes and legend
+SERIES = charts.SERIES
 CURVES = ("train_loss", "test_accuracy")  # keys of a record's epochs
 EFFICIENCY_NOTE = "Parallel efficiency: the time on one GPU / (GPUs x the time), a ratio of means"
 
@@ -84,19 +71,19 @@ class Layout:
     def with_places(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with their series, and where a bar of theirs stands."""
         places = [*self.parts, self.x]
-        return [row | {SERIES: self.words(self.colour, row), AT: self.words(places, row)} for row in rows]
+        return [row | {SERIES: self.words(self.colour, row), charts.AT: self.words(places, row)} for row in rows]
 
     def told(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with their series and part, in the order of their charts."""
-        whole = [row | {SERIES: self.words(self.colour, row), PART: self.words(self.parts, row)} for row in rows]
+        whole = [row | {SERIES: self.words(self.colour, row), charts.PART: self.words(self.parts, row)} for row in rows]
         order = self.order(self.parts) or [""]
-        return sorted(whole, key=lambda row: order.index(row[PART]))
+        return sorted(whole, key=lambda row: order.index(row[charts.PART]))
 
     def x_axis(self) -> alt.X:
         """Along numbers with a tick at each where there are few, else along names."""
         values, title = captions.ordered(self.panel.values(self.x)), captions.column(self.x, self.panel.runs)
         if captions.is_numeric(values):
-            return number_axis(escaped(self.x), values, title)
+            return charts.number_axis(escaped(self.x), values, title)
         axis = alt.Axis(labelAngle=0)
         return alt.X(escaped(self.x), type="ordinal", sort=values, title=title, axis=axis)
 
@@ -126,8 +113,8 @@ class Layout:
         """Groups of bars at the values of `AT`, in a chart for each measure or metric."""
         order, places = self.order(self.colour), self.order([*self.parts, self.x])
         height = len(places) * ((len(order) or 1) * BAR + GAP)
-        width = min(WIDTH, 3 * SMALL_WIDTH // across)
-        chart = facets(bar_layers(rows, order, places, si), rows, across, width, height, free="x")
+        width = min(charts.WIDTH, 3 * charts.SMALL_WIDTH // across)
+        chart = charts.facets(charts.bar_layers(rows, order, places, si), rows, across, width, height, free="x")
         return self.figure(name, chart, rows, notes, across * width, what)
 
 
@@ -149,14 +136,14 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
     notes = [*chart_data.means_notes(rows), *notes, *_notes(panel, rows, form)]
     measures = len({row["measure"] for row in rows})
     if form == "bars":
-        return layout.bars(name, drawn(layout.with_places(rows), are_bars=True), notes, measures)
-    rows = drawn(layout.told(rows), layout.x)
+        return layout.bars(name, charts.drawn(layout.with_places(rows), are_bars=True), notes, measures)
+    rows = charts.drawn(layout.told(rows), layout.x)
     parts = len(layout.order(layout.parts))
-    across, width = min(MOST_ACROSS, parts) or measures, FACET_WIDTH if parts else WIDTH
+    across, width = min(charts.MOST_ACROSS, parts) or measures, FACET_WIDTH if parts else charts.WIDTH
     epochs = sorted({row["epoch"] for row in rows}) if form == "curves" else []
-    x = number_axis("epoch", epochs, "epoch") if epochs else layout.x_axis()
-    layers = line_layers(rows, x, layout.order(layout.colour), band=form == "curves")
-    return layout.figure(name, facets(layers, rows, across, width, HEIGHT), rows, notes, across * width)
+    x = charts.number_axis("epoch", epochs, "epoch") if epochs else layout.x_axis()
+    layers = charts.line_layers(rows, x, layout.order(layout.colour), band=form == "curves")
+    return layout.figure(name, charts.facets(layers, rows, across, width, charts.HEIGHT), rows, notes, across * width)
 
 
 def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
@@ -182,9 +169,9 @@ def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
 
 def loss_gaps(runs: Sequence[Run]) -> list[str]:
     """A line where a loss was not finite, which leaves a gap in a curve."""
-    counts = [details.lost_losses(run) for run in runs if run["status"] == "ok"]
-    gaps, epochs = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return [f"The loss of {gaps} of {count(epochs, 'epoch')} was no finite number: not shown"] if gaps else []
+    epochs = [epoch for run in grouping.ok_runs(runs) for epoch in run.record().epochs]
+    gaps = sum(epoch.train_loss is None for epoch in epochs)
+    return [f"The loss of {gaps} of {count(len(epochs), 'epoch')} was no finite number: not shown"] * bool(gaps)
 
 
 def unended_note(panel: Panel) -> list[str]:

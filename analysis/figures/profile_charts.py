@@ -4,7 +4,8 @@ Seconds and bytes are of all ranks and the whole window where it is the papers',
 they are of a step and rank. CPU ranks make no CUDA calls: their phases are drawn, and a note says what they lack.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 from analysis.experiments import Panel
 from analysis.figures import captions, chart_data
@@ -26,6 +27,9 @@ TITLES = {
     COPIED: "In the window, all ranks together ({})",
     COPIED_IN_A_STEP: "In a step, all ranks together ({})",
 }
+# What of a metric's rows a measure sums
+SUMMED: dict[str, Literal["total_s", "share", "bytes"]]
+SUMMED = {SHARE: "share", WINDOW: "total_s", STEP: "total_s", COPIED: "bytes", COPIED_IN_A_STEP: "bytes"}
 OVERLAP = "Metrics overlap: host and devices work at once, and NCCL's kernels wait for other ranks"
 NOT_NCCL = "Copies that the driver makes; what NCCL moves between GPUs is no copy"
 NO_CALLS = "CPU ranks make no CUDA calls: API calls, copies, NCCL and how busy a GPU is are seen on GPUs alone"
@@ -37,7 +41,9 @@ def metrics(panel: Panel, name: str) -> Figure | None:
     measures = (SHARE,) if panel.experiment.view.form == "shares" else (time, SHARE)
     names = panel.experiment.view.shown_metrics
     figure = _bars(panel, name, measures, names, "Metrics of profiles", [OVERLAP])
-    return figure or _bars(panel, name, (STEP, SHARE), None, "Phases of a step", _phases_notes(panel))
+    return figure or _bars(
+        panel, name, (STEP, SHARE), None, "Phases of a step", [NO_CALLS] * all(run["cpu_ranks"] for run in panel.runs)
+    )
 
 
 def copies(panel: Panel, name: str) -> Figure | None:
@@ -83,28 +89,13 @@ def _amounts(run: Run, names: Sequence[str] | None, measure: str) -> list[tuple[
     if names is None:
         rows, steps = [row for row in profile.rank_rows(None) if row.group == "phase"], profile.steps or 1
         return [(clean(row.metric), row.total_s / steps if measure == STEP else row.share) for row in rows]
-    known = [(metric, AMOUNTS[measure](profile, metric)) for metric in names]
+    known = [(metric, _amount(profile, metric, measure)) for metric in names]
     return [(metric, amount) for metric, amount in known if amount is not None]
 
 
-def _per_step_s(profile: Profile, metric: str) -> float | None:
-    total_s = profile_metrics.seconds(profile, metric)
-    return total_s / profile.steps if total_s is not None and profile.steps else None
-
-
-def _bytes_per_step(profile: Profile, metric: str) -> float | None:
-    size = profile_metrics.copied_bytes(profile, metric)
-    return size * len(profile.ranks) / profile.steps if size is not None and profile.steps else None
-
-
-AMOUNTS: dict[str, Callable[[Profile, str], float | None]] = {
-    SHARE: profile_metrics.share,
-    WINDOW: profile_metrics.seconds,
-    STEP: _per_step_s,
-    COPIED: profile_metrics.copied_bytes,
-    COPIED_IN_A_STEP: _bytes_per_step,
-}
-
-
-def _phases_notes(panel: Panel) -> list[str]:
-    return [NO_CALLS] if all(run["cpu_ranks"] for run in panel.runs) else []
+def _amount(profile: Profile, metric: str, measure: str) -> float | None:
+    amount = profile_metrics.summed(profile, metric, SUMMED[measure])
+    if amount is None or measure not in (STEP, COPIED_IN_A_STEP):
+        return amount
+    ranks = len(profile.ranks) if measure == COPIED_IN_A_STEP else 1  # bytes are of all ranks, seconds of one
+    return amount * ranks / profile.steps if profile.steps else None

@@ -14,17 +14,7 @@ import altair as alt
 from analysis.commands.best import COST, Ranking, known_rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
-from analysis.figures.charts import (
-    SERIES,
-    WIDTH,
-    by_series,
-    drawn,
-    facets,
-    line_layers,
-    number_axis,
-    tooltips,
-    y_axis,
-)
+from analysis.figures.charts import SERIES, WIDTH, by_series, drawn, facets, line_layers, number_axis, tooltips, y_axis
 from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
@@ -94,10 +84,7 @@ class SettingGroup:
 
 
 def groups(
-    runs: Sequence[Run],
-    most: int,
-    without: Sequence[str] = (),
-    shows: Callable[[list[Run]], bool] = lambda runs: True,
+    runs: Sequence[Run], most: int, without: Sequence[str] = (), shows: Callable[[list[Run]], bool] = lambda runs: True
 ) -> Iterator[SettingGroup]:
     """The settings of the runs, by kind and data set and then at most `most` at a time; groups in which no run ended
     ok are left out.
@@ -132,7 +119,11 @@ def groups(
 def losses(runs: Sequence[Run]) -> list[Figure]:
     """Training loss and test accuracy by epoch; of tuning runs the loss by step, in windows."""
     figures = []
-    for group in groups(runs, MOST_SERIES, shows=_has_curve):
+
+    def has_curve(own: list[Run]) -> bool:
+        return any((run[f"{KINDS[run['kind']].curve}s"] or 0) > 1 for run in own)
+
+    for group in groups(runs, MOST_SERIES, shows=has_curve):
         x = group.kind.curve
         if x == "step":
             title = "Training loss by step"
@@ -149,10 +140,6 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
             notes.append(f"Not in it: {count(group.left_out, 'setting')} of a single {x}, which makes no curve")
         figures.append(group.line_figure(numbered("losses", len(figures)), rows, x, title, notes))
     return figures
-
-
-def _has_curve(runs: Sequence[Run]) -> bool:
-    return any((run[f"{KINDS[run['kind']].curve}s"] or 0) > 1 for run in runs)
 
 
 def _curve_rows(

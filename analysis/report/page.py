@@ -17,7 +17,6 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.figures.vega import Figure
 from analysis.report.blocks import Column, Grid, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
@@ -43,19 +42,22 @@ def html(report: Report, version: int | None = None) -> str:
         ValueError: two grids or two figures with the same name for their data.
     """
     grids = [block for block in report.blocks() if isinstance(block, Grid)]
-    plots = [block for block in report.blocks() if isinstance(block, Plot)]
-    for names in ([grid.name for grid in grids], [plot.figure.name for plot in plots]):
+    figures = [block.figure for block in report.blocks() if isinstance(block, Plot)]
+    for names in ([grid.name for grid in grids], [figure.name for figure in figures]):
         if len(set(names)) < len(names):
             raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
         "legend": report.legend,
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
-        "plots": {plot.figure.name: _plot(plot.figure) for plot in plots},
+        "plots": {
+            figure.name: {"spec": figure.chart, "rows": figure.data, "one_at_a_time": figure.one_at_a_time}
+            for figure in figures
+        },
     }
     styles = (FOLDER / "page.css").read_text()
     names = SCRIPTS if version is None else (*SCRIPTS, WATCH)
-    scripts = [*([_vega()] if plots else []), "\n".join((FOLDER / name).read_text() for name in names)]
+    scripts = [*([_vega()] if figures else []), "\n".join((FOLDER / name).read_text() for name in names)]
     allowed = " ".join(map(_hash, scripts))
     policy = f"default-src 'none'; script-src {allowed}; style-src {_hash(styles)}; base-uri 'none'; form-action 'none'"
     policy += "" if version is None else "; connect-src 'self'"
@@ -65,7 +67,7 @@ def html(report: Report, version: int | None = None) -> str:
         styles=Markup(styles),
         scripts=list(map(Markup, scripts)),
         data=Markup(in_script(data)),
-        vega=VEGA if plots else "",
+        vega=VEGA if figures else "",
         version=version,
     )
     return page.encode(errors="replace").decode()  # a folder's name need not be text
@@ -103,10 +105,6 @@ def _template() -> Any:
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["alignment"] = lambda table: alignment(table.headings, table.rows)
     return environment.get_template("page.html")
-
-
-def _plot(figure: Figure) -> dict[str, Any]:
-    return {"spec": figure.chart, "rows": figure.data, "one_at_a_time": figure.one_at_a_time}
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

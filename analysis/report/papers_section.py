@@ -48,15 +48,21 @@ def section(
     known = f"{len(panels) - len(missing)} of {count(len(panels), 'experiment')} measured"
     line = f"{known}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
     question = "Do the papers' tables and figures look alike here, and which of their findings hold?"
+    sizes = table.of_datasets(runs)
+    blocks.append(Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)]))
     shown = rerun_commands.experiments_of(runs)
-    return Section("papers", "Compared with the papers", question, [*blocks, _data_sets(runs)], "" if shown else line)
+    return Section("papers", "Compared with the papers", question, blocks, "" if shown else line)
 
 
 def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
     """An experiment's first panel, how to measure it in full, and how to see its other panels."""
+
+    def is_full(panel: Panel) -> bool:  # on GPUs and at full scale
+        return not panel.missing and all(run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs)
+
     panel = filled[0]
     blocks: list[Block] = [Heading(experiment.name, experiment.title)]
-    todo = [f"In full: {printed.in_full(experiment.name)}"] if not any(map(_is_full, filled)) else []
+    todo = [f"In full: {printed.in_full(experiment.name)}"] if not any(map(is_full, filled)) else []
     todo += captions.missing_cells(panel.missing)
     blocks += [Facts([(f"{'. '.join(todo)}.", [experiment.command])], code=True)] if todo else []
     blocks += _panel(experiment, panel)
@@ -65,16 +71,6 @@ def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
         command = f"python -m analysis table {experiment.name} --all"
         blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
     return blocks
-
-
-def _is_full(panel: Panel) -> bool:
-    """True where all cells are measured, on GPUs and at full scale."""
-    return not panel.missing and all(run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs)
-
-
-def _data_sets(runs: Sequence[Run]) -> Fold:
-    sizes = table.of_datasets(runs)
-    return Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)])
 
 
 def _panel(experiment: Experiment, panel: Panel) -> list[Block]:

@@ -28,15 +28,9 @@ ABOUT = {
     "cause": "cause.message",
     **{name: name for name in ("commit", "dirty", "hardware", "hosts", "identity")},
     "data": "data.fingerprint",
-    "threads": "threads",
-    "cores": "cores",
-    "others_cores": "load.others_cores",
-    "stolen_cores": "load.stolen_cores",
-    "beside": "beside",
-    "repetition": "repetition",
-    "segments": "segments",
-    "started_at": "started_at",
-    "ended_at": "ended_at",
+    **{name: name for name in ("threads", "cores")},
+    **{name: f"load.{name}" for name in ("others_cores", "stolen_cores")},
+    **{name: name for name in ("beside", "repetition", "segments", "started_at", "ended_at")},
 }
 FOLDER, MARKED = "folder", "marks"
 OF_COMMANDS = (*PREDICTION, "objective")  # keys that say nothing of a run

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from analysis.runs.load import Run
 from multicard.measure.timing import PHASES
 from multicard.records.schema import AnyRecord, Environment, VisionEpoch, VisionRecord
-from multicard.records.schema_parts import GpuDevice, GpuPart
+from multicard.records.schema_parts import GpuPart
 from multicard.records.steps import STEPS
 
 SAMPLES = "gpu.parquet"
@@ -57,11 +57,6 @@ def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
     """Each epoch, from 1, that has the measure, with its value."""
     known = [(epoch.epoch, getattr(epoch, measure, None)) for epoch in run.record().epochs]
     return [(number + 1, value) for number, value in known if number is not None and value is not None]
-
-
-def lost_losses(run: Run) -> tuple[int, int]:
-    epochs = run.record().epochs
-    return sum(epoch.train_loss is None for epoch in epochs), len(epochs)
 
 
 def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
@@ -119,7 +114,11 @@ def timeline(run: Run) -> Timeline | None:
     spans = list(_spans(record, part))
     origin_s = min([float(np.min(samples["time_s"], initial=np.inf)), *(start_s for start_s, _, _ in spans)])
     samples["time_s"] = samples["time_s"] - origin_s
-    names = {device.uuid: _gpu_name(device, devices) for device in devices}
+    several = len({device.host for device in devices}) > 1
+    names = {
+        device.uuid: f"{device.host}: " * several + f"GPU {device.uuid if device.index is None else device.index}"
+        for device in devices
+    }
     samples["gpu"] = np.array([names.get(uuid, uuid) for uuid in samples["gpu"].tolist()], dtype=object)
     shifted = [(a - origin_s, b - origin_s, None if begins is None else begins - origin_s) for a, b, begins in spans]
     return Timeline(samples, shifted)
@@ -131,9 +130,3 @@ def _spans(record: AnyRecord, part: GpuPart) -> Iterator[tuple[float, float, flo
     for (start_s, end_s), epoch in zip(part.spans_s, record.epochs[-len(part.spans_s) :], strict=False):
         has_evaluation = isinstance(epoch, VisionEpoch) and None not in (epoch.train_s, epoch.evaluate_s)
         yield start_s, end_s, start_s + (epoch.train_s or 0.0) if has_evaluation else None
-
-
-def _gpu_name(device: GpuDevice, devices: Sequence[GpuDevice]) -> str:
-    name = f"GPU {device.uuid if device.index is None else device.index}"
-    several = len({other.host for other in devices}) > 1
-    return f"{device.host}: {name}" if several else name

@@ -4,15 +4,14 @@ The papers profiled whole trainings; here a few steps are profiled by default, s
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from typing import Literal
 
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.observe.profiles.metrics import Profile
 from multicard.observe.profiles.names import COPIES
-from multicard.records.schema_parts import ProfileRow
 
 NCCL = "nccl"  # all collectives of NCCL together
 # Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15
@@ -45,44 +44,17 @@ def profile(run: Run) -> Profile | None:
     return None
 
 
-def rows(profile: Profile, metric: str) -> list[ProfileRow] | None:
-    """The sums over ranks that a metric is made of; empty where it did not occur, None where it could not be seen."""
-    sums = profile.rank_rows(None)
-    if metric in profile.not_recorded or not any(row.group == "api" for row in sums):
+def summed(profile: Profile, metric: str, field: Literal["total_s", "share", "bytes"]) -> float | None:
+    """A metric over all ranks in the whole window; 0 where it did not occur, None where it could not be seen.
+
+    Of shares of the ranks' windows, what the host and the device do at once counts twice.
+    """
+    rows = profile.rank_rows(None)
+    if metric in profile.not_recorded or not any(row.group == "api" for row in rows):
         return None
     parts = KINDS if metric == ALL_KINDS else (metric,)
-    return [row for row in sums if row.metric in parts or (metric == NCCL and row.metric.startswith("nccl "))]
-
-
-def seconds(profile: Profile, metric: str) -> float | None:
-    known = rows(profile, metric)
-    return None if known is None else sum(row.total_s for row in known)
-
-
-def share(profile: Profile, metric: str) -> float | None:
-    """Seconds of all ranks / the windows of all ranks. What the host and the device do at once counts twice."""
-    known = rows(profile, metric)
-    return None if known is None else sum(row.share for row in known)
-
-
-def shares(profile: Profile, metrics: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Shares of the profiled time by group and name of the metric, without metrics that could not be seen."""
-    known = {metric: share(profile, metric) for metric in metrics}
-    return {(_group(metric), name(metric)): value for metric, value in known.items() if value is not None}
-
-
-def phase_shares(profile: Profile) -> dict[tuple[str, str], float]:
-    """Shares of the profiled time of the phases of a step, which CPU ranks have too."""
-    return {(row.group, row.metric): row.share for row in profile.rank_rows(None) if row.group == "phase"}
-
-
-def _group(metric: str) -> str:
-    return "collective" if metric.startswith(NCCL) else "copy" if metric.startswith("memcpy") else "api"
-
-
-def copied_bytes(profile: Profile, metric: str) -> float | None:
-    known = rows(profile, metric)
-    return None if known is None else sum(row.bytes or 0 for row in known)
+    own = [row for row in rows if row.metric in parts or (metric == NCCL and row.metric.startswith("nccl "))]
+    return sum(getattr(row, field) or 0 for row in own)
 
 
 def from_start(runs: Sequence[Run]) -> bool:
@@ -110,12 +82,12 @@ def by_cell(cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None) 
         metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the phases of a step
             instead. None: seconds a step and rank of all metrics.
     """
-    of_run = _per_step_s
-    if metrics is not None:
-        profiles = [found for runs in cells.values() for run in runs if (found := profile(run)) is not None]
-        seen = any(shares(found, metrics) for found in profiles)
-        of_run = partial(_shares, metrics=metrics if seen else ())
-    return {cell: figures for cell, runs in cells.items() if (figures := _means(runs, of_run))}
+    known = {cell: [(run, own) for run in runs if (own := profile(run)) is not None] for cell, runs in cells.items()}
+    figures = {cell: [_of_run(run, own, metrics) for run, own in found] for cell, found in known.items()}
+    if metrics is not None and not any(map(any, figures.values())):
+        figures = {cell: [_phase_shares(own) for _, own in found] for cell, found in known.items()}
+    means = {cell: _means(found) for cell, found in figures.items()}
+    return {cell: found for cell, found in means.items() if found}
 
 
 def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
@@ -125,23 +97,25 @@ def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
     return [metric for group in GROUPS for metric in [one for one in ordered if one[0] == group][:TOP]]
 
 
-def _means(runs: Sequence[Run], of_run: Callable[[Run], dict[Metric, float] | None]) -> dict[Metric, float]:
-    by_run = [figures for run in runs if run["status"] == "ok" and (figures := of_run(run)) is not None]
+def _means(by_run: Sequence[dict[Metric, float]]) -> dict[Metric, float]:
     metrics = dict.fromkeys(metric for figures in by_run for metric in figures)
     return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run) for metric in metrics}
 
 
-def _per_step_s(run: Run) -> dict[Metric, float] | None:
-    recorded, found = run.record().profile, profile(run)
-    if found is None or recorded is None:
-        return None
-    count = found.steps or (recorded.steps or 0) * len(found.ranks)
-    summed = found.rank_rows(None if len(found.ranks) > 1 else found.ranks[0].rank)
-    return {(row.group, row.metric): row.total_s / count for row in summed if row.group in GROUPS}
+def _of_run(run: Run, found: Profile, metrics: Sequence[str] | None) -> dict[Metric, float]:
+    if metrics is not None:
+        shares = {metric: summed(found, metric, "share") for metric in metrics}
+        return {(_group(metric), name(metric)): share for metric, share in shares.items() if share is not None}
+    recorded = run.record().profile
+    count = found.steps or (recorded.steps if recorded and recorded.steps else 0) * len(found.ranks)
+    rows = found.rank_rows(None if len(found.ranks) > 1 else found.ranks[0].rank)
+    return {(row.group, row.metric): row.total_s / count for row in rows if row.group in GROUPS}
 
 
-def _shares(run: Run, metrics: Sequence[str]) -> dict[Metric, float] | None:
-    found = profile(run)
-    if found is None:
-        return None
-    return shares(found, metrics) if metrics else phase_shares(found)
+def _phase_shares(found: Profile) -> dict[Metric, float]:
+    """Of the phases of a step, which CPU ranks have too."""
+    return {(row.group, row.metric): row.share for row in found.rank_rows(None) if row.group == "phase"}
+
+
+def _group(metric: str) -> str:
+    return "collective" if metric.startswith(NCCL) else "copy" if metric.startswith("memcpy") else "api"

@@ -213,10 +213,7 @@ def _step_variance(run: Run) -> float:
 
 
 def ratio(
-    a: Sequence[np.ndarray],
-    b: Sequence[np.ndarray],
-    spreads: tuple[Spread, Spread],
-    paired: bool = False,
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], spreads: tuple[Spread, Spread], paired: bool = False
 ) -> Ratio:
     """The mean of B's runs / the mean of A's, each run with the same weight.
 

@@ -137,7 +137,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     for measure in ("test_accuracy", "peak_memory_bytes"):
         numbered = {row["series"] for row in figure.rows if row["measure"] == measure and row["front"]}
         assert numbered == {ranking.label(one) for one in ranking.front}
-    (not_told,) = ranking.not_told
+    _, not_told = ranking.sentences
     assert not_told == "Not told from the best by these runs: gpus=4 precision=bf16: 50.9 s, 98.0%, n=3."
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
 
