@@ -24,6 +24,11 @@ class Recipe(StrEnum):
     distributed = "distributed"
 
 
+class ChatLoss(StrEnum):
+    answers = "answers"
+    all = "all"
+
+
 @dataclass
 class MethodConfig:
     """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none).
@@ -44,6 +49,15 @@ class StoredTextConfig(Option):
     revision: Optional[str] = key(None, "branch, tag or commit there; null: the latest")
     data_files: Optional[str] = key(None, "local .json, .jsonl or .parquet file instead of the hub")
     rows: Optional[int] = key(None, "a random sample of so many rows, by seed; null: all", least=1)
+
+
+@dataclass
+class ChatConfig(StoredTextConfig):
+    """Conversations: `messages` of role and content, or ShareGPT's `conversations`."""
+
+    loss: ChatLoss = key(ChatLoss.answers, "answers: loss on the assistant's turns alone; all: on every token")
+    chat_template: Optional[str] = key(None, "a .jinja file or a folder with one; null: the model's own, or Llama 3's")
+    skip_broken: bool = key(False, "leave out, and count, rows that are no conversation or that the template refuses")
 
 
 @dataclass
@@ -149,6 +163,7 @@ DATASETS = {
     "grammar": DatasetFacts(StoredTextConfig, "grammar"),
     "samsum": DatasetFacts(StoredTextConfig, "summarize"),
     "slimorca": DatasetFacts(StoredTextConfig, None, conversations=True),
+    "chat": DatasetFacts(ChatConfig, None),
     "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
 }
 

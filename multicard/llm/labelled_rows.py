@@ -4,7 +4,9 @@ A batch of such rows alone has no label, and its loss, a mean over none, is NaN.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
+from unicodedata import normalize
 from unittest import mock
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.utils.data import Dataset
 from torchtune.config._utils import _get_component_from_path
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages
 from torchtune.datasets import PackedDataset, SFTDataset
+from torchtune.models.llama3 import Llama3Tokenizer
 
 Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
 pc: Any = pyarrow.compute  # makes its functions as it is imported
@@ -26,11 +29,11 @@ AROUND_ROW, AROUND_TEXT = 1024, 16
 class LabelledRows(Dataset[dict[str, Any]]):
     """torchtune's rows without those that have no label left; refused (ValueError) where no row has one.
 
-    read, cut, left_out: the record's `text_rows`.
+    read, cut, left_out, broken: the record's `text_rows`.
     """
 
-    def __init__(self, rows: Any, tokenizer: Any) -> None:
-        self._rows, limit = rows, tokenizer.max_seq_len
+    def __init__(self, rows: Any, tokenizer: Any, broken: int | None = None) -> None:
+        self._rows, self.broken, limit = rows, broken, tokenizer.max_seq_len
         self._kept: Sequence[int] = range(len(rows))
         self.read, self.cut = len(rows), 0
         unlabelled = set()
@@ -55,14 +58,16 @@ class LabelledRows(Dataset[dict[str, Any]]):
         return self._rows[self._kept[index]]
 
 
-def dataset(tokenizer: Any, *, builder: str, packed: bool = False, **arguments: Any) -> LabelledRows | PackedDataset:
+def dataset(
+    tokenizer: Any, *, builder: str, packed: bool = False, broken: int | None = None, **arguments: Any
+) -> LabelledRows | PackedDataset:
     """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
     packed.
 
     Args:
-        builder: torchtune's data set, by its path; it takes the other arguments.
+        builder: torchtune's data set, by its path; it takes the other arguments. broken: rows that are not in it.
     """
-    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer)
+    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer, broken)
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 
@@ -70,8 +75,8 @@ def counts(data: Any) -> dict[str, int | None]:
     """The record's `text_rows`, of what `dataset` returned."""
     packed = isinstance(data, PackedDataset)
     rows: Any = data.ds if packed else data
-    sequences = len(data) if packed else None
-    return {"read": rows.read, "cut": rows.cut, "left_out": rows.left_out, "sequences": sequences}
+    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken")}
+    return own | {"sequences": len(data) if packed else None}
 
 
 def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:
@@ -130,3 +135,27 @@ def conversations(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDatase
     """Rows for torchtune's recipes, as its own builders make them; `arguments` are `datasets.load_dataset`'s."""
     transform = ConversationToAlpaca(train_on_input=True)
     return SFTDataset(source=source, message_transform=transform, model_transform=tokenizer, **arguments)
+
+
+def chat_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens of a conversation's `pieces`, special tokens read as such, and a mask of those that have no character
+    with loss."""
+    pieces, texts = sample["pieces"], [piece["content"] for piece in sample["pieces"]]
+    if isinstance(tokenizer, Llama3Tokenizer):
+        encoding = tokenizer.tt_model.tt_model
+        tokens = encoding.encode("".join(texts), allowed_special="all")
+        sizes = [len(encoding.decode_single_token_bytes(token)) for token in tokens]
+    else:  # Qwen's, which normalises text and writes a byte of a token as a character
+        texts = [normalize("NFC", text) for text in texts]
+        tokens = tokenizer.encode("".join(texts), add_bos=False, add_eos=False)
+        special = {token: name for name, token in tokenizer.special_tokens.items()}
+        sizes = [len(special.get(token) or tokenizer.decoder[token]) for token in tokens]
+    learnt = [np.full(len(text.encode()), piece["learnt"]) for text, piece in zip(texts, pieces, strict=True)]
+    mask = ~np.logical_or.reduceat(np.concatenate(learnt), [0, *np.cumsum(sizes)[:-1].tolist()])
+    return {"tokens": tokens[: tokenizer.max_seq_len], "mask": mask[: tokenizer.max_seq_len]}
+
+
+def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
+    """The rows of `dataset=chat`, which are pieces of text; `arguments` as those of `conversations`."""
+    transform: Any = partial(chat_tokens, tokenizer)
+    return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from multicard.config.keys import require
 from multicard.config.llm import (
+    ChatConfig,
     EmbeddedTokenizerConfig,
     Llama3TokenizerConfig,
     LlmConfig,
@@ -15,7 +16,7 @@ from multicard.config.llm import (
 )
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import methods, models
-from multicard.llm.data import row_sources, templates, tokenizer
+from multicard.llm.data import chat, row_sources, templates, tokenizer
 from multicard.records.content import Blob, text_blob
 
 TOKENIZER_ROWS = 2000  # that the embedded tokenizer is trained on, at most
@@ -26,13 +27,14 @@ IDENTIFYING_ROWS = 20  # of each template, which tell one version of the generat
 class Inputs:
     """Inputs of a run beside its configuration.
 
-    rows: None for a whole data set of the hub.
+    rows: None for a whole data set of the hub. broken: rows that `dataset.skip_broken` left out of them.
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
     """
 
     rows: list[row_sources.Row] | None
     token_ranks: list[bytes] | None
     vocabulary: int
+    broken: int | None = None
 
 
 _LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need the same
@@ -59,7 +61,7 @@ def prepare(config: LlmConfig) -> Inputs:
     identity = config.identity()
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
-        rows = row_sources.load(config)
+        rows, broken = row_sources.load(config)
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
         problem = f"is less than one step (batch_size x gpus x gradient_accumulation_steps = {needed})"
         enough = rows is None or config.packed or len(rows) >= needed  # of packed rows only ranks know the number
@@ -68,7 +70,7 @@ def prepare(config: LlmConfig) -> Inputs:
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         models.check_weights(config.model, vocabulary)
         _LATEST.clear()
-        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary)
+        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, broken)
     return _LATEST[identity]
 
 
@@ -106,6 +108,8 @@ def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
     elif isinstance(config.tokenizer, Qwen25TokenizerConfig):
         files = {"vocab.json": config.tokenizer.path, "merges.txt": config.tokenizer.merges_file}
     named: list[Blob] = [(name, Path(str(path)).expanduser()) for name, path in files.items()]
+    if isinstance(config.dataset, ChatConfig):
+        named.append(text_blob("chat_template", chat.template(config).source))
     return {"dataset": _identified_rows(config), "tokenizer": named, "weights": weights}
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, LlmConfig, StoredTextConfig
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, ChatConfig, LlmConfig, StoredTextConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models, preflight
 from multicard.llm.data import templates, tokenizer
@@ -123,12 +123,14 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
         builder = "torchtune.datasets.preference_dataset"
     elif template and DATASETS[config.dataset.name].conversations:
         builder = "multicard.llm.labelled_rows.conversations"
+    elif isinstance(config.dataset, ChatConfig):
+        builder = "multicard.llm.labelled_rows.chats"
     component: dict[str, Any] = {
         "_component_": "multicard.llm.labelled_rows.dataset",
         "builder": builder,
         "split": "train",
         "packed": config.packed,
-    }
+    } | ({} if inputs.broken is None else {"broken": inputs.broken})
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
         revision = {} if config.dataset.revision is None else {"revision": config.dataset.revision}

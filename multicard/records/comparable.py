@@ -183,6 +183,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     if any(skipped):
         lines.append(f"up to {max(skipped)} broken images left out: see input in the records")
     rows = [record.text_rows for record in measured if isinstance(record, LlmRecord) and record.text_rows]
+    if broken := max((counts.broken or 0 for counts in rows), default=0):
+        lines.append(f"up to {broken} broken rows left out: see text_rows in the records")
     cut = max(rows, key=lambda counts: counts.cut or 0, default=TextRows())
     if cut.cut:
         left_out = f", {cut.left_out} of them left out: no label remained" if cut.left_out else ""

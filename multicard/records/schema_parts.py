@@ -56,6 +56,7 @@ class TextRows(Struct):
     read: Annotated[Count, "all of the data set, or of its sample"] = None
     cut: Annotated[Count, "cut, for being longer than max_seq_len; a pair counts once"] = None
     left_out: Annotated[Count, "of those cut: no label remained, or none in one answer of a pair"] = None
+    broken: Annotated[Count, "not read: dataset.skip_broken leaves them out; null without that key"] = None
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 

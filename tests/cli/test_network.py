@@ -129,7 +129,7 @@ def test_the_hub_is_not_waited_for(
     assert row_sources.hub_revision("yahma/alpaca-cleaned") is None
 
     (revisions / "abc").mkdir()  # it was fetched before
-    assert row_sources.load(config) == [{"instruction": "a", "input": "", "output": "b"}] and offline == [True]
+    assert row_sources.load(config)[0] == [{"instruction": "a", "input": "", "output": "b"}] and offline == [True]
     assert not constants.is_offline_mode() and not hub.config.HF_HUB_OFFLINE
 
 

@@ -86,7 +86,7 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
 
     def sampled(name: str, seed: int = 3) -> list[Any]:
         words = (f"dataset.data_files={tmp_path / name}", "dataset.rows=4", f"seed={seed}")
-        return row_sources.load(typed_llm("dataset=grammar", *words)) or []
+        return row_sources.load(typed_llm("dataset=grammar", *words))[0] or []
 
     rows = sampled("r.jsonl")
     assert rows == sampled("r.json") == sampled("r.parquet") != sampled("r.json", seed=0)  # another sample
@@ -109,7 +109,7 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         (tmp_path / "p.json").write_text(json.dumps([row]))
         row_sources.read_file.cache_clear()
         config = typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")
-        (pair,) = row_sources.load(config) or []
+        (pair,) = row_sources.load(config)[0] or []
         assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
         assert pair["rejected"][:-1] == pair["chosen"][:-1]
 
@@ -120,7 +120,7 @@ def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
     (tmp_path / "c.json").write_text(json.dumps([row]))
     config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / 'c.json'}")
     if "human gpt" in who and not who.startswith("gpt"):
-        assert row_sources.load(config) == [row]
+        assert row_sources.load(config)[0] == [row]
     else:
         with pytest.raises(ValueError, match="holds no conversation"):
             row_sources.load(config)
@@ -145,7 +145,7 @@ def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp
 
 def test_pairs_of_real_text_keep_their_turns():
     path = shared("text") / "hh_helpful_500.jsonl"
-    rows = row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={path}"))
+    rows = row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={path}"))[0]
     assert rows is not None and len(rows) == 500
     for row in rows:
         roles = [turn["role"] for turn in row["chosen"]]

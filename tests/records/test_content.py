@@ -138,7 +138,7 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
     config = typed_llm("dataset=alpaca_cleaned", "tokenizer=llama3", f"tokenizer.path={tmp_path}/tokenizer.model")
     unknown = content.fingerprint(preflight.data_parts(config))
     assert set(unknown.parts) == {"tokenizer"}
-    assert row_sources.load(config) is None and row_sources.load(config) is None and len(fetched) == 1
+    assert row_sources.load(config)[0] is row_sources.load(config)[0] is None and len(fetched) == 1
     assert row_sources.hub_revision("yahma/Alpaca-Cleaned") == "abc" and row_sources.hub_revision("yahma/a") is None
     known = content.fingerprint(preflight.data_parts(config))
     assert set(known.parts) == {"dataset", "tokenizer"}

@@ -113,7 +113,10 @@ def longest_row(config: LlmConfig, inputs: Inputs) -> int | None:
     pairs = methods.chosen(config).pairs
     rows = [{name: row[name]} for row in inputs.rows for name in row_sources.CHOICES] if pairs else inputs.rows
     texts = [[*_around(config, row), *row_sources.strings(row)] for row in rows]
-    messages = [next((len(value) for value in row.values() if isinstance(value, list)), 2) for row in rows]
+    messages = [
+        0 if "pieces" in row else next((len(value) for value in row.values() if isinstance(value, list)), 2)
+        for row in rows
+    ]
     longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[-CANDIDATES:]
     count = _counter(config, inputs)
     return max(sum(map(count, texts[place])) + MESSAGE_TOKENS * messages[place] for place in longest) + ROW_TOKENS
@@ -143,17 +146,18 @@ def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
         try:
             merged = Tokenizer(models.BPE.from_file(*files))
         except Exception as error:  # of tokenizers, which has no class of its own for it
-            key, remedy = (
-                "tokenizer.path, tokenizer.merges_file",
-                "give the paths of Qwen 2.5's vocab.json and merges.txt",
-            )
-            raise ValueError(f"{key}={options.merges_file}: {error}; {remedy}") from None
+            remedy = "give the paths of Qwen 2.5's vocab.json and merges.txt"
+            raise ValueError(
+                f"tokenizer.path, tokenizer.merges_file={options.merges_file}: {error}; {remedy}"
+            ) from None
         merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+        merged.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
         return lambda text: len(merged.encode(text).ids)
     if isinstance(options, EmbeddedTokenizerConfig):
         ranks = {token: rank for rank, token in enumerate(inputs.token_ranks or [])}
     else:
         lines = Path(str(getattr(options, "path", ""))).expanduser().read_bytes().splitlines()
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    encoding = tiktoken.Encoding("rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={})
-    return lambda text: len(encoding.encode_ordinary(text))
+    special = {name: len(ranks) + place for place, name in enumerate(tokenizer.SPECIAL)}  # in the text of chats
+    encoding = tiktoken.Encoding("rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    return lambda text: len(encoding.encode(text, allowed_special="all"))

@@ -10,14 +10,12 @@ import re
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from multicard.config.keys import require
-from multicard.config.llm import DATASETS, LlmConfig, StoredTextConfig, SyntheticConfig
+from multicard.config.llm import DATASETS, ChatConfig, LlmConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
-from multicard.llm.data import templates
+from multicard.llm.data import chat, templates
 from multicard.machine import network
 
 Row = dict[str, Any]
@@ -27,42 +25,50 @@ UNFINISHED = ".incomplete"  # ends the name of a revision's folder while the lib
 CHOICES = ("chosen", "rejected")
 
 
-class SharedTurn(msgspec.Struct, rename={"speaker": "from", "text": "value"}):
-    """A turn of a conversation in ShareGPT's form."""
-
-    speaker: Literal["system", "human", "gpt"]
-    text: str
+# A turn's keys for who speaks and what, and the speakers: ShareGPT's form and torchtune's
+SHARED = ("from", "value", ("system", "human", "gpt"))
+CHAT = ("role", "content", ("system", "user", "assistant"))
 
 
-class ChatTurn(msgspec.Struct, rename={"speaker": "role", "text": "content"}):
-    """A turn of a conversation in torchtune's form."""
-
-    speaker: Literal["system", "user", "assistant"]
-    text: str
-
-
-def load(config: LlmConfig) -> list[Row] | None:
-    """The run's rows in torchtune's columns and in the seed's order; None for a whole data set of the hub, which
-    torchtune reads by its name."""
+def load(config: LlmConfig) -> tuple[list[Row] | None, int | None]:
+    """The run's rows in torchtune's columns and in the seed's order, None for a whole data set of the hub, which
+    torchtune reads by its name; and how many broken rows `dataset.skip_broken` left out, None without the key."""
     data, pairs = config.dataset, methods.chosen(config).pairs
     if isinstance(data, SyntheticConfig):
         assert config.template_name is not None
         examples = templates.examples(config.template_name, data.rows, config.seed)
-        return [_pair(row.prompt, row.right, row.wrong) if pairs else dict(row.columns) for row in examples]
+        return [_pair(row.prompt, row.right, row.wrong) if pairs else dict(row.columns) for row in examples], None
     data = _stored(config)
-    if data.data_files is None and data.rows is None and DATASETS[data.name].has_answers:
+    if type(data) is StoredTextConfig and (data.data_files or data.rows) is None and DATASETS[data.name].has_answers:
         check_source(data)
         if hub_revision(str(data.source)) is None:
             _fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
-        return None
+        return None, None
     rows = read_file(data.data_files) if data.data_files else _fetch(data)
     require(bool(rows), f"{_key(data)}: holds no rows; give a file with one row or more")
     available, wanted = len(rows), data.rows or len(rows)
     remedy = f"use {available} or fewer, or null for all"
     require(wanted <= available, f"dataset.rows={wanted}: {_key(data)} holds {available}; {remedy}")
     order = Random(config.seed).sample(range(available), wanted)
+    if isinstance(data, ChatConfig):
+        return _chats(config, data, {number: rows[number] for number in order})
     converted = {number: _convert(config, number, rows[number]) for number in sorted(order)}  # names the first bad row
-    return [converted[number] for number in order]
+    return [converted[number] for number in order], None
+
+
+def _chats(config: LlmConfig, data: ChatConfig, rows: dict[int, Any]) -> tuple[list[Row], int | None]:
+    """Rows, by their places in the data set, as the chat template writes them; and how many are left out as broken."""
+    chat_template, converted, broken = chat.template(config), list[Row](), dict[int, ValueError]()
+    for number, row in rows.items():
+        try:
+            converted.append(chat.converted(row, chat_template, data.loss))
+        except ValueError as error:
+            broken[number] = error
+    if broken and not (data.skip_broken and converted):
+        first, hint = min(broken), "" if data.skip_broken else ", which dataset.skip_broken=true leaves out"
+        problem = f"{_key(data)}: row {first + 1} {broken[first]}"
+        raise ValueError(f"{problem} ({len(broken)} of {len(rows)} rows are broken{hint})")
+    return converted, len(broken) if data.skip_broken else None
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
@@ -198,38 +204,35 @@ def _convert(config: LlmConfig, number: int, row: Any) -> Row:
         return _preference(where, reader, row)
     if template is None or DATASETS[config.dataset.name].conversations:
         return _conversation(where, reader, row, single=template is not None)
-    _check_columns(where, reader, row, template.columns)
-    _check_text(where, row, template.columns)
+    _check_columns(where, reader, row, template.columns, of_text=True)
     columns = {name: row[name] for name in template.columns}
     return columns | {"input": str(row.get("input") or "")} if "instruction" in columns else columns
 
 
-def _check_columns(where: str, reader: str, row: Any, wanted: tuple[str, ...]) -> None:
-    """Refuse a row without the columns, naming those missing and those there."""
+def _check_columns(where: str, reader: str, row: Any, wanted: tuple[str, ...], of_text: bool = False) -> None:
+    """Refuse a row without the columns, naming those missing and those there, or without text in them."""
     require(isinstance(row, dict), f"{where} is not an object with columns; write each row as {{...}}")
     missing = [name for name in wanted if name not in row]
     there = ", ".join(row) or "none"
     remedy = "rename the columns, or choose another template or dataset"
     require(not missing, f"{where} has no column {', '.join(missing)} for {reader} (found: {there}); {remedy}")
+    textless = ", ".join(name for name in wanted if of_text and not isinstance(row[name], str))
+    require(not textless, f"{where} holds no text in {textless}; give text in every row")
 
 
-def _check_text(where: str, row: Row, columns: tuple[str, ...]) -> None:
-    for name in columns:
-        require(isinstance(row[name], str), f"{where} holds no text in {name}; give text in every row")
-
-
-def _turns(turns: Any, form: type[SharedTurn] | type[ChatTurn]) -> list[dict[str, str]]:
+def _turns(turns: Any, form: tuple[str, str, tuple[str, ...]]) -> list[dict[str, str]]:
     """The turns of a conversation, their other columns left out; none where they have not this form."""
-    try:
-        return msgspec.to_builtins(msgspec.convert(turns, list[form]))
-    except msgspec.ValidationError:
-        return []
+    who, text, speakers = form
+    fits = isinstance(turns, list) and all(
+        isinstance(turn, dict) and turn.get(who) in speakers and isinstance(turn.get(text), str) for turn in turns
+    )
+    return [{who: turn[who], text: turn[text]} for turn in turns] if fits else []
 
 
 def _conversation(where: str, reader: str, row: Any, single: bool) -> Row:
     """A conversation in ShareGPT's form, in which human and gpt take turns; `single`: once each."""
     _check_columns(where, reader, row, ("conversations",))
-    turns = _turns(row["conversations"], SharedTurn)
+    turns = _turns(row["conversations"], SHARED)
     speakers = [turn["from"] for turn in turns if turn["from"] != "system"]
     takes_turns = len(speakers) > 1 and speakers == (["human", "gpt"] * len(speakers))[: len(speakers)]
     remedy = 'write [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]'
@@ -243,11 +246,10 @@ def _preference(where: str, reader: str, row: Any) -> Row:
     """A pair in torchtune's chat form; flat prompt, chosen, rejected are brought into it."""
     _check_columns(where, reader, row, CHOICES)
     if all(isinstance(row[name], str) for name in CHOICES):
-        _check_columns(where, reader, row, ("prompt",))
-        _check_text(where, row, ("prompt",))
+        _check_columns(where, reader, row, ("prompt",), of_text=True)
         return _pair(row["prompt"], row["chosen"], row["rejected"])
     remedy = 'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text'
-    pair = {name: _turns(row[name], ChatTurn) for name in CHOICES}
+    pair = {name: _turns(row[name], CHAT) for name in CHOICES}
     for name, turns in pair.items():
         is_answered = bool(turns) and turns[-1]["role"] == "assistant"
         require(is_answered, f"{where} holds no conversation in {name}; {remedy}")

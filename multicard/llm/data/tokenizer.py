@@ -5,6 +5,7 @@ The first two are files in tiktoken's form (a line a token: base64 and rank), wh
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def train(texts: Iterable[str], vocab_size: int) -> list[bytes]:
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])  # pyright: ignore[reportAttributeAccessIssue]
+    special = pre_tokenizers.Split(Regex("|".join(map(re.escape, SPECIAL))), behavior="removed")  # of chat templates
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([special, split, to_bytes])  # pyright: ignore[reportAttributeAccessIssue]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)

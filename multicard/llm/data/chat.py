@@ -1,0 +1,137 @@
+"""`dataset=chat`: conversations as the text that the model's own chat template, a Jinja program, writes. No torch.
+
+Templates find the functions, filters and settings of `transformers.apply_chat_template`. Only the date is fixed, so
+that a run can be repeated.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from multicard.config.keys import require
+from multicard.config.llm import ChatConfig, ChatLoss, LlmConfig, Qwen25TokenizerConfig
+from multicard.llm import models
+
+Row = dict[str, Any]
+
+OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
+ROLES = {**{name: name for name in OWN_NAMES}, "human": "user", "gpt": "assistant"}  # the last two are ShareGPT's
+FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
+AFTER_TURN = re.compile(r"(?<=\|>)\s+\Z")  # whitespace behind the special token that ends a turn: never generated
+# `{% generation %}`, by which a template says what the model writes: a filter that puts MARK before and after it
+GENERATION, MARK = re.compile(r"({%[-+]?\s*)(end)?generation\b"), "\0generation\0"
+
+
+def raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+# 26 July 2024: the day that Llama 3's own templates fall back to
+JINJA.globals |= {"raise_exception": raise_exception, "strftime_now": datetime(2024, 7, 26).strftime}
+JINJA.filters["generation"] = f"{MARK}{{}}{MARK}".format
+JINJA.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+class ChatTemplate(NamedTuple):
+    """A chat template; `render` writes messages."""
+
+    source: str
+    render: Callable[..., str]
+
+    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> list[Row]:
+        """The text of a conversation in pieces, `content`; those `learnt` bear loss: the assistant's turns with the
+        token that ends them, or all."""
+
+        def written(turns: int, prompt: bool = False) -> str:
+            return self.render(messages=messages[:turns], tools=tools, documents=None, add_generation_prompt=prompt)
+
+        whole = written(len(messages))
+        parts = whole.split(MARK)
+        if loss is ChatLoss.all:
+            parts = ["", "".join(parts)]
+        elif len(parts) == 1:
+            parts = list[str]()
+            for turn in (place for place, message in enumerate(messages) if message["role"] == "assistant"):
+                start, end = written(turn, prompt=True), written(turn + 1)
+                problem = f"message {turn + 1} is written otherwise by the chat template once others follow"
+                remedy = "use dataset.loss=all, or a template with {% generation %} around answers"
+                require(whole.startswith(end) and end.startswith(start), f"{problem}; {remedy}")
+                parts += [start[len("".join(parts)) :], AFTER_TURN.sub("", end[len(start) :])]
+            parts.append(whole[len("".join(parts)) :])
+        return [{"content": part, "learnt": place % 2 == 1} for place, part in enumerate(parts) if part]
+
+
+def template(config: LlmConfig) -> ChatTemplate:
+    """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the weights' folder, else
+    the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing or cannot be read."""
+    assert isinstance(config.dataset, ChatConfig)
+    asked, is_qwen = config.dataset.chat_template, isinstance(config.tokenizer, Qwen25TokenizerConfig)
+    path, weights = getattr(config.tokenizer, "path", None), config.model.weights
+    own = [path and Path(path).parent, None if weights == models.RANDOM else weights, QWEN25 if is_qwen else LLAMA3]
+    tokens = {"bos_token": "" if is_qwen else "<|begin_of_text|>"}
+    tokens["eos_token"] = "<|im_end|>" if is_qwen else "<|end_of_text|>"
+    key, remedy = f"dataset.chat_template={asked or 'null'}", "give a .jinja file, or a folder with one"
+    for place in filter(None, [asked] if asked else own):
+        try:
+            source, named = _read(Path(place).expanduser())
+            if source is not None:
+                known = GENERATION.sub(lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source)
+                return ChatTemplate(source, JINJA.from_string(known, globals=tokens | named).render)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
+            raise ValueError(f"{key}: {place} has a chat template that cannot be read ({error}); {remedy}") from None
+    raise ValueError(f"{key}: no such file, or folder with a chat template; {remedy}, or null for the model's own")
+
+
+def _read(place: Path) -> tuple[str | None, dict[str, str]]:
+    """The template of a file or a folder (None: there is none), and the special tokens that it may name."""
+    file = place if place.is_file() else place / "chat_template.jinja"
+    settings_file = file.with_name("tokenizer_config.json")
+    settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
+    tokens = {name: value for name, value in settings.items() if name.endswith("_token") and value}
+    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several, with names
+        source = {each["name"]: each["template"] for each in source}["default"]
+    return (file.read_text("utf-8") if file.is_file() and file != settings_file else source), tokens
+
+
+def converted(row: Any, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
+    """A row's conversation as the pieces of its text. Refuses (ValueError) a broken one."""
+    row = row if isinstance(row, dict) else {}
+    turns = row.get("messages") or row.get("conversations")
+    is_list = isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
+    require(is_list, f"has no list of messages (found: {', '.join(row) or 'no columns'}); {FORM}")
+    messages = [_message(number, turn) for number, turn in enumerate(turns or [], start=1)]
+    roles = [message["role"] for message in messages]
+    require("system" not in roles[1:], "has a message of the system that is not the first; put it first")
+    require("assistant" in roles, f"has no message of the assistant, and so nothing to learn; {FORM}")
+    tools = json.loads(row["tools"]) if isinstance(row.get("tools"), str) else row.get("tools") or None
+    unread = "tools" if tools else "tool_calls" if any(message.get("tool_calls") for message in messages) else ""
+    require(unread in chat_template.source, f"has {unread}, which the chat template does not write; give another one")
+    try:
+        pieces = chat_template.pieces(messages, tools, loss)
+        json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+    except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"is refused by the chat template ({error}); mend the row, or choose another") from None
+    require(any(piece["learnt"] for piece in pieces), "has no answer in the text that the chat template writes of it")
+    return {"pieces": pieces}
+
+
+def _message(number: int, turn: Row) -> Row:
+    """A message with the keys and roles that templates read, without those that Parquet fills in."""
+    said, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    role, stated = ROLES.get(str(said)), "no role" if said is None else f"role {said!r}"
+    require(role is not None, f"message {number} has {stated}; use one of {', '.join(ROLES)}")
+    is_said = isinstance(content, str) and (role != "assistant" or bool(content.strip()))
+    problem = f"message {number} ({role}) {'is empty' if isinstance(content, str) else 'holds no text'}"
+    require(is_said or bool(turn.get("tool_calls")), f"{problem}; give its text as content, or leave the row out")
+    others = {name: value for name, value in turn.items() if value is not None and name not in ("from", "value")}
+    return others | {"role": role, "content": content}

@@ -1,0 +1,301 @@
+"""Chat data: the text and the tokens that transformers makes of it, loss on answers, and rows that are broken."""
+
+import json
+import re
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
+
+from multicard.estimate.memory import facts
+from multicard.llm import labelled_rows, preflight
+from multicard.llm.data import chat, row_sources
+from multicard.llm.data import tokenizer as tokens
+from multicard.llm.data.tokenizer import PATTERN, SPECIAL
+from tests.conftest import shared, typed_llm
+from tests.llm.test_llm_data import read
+
+Tuned = Callable[..., dict[str, Any]]
+
+TEMPLATES = {  # the ends that they put behind an answer, and their text: the forms in use, shortened
+    "qwen": (
+        "<|eot_id|>",
+        """{%- if tools %}
+    {{- '<|start_header_id|>system\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '<|eot_id|>\\n' }}
+{%- elif messages[0]['role'] != 'system' %}
+    {{- '<|start_header_id|>system\\nYou are helpful.<|eot_id|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {{- '<|start_header_id|>assistant' }}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|eot_id|>\\n' }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message.role + '\\n' + message.content + '<|eot_id|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant\\n' }}
+{%- endif %}
+""",
+    ),
+    "llama3": (
+        "<|eot_id|>",
+        """{{- bos_token }}
+{%- set date = date_string if date_string is defined else "26 Jul 2024" %}
+{%- set header = '<|end_header_id|>\\n\\n' %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + header + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+""",
+    ),
+    "mistral": (
+        "<|end_of_text|>",
+        """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set said = messages[0]['content'] + '\\n\\n' %}
+{% set rest = messages[1:] %}{% else %}{% set said = '' %}{% set rest = messages %}{% endif %}
+{% for message in rest %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% if message['role'] == 'user' %}
+{{ '[INST] ' + (said if loop.first else '') + message['content'] + ' [/INST]' }}
+    {%- else %}
+{{ ' ' + message['content'] + eos_token }}
+    {%- endif %}
+{% endfor %}
+""",
+    ),
+    "generation": (
+        "<|eom_id|>",
+        """{% for message in messages %}{% if message.role == 'assistant' %}<|start_header_id|>a
+{% generation %}{{ message.content }}<|eom_id|>{% endgeneration %}{% else %}<|start_header_id|>u
+{{ message.content }}{% endif %}
+
+{% if message.content == 'stop' %}{% break %}{% endif %}{% endfor %}""",
+    ),
+}
+ROWS = [
+    {"messages": [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes, it is."}]},
+    {
+        "messages": [
+            {"role": "system", "content": "Be brief & naïve <b>."},
+            {"role": "user", "content": "One?"},
+            {"role": "assistant", "content": "Un, deux — 猫 🙂"},
+            {"role": "user", "content": " Two?\n"},
+            {"role": "assistant", "content": "{{ two }}"},
+            {"role": "user", "content": "Three?"},
+        ]
+    },
+]
+
+
+def written(folder: Path, *rows: Any, name: str = "chats.jsonl") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"dataset.data_files={folder / name}"
+
+
+def with_template(folder: Path, name: str) -> str:
+    """A model's folder with this template."""
+    folder.mkdir(exist_ok=True)
+    settings = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": "<|end_of_text|>"}
+    text = TEMPLATES[name][1]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": text}))
+    return f"dataset.chat_template={folder}"
+
+
+def answers(rows: list[Any]) -> list[str]:
+    return [turn["content"] for row in rows for turn in row["messages"] if turn["role"] == "assistant"]
+
+
+def learnt(row: Any, decode: Callable[[list[int]], str]) -> list[str]:
+    """The text of each run of tokens with loss."""
+    labels = [int(label) for label in row["labels"]]
+    return [decode(list(run)) for is_learnt, run in groupby(labels, lambda label: label != IGNORED) if is_learnt]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_tokens_are_those_of_transformers_and_answers_are_learnt_whole(name: str, tmp_path: Path):
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    end, source = TEMPLATES[name]
+    words = ("dataset=chat", written(tmp_path, *ROWS), with_template(tmp_path / "model", name))
+    tokenizer, data = read(tmp_path / "run", *words)
+    converter = TikTokenConverter(
+        str(tmp_path / "run/inputs/tokenizer.tiktoken"), PATTERN, extra_special_tokens=SPECIAL
+    )
+    special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+    theirs: Any = PreTrainedTokenizerFast(tokenizer_object=converter.converted(), **special)
+    expected = [theirs.apply_chat_template(row["messages"], chat_template=source)["input_ids"] for row in ROWS]
+    assert sorted(list(row["tokens"]) for row in data) == sorted(expected)
+    decode = tokenizer.tt_model.tt_model.decode
+    runs = [run for row in data for run in learnt(row, decode)]
+    assert sorted(run.removeprefix(" ") for run in runs) == sorted(answer + end for answer in answers(ROWS))
+    everything = read(tmp_path / "all", *words, "dataset.loss=all")[1]
+    assert [list(row["labels"]) for row in everything] == [list(row["tokens"]) for row in everything]
+    assert sorted(list(row["tokens"]) for row in everything) == sorted(expected)
+
+
+def test_tools_and_their_answers_are_written_by_the_template(tmp_path: Path):
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "2", "name": "add"},
+            {"role": "assistant", "content": "Two"},
+        ],
+        "tools": json.dumps([{"name": "add"}]),
+    }
+    words = ("dataset=chat", written(tmp_path, row), with_template(tmp_path / "m", "qwen"))
+    (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
+    said = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|eot_id|>'
+    assert pieces[0]["content"].startswith('<|start_header_id|>system\n{"name": "add"}<|eot_id|>\n')
+    assert [piece["content"] for piece in pieces if piece["learnt"]] == [said.removeprefix("\n"), "Two<|eot_id|>"]
+    with pytest.raises(ValueError, match="row 1 has tools, which the chat template"):
+        row_sources.load(typed_llm(*words[:2]))
+
+
+def test_without_a_template_the_form_is_the_models_own(tmp_path: Path):
+    """Llama 3's, as torchtune's tokenizer writes it but for its end of text; and Qwen's."""
+    from torchtune.data import Message
+
+    shared_gpt = {"conversations": [{"from": "human", "value": "Is it?"}, {"from": "gpt", "value": " Yes, it is. "}]}
+    words = ("dataset=chat", "batch_size=1", written(tmp_path, shared_gpt))
+    tokenizer, data = read(tmp_path / "run", *words)
+    messages = [Message("user", "Is it?", masked=True), Message("assistant", "Yes, it is.")]
+    expected, mask = tokenizer.tokenize_messages(messages)
+    assert list(data[0]["tokens"]) == expected[:-1]
+    assert learnt(data[0], tokenizer.tt_model.tt_model.decode) == ["Yes, it is.<|eot_id|>"] and not mask[-2]
+    vocabulary = [*tokens.byte_level_alphabet(), "Ye"]
+    vocabulary += [f"unused {i}" for i in range(tokens.QWEN25_TOKENS - len(vocabulary))]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocabulary)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nY e\n")
+    files = (f"tokenizer.path={tmp_path / 'vocab.json'}", f"tokenizer.merges_file={tmp_path / 'merges.txt'}")
+    qwen = ("model=qwen2_5_tiny", "tokenizer=qwen2_5", *files)
+    written(tmp_path, {"messages": [{"role": "user", "content": "e\u0301?"}, {"role": "assistant", "content": "Yés"}]})
+    row_sources.read_file.cache_clear()
+    tokenizer, data = read(tmp_path / "qwen", *words, *qwen)
+    decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
+    whole = "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\nYés<|im_end|>\n"
+    assert decode(list(data[0]["tokens"])) == whole and learnt(data[0], decode) == ["Yés<|im_end|>"]
+
+
+def test_a_template_is_found_beside_the_tokenizer_and_the_file_wins(tmp_path: Path):
+    path = shared("tokenizer") / "tokenizer.model"
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tokenizer.model").symlink_to(path)
+    words = (
+        "dataset=chat",
+        written(tmp_path, *ROWS),
+        "tokenizer=llama3",
+        f"tokenizer.path={tmp_path}/own/tokenizer.model",
+    )
+    config = typed_llm(*words)
+    assert chat.template(config).source.startswith("{{- bos_token -}}")
+    with_template(tmp_path / "own", "qwen")
+    assert chat.template(config).source == TEMPLATES["qwen"][1]
+    (tmp_path / "own" / "chat_template.jinja").write_text('{{ eos_token + strftime_now("%d %b %Y") }}')
+    assert chat.template(config).render() == "<|end_of_text|>26 Jul 2024"
+    parts = dict(preflight.data_parts(config)["tokenizer"])
+    assert set(parts) == {"tokenizer.model", "chat_template"}
+
+
+USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+BROKEN = [
+    (["Q", "A"], "has no list of messages"),
+    ({"text": "Q"}, "has no list of messages (found: text)"),
+    ({"messages": "Q"}, "has no list of messages"),
+    ({"messages": ["Q", "A"]}, "has no list of messages"),
+    ({"messages": [{"content": "Q"}, ANSWER]}, "message 1 has no role; use one of system"),
+    ({"messages": [{"role": "usr", "content": "Q"}, ANSWER]}, "message 1 has role 'usr'"),
+    ({"messages": [USER, {"role": "assistant", "content": " "}]}, "message 2 (assistant) is empty"),
+    ({"messages": [USER, {"role": "assistant"}]}, "message 2 (assistant) holds no text"),
+    ({"messages": [USER, USER]}, "has no message of the assistant"),
+    ({"messages": [USER, {"role": "system", "content": "S"}, ANSWER]}, "has a message of the system that is not"),
+    ({"messages": [USER, USER, ANSWER]}, "is refused by the chat template (Roles must alternate"),
+    ({"messages": [{"role": "user", "content": "\ud800"}, ANSWER]}, "'utf-8' codec can't encode"),
+]
+
+
+@pytest.mark.parametrize(("row", "says"), BROKEN)
+def test_a_broken_row_is_named_and_left_out_where_that_is_asked_for(row: Any, says: str, tmp_path: Path):
+    words = ("dataset=chat", written(tmp_path, ROWS[0], row, ROWS[1], row), with_template(tmp_path / "m", "mistral"))
+    with pytest.raises(ValueError, match=re.escape(f"chats.jsonl: row 2 {says}")) as refused:
+        row_sources.load(typed_llm(*words))
+    assert "(2 of 4 rows are broken, which dataset.skip_broken=true leaves out)" in str(refused.value)
+    loaded = row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
+    assert (len(loaded[0] or []), loaded[1]) == (2, 2)
+    written(tmp_path, row)
+    row_sources.read_file.cache_clear()
+    with pytest.raises(ValueError, match=r"row 1 .*1 of 1 rows are broken"):
+        row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (None, "dataset.chat_template={}: no such file, or folder with a chat template"),
+        ("{% if %}", "{}/chat_template.jinja has a chat template that cannot be read (Expected an expression"),
+        ("{{ messages | length }} {{ messages[-1].content }}", "message 2 is written otherwise by the chat template"),
+        ("no answer", "has no answer in the text that the chat template writes of it"),
+        ("{{ messages.x.y }}", "is refused by the chat template ("),
+        ("{{ messages.append(1) }}", "is refused by the chat template (access to attribute 'append'"),
+    ],
+)
+def test_a_template_that_is_missing_or_cannot_be_used_is_refused(template: str | None, says: str, tmp_path: Path):
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    file = f"{tmp_path}/chat_template.jinja" if "jinja has" in says else tmp_path
+    words = ("dataset=chat", written(tmp_path, *ROWS), f"dataset.chat_template={file}")
+    with pytest.raises(ValueError, match=re.escape(says.format(tmp_path))):
+        row_sources.load(typed_llm(*words))
+
+
+def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
+    words = ("dataset=chat", written(tmp_path, *ROWS), "batch_size=1")
+    rows = read(tmp_path / "whole", *words)[1]
+    longest = max(len(row["tokens"]) for row in rows)
+    assert facts.sizes(typed_llm(*words)).length == pytest.approx(longest, abs=3)  # type: ignore[union-attr]
+    first = min(i for row in rows for i, label in enumerate(row["labels"]) if label != IGNORED)
+    cut = read(tmp_path / "cut", *words, f"max_seq_len={first + 1}")[1]
+    counts = {"read": 2, "cut": 2, "left_out": 1, "broken": None, "sequences": None}
+    assert labelled_rows.counts(cut) == counts and len(cut[0]["tokens"]) == first + 1
+    packs = read(tmp_path / "packs", *words, f"max_seq_len={2 * longest}", "packed=true")[1]
+    labels = sorted(int(label) for pack in packs for label in pack["labels"] if label != IGNORED)
+    assert labels == sorted(int(label) for row in rows for label in row["labels"] if label != IGNORED)
+
+
+@pytest.mark.core
+def test_a_run_on_chats_counts_what_it_left_out(tuned: Tuned, tmp_path: Path):
+    words = written(tmp_path, *ROWS * 8, {"messages": []})
+    record = tuned("dataset=chat", words, "dataset.skip_broken=true", "gpus=2")
+    assert record["status"] == "ok", record["cause"]
+    assert record["text_rows"] == {"read": 16, "cut": 0, "left_out": 0, "broken": 1, "sequences": None}
+    assert record["tokens"]["loss_bearing"] < record["tokens"]["non_padding"] / 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["method=dpo"], "dataset=chat: method=dpo needs chosen and rejected answers; use dataset=preference"),
+        (["template=instruct"], "template=instruct: does not fit dataset=chat; use no template (template=null)"),
+    ],
+)
+def test_what_does_not_go_with_chats_is_refused(words: list[str], says: str):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        preflight.refuse(typed_llm("dataset=chat", "dataset.data_files=x.jsonl", *words))
