@@ -52,6 +52,7 @@ TUNING_SHRUNK = {"device": "cpu", "max_steps": "2", "dataset.rows": "12", "track
 TINY = {"model=llama3_8b": "model=llama3_tiny"}
 FILES = {
     "rows.jsonl": SHARED / "text" / "alpaca_cleaned_500.jsonl",
+    "chats.jsonl": ROOT / "tests/fixtures/chats.jsonl",
     "pairs.jsonl": SHARED / "text" / "hh_helpful_500.jsonl",
     "Meta-Llama-3-8B/original/tokenizer.model": SHARED / "tokenizer" / "tokenizer.model",
 }
