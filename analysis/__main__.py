@@ -17,7 +17,7 @@ if __name__ == "__main__":
     interruption.end_at_once()  # while the rest is imported
 
 from analysis import cli, dashboard, experiments, figures
-from analysis.commands import best, compare, list_runs, predictions, sync, table
+from analysis.commands import best, compare, list_runs, predictions, share, sync, table
 from analysis.output import FORMATS, Output, skipped_lines
 from analysis.runs import load, sql
 from analysis.runs.load import Found, Skipped
@@ -154,6 +154,17 @@ def _dashboard(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export(options: argparse.Namespace) -> int:
+    found = load.read(options.folders)
+    print("\n".join([*map(clean, share.export(found.runs, options.out)), *skipped_lines(found.skipped)]))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    print(clean(share.bring_in(options.file)))
+    return 0
+
+
 def _sync(options: argparse.Namespace) -> int:
     from analysis import report
 
@@ -169,6 +180,7 @@ FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "def
 WRITING = ("list", "table", "compare", "best", "claims", "predictions")  # commands that write what they found
 MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
 PRICE: dict[str, Any] = {"metavar": "2.49", "help": "of a GPU for an hour (price.gpu_hour)", "type": cli.price}
+ONCE: dict[str, Any] = {"action": "store_true", "required": True}
 ALL = {"help": "include settings with few of the cells", "action": "store_true"}
 
 
@@ -255,6 +267,14 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
     add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
     add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=cli.file)
+
+    add = command("export", _export, share.EXPORT)
+    add("folders", **FOLDERS)
+    add("--anonymous", help="the only way to share rows; what is published cannot be taken back", **ONCE)
+    add("--out", metavar="FILE", help="measured.json", type=cli.file, default=Path("measured.json"))
+
+    add = command("import", _import, share.IMPORT)
+    add("file", metavar="FILE", help="a file that export wrote", type=Path)
 
     add = command("sync", _sync, sync.__doc__)
     add("folders", **FOLDERS)

@@ -11,6 +11,8 @@ figure NAME [FOLDER...]  the papers' figures, of your runs
 claims [FOLDER...]       the papers' claims, tested
 predictions [FOLDER...]  how well runs were predicted
 dashboard                a workspace in Weights & Biases
+export [FOLDER...]       measured rows to share, without names
+import FILE              rows that others measured
 sync [FOLDER...]         bring records to Weights & Biases
 plan JOBS.yaml           what runs where and when on a node
 profile FILE...          the metrics of profiler files as one table

@@ -213,6 +213,7 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: with the remedy.
     """
+    require(name != "published", "name=published: multirun/published is for rows that others measured; choose another")
     is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
     problem = f"name={name!r}: is the name of a folder under multirun/, and so without '/'"
     require(is_folder, f"{problem}; use letters, digits, '.', '_' and '-'")

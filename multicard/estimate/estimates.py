@@ -12,9 +12,10 @@ from typing import Any
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
 from multicard.config.llm import LlmConfig
-from multicard.estimate import history, observations, peaks, published, steps, totals
+from multicard.estimate import history, observations, peaks, published, shared_rows, steps, totals
 from multicard.estimate.history import PastRun
 from multicard.estimate.observations import Basis
+from multicard.estimate.shared_rows import SharedRow
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
 from multicard.machine import devices, environment, private
@@ -72,11 +73,15 @@ def estimate(
         git: the code that will run, as `environment.git` describes it; None: this checkout.
     """
     known = history.read(history.history_folders(folder.absolute()))
+    shared = shared_rows.read(folder.parent)
     commit = history.commit_of(git or environment.git(private.ROOT))
     where = targets(configs, here=True) if where is None else where
     estimates = dict[int, Estimate]()
     for target in dict.fromkeys(where):
-        predictor, places = Predictor(target, known, commit), [n for n, own in enumerate(where) if own == target]
+        predictor, places = (
+            Predictor(target, known, commit, shared),
+            [n for n, own in enumerate(where) if own == target],
+        )
         own = [configs[place] for place in places]
         for place, config, prediction in zip(places, own, predictor.predict_all(own, effort), strict=True):
             estimates[place] = Estimate(config, target, prediction, predictor.start_s(config))
@@ -109,9 +114,13 @@ class Predictor:
 
     Args:
         commit: of the code that will run, with the digits of its changes (`history.commit_of`).
+        shared: rows that others measured (`shared_rows.read`).
     """
 
-    def __init__(self, target: Target, runs: Sequence[PastRun], commit: str | None) -> None:
+    def __init__(
+        self, target: Target, runs: Sequence[PastRun], commit: str | None, shared: Sequence[tuple[str, SharedRow]] = ()
+    ) -> None:
+        self._shared = shared_rows.observations(shared, target)
         self.target, self.runs, self.commit = target, runs, commit
         self._here = [run for run in runs if run.is_of(target.hardware, target.cores)]
 
@@ -133,7 +142,7 @@ class Predictor:
     def _times(self, config: RunConfig) -> Prediction:
         target, kind, own = self.target, _kind(config), history.setting(plain(config))
         printed = published.observations(str(target.hardware)) if target.device_type == "cuda" else ()
-        seen = [*(run.observation for run in self._timed(kind, marked=True)), *printed]
+        seen = [*(run.observation for run in self._timed(kind, marked=True)), *self._shared, *printed]
         estimated = steps.step(own, str(target.hardware), self.commit, seen)
         if estimated is None:
             return Prediction(Basis.unknown, about=self._why_unknown(kind, own))

@@ -175,7 +175,7 @@ def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: fl
     variance += PROBE_SD**2 * (first.basis is Basis.probed) + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * printed
     variance += MARKED_SD**2 * bool(marks)
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
-    about = "another commit" if elsewhere else f"printed for {first.machine}" if printed else ""
+    about = "another commit" if elsewhere else f"published for {first.machine}" if printed else ""
     return StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about, marks=marks)
 
 

@@ -32,7 +32,7 @@ from multicard.estimate.observations import (
 from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
 from multicard.measure import repeated_runs
 
-KINDS = {Basis.measured: "run", Basis.probed: "probe", Basis.published: "printed figure"}
+KINDS = {Basis.measured: "run", Basis.probed: "probe", Basis.published: "published figure"}
 MOST_CROSSED = 4  # axes; with more the cells are not alike
 MOST_CELLS = 64  # from which a way is sought
 INTERACTION_SD = 0.05  # of the logarithm of the effect of an axis in one cell over that in another

@@ -138,7 +138,7 @@ def test_intervals_narrow_with_runs_and_widen_with_what_is_not_the_cell_itself()
     assert near.value == pytest.approx(0.05 * 4) and far.value == pytest.approx(0.05 * 4 * 0.8)
     assert spread(one) < spread(near) < spread(far)
     theirs = predicted(of=[printed(0.1, **OTHERS)])
-    assert "printed for their node" in theirs.about and spread(theirs) > spread(one)
+    assert "published for their node" in theirs.about and spread(theirs) > spread(one)
 
 
 def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
@@ -181,7 +181,7 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
     printed = published.observations("h100-94gb")
     same = steps.step(theirs, "h100-94gb", "a", printed)
-    assert same is not None and same.basis == Basis.published and "printed figure" in same.about
+    assert same is not None and same.basis == Basis.published and "published figure" in same.about
     assert steps.step(another, "h100-94gb", "a", printed) is None
 
 

@@ -1,0 +1,94 @@
+"""`export` and `import`: measured rows to share, without anything that says whose they are."""
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from statistics import stdev
+
+import msgspec
+
+from analysis.runs import grouping
+from analysis.runs.load import Run
+from multicard.config.job import count
+from multicard.config.keys import flat, require
+from multicard.estimate import history, shared_rows
+from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
+from multicard.records.comparable import AT_END
+from multicard.records.run_folder import write_text
+
+EXPORT = """Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
+and standard deviation. No paths, hosts, names, ids, times of day or prices; docs/share.md says how to send them."""
+IMPORT = (
+    "Check rows that others measured, and put them into multirun/published, where predictions and charts read them."
+)
+
+
+def export(runs: Sequence[Run], out: Path) -> list[str]:
+    """Write the rows of the settings that ended ok and undisturbed; return lines that say what is in them.
+
+    Raises:
+        ValueError: nothing can be shared, with the reason.
+    """
+    ok = [run for run in grouping.ok_runs(runs) if not {*run["marks"]} & {*AT_END}]
+    rows = [row for own in grouping.by_setting(ok).values() if (row := _row(own)) is not None]
+    reasons = "no run that ended ok, undisturbed, with a model and data set that multicard or a package names"
+    require(bool(rows), f"nothing to share of {count(len(runs), 'run')}: {reasons}")
+    write_text(out, msgspec.json.format(msgspec.json.encode(SharedFile(1, LICENCE, rows))).decode() + "\n")
+    texts = {value for row in rows for value in (row.hardware, *row.settings.values()) if isinstance(value, str)}
+    shared = sum(max(figure.n for figure in row.figures.values()) for row in rows)
+    return [
+        f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under {LICENCE}",
+        f"All words in them: {', '.join(sorted(texts))}",
+    ]
+
+
+def _row(runs: Sequence[Run]) -> SharedRow | None:
+    """The row of a setting's runs; None where its model or data set is the user's own."""
+    record, machine = runs[0].record(), runs[0].environment()
+    config = {key: value for key, value in record.config.items() if key not in history.NOT_IDENTITY}
+    settings = {key: value for key, value in flat(config).items() if shared_rows.is_public(record.kind, key, value)}
+    figures = {name: figure for name in SHARED_FIGURES if (figure := _figure(runs, name)) is not None}
+    versions = {"python": machine.python, **machine.packages}
+    is_version = re.compile(shared_rows.VERSION).search
+    row = SharedRow(
+        record.kind,
+        record.hardware or "",
+        record.cores,
+        None if record.dirty else record.commit,
+        {name: version for name in PACKAGES if (version := versions.get(name)) and is_version(version)},
+        settings,
+        figures,
+    )
+    try:
+        return shared_rows.decode(msgspec.json.encode(SharedFile(1, LICENCE, [row]))).rows[0]
+    except ValueError:
+        return None
+
+
+def _figure(runs: Sequence[Run], name: str) -> SharedFigure | None:
+    mean = grouping.of_setting(runs, name)
+    values = [run[name] for run in runs]
+    return None if mean is None else SharedFigure(len(runs), mean, stdev(values) if len(runs) > 1 else None)
+
+
+def bring_in(file: Path) -> str:
+    """Put a file's rows below multirun; return a line that says where.
+
+    Raises:
+        ValueError: what is wrong with the file.
+    """
+    try:
+        require(file.is_file(), "is no file")
+        require(file.stat().st_size <= shared_rows.MOST_BYTES, f"has over {shared_rows.MOST_BYTES:,} bytes")
+        read = shared_rows.decode(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}; nothing was imported") from None
+    content = msgspec.json.format(msgspec.json.encode(read)).decode() + "\n"
+    name = re.sub(r"\W+", "-", read.rows[0].hardware.lower()).strip("-")
+    path = Path(history.ROOT, history.PUBLISHED, f"{name}-{sha256(content.encode()).hexdigest()[:8]}.json")
+    known = path.exists()
+    if not known:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, content)
+    return f"{path}: {count(len(read.rows), 'row')}{', which were there already' * known}"

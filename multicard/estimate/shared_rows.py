@@ -1,0 +1,169 @@
+"""Measured rows that people share: `multirun/published/*.json`, written by `export` and checked by `import`.
+
+A row has what the schema knows and nothing else: numbers, words of the schema and of the options under `conf/`, public
+names of models, hardware and versions. No path, host, name, id or text of a user can be in it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from multicard.config import CONF
+from multicard.estimate import history
+from multicard.estimate.observations import Basis, StepObservation
+from multicard.estimate.target import Target, cores_in_words, product
+from multicard.machine import environment
+from multicard.records.figures import FIGURES, MONEY
+from multicard.records.schema_parts import Count, Float, Int
+from multicard.workloads import WORKLOADS
+
+MOST_BYTES = 20_000_000  # of a file
+LICENCE = "CC0-1.0"
+PACKAGES = ("python", *environment.PACKAGES)
+NEEDED = ("model.name", "dataset.name", "gpus")  # without them a row says nothing
+SHARED_FIGURES = [figure.name for figure in FIGURES.values() if figure.unit is not MONEY]  # prices are the user's own
+Text = Annotated[str, Meta(pattern=r"^[\w .,:()@/+-]{1,100}$(?!\n)")]
+VERSION = r"^\d{1,9}(\.\d{1,9}){0,5}((a|b|rc|\.post|\.dev)\d{1,9})?(\+cu\d{1,4}|\+cpu)?$(?!\n)"
+Version = Annotated[str, Meta(pattern=VERSION)]
+Value = Annotated[list[Float | Text], Meta(max_length=8)] | Text | Int | Float | bool | None
+
+
+class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
+    """A figure of a setting over its runs. mean: of peak memory the highest; sd: null of a single run."""
+
+    n: Annotated[int, Meta(ge=1, le=10_000)]
+    mean: Float
+    sd: Annotated[float, Meta(ge=0, le=10**18)] | None = None
+
+
+class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
+    """A setting that was measured on one machine. Figures are those of docs/record.md, in their units."""
+
+    kind: Annotated[str, Meta(pattern="^(vision|llm)$(?!\n)")]
+    hardware: Annotated[Text, "names of the GPUs, or the CPU's model"]
+    cores: Annotated[Count, "of its first node"]
+    commit: Annotated[str, Meta(pattern="^[0-9a-f]{40}$")] | None
+    versions: Annotated[dict[Text, Version], Meta(max_length=40)]
+    settings: Annotated[dict[str, Value], Meta(max_length=200)]
+    figures: Annotated[dict[str, SharedFigure], Meta(min_length=1, max_length=100)]
+
+    def figure(self, name: str) -> float | None:
+        return self.figures[name].mean if name in self.figures else None
+
+
+class SharedFile(Struct, forbid_unknown_fields=True, frozen=True):
+    """Rows that anybody may use, under the licence CC0 1.0."""
+
+    version: Literal[1]
+    licence: Literal["CC0-1.0"]
+    rows: Annotated[list[SharedRow], Meta(min_length=1, max_length=10_000)]
+
+
+def decode(content: bytes) -> SharedFile:
+    """The rows of a file, checked.
+
+    Raises:
+        ValueError: what is wrong and where, in a line.
+    """
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"has {len(content):,} bytes, more than {MOST_BYTES:,}")
+    try:
+        read = msgspec.json.decode(content, type=SharedFile)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    for number, row in enumerate(read.rows):
+        unknown = [key for key, value in row.settings.items() if not is_public(row.kind, key, value)]
+        unknown += [name for name in row.figures if name not in SHARED_FIGURES]
+        unknown += [name for name in row.versions if name not in PACKAGES]
+        unknown += [key for key in NEEDED if key not in row.settings]
+        if unknown:
+            raise ValueError(
+                f"rows[{number}]: {unknown[0]!r} is absent, or no key, value, figure or package that multicard has"
+            )
+    return read
+
+
+def is_public(kind: str, key: str, value: Any) -> bool:
+    """True for a setting that the schema knows, with a number, or a word that multicard or a model's package has."""
+    keys, words = _schema(kind)
+    parts = value if isinstance(value, list) else [value]
+    return key in keys and all(
+        not isinstance(part, str) or part in words or (key == "model.name" and part in _models()) for part in parts
+    )
+
+
+@cache
+def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The keys of a kind's settings, and the words that their values may be."""
+    (workload,) = (workload for workload in WORKLOADS if workload.name == kind)
+    options = [(f"{group}.", schema) for group, own in workload.options.items() for schema in own.values()]
+    found = [pair for prefix, schema in [("", workload.schema), *options] for pair in _keys(schema, prefix)]
+    enums = [each for _, hint in found for each in (hint, *get_args(hint)) if isinstance(each, type)]
+    words = {str(word.value) for each in enums if issubclass(each, Enum) for word in each}
+    for file in CONF.glob("*/*.yaml"):
+        words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
+    names = {key for key, _ in found if key.partition(".")[0] not in history.NOT_IDENTITY}
+    return frozenset(names), frozenset(word for word in words if word and "$" not in word)
+
+
+def _keys(schema: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(schema)
+    for each in fields(schema):
+        hint = hints[each.name]
+        inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
+        yield from [(prefix + each.name, hint)] if inner is None else _keys(inner, f"{prefix}{each.name}.")
+
+
+def _strings(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _strings(part)
+
+
+@cache
+def _models() -> frozenset[str]:
+    import timm
+    from torchvision import models
+
+    return frozenset([*models.list_models(), *timm.list_models()])
+
+
+def read(runs_folder: Path) -> list[tuple[str, SharedRow]]:
+    """The rows beside a sweep's folder, each with its file's name; what cannot be read is left out."""
+    root = runs_folder.absolute().parent
+    files = sorted((root / history.PUBLISHED).glob("*.json")) if root.name == history.ROOT else []
+    return [(file.stem, row) for file in files for row in _rows(file, file.stat().st_mtime_ns)]
+
+
+@lru_cache
+def _rows(file: Path, modified_ns: int) -> Sequence[SharedRow]:
+    del modified_ns
+    with suppress(OSError, ValueError):
+        return decode(file.read_bytes()).rows
+    return []
+
+
+def observations(rows: Sequence[tuple[str, SharedRow]], target: Target) -> list[StepObservation]:
+    """The steps of rows that were measured on hardware like the target's."""
+    found = list[StepObservation]()
+    for name, row in rows:
+        step, cores = row.figures.get("step_s"), cores_in_words(row.cores, 1, in_job=False)
+        is_here = product(row.hardware) == target.hardware and target.cores in (None, cores)
+        if step is not None and step.mean > 0 and is_here:
+            error = history.UNKNOWN_ERROR if step.sd is None else min(step.sd / step.mean / math.sqrt(step.n), 1.0)
+            found.append(StepObservation(setting(row.settings), step.mean, error, name, Basis.published))
+    return found
+
+
+def setting(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {key: msgspec.json.encode(value).decode() for key, value in settings.items()}
