@@ -79,9 +79,7 @@ def _compare(options: argparse.Namespace) -> int:
     cells = compare.compare(a.runs, b.runs, options.by, options.common, options.mix, options.margin)
     sides = [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]
     within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"] if cells[0].sides[0] else sides
-    table = compare.table(cells, options.margin)
-    table = table._replace(above=[*within, *table.above])
-    output = Output(table.lines, lambda: [table], compare.values(cells))
+    output = compare.output(cells, options.margin, within)
     if options.gate is not None:
         passed, line = compare.gated(cells, options.gate)
         output = replace(output, notes=[line], code=0 if passed else 1)

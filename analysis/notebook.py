@@ -147,9 +147,7 @@ class Runs(Shown):
         """
         keys, share = _parsed("by", cli.names, by) or [], _parsed("margin", cli.share, margin)
         b = self if other is None else other if isinstance(other, Runs) else read(other)
-        cells = compare.compare(self.found.runs, b.found.runs, keys, common, mix, share)
-        table = compare.table(cells, share)
-        return Shown(Output(table.lines, lambda: [table], compare.values(cells)))
+        return Shown(compare.output(compare.compare(self.found.runs, b.found.runs, keys, common, mix, share), share))
 
     def steps(self, run: Run | int) -> "pd.DataFrame":
         """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its phases as far as they

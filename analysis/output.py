@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.runs import grouping
 from analysis.runs.load import Skipped
+from multicard.records import figures
 from multicard.records.run_folder import json_text, write_text
 from multicard.records.text_table import Table, clean, terminal_width, to_csv
 
@@ -14,6 +17,41 @@ STDOUT = Path("-")
 NAMED = 5  # skipped records that are named one by one
 
 Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its heading and texts for people, its name (with the unit) and values for programs.
+
+    heading: empty: for programs alone. name: empty: for people alone. text: of a value that is not None; by default as
+    the figure of that name. is_setting: a key with values as they are typed, which is shown in any case.
+    """
+
+    heading: str
+    name: str
+    values: Sequence[Any]
+    text: Callable[[Any], str] | None = None
+    is_setting: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        if self.is_setting:
+            return list(map(grouping.typed, self.values))
+        text = self.text or partial(figures.text, self.name)
+        return ["-" if value is None else text(value) for value in self.values]
+
+
+def table(columns: Iterable[Column], above: Sequence[str] = (), below: Sequence[str] = ()) -> Table:
+    """The columns for people, without those that have nothing to show."""
+    texts = [(one.heading, one.texts, one.is_setting) for one in columns if one.heading]
+    shown = [(heading, own) for heading, own, is_setting in texts if is_setting or {*own} - {"-", ""}]
+    return Table([heading for heading, _ in shown], list(zip(*(own for _, own in shown), strict=True)), above, below)
+
+
+def rows(columns: Iterable[Column]) -> Rows:
+    """The values for programs, a dictionary a row."""
+    named = {column.name: column.values for column in columns if column.name}
+    return [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -216,15 +216,9 @@ class _Candidate:
         judged = Verdict(self.claim, verdict, asked=self.asked, lost=lost, why=why)
         if verdict == UNMEASURED:
             return replace(judged, command=self.panel.command)
-        return replace(
-            judged,
-            figures=figures,
-            n=len(self.runs),
-            marks="".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs)),
-            setting=_setting(self.panel.experiment, self.runs),
-            apart=clean(self.panel.apart),
-            unlike=tuple(self.unlike),
-        )
+        marks = "".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs))
+        judged = replace(judged, figures=figures, n=len(self.runs), marks=marks, unlike=tuple(self.unlike))
+        return replace(judged, setting=_setting(self.panel.experiment, self.runs), apart=clean(self.panel.apart))
 
     def _verdict(self, figures: Sequence[ClaimFigure]) -> str:
         known = [figure for figure in figures if figure.verdict != UNMEASURED]
@@ -265,29 +259,18 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
     about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {"runs": len(comparison.runs)}
     figure, unit = ClaimFigure(**about, part=part, confidence=confidence), comparison.unit
     if comparison.settled is not None:
-        verdict, text = comparison.settled
-        return replace(figure, verdict=verdict, text=text)
+        return replace(figure, **dict(zip(("verdict", "text"), comparison.settled, strict=True)))
     assert comparison.interval is not None
     try:
         ratio = comparison.interval(readings, confidence)
         interval = ratio.mapped(unit.convert)
     except ValueError as error:
         return replace(figure, unit=unit.name, why=str(error))
-    estimate, low, high = interval.estimate, interval.low, interval.high
-    doubtful = ratio.estimate > comparison.most
+    low, high, doubtful = interval.low, interval.high, ratio.estimate > comparison.most
+    verdict, text = comparison.verdict(low, high), unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
     without = f"no interval of {interval.basis} on a machine without repetitions" if None in (low, high) else ""
-    return replace(
-        figure,
-        verdict=comparison.verdict(low, high),
-        text=unit.phrase(estimate, low, high) + DOUBTFUL * doubtful,
-        estimate=estimate,
-        low=low,
-        high=high,
-        unit=unit.name,
-        basis=interval.basis,
-        why=without,
-        doubtful=doubtful,
-    )
+    known = replace(figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without)
+    return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
 
 
 def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequence[str]) -> str:

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
-from analysis.output import Output
+from analysis.output import Column, Output, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
@@ -23,7 +22,7 @@ from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
 from multicard.config.job import count
-from multicard.records import figures, text_table
+from multicard.records import text_table
 from multicard.records.figures import GOALS, SECONDS
 from multicard.records.text_table import Table, clean, first_few, in_bytes
 
@@ -160,7 +159,7 @@ class Ranking:
         accuracy = f"{setting.accuracy:.1%}" if setting.accuracy is not None else ""
         loss = f"loss {setting.loss:.3f}" if setting.loss is not None and not accuracy else ""
         repetitions = f"n={len(setting.runs)}" if len(setting.runs) > 1 else ""
-        return ", ".join(filter(None, (self._cost(setting), accuracy, loss, repetitions)))
+        return ", ".join(filter(None, (self._cost(setting.cost), accuracy, loss, repetitions)))
 
     @property
     def sentences(self) -> list[str]:
@@ -170,64 +169,46 @@ class Ranking:
         not_told = [f"Not told from the best by these runs: {named}."] * bool(named)
         return [f"{title}: {self._named(self.best)}.", *not_told]
 
-    def table(self, sentences: Sequence[str] = (), goals: Sequence[str] = ()) -> Table:
-        """The ranking below some sentences, with columns of more goals and without those that have no figure."""
-        rows = [
-            {
-                "rank": str(rank),
-                **{key: grouping.typed(dict(setting.cell)[key]) for key in self.keys},
-                self.goal: self._cost(setting),
-                "x best": f"{setting.cost / self.best.cost:.2f}",
-                **{goal: _text(goal, of_setting(setting.runs, GOALS[goal].name)) for goal in goals},
-                "accuracy": figures.text(ACCURACY, setting.accuracy),
-                "loss": "-" if setting.loss is None else f"{setting.loss:.3f}",
-                "n": str(len(setting.runs)),
-                "front": "yes" if setting in self.front else "",
-                "marks": setting.marks,
-            }
-            for rank, setting in enumerate(self.settings, 1)
-        ]
-        headings = [name for name in rows[0] if name in self.keys or {row[name] for row in rows} - {"-", ""}]
-        above = [*([f"{self.work}:"] if self.work else []), *sentences]
-        return Table(headings, [[row[name] for name in headings] for row in rows], above)
-
-    @property
-    def values(self) -> list[dict[str, Any]]:
-        """The table's values, with units in the names of columns, and the interval of the goal's figure."""
-        column = GOALS[self.goal].name
-        others = [figure.name for figure in GOALS.values() if figure.name != column]
-        intervals = [self.repeated.figure(setting.runs, column) for setting in self.settings]
+    def columns(self, goals: Sequence[str] = ()) -> list[Column]:
+        """The ranking, with the figures of these goals for people and of all for programs."""
+        own, name = self.settings, GOALS[self.goal].name
+        intervals = [self.repeated.figure(one.runs, name) for one in own]
+        bounds = {end: [one and getattr(one, end) for one in intervals] for end in ("low", "high")}
+        others = {goal: figure.name for goal, figure in GOALS.items() if goal != self.goal}
         return [
-            {
-                "work": self.work,
-                "rank": rank,
-                **{key: dict(setting.cell)[key] for key in self.keys},
-                column: setting.cost,
-                **{f"{column}_{end}": interval and getattr(interval, end) for end in ("low", "high")},
-                **{name: of_setting(setting.runs, name) for name in others},
-                ACCURACY: setting.accuracy,
-                LOSS: setting.loss,
-                "n": len(setting.runs),
-                "front": setting in self.front,
-                "marks": setting.marks,
-            }
-            for rank, (setting, interval) in enumerate(zip(self.settings, intervals, strict=True), 1)
+            Column("", "work", [self.work] * len(own)),
+            Column("rank", "rank", range(1, len(own) + 1)),
+            *(Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True) for key in self.keys),
+            Column(self.goal, name, [one.cost for one in own], self._cost),
+            *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),
+            Column("x best", "", [one.cost / self.best.cost for one in own], "{:.2f}".format),
+            *(
+                Column(
+                    goal * (goal in goals), other, [of_setting(one.runs, other) for one in own], partial(_text, goal)
+                )
+                for goal, other in others.items()
+            ),
+            Column("accuracy", ACCURACY, [one.accuracy for one in own]),
+            Column("loss", LOSS, [one.loss for one in own], "{:.3f}".format),
+            Column("n", "n", [len(one.runs) for one in own]),
+            Column("front", "front", [one in self.front for one in own], lambda is_on_it: "yes" * is_on_it),
+            Column("marks", "marks", [one.marks for one in own]),
         ]
 
     def _named(self, setting: RankedSetting) -> str:
         marks = f" [{setting.marks}]" if setting.marks else ""
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
-    def _cost(self, setting: RankedSetting) -> str:
-        return _text(self.goal, setting.cost)
+    def _cost(self, cost: float) -> str:
+        return _text(self.goal, cost)
 
 
 Answered = Callable[[Ranking], list[str]]
 
 
-def _text(goal: str, value: float | None) -> str:
-    figure = GOALS[goal]
-    return "-" if value is None else figure.unit.text(value) + " s" * (figure.unit is SECONDS)
+def _text(goal: str, value: float) -> str:
+    unit = GOALS[goal].unit
+    return unit.text(value) + " s" * (unit is SECONDS)
 
 
 def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, answer: Answered) -> Output:
@@ -244,21 +225,24 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     with_figure, ranked = _selected(runs, goal, limits, mix)
     repeated, column = RepeatedRuns(runs), GOALS[goal].name
     found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
+    columns = list[list[Column]]()
     for ranking in found:
         others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if every and one != goal]
         sentences = answer(ranking) if every else ranking.sentences
         sentences = [*sentences, *(one.sentences[0] for one in others if one.settings)]
-        tables.append(ranking.table(sentences, [one.goal for one in others]))
+        above = [*[f"{ranking.work}:"] * bool(ranking.work), *sentences]
+        columns.append(ranking.columns([one.goal for one in others]))
+        tables.append(table(columns[-1], above))
     described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
     notes = [*described, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
 
     def lines(width: int | None) -> list[str]:
         several = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
-        printed = [line for table in tables for line in ([""] * len(several) + table.lines(width))]
+        printed = [line for one in tables for line in ([""] * len(several) + one.lines(width))]
         return [*several, *printed, *text_table.folded(notes, width)]
 
     shown = [*tables[:-1], tables[-1]._replace(below=notes)]
-    return Output(lines, lambda: shown, [row for ranking in found for row in ranking.values])
+    return Output(lines, lambda: shown, [row for own in columns for row in rows(own)])
 
 
 def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:

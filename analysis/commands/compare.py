@@ -13,12 +13,14 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from msgspec import UNSET
 
+from analysis.output import Column, Output, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import Cell, ok_runs
@@ -32,7 +34,7 @@ from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.records import figures
 from multicard.records.comparable import DATA
 from multicard.records.schema import Cpu
-from multicard.records.text_table import Table, clean
+from multicard.records.text_table import clean
 
 MAX_NAMED = 6  # missing cells in a refusal
 CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
@@ -236,40 +238,43 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     return not slower, f"gate {100 * gate:g}%: {result}{rest}"
 
 
-def table(compared: Sequence[Compared], margin: float = MARGIN) -> Table:
+def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence[str] = ()) -> Output:
     """A row for each cell; below, the verdicts counted, what figures mean, and what differs beside the settings."""
-    keys = _telling(compared)
-    rows = [_row(cell, keys) for cell in compared]
-    sides = {cell.sides for cell in compared}
+    columns, sides = _columns(compared), {cell.sides for cell in compared}
+    above = [f"{b} (B) against {a} (A)" for a, b in sides if a] if len(sides) == 1 else []
     once = ("A", "B") if len(sides) == 1 else ()  # said above the table
-    shown = [name for name in rows[0] if name not in once and any(row[name] not in ("-", "") for row in rows)]
-    headings = [name for name in rows[0] if name in keys or name in shown]
-    above = [f"{b} (B) against {a} (A)" for a, b in sides if once and a]
     verdicts = Counter(cell.verdict if cell.verdict in VERDICTS.values() else "without a verdict" for cell in compared)
     counts = [f"{verdicts[verdict]} {verdict}" for verdict in (FASTER, SLOWER, SAME)]
     counts += [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict not in VERDICTS.values()]
     below = ["", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
     below += legend(run["marks"] for cell in compared for run in (*cell.a, *cell.b))
-    return Table(headings, [[row[name] for name in headings] for row in rows], above, below)
+    shown = table([column for column in columns if column.heading not in once], [*about, *above], below)
+    return Output(shown.lines, lambda: [shown], rows(columns))
 
 
-def values(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    """The table's values, with units in the names of columns."""
-    keys, bounds = _telling(compared), [(cell.step and cell.step.bounds()) or (None, None) for cell in compared]
+def _columns(compared: Sequence[Compared]) -> list[Column]:
+    keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
+    steps, marks = [cell.step for cell in compared], [grouping.marks([*cell.a, *cell.b]) for cell in compared]
+    bounds, counts = (
+        [step and step.bounds() for step in steps],
+        [(len(ok_runs(c.a)), len(ok_runs(c.b))) for c in compared],
+    )
+    seconds = partial(figures.text, "step_s")
     return [
-        {key: dict(cell.cell)[key] for key in keys}
-        | dict(zip(("a", "b"), cell.sides, strict=True))
-        | dict(zip(("a_step_s", "b_step_s"), cell.step_s, strict=True))
-        | {"ratio": cell.step and cell.step.ratio, "ratio_low": low, "ratio_high": high}
-        | {"a_runs": len(ok_runs(cell.a)), "b_runs": len(ok_runs(cell.b)), "verdict": cell.verdict}
-        for cell, (low, high) in zip(compared, bounds, strict=True)
+        *(Column(key, key, [dict(cell.cell)[key] for cell in compared], is_setting=True) for key in keys),
+        *(Column(side, side.lower(), [cell.sides[at] for cell in compared]) for at, side in enumerate("AB")),
+        Column("A step s", "a_step_s", [cell.step_s[0] for cell in compared], seconds),
+        Column("B step s", "b_step_s", [cell.step_s[1] for cell in compared], seconds),
+        Column("B / A", "ratio", [step and step.ratio for step in steps], "{:.3f}".format),
+        *(Column("", f"ratio_{end}", [one and one[at] for one in bounds]) for at, end in enumerate(("low", "high"))),
+        Column("interval", "", bounds, "{0[0]:.3f} to {0[1]:.3f}".format),
+        *(Column("", f"{side}_runs", [number[at] for number in counts]) for at, side in enumerate("ab")),
+        Column("runs", "", counts, lambda number: "" if number == (1, 1) else f"{number[0]} and {number[1]}"),
+        Column("verdict", "verdict", [cell.verdict for cell in compared]),
+        Column("could see", "", [step and step.least_difference() for step in steps], "{:.1%}".format),
+        Column("marks", "", marks),
     ]
-
-
-def _telling(compared: Sequence[Compared]) -> list[str]:
-    """The keys that tell the cells apart."""
-    return grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
 
 
 def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
@@ -290,25 +295,6 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
         explained += [f"left out of {side}: {count} {status}" for status, count in unended.items()]
     return explained
-
-
-def _row(compared: Compared, keys: Sequence[str]) -> dict[str, str]:
-    step, values = compared.step, dict(compared.cell)
-    counts = len(ok_runs(compared.a)), len(ok_runs(compared.b))
-    bounds, least = (None, None) if step is None else (step.bounds(), step.least_difference())
-    return {
-        **{key: grouping.typed(values[key]) for key in keys},
-        "A": compared.sides[0],
-        "B": compared.sides[1],
-        "A step s": figures.text("step_s", compared.step_s[0]),
-        "B step s": figures.text("step_s", compared.step_s[1]),
-        "B / A": "-" if step is None else f"{step.ratio:.3f}",
-        "interval": "-" if bounds is None else "{:.3f} to {:.3f}".format(*bounds),
-        "runs": "" if counts == (1, 1) else f"{counts[0]} and {counts[1]}",
-        "verdict": compared.verdict,
-        "could see": "-" if least is None else f"{least:.1%}",
-        "marks": "".join(dict.fromkeys("".join(run["marks"] for run in (*compared.a, *compared.b)))),
-    }
 
 
 def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:

@@ -10,17 +10,12 @@ from typing import Any
 from analysis import claims, experiments
 from analysis.answers import answers
 from analysis.figures import vega
-from analysis.report import (
-    answer_section,
-    effects_section,
-    expected_section,
-    machine_section,
-    page,
-    papers_section,
-    runs_section,
-    settings_section,
-)
+from analysis.report import expected_section, machine_section, page
+from analysis.report.answer_section import of_answers
 from analysis.report.blocks import Report
+from analysis.report.papers_section import of_papers
+from analysis.report.runs_section import of_runs
+from analysis.report.settings_sections import of_effects, of_efficiency
 from analysis.report.watch import Watch
 from analysis.runs import details, load
 from analysis.runs.columns import MARKS
@@ -75,16 +70,15 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     loaded = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
     panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
-    verdicts = claims.judge(runs, mix)
     found_out = answers(runs, mix)
     sections = [
-        answer_section.section(found_out, runs),
-        effects_section.section([answer.ranking for answer in found_out]),
-        runs_section.section(runs, found.skipped, repeated, mix),
-        settings_section.section(runs),
+        of_answers(found_out, runs),
+        of_effects([answer.ranking for answer in found_out]),
+        of_runs(runs, found.skipped, repeated, mix),
+        of_efficiency(runs),
         expected_section.predictions_section(runs),
         expected_section.plans_section(plans),
-        papers_section.section(runs, panels, verdicts),
+        of_papers(runs, panels, claims.judge(runs, mix)),
         machine_section.section(runs),
     ]
     return Report(

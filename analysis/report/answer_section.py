@@ -13,7 +13,7 @@ from multicard.config.job import count
 MOST_WORKS = 6  # whose recommendation the page has
 
 
-def section(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
+def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
     """The recommendation for the newest workload, and the others folded away; without any, why there is none."""
     known = [_recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])]
     blocks: list[Block] = [*known[:1]] or [Paragraph(f"Nothing can be recommended: {_reason(runs)}.")]

@@ -25,7 +25,7 @@ from multicard.config.job import count
 from papers import printed
 
 
-def section(
+def of_papers(
     runs: Sequence[Run], panels: Sequence[tuple[Experiment, list[Panel]]], verdicts: Sequence[Verdict]
 ) -> Section:
     """Of each experiment with runs its first panel, the claims, then the commands of what no run measured; under one

@@ -78,7 +78,7 @@ class Row:
         return sum(run.phases_s.get(phase, 0.0) for run in self.runs) / total_s if known else None
 
 
-def section(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: RepeatedRuns, mix: bool) -> Section:
+def of_runs(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: RepeatedRuns, mix: bool) -> Section:
     """A table for each kind of run, the kind that was measured last first; folded, runs that failed and records that
     could not be used."""
     newest = sorted(grouping.ok_runs(runs), key=lambda run: run["started_at"] or "", reverse=True)

@@ -33,7 +33,7 @@ class DetailedRun(Run):
 
 
 def read(runs: Sequence[Run]) -> list[DetailedRun]:
-    return [_read(run) for run in runs]
+    return list(map(_read, runs))
 
 
 def _read(run: Run) -> DetailedRun:
@@ -41,16 +41,10 @@ def _read(run: Run) -> DetailedRun:
         record = run.record()
     except (OSError, ValueError):  # removed, or measured again, since it was listed
         return DetailedRun(run.folder, run.columns, run.prediction)
-    phases = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
-    return DetailedRun(
-        run.folder,
-        run.columns,
-        run.prediction,
-        record.config.get("recipe"),
-        {name: phases[name] for name in PHASES if name in phases},
-        record.diagnosis.sentence if record.diagnosis else None,
-        run.environment(),
-    )
+    known = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
+    phases, recipe = {name: known[name] for name in PHASES if name in known}, record.config.get("recipe")
+    diagnosis = record.diagnosis.sentence if record.diagnosis else None
+    return DetailedRun(run.folder, run.columns, run.prediction, recipe, phases, diagnosis, run.environment())
 
 
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:

@@ -222,7 +222,7 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
             records.write(tmp_path / side / str(seed), records.vision(seed=seed), records.steps(steps_s))
     (one,) = compared(tmp_path / "a", tmp_path / "b")
     assert len(one.a) == len(one.b) == 3 and one.step is not None and one.step.repeated
-    assert any("3 and 3" in line for line in compare.table([one]).lines(None))
+    assert any("3 and 3" in line for line in compare.output([one]).lines(None))
     records.write(tmp_path / "b" / "3", records.vision(seed=3, commit="f" * 40), records.steps(np.full(50, 0.1)))
     with pytest.raises(ValueError, match=r"B mixes commits, machines, .* in one cell: 8fdd49003 on .*fffffffff"):
         compared(tmp_path / "a", tmp_path / "b")

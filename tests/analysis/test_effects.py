@@ -9,8 +9,8 @@ import pytest
 
 from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import what_matters
-from analysis.report import effects_section
 from analysis.report.blocks import Paragraph, Plot
+from analysis.report.settings_sections import NO_GAIN, of_effects
 from analysis.runs import load
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread
@@ -89,8 +89,8 @@ def test_gains_and_what_they_depend_on_are_said_in_words(tmp_path: Path):
     sentence = "layout=nhwc, not nchw: 1.25x faster with gpus=1, but 2.00x faster with gpus=2"
     assert time.interactions == [sentence]
     assert accuracy.gain(accuracy.by_axis[0][0]) == "no difference (-0.0 points to +0.0 points)"
-    blocks = effects_section.section(known_rankings(runs)).blocks
+    blocks = of_effects(known_rankings(runs)).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
-    single = effects_section.section(known_rankings(runs[::2])).blocks
+    single = of_effects(known_rankings(runs[::2])).blocks
     assert any(isinstance(block, Paragraph) and "repeat=3" in block.text for block in single)
-    assert Paragraph(f"It depends: {sentence}.") in blocks and Paragraph(effects_section.NO_GAIN, quiet=True) in blocks
+    assert Paragraph(f"It depends: {sentence}.") in blocks and Paragraph(NO_GAIN, quiet=True) in blocks
