@@ -252,7 +252,7 @@ def test_a_broken_row_is_named_and_left_out_where_that_is_asked_for(row: Any, sa
         (None, "dataset.chat_template={}: no such file, or folder with a chat template"),
         ("{% if %}", "{}/chat_template.jinja has a chat template that cannot be read (Expected an expression"),
         ("{{ messages | length }} {{ messages[-1].content }}", "message 2 is written otherwise by the chat template"),
-        ("no answer", "has no answer in the text that the chat template writes of it"),
+        ("no answer", "has no answer in what the chat template writes; choose another (2 of 2 rows are broken)"),
         ("{{ messages.x.y }}", "is refused by the chat template ("),
         ("{{ messages.append(1) }}", "is refused by the chat template (access to attribute 'append'"),
     ],

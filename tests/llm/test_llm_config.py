@@ -95,7 +95,7 @@ def write_rows(path: Path, *rows: object) -> str:
 
 # Refused once rows, tokenizer and sizes are known, still before any model: {} is a folder with the files of the cases
 UNFIT = [
-    (["dataset=preference", "method=dpo"], "dataset=preference: is not on the hub"),
+    (["dataset=preference", "method=dpo"], "dataset=preference: names neither a file nor a data set of the hub"),
     (["dataset=samsum", "dataset.data_files={}/none.jsonl"], "dataset.data_files={}/none.jsonl: no such file"),
     (["dataset=samsum", "dataset.data_files={}"], "dataset.data_files={}: is a folder"),
     (["dataset=samsum", "dataset.data_files={}/rows.txt"], "dataset.data_files={}/rows.txt: must end in"),

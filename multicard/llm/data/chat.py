@@ -121,7 +121,7 @@ def converted(row: Any, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
         json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"is refused by the chat template ({error}); mend the row, or choose another") from None
-    require(any(piece["learnt"] for piece in pieces), "has no answer in the text that the chat template writes of it")
+    require(any(piece["learnt"] for piece in pieces), "has no answer in what the chat template writes; choose another")
     return {"pieces": pieces}
 
 

@@ -65,7 +65,7 @@ def _chats(config: LlmConfig, data: ChatConfig, rows: dict[int, Any]) -> tuple[l
         except ValueError as error:
             broken[number] = error
     if broken and not (data.skip_broken and converted):
-        first, hint = min(broken), "" if data.skip_broken else ", which dataset.skip_broken=true leaves out"
+        first, hint = min(broken), ", which dataset.skip_broken=true leaves out" if converted else ""
         problem = f"{_key(data)}: row {first + 1} {broken[first]}"
         raise ValueError(f"{problem} ({len(broken)} of {len(rows)} rows are broken{hint})")
     return converted, len(broken) if data.skip_broken else None
@@ -147,8 +147,8 @@ READERS = {".json": _read_json, ".jsonl": _read_jsonl, ".parquet": _read_parquet
 
 def check_source(data: StoredTextConfig) -> None:
     """Refuse a data set that is neither a file nor on the hub."""
-    remedy = "set dataset.data_files to a .json, .jsonl or .parquet file"
-    require(data.source is not None, f"dataset={data.name}: is not on the hub in a form that can be read; {remedy}")
+    remedy = "set dataset.data_files to a .json, .jsonl or .parquet file, or dataset.source"
+    require(data.source is not None, f"dataset={data.name}: names neither a file nor a data set of the hub; {remedy}")
 
 
 def hub_revision(source: str) -> str | None:
