@@ -148,7 +148,7 @@ NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 LATER: dict[str, dict[str, Any]] = {
     "": {"custom_sharded_layers": []},
     "model": {"pointwise": "convolution"},
-    "dataset": {"revision": None},
+    "dataset": {"revision": None, "split": None},
     "profile": {"window": "after", "budget_bytes": 1_000_000_000},
 }
 

@@ -100,13 +100,16 @@ class MnistConfig(DatasetConfig):
 
 @dataclass
 class ImagesConfig(DatasetConfig):
-    root: Optional[str] = key(None, "folder with train/<class>/ and validation/<class>/")
+    root: Optional[str] = key(
+        None, "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a .csv or .parquet"
+    )
+    split: Optional[float] = key(None, "share of each class to test on, in (0, 1), of images that are not split yet")
     cache: CacheMode = key(
         CacheMode.mmap,
         "decode once: mmap into a file that all ranks share, process into float32 tensors of "
         "each process (loader=torch); none decodes each time",
     )
-    cache_dir: Optional[str] = key(None, "folder of the cache; null is .multicard/ in dataset.root")
+    cache_dir: Optional[str] = key(None, "folder of the cache; null is .multicard/ beside the images")
     skip_broken: bool = key(False, "leave out, and count, images that cannot be decoded")
 
     def __post_init__(self) -> None:
@@ -114,8 +117,10 @@ class ImagesConfig(DatasetConfig):
         looked_at = self.cache is CacheMode.mmap or not self.skip_broken
         remedy = "broken images are found when the cache is built; use dataset.cache=mmap"
         require(looked_at, f"dataset.skip_broken=true: does not go with dataset.cache={self.cache.value}: {remedy}")
-        remedy = "set it to a folder that holds train/<class>/ and validation/<class>/"
+        remedy = "set it to a folder that holds train/<class>/ and val/<class>/, or to a .csv of paths and labels"
         require(self.root is not None, f"dataset.root is not set: {remedy}")
+        in_range = self.split is None or 0 < self.split < 1
+        require(in_range, f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as 0.2")
 
 
 class Pointwise(StrEnum):

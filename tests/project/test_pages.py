@@ -12,6 +12,7 @@ from analysis.__main__ import main
 from tests.analysis.test_compare import sweep
 from tests.conftest import ROOT, SHARED, has_dali
 from tests.helpers import records
+from tests.vision.test_sample_sources import FORMS
 
 Called = Callable[..., tuple[int, str]]
 
@@ -48,6 +49,7 @@ SHRUNK = {
     "repeat_max": "2",
 }
 DATA = {"mnist": SHARED / "mnist", "images": SHARED / "clothing"}
+OWN = {"data/flat": "flat", "data/labels.csv": "csv", "data/hub": "hub"}  # images that are made in this form
 TUNING_SHRUNK = {"device": "cpu", "max_steps": "2", "dataset.rows": "12", "tracker.mode": "disabled"}
 TINY = {"model=llama3_8b": "model=llama3_tiny"}
 FILES = {
@@ -127,7 +129,10 @@ def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
     if "loader=dali" in words and not has_dali():
         pytest.skip("no DALI (make dali)")
     replaced = dict(SHRUNK)
-    if data_set in DATA:
+    root = next((word.partition("=")[2] for word in words if word.startswith("dataset.root=")), "")
+    if root in OWN:
+        replaced |= {"dataset.root": str(FORMS[OWN[root]](tmp_path / "own" / "data"))}
+    elif data_set in DATA:
         if not DATA[data_set].exists():
             pytest.skip(f"no {DATA[data_set]}")
         replaced |= {"dataset.root": str(DATA[data_set])}

@@ -193,8 +193,8 @@ def test_the_end_of_a_job_is_recorded_over_what_an_earlier_one_left(
 
 
 def test_a_broken_photograph_ends_the_run_by_its_name(measured: Measured, tmp_path: Path):
-    for part in ("train", "validation"):
-        folder = tmp_path / "set" / part / "cat"
+    for part in ("train/cat", "train/dog", "validation/cat", "validation/dog"):
+        folder = tmp_path / "set" / part
         folder.mkdir(parents=True)
         for name in ("broken.jpg", "text.jpg"):
             (folder / name).write_bytes(b"no image")

@@ -159,16 +159,19 @@ def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(photogr
 def test_broken_folders_of_photographs_are_refused(photographs: Path):
     config = typed("dataset=images", f"dataset.root={photographs}").dataset
     for folder, says in (
-        ("validation/dog", "only in one of train/ and validation/: dog"),
-        ("validation/cat", "no class folders in validation/"),
-        ("validation", "no folder validation/"),
+        ("validation/dog", "only in one of train and validation: dog"),
+        ("validation/cat", "validation: no class folders in it"),
+        ("validation", "no images to test on; set dataset.split=0.2"),
     ):
         shutil.rmtree(photographs / folder)
         assert says in refusal(config)
     for path in (photographs / "train" / "cat").iterdir():
         path.rename(path.with_suffix(".txt"))
     (photographs / "validation").mkdir()
-    assert "no image in train/cat/" in refusal(config)
+    assert "train: no image in cat/" in refusal(config)
+    shutil.rmtree(photographs / "train" / "cat")
+    shutil.copytree(photographs / "train", photographs / "validation", dirs_exist_ok=True)
+    assert "has one class alone, dog" in refusal(config)
 
 
 def test_real_photographs():

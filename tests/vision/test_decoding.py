@@ -1,5 +1,6 @@
 """Photographs of every mode as a viewer shows them, by Pillow's own conversions; the same from cache and loaders."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,8 @@ def odd(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("loader", NAMES)
 def test_all_loaders_and_the_cache_show_them_alike(loader: str, tmp_path: Path):
-    paths = odd(tmp_path / "train" / "odd")
-    odd(tmp_path / "validation" / "odd")
+    paths = [*odd(tmp_path / "train" / "odd"), *odd(tmp_path / "train" / "same")]
+    shutil.copytree(tmp_path / "train", tmp_path / "validation")
     expected = np.stack([decoded(path) for path in paths])
     config = typed("dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}").dataset
     cached = datasets.load(config, 0).train
@@ -173,8 +174,8 @@ def test_dali_decodes_what_it_shows_as_the_others_do_and_nothing_else(tmp_path: 
 
 
 def test_caches_and_fingerprints_tell_ways_of_decoding_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for part in ("train", "validation"):
-        odd(tmp_path / part / "odd")
+    for part in ("train/odd", "train/same", "validation/odd", "validation/same"):
+        odd(tmp_path / part)
     config = typed("dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}")
     monkeypatch.setattr(decoding, "VERSION", 1)
     datasets.load(config.dataset, 0)

@@ -80,7 +80,7 @@ def _image_facts(config: RunConfig) -> ImageFacts:
     options = config.dataset
     whole = MNIST
     if options.name != "mnist":
-        data = DATASETS[options.name].read(options)
+        data = DATASETS[options.name].read(options, config.seed)
         images = data.train.images
         is_stored = not isinstance(images, list)
         side, channels = (images.shape[1], images.shape[3] if images.ndim == 4 else 1) if is_stored else (0, 3)

@@ -7,7 +7,6 @@ shuffles and shards by rules of its own.
 from collections import deque
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from multicard.config.vision import DaliConfig, LayoutName
 from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, Source
+from multicard.vision.data.parquet_images import Encoded, files_of, path_of
 
 
 class Feeder:
@@ -24,7 +24,8 @@ class Feeder:
     def __init__(self, source: Source, ahead: int) -> None:
         self.source = source
         self.files = isinstance(source.split.images, list)
-        self.recent: deque[list[Path]] = deque(maxlen=ahead)  # batches among which is one that could not be decoded
+        self.named = self.files and not files_of(source.split.images)  # fed by name, else by the bytes of the images
+        self.recent: deque[list[Encoded]] = deque(maxlen=ahead)  # batches among which is one that could not be decoded
         self.bytes: deque[int] = deque()  # of the batches in the pipeline
         self._batches: Iterator[np.ndarray] | None = None
 
@@ -40,10 +41,14 @@ class Feeder:
         split = self.source.split
         indices = draws % len(split)
         if isinstance(split.images, list):
-            paths = [split.images[index] for index in indices]
-            self.recent.append(paths)
-            self.bytes.append(sum(path.stat().st_size for path in paths))
-            images: Any = [np.frombuffer(str(path).encode(), np.int8) for path in paths]
+            encoded = [split.images[index] for index in indices]
+            self.recent.append(encoded)
+            if self.named:
+                images: Any = [np.frombuffer(str(path).encode(), np.int8) for path in encoded]
+                self.bytes.append(sum(path_of(image).stat().st_size for image in encoded))
+            else:
+                images = [np.frombuffer(image.open("rb").read(), np.uint8) for image in encoded]
+                self.bytes.append(sum(map(len, images)))
         else:
             images = split.images[indices]
             self.bytes.append(images.nbytes)
@@ -124,7 +129,7 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
 
     @nvidia.pipeline_def
     def graph() -> Any:
-        first = types.DALIDataType.INT8 if feeder.files else types.DALIDataType.UINT8
+        first = types.DALIDataType.INT8 if feeder.named else types.DALIDataType.UINT8
         kinds = [first, types.DALIDataType.INT64, types.DALIDataType.INT32, types.DALIDataType.INT32]
         layouts = ["" if feeder.files else "HW" if grey else "HWC", "", "", ""]
         count = 4 if augmented else 2
@@ -135,7 +140,7 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
         if feeder.files:
             device = "mixed" if on_gpu else "cpu"
             kind = types.DALIImageType.RGB
-            pixels = fn.io.file.read(pixels)
+            pixels = fn.io.file.read(pixels) if feeder.named else pixels
             pixels = fn.decoders.image(pixels, device=device, output_type=kind, adjust_orientation=True)
             whole = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
             pixels = fn.resize(pixels, **resize, antialias=True, dtype=whole)

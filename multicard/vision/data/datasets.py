@@ -9,7 +9,7 @@ import importlib.util
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from multicard.machine import network
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
 from multicard.vision.data import decoding, photographs
-from multicard.vision.data.splits import Data, Split
+from multicard.vision.data.parquet_images import path_of
+from multicard.vision.data.splits import Data, Split, held_out
 
 
 @dataclass(frozen=True)
 class DataSet:
     """One data set.
 
-    read: the whole of it, as configured.
+    read: the whole of it, as configured; where it is not split into train and test yet, by a seed.
     options: the schema of `dataset.*`.
     check: refuses one that is absent, cut off or altered.
     downloads: True if `check` downloads it first, which a dry run must not.
@@ -38,7 +39,7 @@ class DataSet:
     require_room: refuses copies of a number of processes that do not fit into memory.
     """
 
-    read: Callable[[Any], Data]
+    read: Callable[[Any, int], Data]
     options: type[DatasetConfig] = DatasetConfig
     check: Callable[[Any], None] = lambda config: None
     downloads: Callable[[Any], bool] = lambda config: False
@@ -49,7 +50,7 @@ class DataSet:
 # ---- digits
 
 
-def read_digits(_: DatasetConfig) -> Data:
+def read_digits(_: DatasetConfig, __: int) -> Data:
     """1,797 handwritten digits, 8 x 8, of 43 people (Alpaydin and Kaynak, UCI 1998), as scikit-learn ships them.
 
     Read from scikit-learn's own file: importing sklearn.datasets takes longer than a second. The split does not depend
@@ -61,11 +62,7 @@ def read_digits(_: DatasetConfig) -> Data:
         table = np.loadtxt(file, delimiter=",")
     images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # 0..16 in the file
     labels = table[:, -1].astype(np.int64)
-    shuffle = np.random.default_rng(0)
-    is_test = np.zeros(len(labels), dtype=bool)
-    for digit in range(10):
-        members = shuffle.permutation(np.flatnonzero(labels == digit))
-        is_test[members[: round(len(members) / 5)]] = True
+    is_test = held_out(labels, 1 / 5, seed=0)
     return Data(Split(images[~is_test], labels[~is_test]), Split(images[is_test], labels[is_test]), classes=10)
 
 
@@ -82,7 +79,7 @@ MNIST_FILES = {
 }
 
 
-def read_mnist(config: MnistConfig) -> Data:
+def read_mnist(config: MnistConfig, _: int) -> Data:
     """MNIST's four IDX files (LeCun, Cortes, Burges), plain or .gz."""
     raw = _mnist_folder(config)
     train, test = (
@@ -186,25 +183,27 @@ def check(config: DatasetConfig) -> None:
 def load(config: DatasetConfig, seed: int) -> Data:
     """Read the data set; `train_limit` and `test_limit` take the first images after a shuffle by `seed`."""
     dataset = DATASETS[config.name]
-    whole = dataset.read(config)
-    part = Data(whole.train.take(config.train_limit, seed), whole.test.take(config.test_limit, seed), whole.classes)
+    whole = dataset.read(config, seed)
+    train, test = whole.train.take(config.train_limit, seed), whole.test.take(config.test_limit, seed)
+    part = replace(whole, train=train, test=test)
     return dataset.finish(part, config)
 
 
 def content(config: DatasetConfig) -> dict[str, list[Blob]]:
     """What identifies the whole data set: its images, or names and files of photographs, and labels; and, where
     photographs are decoded, the version of their decoding."""
-    data = DATASETS[config.name].read(config)
-    blobs: list[Blob] = []
-    paths = [path for split in (data.train, data.test) if isinstance(split.images, list) for path in split.images]
+    data = DATASETS[config.name].read(config, 0)  # runs with other seeds repeat one another on the same data
+    blobs: dict[str, Path | memoryview] = {}
+    encoded = [split.images for split in (data.train, data.test) if isinstance(split.images, list)]
+    paths = [path_of(image) for images in encoded for image in images]
     root = os.path.commonpath(paths) if paths else ""
     for name, split in (("train", data.train), ("test", data.test)):
-        blobs.append((f"{name} labels", _bytes_of(split.labels)))
-        if isinstance(split.images, list):
-            blobs += [(str(path)[len(root) :], path) for path in split.images]  # relative_to takes 7 us each
-        else:
-            blobs.append((f"{name} images {split.images.shape}", _bytes_of(split.images)))
-    return {"dataset": blobs, "decoding": [text_blob("decoding", str(decoding.VERSION))] if paths else []}
+        blobs[f"{name} labels"] = _bytes_of(split.labels)
+        if isinstance(split.images, np.ndarray):
+            blobs[f"{name} images {split.images.shape}"] = _bytes_of(split.images)
+        else:  # a file that holds many images counts once; relative_to takes 7 us each
+            blobs |= {str(path)[len(root) :]: path for path in map(path_of, split.images)}
+    return {"dataset": [*blobs.items()], "decoding": [text_blob("decoding", str(decoding.VERSION))] if paths else []}
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

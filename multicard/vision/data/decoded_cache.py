@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.records import run_folder
 from multicard.vision.data import decoding
+from multicard.vision.data.parquet_images import Encoded, Row, files_of, path_of
+from multicard.vision.data.sample_sources import folder_of
 from multicard.vision.data.splits import Data, Split
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
@@ -35,14 +38,15 @@ def cached(data: Data, config: ImagesConfig) -> Data:
     why the cache cannot be written."""
     splits, facts = {}, {}
     for name, split, limit in (("train", data.train, config.train_limit), ("test", data.test, config.test_limit)):
-        part = f"_{limit}-{_digits(str(split.images))}" if limit else ""  # which images follows from the run's seed
+        share = limit or config.split
+        part = f"_{share}-{_digits(str(split.images))}" if share else ""  # which images follows from the run's seed
         splits[name], facts[name] = SplitCache(split, f"{name}_{config.image_size}px{part}", config).open()
-    return Data(**splits, classes=data.classes, facts={"cache": config.cache.value, "decoded": facts})
+    return replace(data, **splits, facts=data.facts | {"cache": config.cache.value, "decoded": facts})
 
 
 def folder(config: ImagesConfig) -> Path:
     """The folder of the cache."""
-    return Path(config.cache_dir or Path(str(config.root)) / ".multicard").expanduser()
+    return Path(config.cache_dir or folder_of(Path(str(config.root)).expanduser()) / ".multicard").expanduser()
 
 
 def check(config: ImagesConfig) -> None:
@@ -60,7 +64,7 @@ class SplitCache:
 
     def __init__(self, split: Split, name: str, config: ImagesConfig) -> None:
         assert isinstance(split.images, list)
-        self.paths, self.labels, self.config, self.folder = split.images, split.labels, config, folder(config)
+        self.images, self.labels, self.config, self.folder = split.images, split.labels, config, folder(config)
         self.root = Path(str(config.root)).expanduser()
         if self.folder != self.root / ".multicard":  # other data sets may use the folder too
             name = f"{self.root.resolve().name}-{_digits(str(self.root.resolve()))}_{name}"
@@ -88,8 +92,9 @@ class SplitCache:
         images, entry = mapped
         skipped = entry["skipped"]
         if skipped and not self.config.skip_broken:
-            raise ValueError(f"{skipped[0]['path']}: {skipped[0]['why']}; {decoding.BROKEN}")
-        decoded = np.ones(len(self.paths), dtype=bool)
+            more = f" ({len(skipped) - 1:,} more of {len(self.images):,} cannot be either)" if len(skipped) > 1 else ""
+            raise ValueError(f"{skipped[0]['why']}{more}")
+        decoded = np.ones(len(self.images), dtype=bool)
         decoded[[image["index"] for image in skipped]] = False
         facts = {
             "file": str(self.folder / entry["file"]),
@@ -103,9 +108,11 @@ class SplitCache:
     def _fingerprint(self) -> str:
         """16 hex digits of the images' names, sizes and times, how they are decoded, and to which size resized."""
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
-        for path in self.paths:
+        root = folder_of(self.root)
+        for image in self.images:
+            path, row = path_of(image), f"#{image.index}" if isinstance(image, Row) else ""
             status = path.stat()
-            digest.update(f"\n{path.relative_to(self.root)} {status.st_size} {status.st_mtime_ns}".encode())
+            digest.update(f"\n{os.path.relpath(path, root)}{row} {status.st_size} {status.st_mtime_ns}".encode())
         return digest.hexdigest()[:16]
 
     def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:
@@ -131,30 +138,32 @@ class SplitCache:
         with run_folder.replacing(path) as file:
             for index, image in enumerate(self._decoded()):
                 if isinstance(image, ValueError):
-                    skipped.append({"index": index, "path": str(self.paths[index]), "why": str(image)})
+                    skipped.append({"index": index, "path": str(self.images[index]), "why": str(image)})
                 else:
                     file.write(image.tobytes())
-        written, size, status = len(self.paths) - len(skipped), self.config.image_size, path.stat()
-        require(written > 0, f"dataset.root={self.config.root}: no image of {self.name} can be decoded")
+        written, size, status = len(self.images) - len(skipped), self.config.image_size, path.stat()
+        problem = f"dataset.root={self.config.root}: no image of {self.name} can be decoded"
+        require(written > 0, f"{problem}; {skipped[0]['why']}" if skipped else problem)
         entry = {"of": fingerprint, "file": path.name, "shape": [written, size, size, 3], "bytes": status.st_size}
         run_folder.write_json(self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "skipped": skipped})
         for older in set(self.folder.glob(f"{self.name}-*.u8")) - {path}:
             older.unlink(missing_ok=True)
 
     def _decoded(self) -> Iterator[np.ndarray | ValueError]:
-        """All images in order, decoded by a thread a core; a broken one as its error, where they are to be skipped."""
+        """All images in order, decoded by a thread a core; a broken one as its error."""
 
-        def decode(path: Path) -> np.ndarray | ValueError:
+        def decode(image: Encoded) -> np.ndarray | ValueError:
             try:
-                return decoding.decode(path, self.config.image_size)
+                return decoding.decode(image, self.config.image_size)
             except ValueError as error:
-                if self.config.skip_broken:
-                    return error
-                raise
+                return error
 
+        last = files_of(self.images)
         with ThreadPoolExecutor(cores()) as pool:
-            for start in range(0, len(self.paths), CHUNK):
-                yield from pool.map(decode, self.paths[start : start + CHUNK])
+            for start in range(0, len(self.images), CHUNK):
+                yield from pool.map(decode, self.images[start : start + CHUNK])
+                for file in (file for file, index in last.items() if index < start + CHUNK):
+                    file.release()
 
 
 def _digits(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multicard.config.keys import require
+from multicard.vision.data.parquet_images import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,17 +33,18 @@ ORIENTATION, BITS_PER_SAMPLE, PHOTOMETRIC = 0x112, 0x102, 0x106  # tags of EXIF 
 WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
-def decode(path: Path, image_size: int) -> np.ndarray:
+def decode(encoded: Encoded, image_size: int) -> np.ndarray:
     """The photograph as uint8 (S, S, 3), of any size, mode and proportions; ValueError names a broken file."""
     import torch
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
     from torchvision.transforms.v2 import functional
 
     try:
-        with Image.open(path) as image:
+        with encoded.open("rb") as file, Image.open(file) as image:
             pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
-        raise ValueError(f"{path}: cannot be decoded ({error}); {BROKEN}") from None
+        why = "no image of a known format" if isinstance(error, UnidentifiedImageError) else error
+        raise ValueError(f"{encoded}: cannot be decoded ({why}); {BROKEN}") from None
     return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
 
 
@@ -55,22 +57,22 @@ def shown(image: "Image") -> "Image":
     return rgb if turn is None else rgb.transpose(Transpose[turn])
 
 
-def require_plain(path: Path) -> None:
+def require_plain(encoded: Encoded) -> None:
     """Refuse, by its header alone, a file that only `decode` shows as a viewer does: of 16 bits, or with transparency.
 
     JPEGs have neither, and are not opened. A file without a header that can be read passes: its decoding fails.
     """
     from PIL import Image
 
-    if path.suffix.lower() in (".jpg", ".jpeg"):
+    if isinstance(encoded, Path) and encoded.suffix.lower() in (".jpg", ".jpeg"):
         return
     try:
-        with Image.open(path) as image:
+        with encoded.open("rb") as file, Image.open(file) as image:
             is_plain = image.mode[0] not in "IF" and not image.has_transparency_data
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return
     remedy = "use dataset.cache=mmap, which decodes it as the other loaders do, or another loader"
-    require(is_plain, f"{path}: has transparency or more than 8 bits, which loader=dali shows otherwise; {remedy}")
+    require(is_plain, f"{encoded}: has transparency or more than 8 bits, which loader=dali shows otherwise; {remedy}")
 
 
 def _rgb(image: "Image") -> "Image":

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
         index = draw % len(self.split)
         image = self.split.images[index]
-        if isinstance(image, Path):
+        if not isinstance(image, np.ndarray):
             image = decoding.decode(image, self.source.config.dataset.image_size)  # (S, S, 3)
         channels_first = torch.from_numpy(image if image.ndim == 3 else image[..., None]).permute(2, 0, 1)
         window = self.source.windows(np.array([draw]))

@@ -1,10 +1,8 @@
-"""`dataset=images`: a folder of photographs, train/<class>/* and validation/<class>/*.
+"""`dataset=images`: photographs of any of `sample_sources`, split, and decoded as `dataset.cache` says."""
 
-What cannot be used is refused with ValueError, which names the key, or the file, and the remedy.
-"""
-
-import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,30 +11,71 @@ from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
+from multicard.messages import say
 from multicard.records.text_table import in_bytes
-from multicard.vision.data import decoded_cache, decoding
-from multicard.vision.data.splits import Data, Split
+from multicard.vision.data import decoded_cache, decoding, sample_sources
+from multicard.vision.data.parquet_images import files_of
+from multicard.vision.data.sample_sources import FORMS, TESTS, TRAIN, WHOLE, Parts
+from multicard.vision.data.splits import Data, Split, held_out
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+_say_once = cache(say)  # the cells of a sweep have the same data
 
 
-def read(config: ImagesConfig) -> Data:
-    """The paths of all photographs, classes and files in the order of their names, as torchvision's ImageFolder has
-    them, but for hidden ones."""
+def read(config: ImagesConfig, seed: int) -> Data:
+    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is held out.
+
+    Raises:
+        ValueError: with the key and the remedy, for what no classifier can be trained and tested on.
+    """
     root = Path(str(config.root)).expanduser()
-    parts = []
-    for part in ("train", "validation"):
-        images = [images_in(folder) for folder in class_folders(root / part)]
-        labels = np.repeat(np.arange(len(images)), [len(paths) for paths in images])
-        parts.append(Split([path for paths in images for path in paths], labels.astype(np.int64)))
-    return Data(*parts, classes=len(images))
+    key = f"dataset.root={root}"
+    try:
+        parts = sample_sources.find(root)
+        taken = _taken(parts, config, key)
+        samples = [parts[name]() for name in taken]
+    except OSError as error:
+        problem = f"{error.filename}: cannot be read ({error.strerror})"
+        raise ValueError(f"{problem}; see that you may read it, or remove it") from None
+    names = samples[0].classes
+    differ = ", ".join(sorted({*names} ^ {*samples[-1].classes})[:20])
+    require(not differ, f"{key}: only in one of {' and '.join(taken)}: {differ}; both need the same classes")
+    require(len(names) > 1, f"{key}: has one class alone, {names[0]}; add the images of another to tell it from")
+    numbers = {name: number for number, name in enumerate(names)}
+    train, *rest = (Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples)
+    if rest:
+        test, unused = rest[0], [name for name in TESTS[TESTS.index(taken[1]) + 1 :] if name in parts]
+        return Data(train, test, len(names), {"parts": {"train": taken[0], "test": taken[1], "unused": unused}})
+    assert config.split is not None
+    is_test = held_out(train.labels, config.split, seed)
+    for name, number in numbers.items():
+        members = is_test[train.labels == number]
+        lacks = f"{count(len(members), 'image')}, without one to {'train' if members.any() else 'test'} on"
+        remedy = "choose another share, or add images of it"
+        require(0 < members.sum() < len(members), f"dataset.split={config.split}: leaves {name}, of {lacks}; {remedy}")
+    facts = {"parts": {"train": taken[0], "test": f"{config.split:g} of {taken[0]}", "unused": []}}
+    return Data(train.part(np.flatnonzero(~is_test)), train.part(np.flatnonzero(is_test)), len(names), facts)
+
+
+def _taken(parts: Parts, config: ImagesConfig, key: str) -> list[str]:
+    """The part to train on and, unless it is to be split, the one to test on."""
+    train, tests = WHOLE if WHOLE in parts else TRAIN, [name for name in TESTS if name in parts]
+    require(train in parts, f"{key}: no {TRAIN} in it; {FORMS}")
+    remedy = "set dataset.split=0.2 to test on a fifth of each class, or add val with images of each"
+    require(bool(tests) or config.split is not None, f"{key}: has no images to test on; {remedy}")
+    problem = f"dataset.split={config.split}: {config.root} has {' and '.join(tests)} to test on"
+    require(not tests or config.split is None, f"{problem}; leave dataset.split out")
+    return [train, *tests[:1]]
 
 
 def finish(data: Data, config: ImagesConfig) -> Data:
     """The same photographs decoded, unless they are to be decoded each time."""
     if config.cache is CacheMode.process:
         return in_process(data, config)
-    return data if config.cache is CacheMode.none else decoded_cache.cached(data, config)
+    if config.cache is CacheMode.mmap:
+        return decoded_cache.cached(data, config)
+    for file in files_of([*data.train.images, *data.test.images]):
+        file.load()  # before workers are forked, which share it
+    return data
 
 
 def in_process(data: Data, config: ImagesConfig) -> Data:
@@ -49,7 +88,7 @@ def in_process(data: Data, config: ImagesConfig) -> Data:
         "read_s": timing.clock_s() - started_s,
         "process_bytes": sum(split.images.nbytes for split in (train, test) if isinstance(split.images, np.ndarray)),
     }
-    return Data(train, test, data.classes, facts)
+    return replace(data, train=train, test=test, facts=data.facts | facts)
 
 
 def _as_tensors(split: Split, size: int) -> Split:
@@ -61,7 +100,7 @@ def _as_tensors(split: Split, size: int) -> Split:
     tensors = np.empty((len(split), 3, size, size), np.float32)
 
     def read_image(index: int) -> None:
-        image = decoding.decode(Path(paths[index]), size)
+        image = decoding.decode(paths[index], size)
         np.multiply(image.transpose(2, 0, 1), np.float32(1 / 255), out=tensors[index], dtype=np.float32)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -74,8 +113,7 @@ def require_room(config: ImagesConfig, processes: int) -> None:
     """Refuse a copy of the decoded photographs in each process where they do not fit into this machine's memory."""
     if config.cache is not CacheMode.process:
         return
-    check(config)  # there are folders to look into
-    data = read(config)
+    data = read(config, seed=0)
     limited = (data.train, config.train_limit), (data.test, config.test_limit)
     images = sum(min(len(split), limit or len(split)) for split, limit in limited)
     needed_bytes = processes * images * 3 * config.image_size**2 * 4
@@ -86,50 +124,10 @@ def require_room(config: ImagesConfig, processes: int) -> None:
     require(needed_bytes <= available_bytes, f"dataset.cache=process: {problem}; {remedy}")
 
 
-def class_folders(part: Path) -> list[Path]:
-    return sorted(path for path in part.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def images_in(folder: Path) -> list[Path]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
-
-    Raises:
-        ValueError: a link to a folder that is read already, as in a circle of links.
-        OSError: a folder that cannot be read.
-    """
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    images, seen = [], set()
-    for part, folders, names in os.walk(folder, onerror=stop, followlinks=True):
-        real = os.path.realpath(part)
-        require(real not in seen, f"{part}: leads to a folder of {folder} that is read already; remove this link")
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        images += [(part, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
-    return [Path(*image) for image in sorted(images)]
-
-
 def check(config: ImagesConfig) -> None:
     """See that both parts hold the same classes, each with an image, and that decoded ones can be stored."""
-    root = Path(str(config.root)).expanduser()
-    key = f"dataset.root={root}"
-    remedy = "it must hold train/<class>/ and validation/<class>/ with the images"
-    classes: list[set[str]] = []
-    try:
-        for part in ("train", "validation"):
-            require((root / part).is_dir(), f"{key}: no folder {part}/ in it; {remedy}")
-            folders = class_folders(root / part)
-            require(bool(folders), f"{key}: no class folders in {part}/; {remedy}")
-            empty = next((folder.name for folder in folders if not images_in(folder)), None)
-            require(empty is None, f"{key}: no image in {part}/{empty}/; put its images there or remove the folder")
-            classes.append({folder.name for folder in folders})
-    except OSError as error:
-        problem = f"{error.filename}: cannot be read ({error.strerror})"
-        raise ValueError(f"{problem}; see that you may read it, or remove it") from None
-    differ = sorted(classes[0] ^ classes[1])
-    remedy = "both parts need the same class folders"
-    require(not differ, f"{key}: only in one of train/ and validation/: {', '.join(differ)}; {remedy}")
+    parts = read(config, seed=0).facts["parts"]
+    if parts["unused"]:
+        _say_once(f"dataset.root={config.root}: tests on {parts['test']}, not on {' and '.join(parts['unused'])}")
     if config.cache is CacheMode.mmap:
         decoded_cache.check(config)

@@ -6,12 +6,12 @@ Samplers yield what torch's do, and are taken by its DataLoader.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from multicard.vision.data import decoding
+from multicard.vision.data.parquet_images import Encoded
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Split:
-    """One part of a data set: uint8 images, grey (N, H, W) or colour (N, S, S, 3), or the paths of photographs."""
+    """One part of a data set: uint8 images, grey (N, H, W) or colour (N, S, S, 3), or encoded photographs."""
 
-    images: np.ndarray | list[Path]
+    images: np.ndarray | list[Encoded]
     labels: np.ndarray  # (N,), int64
 
     def __len__(self) -> int:
@@ -36,7 +36,10 @@ class Split:
         """The first `limit` samples after a seeded shuffle; all of them, in their order, where it is None."""
         if limit is None or limit >= len(self):
             return self
-        indices = np.random.default_rng(seed).permutation(len(self))[:limit]
+        return self.part(np.random.default_rng(seed).permutation(len(self))[:limit])
+
+    def part(self, indices: np.ndarray) -> "Split":
+        """The samples of these indices."""
         images = self.images[indices] if isinstance(self.images, np.ndarray) else [self.images[i] for i in indices]
         return Split(images, self.labels[indices])
 
@@ -49,6 +52,15 @@ class Data:
     test: Split
     classes: int
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Which samples are for testing (N,): the share of each class, rounded, by a seeded shuffle."""
+    shuffle, is_test = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
+    for label in range(labels.max() + 1):
+        members = shuffle.permutation(np.flatnonzero(labels == label))
+        is_test[members[: round(share * len(members))]] = True
+    return is_test
 
 
 def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:

@@ -1,0 +1,170 @@
+"""Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or parquet files that
+hold the images. Of each come parts by name, and of a part the encoded images and their classes.
+
+What cannot be used is refused with ValueError, which names the key, or the file, and the remedy.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multicard.config.keys import require
+from multicard.vision.data.parquet_images import Encoded, ImageFile, Row
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+WHOLE, TRAIN = "all", "train"  # WHOLE: samples that are not split into parts
+TESTS = ("validation", "valid", "val", "test")  # the first that is there is tested on
+PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
+LABELS = ("label", "labels", "class", "target")
+FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
+
+
+class Samples(NamedTuple):
+    """The samples of a part: images, the class of each, and all classes in the order of their numbers."""
+
+    images: list[Encoded]
+    labels: list[str]
+    classes: list[str]
+
+
+Parts = dict[str, Callable[[], Samples]]  # WHOLE, or TRAIN and those of TESTS that are there, each read when asked for
+
+
+def find(root: Path) -> Parts:
+    """The parts of the data at a folder or file; OSError for what cannot be read."""
+    require(root.exists(), f"dataset.root={root}: no such file or folder; {FORMS}")
+    if root.is_dir():
+        return _in_parquet_folder(root) or _in_folders(root)
+    is_table = root.suffix.lower() in (".csv", ".tsv", ".parquet")
+    require(is_table, f"dataset.root={root}: is neither a folder nor a .csv, .tsv or .parquet file; {FORMS}")
+    return _in_table([root])
+
+
+def folder_of(root: Path) -> Path:
+    """The folder that holds the data: `root`, or that of its table."""
+    return root.parent if root.is_file() else root
+
+
+def _in_folders(root: Path) -> Parts:
+    """Parts by the names of folders, where all, or TRAIN and another, are called so; otherwise folders are classes."""
+    folders = class_folders(root)
+    require(bool(folders), f"dataset.root={root}: no folders of classes in it; {FORMS}")
+    parts = {name: path for path in folders if (name := path.name.lower()) in (TRAIN, *TESTS)}
+    is_split = (TRAIN in parts and len(parts) > 1) or 0 < len(parts) == len(folders)
+    return {name: partial(_of_folder, path) for name, path in (parts if is_split else {WHOLE: root}).items()}
+
+
+def _of_folder(folder: Path) -> Samples:
+    """Classes and files in the order of their names, as torchvision's ImageFolder has them, but for hidden ones."""
+    samples, key = Samples([], [], [each.name for each in class_folders(folder)]), f"dataset.root={folder}"
+    require(bool(samples.classes), f"{key}: no class folders in it; {FORMS}")
+    for name in samples.classes:
+        images = images_in(folder / name)
+        require(bool(images), f"{key}: no image in {name}/; put its images there or remove the folder")
+        samples.images.extend(images)
+        samples.labels.extend([name] * len(images))
+    return samples
+
+
+def class_folders(part: Path) -> list[Path]:
+    return sorted(path for path in part.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
+
+    Raises:
+        ValueError: a link to a folder that is read already, as in a circle of links.
+        OSError: a folder that cannot be read.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    images, seen = [], set()
+    for part, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        real = os.path.realpath(part)
+        require(real not in seen, f"{part}: leads to a folder of {folder} that is read already; remove this link")
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        images += [(part, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    return [Path(*image) for image in sorted(images)]
+
+
+def _in_parquet_folder(root: Path) -> Parts:
+    """Parts by the names of files in the folder or its `data/`, as train-00000-of-00002.parquet."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted([*root.glob("*.parquet"), *root.glob("data/*.parquet")]):
+        files.setdefault(re.split("[^a-z]", path.name.lower())[0], []).append(path)
+    named = [part for part in (TRAIN, *TESTS) if part in files]
+    return {part: partial(lambda paths: _in_table(paths, by_split=False)[WHOLE](), files[part]) for part in named}
+
+
+def _in_table(paths: list[Path], by_split: bool = True) -> Parts:
+    """The rows of a table in one or more files; parts by its column `split`, where there is one."""
+    images, labels, parts, declared = _columns(paths)
+    parts = [part.lower() for part in parts] if by_split and parts else [WHOLE] * len(images)
+    found: dict[str, Samples] = {part: Samples([], [], []) for part in parts}
+    wrong: dict[str, list[int]] = {}
+    for row, (image, label, part) in enumerate(zip(images, labels, parts, strict=True)):
+        if not label:
+            wrong.setdefault("no label; give each image its class", []).append(row)
+        elif isinstance(image, Path) and not image.is_file():
+            wrong.setdefault("no such file; give paths relative to the table, or leave the row out", []).append(row)
+        elif part not in (WHOLE, TRAIN, *TESTS):
+            wrong.setdefault(f"no known split; use {TRAIN}, or one of {', '.join(TESTS)}", []).append(row)
+        found[part].images.append(image)
+        found[part].labels.append(label)
+    for problem, rows in wrong.items():
+        more = f" and {len(rows) - 1:,} more" if rows[1:] else ""
+        raise ValueError(f"dataset.root={paths[0]}: row {rows[0] + 1} ({images[rows[0]]}){more}: {problem}")
+    require(bool(found), f"dataset.root={paths[0]}: has no rows; {FORMS}")
+    for samples in found.values():
+        present = set(samples.labels)
+        order = int if all(re.fullmatch(r"-?\d+", name) for name in present) else str
+        samples.classes.extend([name for name in declared if name in present] or sorted(present, key=order))
+    return {part: partial(Samples, *samples) for part, samples in found.items()}
+
+
+def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | None, list[str]]:
+    """Of each row of a table its image, class ("" for none) and, with a column `split`, part; and the classes in order,
+    where `datasets` declared them in the file."""
+    import pyarrow as pa
+    from pyarrow import csv, dataset
+
+    form: Any = "parquet"
+    if paths[0].suffix.lower() != ".parquet":
+        with paths[0].open(encoding="utf-8", errors="replace") as file:
+            header = file.readline()
+        text = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
+        form = dataset.CsvFileFormat(csv.ParseOptions(delimiter=max(",;\t", key=header.count)), convert_options=text)
+    try:
+        stored = dataset.dataset([str(path) for path in paths], format=form)
+        fields = {field.name.strip().lower(): field for field in stored.schema}
+        inside = [name for name in PATHS if name in fields and re.match("struct|binary", str(fields[name].type))]
+        image = next((name for name in (*inside, *PATHS) if name in fields), "")
+        label = next((name for name in LABELS if name in fields), "")
+        remedy = f"call that of the images one of {', '.join(PATHS)}, that of the classes one of {', '.join(LABELS)}"
+        found = f"dataset.root={paths[0]}: has the columns {', '.join(stored.schema.names)}"
+        require(bool(image and label), f"{found}; {remedy}")
+        wanted = {label, "split", image} & fields.keys() - inside
+        table = stored.to_table([fields[name].name for name in wanted])
+        columns = {name: table[fields[name].name].to_pylist() for name in wanted}
+        counts = [fragment.count_rows() for fragment in stored.get_fragments()]
+    except pa.ArrowException as error:
+        why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
+        raise ValueError(f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8") from None
+    features = json.loads((stored.schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
+    declared = features.get(fields[label].name, {}).get("names") or []
+    if declared:
+        columns[label] = [declared[number] if number in range(len(declared)) else None for number in columns[label]]
+    texts = {name: ["" if value is None else str(value).strip() for value in columns[name]] for name in wanted}
+    images: list[Encoded] = [paths[0].parent / path for path in texts.get(image, ())]
+    for path, count in zip(paths, counts if inside else (), strict=bool(inside)):
+        file = ImageFile(path, fields[image])
+        images += [Row(file, index) for index in range(count)]
+    return images, texts[label], texts.get("split"), declared

@@ -1,0 +1,219 @@
+"""Images in the forms that people have them: the same samples from each, and a line for what cannot be used."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets as hub
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from multicard.config.vision import ImagesConfig
+from multicard.estimate.memory import facts
+from multicard.records import content
+from multicard.vision.data import datasets, parquet_images
+from multicard.vision.data.splits import Data, Split
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import typed
+from tests.vision.test_loaders import NAMES, PLAIN, pixels, read, source
+
+CLASSES = ("ant", "bee", "cow")
+COUNT = 5
+
+
+def picture(number: int, index: int) -> Image.Image:
+    return Image.new("RGB", (32 + index, 32), (80 * number, 40 * index, 9))
+
+
+def fill(folder: Path, count: int = COUNT) -> Path:
+    """Folders of classes with plain images of a colour each."""
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            picture(number, index).save(folder / name / f"{index}.png")
+    return folder
+
+
+def rows(folder: Path) -> list[tuple[str, str]]:
+    return [(path.relative_to(folder).as_posix(), path.parent.name) for path in sorted(folder.rglob("*.png"))]
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else ",".join(line) for line in lines) + "\n")
+    return path
+
+
+def hub_files(folder: Path, *parts: str, names: tuple[str, ...] = CLASSES) -> Path:
+    """Parquet files as `datasets` writes them, a file a part and several row groups in it."""
+    features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=list(names))})
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        drawn = [(number, index) for index in range(COUNT) for number in range(3)]
+        labels = [names.index(CLASSES[number]) for number, _ in drawn]
+        columns = {"image": [picture(*each) for each in drawn], "label": labels}
+        hub.Dataset.from_dict(columns, features).to_parquet(folder / part, batch_size=4)
+    return folder
+
+
+def options(root: Path, *words: str) -> ImagesConfig:
+    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32", *words).dataset
+    assert isinstance(config, ImagesConfig)
+    return config
+
+
+def loaded(root: Path, *words: str, seed: int = 0) -> Data:
+    """What is read of data that passes the checks, as a rank has it."""
+    datasets.check(options(root, *words))
+    return datasets.load(options(root, *words), seed)
+
+
+def seen(split: Split) -> list[tuple[tuple[int, ...], int]]:
+    """The colour of each image, and its label, in a fixed order."""
+    assert isinstance(split.images, np.ndarray)
+    pairs = zip(split.images[:, 9, 9].tolist(), split.labels.tolist(), strict=True)
+    return sorted((tuple(colour), label) for colour, label in pairs)
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {
+    "flat": fill,
+    "train alone": lambda root: fill(root / "train").parent,
+    "csv": lambda root: write(fill(root).parent / "a.csv", "label,image", *((b, f"root/{a}") for a, b in rows(root))),
+    "semicolons": lambda root: write(root / "a.CSV", "\ufeffPath;Class", *(f"{a};{b}" for a, b in rows(fill(root)))),
+    "hub": lambda root: hub_files(root / "data", "train-00000-of-00001.parquet").parent,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_has_the_same_samples(form: str, tmp_path: Path):
+    root = FORMS[form](tmp_path / "root")
+    data, again, other = (loaded(root, "dataset.split=0.4", seed=seed) for seed in (0, 0, 1))
+    assert np.bincount(data.train.labels).tolist() == [3] * 3 and np.bincount(data.test.labels).tolist() == [2] * 3
+    assert data.classes == 3 and data.facts["parts"]["test"].startswith("0.4 of ")
+    everything = [((80 * number, 40 * index, 9), number) for number in range(3) for index in range(COUNT)]
+    assert sorted(seen(data.train) + seen(data.test)) == everything
+    assert seen(again.test) == seen(data.test) != seen(other.test)
+    limited = loaded(root, "dataset.split=0.4", "dataset.train_limit=4")
+    assert len(limited.train) == 4 and set(seen(limited.train)) < set(seen(data.train))
+    config = typed("dataset=images", f"dataset.root={root}", "dataset.split=0.4", "dataset.test_limit=5")
+    assert facts.sizes(config) == facts.ImageFacts(9, 5, 3, 300, 3)
+
+
+def test_the_part_to_test_on_is_chosen_said_once_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for part in ("Train", "test", "val"):
+        fill(tmp_path / part)
+    (tmp_path / "notes").mkdir()
+    assert loaded(tmp_path).facts["parts"] == {"train": "train", "test": "val", "unused": ["test"]}
+    loaded(tmp_path)
+    assert capsys.readouterr().out == f"dataset.root={tmp_path}: tests on val, not on test\n"
+    shutil.rmtree(tmp_path / "val")
+    assert loaded(tmp_path).facts["parts"]["test"] == "test"
+    few = rows(fill(tmp_path / "more"))[::COUNT]
+    split = [(*row, part) for part in ("train", "TEST") for row in few]
+    data = loaded(write(tmp_path / "more" / "a.csv", "filename,target,split", *split))
+    assert (len(data.train), len(data.test)) == (3, 3) and data.facts["parts"]["test"] == "test"
+    train = fill(tmp_path / "vehicles").rename(tmp_path / "train")
+    for name in ("bus", "train"):
+        shutil.copytree(train / "ant", tmp_path / "vehicles" / name)
+    assert loaded(tmp_path / "vehicles", "dataset.split=0.2").classes == 2  # a class that is called as a part is
+
+
+def test_numbers_are_in_their_order_and_declared_classes_in_that_of_the_file(tmp_path: Path):
+    names = [str(10 - row % 2 * 8) for row in range(15)]
+    table = pa.table({"file": [path for path, _ in rows(fill(tmp_path))], "label": names})
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = datasets.DATASETS["images"].read(options(tmp_path / "a.parquet", "dataset.split=0.3"), 0)
+    assert isinstance(data.train.images, list)
+    classes = {str(tmp_path / path): name for path, name in zip(*table.to_pydict().values(), strict=True)}
+    pairs = zip(data.train.images, data.train.labels.tolist(), strict=True)
+    assert {(classes[str(image)], label) for image, label in pairs} == {("2", 0), ("10", 1)}
+    root = hub_files(tmp_path / "hub", "train.parquet", "test.parquet", names=("cow", "none", "bee", "ant"))
+    assert set(seen(loaded(root).test)) == {((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)}
+
+
+@pytest.mark.parametrize("loader", NAMES)
+def test_images_in_parquet_reach_every_loader(loader: str, tmp_path: Path):
+    root = hub_files(tmp_path / "hub", "train-0.parquet", "test-0.parquet")
+    cached = loaded(root)
+    again = loaded(root)
+    assert again.facts["decoded"]["train"]["built_s"] is None and (root / ".multicard").is_dir()
+    each_time = loaded(root, "dataset.cache=none")
+    splits = [cached.train, *([each_time.train] if loader != "device" else [])]
+    words = (*PLAIN, f"loader={loader}")
+    images = [pixels(read(source(split, range(15), *words))) for split in splits]
+    assert all(abs(images[0] - each).max() <= 1.01 / 255 for each in images)
+    tensors = loaded(root, "dataset.cache=process").train
+    assert isinstance(tensors.images, np.ndarray) and abs(tensors.images * 255 - cached.train.images).max() < 1e-3
+
+
+def test_a_parquet_file_is_read_once_and_left_when_its_images_are_decoded(tmp_path: Path):
+    root = hub_files(tmp_path / "hub", "train-0.parquet", "train-1.parquet", "val.parquet")
+    data = datasets.DATASETS["images"].read(options(root), 0)
+    assert isinstance(data.train.images, list)
+    files = parquet_images.files_of(data.train.images)
+    assert list(files.values()) == [14, 29] and all(file._images is None for file in files)
+    datasets.DATASETS["images"].finish(data, options(root))
+    assert all(file._images is None for file in files)
+    data = datasets.DATASETS["images"].finish(data, options(root, "dataset.cache=none"))
+    assert all(file._images is file.load() for file in files)
+    known = content.fingerprint(WORKLOAD.data(typed("dataset=images", f"dataset.root={root}")))
+    labels = 8 * (30 + 15)
+    sizes = sum(path.stat().st_size for path in root.glob("*.parquet"))
+    assert known.bytes == labels + sizes + 1  # each file once, and the version of the decoding
+
+
+def test_broken_images_in_parquet_are_named_by_row(tmp_path: Path):
+    root = hub_files(tmp_path / "hub", "train.parquet", "test.parquet")
+    table = pq.read_table(root / "train.parquet")
+    images = table["image"].to_pylist()
+    images[1]["bytes"], images[2]["bytes"] = b"no image", None
+    column = pa.array(images, table["image"].type)
+    pq.write_table(table.set_column(0, "image", column), root / "train.parquet")
+    with pytest.raises(ValueError, match=r"train\.parquet row 2: cannot be decoded \(.*1 more of 15") as error:
+        loaded(root)
+    assert "\n" not in str(error.value)
+    data = loaded(root, "dataset.skip_broken=true")
+    assert len(data.train) == 13 and data.facts["decoded"]["train"]["skipped"] == 2
+
+
+BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nothing": (lambda root: root / "none", "no such file or folder; give"),
+    "another file": (lambda root: write(root / "a.txt", ""), r"neither a folder nor a \.csv"),
+    "no folders": (lambda root: root / "ant", "no folders of classes in it"),
+    "no split": (lambda root: root, r"no images to test on; set dataset\.split=0\.2"),
+    "columns": (lambda root: write(root / "a.csv", "a,b", "1,2"), "has the columns a, b; call that of the images"),
+    "empty": (lambda root: write(root / "a.csv", "image,label"), "has no rows"),
+    "ragged": (lambda root: write(root / "a.csv", "image,label", "1,2,3"), r"cannot be read \(.*Expected 2 columns"),
+    "no parquet": (lambda root: write(root / "a.parquet", "x"), r"cannot be read \(Parquet"),
+    "label": (lambda root: write(root / "a.csv", "image,label", *rows(root), "ant/0.png,"), r"row 16 \(.*\): no label"),
+    "file": (lambda root: write(root / "a.csv", "image,label", "x,y", "z,y"), r"row 1 \(.*/x\) and 1 more: no such"),
+    "part": (lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,ant,tset"), "no known split; use train,"),
+    "train": (lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,test"), "no train in it"),
+    "differ": (
+        lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,b,val"),
+        "only in one of train and val: a, b; both",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_cannot_be_used_is_refused_in_a_line(bad: str, tmp_path: Path):
+    make, says = BAD[bad]
+    with pytest.raises(ValueError, match=rf"^dataset\.root={tmp_path}.*{says}") as error:
+        datasets.check(options(make(fill(tmp_path / "root"))))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [("0.01", "leaves ant, of 5 images, without one to test"), ("0.99", "to train"), ("1", "is a share")],
+)
+def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=rf"^dataset\.split={share}.*{says}"):
+        datasets.check(options(fill(tmp_path / "root"), f"dataset.split={share}"))
+    with pytest.raises(ValueError, match=r"^dataset\.split=0\.5: .* has val to test on; leave"):
+        shutil.copytree(fill(tmp_path / "a" / "train"), tmp_path / "a" / "val")
+        datasets.check(options(tmp_path / "a", "dataset.split=0.5"))
