@@ -23,7 +23,7 @@ from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure import formulas, timing
-from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING, following
 from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
 
@@ -227,7 +227,8 @@ def _speedups(rows: Sequence[Row]) -> list[float | None]:
     none, and for parts of a setting."""
 
     def others(row: Row) -> Cell:
-        return tuple((key, value) for key, value in row.cell if key not in (*grouping.RANKS, *grouping.CORES))
+        left_out = {*grouping.RANKS, *grouping.CORES, *following(dict(row.cell))}
+        return tuple((key, value) for key, value in row.cell if key not in left_out)
 
     bases: dict[Cell, list[Row]] = {}
     for row in rows:

@@ -16,7 +16,7 @@ from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
 from multicard.records import figures
-from multicard.records.comparable import ALL_THREADS, DATA, HAVE_DATA, MARKS, RECIPE, apart, kinds
+from multicard.records.comparable import ALL_THREADS, DATA, HAVE_DATA, MARKS, RECIPE, apart, following, kinds
 from multicard.records.text_table import clean
 
 ACCURACY, MEMORY, LOSS = "test_accuracy", "peak_memory_bytes", "loss_last_tenth"
@@ -93,7 +93,11 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
     if mix:
         return group(runs, ["kind", *keys])
     own = () if {*RANKS} & {*without} else CORES
-    groups = group(runs, ["kind", *keys, *ORIGIN, *own])
+    groups: dict[Cell, list[Run]] = {}
+    for run in runs:
+        follows = set[str]() if own else following(run.columns)
+        cell = tuple((key, run[key]) for key in ("kind", *keys, *ORIGIN, *own) if key not in follows)
+        groups.setdefault(cell, []).append(run)
     return groups if own else split(groups, without)
 
 

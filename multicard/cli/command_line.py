@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
+from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO_GPUS
 from multicard.config.keys import require
 from multicard.config.sweeps import REPETITION, SWITCHED
@@ -25,12 +26,14 @@ ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "m
 ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
+FOLLOWS = f"batch_size_asked={GLOBAL}"
 AUTO = ("gpus=auto", "gpus_auto=true")
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
 
 def switched(words: list[str], workload: Workload) -> list[str]:
-    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; with the
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; with what
+    tells that a rank's batch follows from the global one, whatever an experiment or a preset has for it; with the
     options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written where the defaults do
     not have the group, as `experiment=NAME`.
 
@@ -38,6 +41,8 @@ def switched(words: list[str], workload: Workload) -> list[str]:
         ValueError: `glob()` that matches nothing.
     """
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    words += [FOLLOWS] * ("global_batch_size" in given and "batch_size" not in given)
     keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
     words = [part for word in words for part in (AUTO_GPUS if word in AUTO else (word,))]
     parted = [word.partition("=") for word in words]

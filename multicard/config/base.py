@@ -141,12 +141,16 @@ class TrackerConfig:
             )
 
 
+GLOBAL = "global"  # the `batch_size_asked` of a batch size that follows from `global_batch_size`
+ACCUMULATED = "gradient_accumulation_steps"  # key of tuning; training does not accumulate
+FOLLOWING = ("batch_size", ACCUMULATED)  # keys that may follow from others
+
 # Keys that do not change what is measured, and so are no part of a cell's identity
 BESIDE = ("name", "rerun", "stop_on_divergence", "objective", "price", "tracker")
 NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
-    "": {"custom_sharded_layers": []},
+    "": {"custom_sharded_layers": [], "global_batch_size": None, "batch_size_asked": None},
     "model": {"pointwise": "convolution"},
     "dataset": {"revision": None, "split": None},
     "profile": {"window": "after", "budget_bytes": 1_000_000_000},
@@ -164,6 +168,10 @@ class RunConfig(RepeatedConfig):
     seed: int = key(0, "seed of the weights, the order of samples and augmentation", least=0)
     epochs: int = key(1, "passes over the training set", least=1)
     batch_size: int = key(1, "samples per rank and step", least=1)
+    global_batch_size: Optional[int] = key(
+        None, "samples of a step over all ranks, on any number of them; null is what batch_size makes", least=1
+    )
+    batch_size_asked: Optional[str] = key(None, "what global_batch_size without batch_size sets: global")
     pin_memory: bool = key(True, "keep batches in page-locked host memory, so that they are copied without waiting")
     lr: float = key(MISSING, "learning rate; the highest of a schedule", above=0)
     malloc: Malloc = key(Malloc.tuned, "CPU ranks: tuned has glibc keep freed memory for reuse; system does not")
@@ -185,6 +193,7 @@ class RunConfig(RepeatedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._share_batch()
         for name in ("gpu", "memory") if self.device is Device.cpu else ():
             asked, cause = getattr(self.predict, name), "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
             require(asked is None, f"predict.{name}={asked}: {cause} has no GPU; leave one of them out")
@@ -195,6 +204,28 @@ class RunConfig(RepeatedConfig):
             require(not self.diagnose, f"{problem}; leave out diagnose=true")
         check_raced_run(self)
         check_name(self.name)
+
+    def _share_batch(self) -> None:
+        """Set what follows from `global_batch_size`: a rank's batch, or the number of batches that are summed."""
+        whole, asked, ranks = self.global_batch_size, self.batch_size_asked, self.gpus * self.nodes
+        require(asked in (None, GLOBAL), f"batch_size_asked={asked}: is set by global_batch_size; leave it out")
+        if whole is None:
+            self.batch_size_asked = None
+            return
+        summed: int | None = getattr(self, ACCUMULATED, None)
+        parts = ranks * ((summed or 1) if asked == GLOBAL else self.batch_size)
+        near = " or ".join(str(size) for size in (whole // parts * parts, -(-whole // parts) * parts) if size)
+        made = f"gpus x nodes{f' x {ACCUMULATED}' * bool(summed)}" if asked == GLOBAL else "gpus x nodes x batch_size"
+        accumulates = asked == GLOBAL or summed is not None or whole == parts
+        require(accumulates, f"global_batch_size={whole}: is not {made} = {parts}; leave batch_size out")
+        problem = f"global_batch_size={whole}: does not divide by {made} = {parts}"
+        require(whole % parts == 0, f"{problem}; use {near}")
+        if asked == GLOBAL:
+            self.batch_size = whole // parts
+        elif summed is not None:
+            fits, product = summed in (1, whole // parts), f"{made} = {parts} x {ACCUMULATED}={summed}"
+            require(fits, f"global_batch_size={whole}: is not {product}; leave one of them out")
+            setattr(self, ACCUMULATED, whole // parts)
 
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""

@@ -29,6 +29,8 @@ DECODER = msgspec.json.Decoder(AnyRecord)
 # Each key of LATER, with a key of its group that was there before it
 LATER_KEYS = {
     "custom_sharded_layers": "recipe",
+    "global_batch_size": "batch_size",
+    "batch_size_asked": "batch_size",
     "model.pointwise": "model.width",
     "dataset.revision": "dataset.source",
     "profile.window": "profile.steps",

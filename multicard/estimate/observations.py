@@ -13,7 +13,7 @@ from multicard.records.schema_parts import Prediction
 WITHOUT_EFFECT = frozenset({
     "seed", "epochs", "lr", "warmup_steps", "skip_steps", "max_steps", "scale", "schedule", "diagnose", "profile.name",
     "target_accuracy", "stop_at_target", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "dataset.mean",
-    "dataset.std",
+    "dataset.std", "global_batch_size", "batch_size_asked",
 })
 # fmt: on
 DATASET = "dataset.name"  # the one group whose other keys say more than its name

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from multicard.config.base import NOT_IDENTITY, ProfileWindow, Scale
+from multicard.config.base import ACCUMULATED, NOT_IDENTITY, ProfileWindow, Scale
 from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
@@ -84,10 +84,20 @@ def reference(record: AnyRecord, records: Sequence[AnyRecord], **axes: Any) -> A
 def _all_but(record: AnyRecord, axes: list[str]) -> tuple[Any, ...]:
     """All that has to be equal for two records to differ in `axes` alone."""
     settings = measured_settings(record.config)
-    rest = {key: value for key, value in settings.items() if key.partition(".")[0] not in axes}
+    left_out = {*axes, *(following(settings) if "gpus" in axes else ())}
+    rest = {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}
     threads = None if "gpus" in axes else record.threads  # the cores are shared by another number of ranks
     origin = [record.axes.get("device"), record.hardware, record.commit, record.dirty]
     return rest, *origin, content(record), threads
+
+
+def following(settings: Mapping[str, Any]) -> set[str]:
+    """Keys of a run's settings, or columns, that follow from its number of ranks, which so changes no training: a
+    rank's batch or the accumulation, of a global batch."""
+    if settings.get("global_batch_size") in (None, "null"):
+        return set()
+    asked = settings.get("batch_size_asked")
+    return {"batch_size_asked", ACCUMULATED, *(["batch_size"] if asked in ("global", '"global"') else [])}
 
 
 def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
@@ -119,7 +129,8 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         by_scale = [[row for row in rows if (row.get(SCALE) or Scale.full.value) == scale] for scale in scales]
         differ = [key for key in differ if key == SCALE or any(kinds(same, [key]) > 1 for same in by_scale)]
     options = {key.removesuffix(".name") for key in differ}
-    brought = [key for key in differ if key in (RECIPE, *LATER) or _brought(key, options)]
+    follows = set[str]().union(*map(following, rows))
+    brought = [key for key in differ if key in (RECIPE, *LATER, *follows) or _brought(key, options)]
     needed = [key for key in differ if key not in brought]
     for key in brought:
         telling = [name for name in needed if key != DATA or name.partition(".")[0] in HAVE_DATA]

@@ -11,7 +11,7 @@ import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard.config.base import ProfileName, RunConfig, plain
+from multicard.config.base import FOLLOWING, ProfileName, RunConfig, plain
 from multicard.config.job import Numa, count
 from multicard.config.keys import require
 from multicard.config.placement import Placement, place
@@ -66,6 +66,9 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ValueError(str(error).splitlines()[0]) from None
     assert isinstance(config, RunConfig)
+    for name in FOLLOWING:  # what follows from others stands in the record's axes and in config.yaml too
+        if name in cfg:
+            cfg[name] = getattr(config, name)
     workload.refuse(config)
     return config
 

@@ -62,7 +62,8 @@ class Workload:
 
 
 def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of the chosen option.
+    """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of the chosen option;
+    and the global batch where it was set.
 
     Takes the composed configuration of a refused run too, which may lack some: they are None.
     """
@@ -73,7 +74,8 @@ def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
             value = getattr(value, part, None)
         value = value if isinstance(value, str) else getattr(value, "name", value)
         values[path.rpartition(".")[2]] = str(value) if isinstance(value, str) else value
-    return values
+    whole = getattr(config, "global_batch_size", None)
+    return values if whole is None else values | {"global_batch_size": whole}
 
 
 def untried(options: Sequence[tuple[str, bool]], otherwise: str) -> str:

@@ -47,6 +47,10 @@ def refuse(config: VisionConfig) -> None:
         name = getattr(config, group).name
         require(name in options, f"{group}.name={name}: no such {group}; use {group}= with one of {', '.join(options)}")
     LOADERS[config.loader.name].refuse(config)
+    strategy, several = STRATEGIES[config.strategy.name], config.gpus * config.nodes > 1
+    works = config.global_batch_size is None or strategy.shards or strategy.takes_turns or not several
+    problem = f"strategy={config.strategy.name}: trains more samples an epoch on more ranks"
+    require(works, f"{problem}, which no global_batch_size makes the same; use ddp_ds or ddp_rr")
 
 
 def fits(config: VisionConfig, placement: Placement) -> None:

@@ -99,6 +99,8 @@ def run(words: list[str], replaced: dict[str, str], folder: Path, called: Called
     """Run a command with these replacements; of a sweep plan all cells, and run those of its first axis where the
     others have their last value: each value by itself is for other tests."""
     chosen = [word for word in words if word.partition("=")[0] not in replaced]
+    if any(word.startswith("global_batch_size=") for word in words):  # from which the ranks' own follows
+        replaced = {key: value for key, value in replaced.items() if key != "batch_size"}
     small = [*(f"{key}={value}" for key, value in replaced.items()), f"hydra.run.dir={folder}"]
     small += [f"hydra.sweep.dir={folder}"]
     swept = [word for word in chosen if re.fullmatch(r"[\w.]+=\w+(,\w+)+", word)] * ("dry_run=true" not in words)

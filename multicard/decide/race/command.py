@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from multicard.config.base import plain
+from multicard.config.base import FOLLOWING, plain
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.decide.race import processes
@@ -20,9 +20,9 @@ from multicard.sweep.executor import run_all
 LISTED = 12  # most cells in the table at the end
 END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
 CHANGES_ACCURACY = (  # groups and keys; gpus, as batch_size is of a rank
-    *("precision", "strategy", "batch_size", "gpus", "gradient_accumulation_steps", "epochs", "max_steps"),
-    *("lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe", "model"),
-    *("dataset", "template", "tokenizer", "max_seq_len", "packed"),
+    *("precision", "strategy", "global_batch_size", "batch_size", "gpus", "gradient_accumulation_steps"),
+    *("epochs", "max_steps", "lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe"),
+    *("model", "dataset", "template", "tokenizer", "max_seq_len", "packed"),
 )
 OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's command, that the winner's leaves out
 
@@ -149,4 +149,6 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
     if getattr(cells[0].config, "target_accuracy", None) is not None:
         return []
     own = [plain(cell.config) for cell in cells]
-    return [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
+    differ = [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
+    is_one_batch = own[0]["global_batch_size"] is not None and "global_batch_size" not in differ
+    return [key for key in differ if not (is_one_batch and key in ("gpus", *FOLLOWING))]
