@@ -54,8 +54,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _of_runs(found_in: Callable[[Found, argparse.Namespace], Output]) -> Callable[[argparse.Namespace], int]:
-    """A command on the runs of its folders that says and writes what it found in them."""
-
     def run(options: argparse.Namespace) -> int:
         found = load.read(options.folders, price=getattr(options, "price", None))
         return _emit(found_in(found, options), options, found.skipped)
@@ -141,7 +139,7 @@ def _report(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("reading the runs") as status:  # of 10,000 runs it takes a minute
         found = load.read(options.folders, price=options.price)
         status.update(f"making the page about {count(len(found.runs), 'run')}")
-        lines = report.write_runs(found, options.folders, options.out, options.title, options.mix).splitlines()
+        lines = report.write(options.folders, options.out, options.title, options.mix, found).splitlines()
     command = dashboard.command(found.runs)
     print("\n".join([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)]))
     return 0

@@ -70,7 +70,6 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def base_values(self) -> dict[str, Any]:
-        """The columns and values that the others are compared with; empty for none."""
         return self.base if isinstance(self.base, dict) else {} if self.base is None else {self.subject: self.base}
 
 
@@ -122,7 +121,6 @@ class Experiment:
 
     @property
     def series(self) -> list[str]:
-        """The swept columns beside the view's x."""
         return [column for column in self.swept if column != self.view.x]
 
 
@@ -145,7 +143,6 @@ class Panel:
 
     @property
     def command(self) -> str:
-        """The command that measures what is missing, shrunk as its runs are."""
         return self.experiment.command + " scale=smoke" * (("scale", "smoke") in self.setting)
 
     @property
@@ -252,7 +249,6 @@ def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:
-    """True for a run of the experiment's kind with what it sweeps and the options that define it."""
     if run["kind"] != experiment.kind or run["status"] == "refused":
         return False
     if any(run[column] is None for column in experiment.swept if "." not in column):  # a data set may lack a key

@@ -32,7 +32,6 @@ def with_word(command: str, word: str, sweeps: bool) -> str:
 
 
 def experiments_of(runs: Iterable[Run]) -> set[str]:
-    """The experiments that the last commands of the runs' sweeps name."""
     names = {(_overrides(run) or {}).get("experiment", "=").removeprefix("=") for run in runs}
     return names - {"", "null"}
 

@@ -86,7 +86,6 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
-    """How many claims got each verdict, and how many of these say nothing of the papers' GPUs."""
     counts = Counter(verdict.verdict for verdict in verdicts)
     phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
     lines = [f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"]

@@ -297,7 +297,6 @@ def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns)
 
 
 def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
-    """The name of a work by what tells it from the others of its kind; empty for a single work."""
     if len(works) == 1:
         return ""
     kind = dict(work)["kind"]

@@ -60,7 +60,6 @@ def _failures(runs: Sequence[Run]) -> str:
 
 
 def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
-    """A line for each way in which runs failed."""
     causes = Counter((run["status"], run["cause"]) for run in runs if run["status"] != "ok")
     named = [
         f"{status}{f' ({number} runs)' if number > 1 else ''}: {cause or 'no cause recorded'}"

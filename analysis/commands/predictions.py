@@ -125,7 +125,6 @@ def compare(runs: Sequence[Run]) -> Comparisons:
 
 
 def _left_out(run: Run) -> str | None:
-    """The reason for which the times of a run are not compared; None where they are."""
     if run["status"] != "ok":
         return f"ended {run['status']}"
     return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)

@@ -82,7 +82,6 @@ def sync(runs: Sequence[Run], place: Place, write_report: WriteReport) -> Outcom
 
 
 def _problem(url: str, send: Send) -> str | None:
-    """Send an upload; why it could not be sent, in a line."""
     if (why := network.problem(url)) is not None:  # W&B itself would wait for minutes
         return f"cannot reach {url} ({why})"
     try:

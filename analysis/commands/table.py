@@ -274,7 +274,6 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
 
 
 def _setting(panel: Panel) -> str:
-    """Settings that all runs share, and where they were measured."""
     first = panel.runs[0]
     known = [key for key in SHARED if key not in panel.experiment.swept and first[key] is not None]
     same = [f"{key}={grouping.typed(first[key])}" for key in known if len({run[key] for run in panel.runs}) == 1]

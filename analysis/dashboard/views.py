@@ -57,7 +57,6 @@ def bars(title: str, metrics: Sequence[str], by: str | None = None) -> wr.BarPlo
 
 
 def measure(column: str, by: str | None = None) -> wr.BarPlot:
-    """Bars of a figure, of the kinds of run that have it."""
     return bars(_title(column) + (f" by {by}" if by else ""), summary_keys(column), by)
 
 
@@ -80,7 +79,6 @@ def lines(title: str, axis: str, *names: str, smooth: bool = False) -> wr.LinePl
 
 
 def gpu_lines(title: str, column: str) -> wr.LinePlot:
-    """A column of gpu.parquet by the seconds since the run began, a line a GPU."""
     metric, _ = keys.GPU_SAMPLES[column]
     return lines(title, "time", *(f"gpu.{index}.{metric}" for index in range(MOST_GPUS)))
 
@@ -98,7 +96,6 @@ def _identifier(name: str) -> str:
 
 
 def workspace() -> View:
-    """The workspace of any project."""
     runs = ws.RunsetSettings(
         filters=FILTER, order=[expr.Ordering(expr.Summary("total_s"), ascending=True)], pinned_columns=PINNED
     )

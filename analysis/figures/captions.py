@@ -31,7 +31,6 @@ def unit(measure: str, largest: float) -> Scale:
 
 
 def measure(name: str) -> str:
-    """A measure in a few words."""
     figure = figures.find(name)
     return figure.title if figure is not None else name
 
@@ -75,7 +74,6 @@ def ordered(values: Sequence[Any]) -> list[Any]:
 
 
 def in_short(runs: Sequence[Run]) -> str:
-    """How many runs there are, and of what: "16 runs: mobilenet_v2 on digits"."""
     models, datasets = (dict.fromkeys(grouping.typed(run[name]) for run in runs) for name in ("model", "dataset"))
     return f"{count(len(runs), 'run')}: {first_few([*models], 2)} on {first_few([*datasets], 2)}"
 

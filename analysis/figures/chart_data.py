@@ -82,7 +82,6 @@ def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
 
 
 def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
-    """Each status other than ok, with its number of runs."""
     statuses = [run["status"] for run in runs if run["status"] != "ok"]
     return [(status, statuses.count(status)) for status in dict.fromkeys(statuses)]
 
@@ -124,7 +123,6 @@ def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
 
 
 def means_notes(rows: Sequence[Row]) -> list[str]:
-    """Lines on what points and bars are, and on intervals that are cut."""
     points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
     if not points:
         return []

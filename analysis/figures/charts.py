@@ -112,7 +112,6 @@ def facets(
 
 
 def where(base: Any, of: str, status: str | None = None) -> Any:
-    """The chart's rows of one sort, and of one status."""
     chart = base.transform_filter(alt.FieldEqualPredicate(field="of", equal=of))
     return chart if status is None else chart.transform_filter(alt.FieldEqualPredicate(field="status", equal=status))
 

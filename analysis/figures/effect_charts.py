@@ -100,7 +100,6 @@ class WhatMatters:
         return faster(math.exp(gain))
 
     def figure(self, name: str) -> Figure:
-        """The best level of each axis."""
         group = SettingGroup(
             {str(one.cell): one.runs for one in self.ranking.settings}, self.ranking.keys, work=self.ranking.work
         )
@@ -144,5 +143,4 @@ def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:
 
 
 def effects_alone(runs: Sequence[Run]) -> list[Figure]:
-    """A figure for each work and measure."""
     return [one.figure(numbered("effects", index)) for index, one in enumerate(what_matters(known_rankings(runs)))]

@@ -53,7 +53,6 @@ class Layout:
 
     @property
     def by(self) -> list[str]:
-        """The columns that tell the points apart."""
         return [self.x, *self.colour, *self.parts]
 
     def words(self, columns: Iterable[str], row: Row) -> str:
@@ -61,7 +60,6 @@ class Layout:
         return ", ".join(captions.value(name, row[name], self.panel.runs) for name in columns)
 
     def order(self, columns: Sequence[str]) -> list[str]:
-        """The words of all cells, in the order of the columns' values."""
         ranks = {name: captions.ordered(self.panel.values(name)) for name in columns}
         cells = sorted(
             map(dict, self.panel.cells), key=lambda cell: [ranks[name].index(cell[name]) for name in columns]
@@ -69,12 +67,10 @@ class Layout:
         return list(dict.fromkeys(self.words(columns, cell) for cell in cells)) if columns else []
 
     def with_places(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with their series, and where a bar of theirs stands."""
         places = [*self.parts, self.x]
         return [row | {SERIES: self.words(self.colour, row), charts.AT: self.words(places, row)} for row in rows]
 
     def told(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with their series and part, in the order of their charts."""
         whole = [row | {SERIES: self.words(self.colour, row), charts.PART: self.words(self.parts, row)} for row in rows]
         order = self.order(self.parts) or [""]
         return sorted(whole, key=lambda row: order.index(row[charts.PART]))
@@ -110,7 +106,6 @@ class Layout:
     def bars(
         self, name: str, rows: list[Row], notes: Sequence[str], across: int, what: str = "", si: bool = False
     ) -> Figure:
-        """Groups of bars at the values of `AT`, in a chart for each measure or metric."""
         order, places = self.order(self.colour), self.order([*self.parts, self.x])
         height = len(places) * ((len(order) or 1) * BAR + GAP)
         width = min(charts.WIDTH, 3 * charts.SMALL_WIDTH // across)
@@ -155,7 +150,6 @@ def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
 
 
 def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
-    """How to read efficiencies, and what is not shown."""
     if form == "curves":
         return [*loss_gaps(panel.runs), *unended_note(panel)]
     notes = [EFFICIENCY_NOTE] if any(row["measure"] == EFFICIENCY for row in rows) else []

@@ -78,7 +78,6 @@ class SettingGroup:
         return KINDS[self.runs[0]["kind"]]
 
     def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
-        """A chart with what its runs have in common above and the notes below."""
         _, legend = captions.marks(self.runs)
         unended = [f"Not in it: {count(self.unended, 'run')} that did not end"] if self.unended else []
         above = [captions.in_short(self.runs), captions.common_settings(self.runs, self.by)]
@@ -89,7 +88,6 @@ class SettingGroup:
     def line_figure(
         self, name: str, rows: list[Row], x: str, title: str, notes: Sequence[str], axis: str = ""
     ) -> Figure:
-        """Lines over a number for each measure of the rows."""
         shown = drawn(rows, x)
         ticks = number_axis(x, sorted({row[x] for row in rows}), axis or x)
         chart = facets(line_layers(shown, ticks, list(self.settings), band=True), shown, 2)

@@ -146,7 +146,6 @@ def _makespan(plan: Mapping[str, Any]) -> str:
 
 
 def _plan_rows(plan: Mapping[str, Any]) -> Sequence[Row]:
-    """A row for each job on each of its GPUs, as planned and as it ran."""
     carried, rows = plan.get("carried_out"), list[Row]()
     kinds = {REAL: "", PLANNED: "planned_"} if carried else {PLANNED: ""}  # and the prefix of their keys
     for job in (carried or plan).get("jobs", ()):

@@ -72,12 +72,10 @@ class Figure:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        """The rows without control characters."""
         return [{key: clean(one) if isinstance(one, str) else one for key, one in row.items()} for row in self.rows]
 
     @property
     def spec(self) -> Spec:
-        """The whole as Vega-Lite, with its data and texts."""
         letters = max(int(self.width / LETTER_POINTS), 95)
         heading = {"text": _wrapped([self.title], letters * 7 // 10), "subtitle": _wrapped(self.above, letters)}
         notes = {"text": _wrapped(self.below, letters), "orient": "bottom", "style": "notes", "offset": 10}

@@ -29,18 +29,13 @@ NAME = "report.html"
 MOST_NAMES = 3  # of folders, in the title
 
 
-def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on all runs under `folders`; see `write_runs`."""
-    return write_runs(load.read(folders), folders, out, title, mix)
-
-
-def write_runs(found: Found, folders: Sequence[Path], out: Path | None, title: str | None, mix: bool) -> str:
-    """Write the report on the runs `found` under `folders`, to `out` or as `default_path` says; return what was found,
-    in a sentence, and on a last line what the page holds. Raises ValueError where `out` is a folder."""
+def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool, found: Found | None = None) -> str:
+    """Write the report on the runs (`found`) under `folders`, to `out` or as `default_path` says; return what was
+    found, in a sentence, and on a last line what the page holds. Raises ValueError where `out` is a folder."""
     path = default_path(folders) if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    report = build(found, title or _title(folders), mix, expected_section.read_plans(folders))
+    report = build(found or load.read(folders), title or _title(folders), mix, expected_section.read_plans(folders))
     size_bytes = page.write(path, report)
     return "\n".join(filter(None, [report.answer, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"]))
 

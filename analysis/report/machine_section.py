@@ -29,7 +29,6 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def section(runs: Sequence[DetailedRun]) -> Section:
-    """Hardware, versions and commits."""
     rows: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, value in _facts(run):

@@ -55,8 +55,6 @@ def of_papers(
 
 
 def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
-    """An experiment's first panel, how to measure it in full, and how to see its other panels."""
-
     def is_full(panel: Panel) -> bool:  # on GPUs and at full scale
         return not panel.missing and all(run["device"] != "cpu" and run["scale"] == "full" for run in panel.runs)
 
@@ -74,7 +72,6 @@ def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
 
 
 def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
-    """The figures and the table of an experiment's panel."""
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
     blocks: list[Block] = [Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
     if not blocks and experiment.view.form == "curves":

@@ -187,7 +187,6 @@ def _counts(rows: Sequence[Row]) -> Column:
 
 
 def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
-    """The figures of each row, the most telling ones first; speed-ups stand after the time."""
     first, *others = [_figure(name, rows, repeated) for name in SHOWN]
     marks = Column.of("marks", [grouping.marks(row.runs) for row in rows])
     hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in SHOWN]

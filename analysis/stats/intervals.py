@@ -72,7 +72,6 @@ def bonferroni(count: int) -> float:
 
 
 def normal_quantile(confidence: float) -> float:
-    """The two-sided quantile of the normal distribution: 1.96 at 95 %."""
     from scipy.special import ndtri  # a third of a second, which most commands do without
 
     return float(ndtri(0.5 + confidence / 2))
