@@ -35,12 +35,8 @@ class Effort(IntEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a run on its target.
-
-    Fields:
-        prediction: as the run's record has it; what nothing tells is None.
-        start_s: seconds from the command to training, by runs alike.
-    """
+    """Estimate of a run on its target: `prediction` as the run's record has it, what nothing tells is None; `start_s`
+    are seconds from the command to training, by runs alike."""
 
     config: RunConfig
     target: Target
@@ -110,12 +106,8 @@ def printing_errors() -> Iterator[None]:
 
 
 class Predictor:
-    """Predictions for one target, by a history.
-
-    Args:
-        commit: of the code that will run, with the digits of its changes (`history.commit_of`).
-        shared: rows that others measured (`shared_rows.read`).
-    """
+    """Predictions for one target, by a history and rows that others measured (`shared_rows.read`), of runs on the code
+    of a commit (`history.commit_of`)."""
 
     def __init__(
         self, target: Target, runs: Sequence[PastRun], commit: str | None, shared: Sequence[tuple[str, SharedRow]] = ()

@@ -51,13 +51,11 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class StepObservation:
-    """The mean step of one run.
+    """The mean step of one run, or a figure that others printed of the same GPU (basis published, no commit).
 
     setting: "group.key" to JSON text (`history.setting`); a printed figure has only the keys that its source names.
-    step_s: mean of the run's steps, seconds; error: its relative standard error, by the steps within the run.
+    error: relative standard error of `step_s`, by the steps within the run. marks: of the run (`PastRun.marks`).
     machine: the hardware; of a printed figure its node's name.
-    basis: measured, probed, or published for figures that others printed of the same GPU.
-    commit: None of a printed figure. marks: of the run (`PastRun.marks`).
     """
 
     setting: Mapping[str, str]
@@ -149,11 +147,8 @@ def _names_group(key: str) -> bool:
 
 def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: float) -> list[StepEstimate]:
     """Each cell with the mean over its runs of the commit, else its probes of the commit, else its runs, its probes;
-    marked ones count where there are no others.
-
-    Args:
-        run_sd: standard deviation of the logarithm of a step between runs, before any was repeated.
-    """
+    marked ones count where there are no others. Before any run was repeated, `run_sd` is the standard deviation of the
+    logarithm of a step between runs."""
     groups: dict[Cell, list[StepObservation]] = {}
     for seen in observations:
         groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)

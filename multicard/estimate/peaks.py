@@ -41,14 +41,17 @@ def add(
 
     Args:
         here: runs on GPUs of this name, those out of memory too.
-        compute: False: by answers of earlier calls alone.
+        compute: False: only what was computed before.
     """
     sizes = [facts.sizes(config) for config in configs]
     asked = [_requests(config, size, target) for config, size in zip(configs, sizes, strict=True)]
     found = iter(answers.answer_all([request for requests in asked for request in requests], compute))
     for prediction, config, size, requests in zip(predictions, configs, sizes, asked, strict=True):
         at_lengths = [next(found) for _ in requests]
-        problems = [said for said in (size, *at_lengths, _refused(config, target)) if isinstance(said, str)]
+        masked = isinstance(config, LlmConfig) and config.packed and target.device_type == "cuda"
+        dense = masked and (capability(target.gpu) or FLEX_ATTENTION) < FLEX_ATTENTION
+        refused = f"packed=true: has masks of S x S on {target.gpu}, which no prediction was compared with"
+        problems = [said for said in (size, *at_lengths, refused if dense else None) if isinstance(said, str)]
         prediction.gpu_memory_bytes = target.memory_bytes if target.device_type == "cuda" else None
         if problems or isinstance(size, str):
             prediction.memory_basis = problems[0]
@@ -64,15 +67,6 @@ def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Requ
         return []
     each = [TextFacts(size.vocabulary, length) for length in size.lengths] if isinstance(size, TextFacts) else [size]
     return [Request(config, own, target.device_type, target.memory_bytes) for own in each]
-
-
-def _refused(config: RunConfig, target: Target) -> str | None:
-    """The reason for which a run has no prediction on this target."""
-    known = capability(target.gpu)
-    masked = isinstance(config, LlmConfig) and config.packed and target.device_type == "cuda"
-    if masked and known is not None and known < FLEX_ATTENTION:
-        return f"packed=true: has masks of S x S on {target.gpu}, which no prediction was compared with"
-    return None
 
 
 def _write(

@@ -1,7 +1,7 @@
 """Published figures: throughputs of several GPUs (`published.csv`), and the times of the papers' tables.
 
 `published.csv` has a row a node, workload and precision: samples (or tokens) a second on 1, 2, 4 and 8 GPUs, and the
-batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `target.py`.
+batch of a GPU where it is printed (one for each number of GPUs where they differ). `gpu` is the name in `gpus.csv`.
 GPUs with TF32 compute what the sources call fp32 in it. `defect` says why a row cannot be what it says, so that it is
 left out: its batch changes by over 10 % with the GPUs, a GPU is over 1.15 times as fast among more, several GPUs are
 slower than one, rates below 50 are rounded by over 1 %, over a quarter of a workload's nodes are beyond linear, or
@@ -63,12 +63,8 @@ PAPERS_TUNING = PAPERS_JOB | {
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A row: samples a second of a workload on 1, 2, ... GPUs of a node.
-
-    family: GPUs that are left out together: one chip, and from the H100 on one kind of links.
-    gpu: its name in `multicard.estimate.target`, "" where it has none. defect: why it is left out; "" if sound.
-    rates: samples (or tokens) a second, by number of GPUs. batches: of a GPU, by number of GPUs; empty where unknown.
-    """
+    """A row: samples (or tokens) a second of a workload, and a GPU's batch where it is known, by number of GPUs of a
+    node. `family` are GPUs that are left out together: one chip, and from the H100 on one kind of links."""
 
     source: str
     node: str
@@ -141,10 +137,9 @@ class PaperTotal(NamedTuple):
 @cache
 def paper_totals() -> tuple[PaperTotal, ...]:
     figures = [figure for name in ("table2", "table3") for figure in printed.figures(name, "total_s")]
-    return tuple(
-        PaperTotal((f.experiment, f.cell.get("precision") or json.dumps(f.cell["pin_memory"])), f.cell["gpus"], f.low)
-        for f in figures
-    )
+    others = [figure.cell.get("precision") or json.dumps(figure.cell["pin_memory"]) for figure in figures]
+    pairs = zip(figures, others, strict=True)
+    return tuple(PaperTotal((one.experiment, other), one.cell["gpus"], one.low) for one, other in pairs)
 
 
 @cache

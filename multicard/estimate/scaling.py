@@ -33,10 +33,8 @@ def ring(gpus: int) -> float:
 
 @dataclass(frozen=True)
 class Growth:
-    """The model's three figures, and its interval.
-
-    low, high: quantiles of log(T(8) / predicted) over NOISE + NOISE_SLOPE |d|, for families that were left out.
-    """
+    """The model's three figures, and its interval: quantiles of log(T(8) / predicted) over NOISE + NOISE_SLOPE |d|, for
+    families that were left out."""
 
     threshold: float
     slope: float

@@ -41,7 +41,8 @@ BATCH_SD = 0.25  # of the exponent with which a step grows with its images, wher
 # A step computes in proportion to the images or rows of a batch, and the pixels of an image
 PROPORTIONAL = {"batch_size": 1.0, "dataset.image_size": 2.0}
 # From an axis, its two values and a number of GPUs to the pairs of cells nearest to the wanted one
-Pairs = Callable[[str, str | None, str | None, str | None], list[tuple[StepEstimate, StepEstimate]]]
+Pair = tuple[StepEstimate, StepEstimate]
+Pairs = Callable[[str, str | None, str | None, str | None], list[Pair]]
 
 
 def step(
@@ -104,9 +105,7 @@ def _pairs(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> Pairs:
         return [line for line in found.values() if len(line) > 1]
 
     @cache
-    def nearest(
-        axis: str, before: str | None, after: str | None, gpus: str | None
-    ) -> list[tuple[StepEstimate, StepEstimate]]:
+    def nearest(axis: str, before: str | None, after: str | None, gpus: str | None) -> list[Pair]:
         ends = [(line[before], line[after]) for line in lines(axis) if before in line and after in line]
         alike = {**wanted, GPUS: gpus or "1"}
         distances = [(a.published, len(differences(dict(without(a.setting, axis)), alike))) for a, _ in ends]
@@ -120,7 +119,7 @@ def _walked(cell: StepEstimate, wanted: Mapping[str, str], pairs: Pairs, adds: b
     differ = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)  # it needs the step on one GPU
     reached: StepEstimate | None = cell
     for axis in differ:
-        reached = None if reached is None else _crossed(reached, axis, wanted, pairs, adds)
+        reached = reached and _crossed(reached, axis, wanted, pairs, adds)
     return reached
 
 
@@ -199,12 +198,7 @@ def fewest_probes(
     """The fewest cells after whose probes every wanted step is known, by their place, those of the fewest ranks first.
 
     A cell is chosen where the known and the chosen ones do not tell its step. In the end those go that later ones have
-    made needless.
-
-    Args:
-        machines: of each cell, as records have it.
-        known: True for cells whose step is known.
-        wanted: True for cells whose step is to be known; they can be probed.
+    made needless. `machines` are the cells' hardware, as records have it; those wanted can be probed.
     """
     seen = [StepObservation(setting, 1.0, 0.0, machine) for setting, machine in zip(settings, machines, strict=True)]
     before = [each for each, is_known in zip(seen, known, strict=True) if is_known]

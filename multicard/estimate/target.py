@@ -1,9 +1,11 @@
 """Targets of estimates: this machine, or a GPU that `predict.gpu` names. No torch."""
 
+import csv
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from multicard.config.base import RunConfig
@@ -25,7 +27,6 @@ class Gpu:
             of them take other times. products: its names as NVML gives them.
         nvml_bytes: all of its memory, as nvidia-smi prints it.
         memory_bytes: `total_memory` in torch, the least that is reported; with ECC where the GPU can switch it off.
-        capability: CUDA's compute capability.
     """
 
     name: str
@@ -35,46 +36,21 @@ class Gpu:
     capability: tuple[int, int]
 
 
-def _gpu(name: str, products: str, nvml_mib: int, usable_gib: float, capability: tuple[int, int]) -> Gpu:
-    return Gpu(name, tuple(products.split("|")), nvml_mib << 20, int(usable_gib * GIB), capability)
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    """The GPU of a row of `gpus.csv`.
+
+    MiB are as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a total capacity of
+    93.00 GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S), MTVCrafter 21 (RTX 6000 Ada), CogVLM 236
+    (A10), CogVideo 36 (RTX 4090), LlamaFactory 182 (V100). Where none was found (H20, GH200, L4, T4): the same less
+    1 GiB. Compute capabilities: developer.nvidia.com/cuda-gpus
+    """
+    nvml_bytes, memory_bytes = int(row["nvml_mib"]) << 20, int(float(row["usable_gib"]) * GIB)
+    major, minor = map(int, row["capability"].split("."))
+    return Gpu(row["name"], tuple(row["products"].split("|")), nvml_bytes, memory_bytes, (major, minor))
 
 
-# MiB as nvidia-smi prints them, GiB as torch's messages on memory that ran out have them ("a total capacity of 93.00
-# GiB"): public issues, as VACE 56 (H100 NVL), Step-Video-T2V 8 (L40S), MTVCrafter 21 (RTX 6000 Ada), CogVLM 236 (A10),
-# CogVideo 36 (RTX 4090), LlamaFactory 182 (V100). Where none was found (H20, GH200, L4, T4): the same less 1 GiB.
-# Compute capabilities: developer.nvidia.com/cuda-gpus
-GPUS: dict[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        _gpu("b200", "NVIDIA B200", 183359, 178.35, (10, 0)),
-        _gpu("gh200-96gb", "NVIDIA GH200 480GB", 97871, 94.5, (9, 0)),
-        _gpu("h200", "NVIDIA H200", 143771, 139.72, (9, 0)),
-        _gpu("h200-nvl", "NVIDIA H200 NVL", 143771, 139.72, (9, 0)),
-        _gpu("h100-94gb", "NVIDIA H100|NVIDIA H100 SXM5 94GB", 95830, 93.0, (9, 0)),
-        _gpu("h100-nvl", "NVIDIA H100 NVL", 95830, 93.0, (9, 0)),
-        _gpu("h100-80gb", "NVIDIA H100 80GB HBM3", 81559, 79.1, (9, 0)),
-        _gpu("h100-pcie", "NVIDIA H100 PCIe", 81559, 79.1, (9, 0)),
-        _gpu("h20", "NVIDIA H20", 97871, 94.5, (9, 0)),
-        _gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", 81920, 79.14, (8, 0)),
-        _gpu("a100-80gb-pcie", "NVIDIA A100 80GB PCIe", 81920, 79.14, (8, 0)),
-        _gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40960, 39.38, (8, 0)),
-        _gpu("a100-40gb-pcie", "NVIDIA A100-PCIE-40GB", 40960, 39.38, (8, 0)),
-        _gpu("l40s", "NVIDIA L40S", 46068, 44.39, (8, 9)),
-        _gpu("l40", "NVIDIA L40", 46068, 44.39, (8, 9)),
-        _gpu("l4", "NVIDIA L4", 23034, 21.9, (8, 9)),
-        _gpu("a10", "NVIDIA A10", 23028, 21.98, (8, 6)),
-        _gpu("a10g", "NVIDIA A10G", 23028, 21.98, (8, 6)),
-        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 24564, 23.5, (8, 9)),
-        _gpu("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 23.5, (8, 6)),
-        _gpu("rtx6000-ada", "NVIDIA RTX 6000 Ada Generation", 46068, 44.4, (8, 9)),
-        _gpu("rtxa6000", "NVIDIA RTX A6000", 46068, 44.4, (8, 6)),
-        _gpu("v100-32gb", "Tesla V100-SXM2-32GB", 32768, 31.73, (7, 0)),
-        _gpu("v100-32gb-pcie", "Tesla V100-PCIE-32GB", 32768, 31.73, (7, 0)),
-        _gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16384, 15.77, (7, 0)),
-        _gpu("v100-16gb-pcie", "Tesla V100-PCIE-16GB", 16384, 15.77, (7, 0)),
-        _gpu("t4", "Tesla T4", 15360, 14.5, (7, 5)),
-    )
-}
+with Path(__file__).with_name("gpus.csv").open(newline="") as lines:
+    GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in map(_gpu, csv.DictReader(lines))}
 
 
 def named(name: str, key: str = "predict.gpu") -> Gpu:
@@ -123,12 +99,8 @@ def product(hardware: str | None) -> str | None:
 
 
 def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
-    """The cores of a run, which tell machines of CPU ranks apart.
-
-    Args:
-        ranks: on a node.
-        in_job: True where each rank has cores of its own, and the run not all of the machine.
-    """
+    """The cores of a run, which tell machines of CPU ranks apart; `in_job` each of a node's ranks has cores of its own,
+    and the run not all of the machine."""
     return f"{number / ranks:g} cores a rank" if in_job and number else f"{number} cores"
 
 
@@ -162,11 +134,8 @@ UNKNOWN_NODE = Target()  # of SLURM, whose GPUs are not known
 
 
 def targets(configs: Sequence[RunConfig], here: bool = False, on_slurm: bool = False) -> list[Target]:
-    """The target of each configuration: this machine, or the GPU of `predict.gpu` and `predict.memory`.
-
-    Args:
-        here: ignore `predict.gpu` and `predict.memory`.
-        on_slurm: nodes of SLURM instead of this machine; their processor is taken to be this machine's.
+    """The target of each configuration: this machine, or unless it is to be `here` the GPU of `predict.gpu` and
+    `predict.memory`; `on_slurm` its nodes, whose processor is taken to be this machine's.
 
     Raises:
         ValueError: `predict.gpu` is not in the table; the message lists the names.

@@ -60,11 +60,8 @@ def product(*factors: Interval) -> Interval:
 
 
 def spread(values: Sequence[float], sd: float) -> Interval:
-    """The geometric mean of figures above 0, with the 90 % interval of the next one.
-
-    Args:
-        sd: of the logarithm between runs; it counts as PRIOR_DEGREES of freedom beside those of `values`.
-    """
+    """The geometric mean of figures above 0, with the 90 % interval of the next one; `sd` is that of the logarithm
+    between runs, and counts as PRIOR_DEGREES of freedom beside those of `values`."""
     logs = [math.log(value) for value in values]
     mean, count = math.fsum(logs) / len(logs), len(logs)
     degrees = PRIOR_DEGREES + count - 1
@@ -94,11 +91,8 @@ class Alike:
         return [run for run in same if all(run.setting.get(key) == self._setting.get(key) for key in LENGTH)]
 
     def interval(self, figure: Figure, sd: float) -> Interval | None:
-        """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is known.
-
-        Args:
-            sd: of the figure's logarithm between runs, before any was repeated; each setting that differs adds as much.
-        """
+        """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is known; `sd` is that
+        of its logarithm between runs, before any was repeated, and each setting that differs adds as much."""
         nearest, values = 0, list[float]()
         for distance, group in self._groups:
             if values and distance > nearest:
@@ -113,10 +107,7 @@ class Alike:
 
 @dataclass(frozen=True)
 class Length:
-    """Length of an epoch.
-
-    steps: of training. test: samples that all ranks evaluate together.
-    """
+    """Length of an epoch: steps of training, and samples that all ranks evaluate together."""
 
     steps: int
     test: int = 0
@@ -143,11 +134,8 @@ def length_of_rows(config: LlmConfig, rows: int) -> Length:
 
 
 def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun]) -> Length | None:
-    """The length of an epoch of the run, by runs of the cell, else by its data; None where neither tells.
-
-    Args:
-        runs: of any settings, for the rows of their texts.
-    """
+    """The length of an epoch of the run, by runs of the cell, else by its data; None where neither tells. Of `runs` of
+    any settings the rows of their texts count."""
     known = (count for run in reversed(alike.of_this_cell()) if (count := _steps_per_epoch(run)))
     steps = next((count for count in known if 0 < count < MOST_STEPS), None)
     if isinstance(config, LlmConfig):

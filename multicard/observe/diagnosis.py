@@ -56,7 +56,8 @@ def interleaved(
     asked_to_stop: Callable[[], bool],
     warm_up: int = 1,
 ) -> dict[str, list[float]] | None:
-    """Measure all ablations in turn, `ROUNDS` times, on all ranks together.
+    """Measure all ablations in turn, `ROUNDS` times, on all ranks together. Returns seconds per step by ablation and
+    round; None if any rank was asked to stop.
 
     Args:
         refill: by ablation, what takes untimed steps before each block, so that the block does not start with batches
@@ -64,9 +65,6 @@ def interleaved(
         step_s: duration of a step of the run.
         ahead: steps whose batches the loader prepares in advance.
         warm_up: untimed steps of each ablation, in a round before: some have code, and CUDA graphs, of their own.
-
-    Returns:
-        Seconds per step by ablation and round; None if any rank was asked to stop.
     """
     steps = max_over_ranks(rank, min(MOST_STEPS, max(1, round(BLOCK_S / step_s))))
     step_times_s: dict[str, list[float]] = {name: [] for name in ablations}
@@ -93,9 +91,6 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
     takes t = launch + batch x compute, so that from a whole and a half batch launch = 2 half - core and compute =
     core - launch. The core, which does least, takes at most what any other step on whole batches does. Launch and
     compute save at most whole - input: no step is shorter than preparing its batches.
-
-    Args:
-        step_s: seconds per step by ablation.
     """
     whole, device = step_s["whole"], step_s["device"]
     host, alone, half = step_s.get("host"), step_s.get("alone"), step_s.get("half")
@@ -120,12 +115,8 @@ def _spread_s(rounds_s: dict[str, list[float]]) -> dict[str, float]:
 
 
 def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> Diagnosis:
-    """The record's `diagnosis`.
-
-    Args:
-        ranks: per rank, seconds per step by ablation and round.
-        advise: the option to try next for a bound.
-    """
+    """The record's `diagnosis`, by each rank's seconds per step by ablation and round; `advise` gives the option to try
+    next for a bound."""
     rounds_s = slowest(ranks)
     step_s = {name: median(values) for name, values in rounds_s.items()}
     saves_s = saved_s(step_s)

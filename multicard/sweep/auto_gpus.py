@@ -51,14 +51,8 @@ class Setting:
 
 
 def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
-    """Refuse `gpus=auto` where it has no meaning.
-
-    Args:
-        packs: cells are processes on this machine, beside each other unless they want all of it.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse `gpus=auto` where it has no meaning, with the remedy. With `packs` cells are processes on this machine,
+    beside each other unless they want all of it."""
     folders = [word for word in config.hydra.overrides.hydra if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
     alone = len(folders) == 1 and folders[0].startswith("hydra.run.dir=")
     require(not alone, f"{''.join(folders)}: gpus=auto makes a sweep; use hydra.sweep.dir")
@@ -88,10 +82,8 @@ def resolve(
     keys = {word.partition("=")[0] for word in AUTO_GPUS}
     command.forget(*keys)  # each cell has its own number
     chosen = {index: setting.gpus for setting in settings.values() for index in setting.runs}
-    resolved = [
-        [*(word for word in words if word.partition("=")[0] not in keys), f"gpus={chosen[index]}"]
-        for index, words in enumerate(job_overrides)
-    ]
+    others = [[word for word in words if word.partition("=")[0] not in keys] for words in job_overrides]
+    resolved = [[*words, f"gpus={chosen[index]}"] for index, words in enumerate(others)]
     runs = [(setting.gpus, run) for setting in settings.values() for run in setting.runs.values()]
     return resolved, [run[gpus].config for gpus, run in runs if gpus in run]
 
@@ -116,11 +108,7 @@ def _on_each_number(command: Command, composed: DictConfig, numbers: Sequence[in
 
 
 def choose(settings: Sequence[Setting], sweep: Path) -> None:
-    """Choose each setting's number of GPUs, and print the reasons.
-
-    Args:
-        sweep: its folder.
-    """
+    """Choose each setting's number of GPUs in the sweep of a folder, and print the reasons."""
     unmeasured: list[Setting] = []
     for setting in settings:
         cells = [(gpus, cell) for run in setting.runs.values() for gpus, cell in run.items()]

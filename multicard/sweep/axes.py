@@ -30,11 +30,7 @@ class Axes:
 
     @staticmethod
     def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
-        """The axes of a file of conf/experiment.
-
-        Args:
-            smoke: of the entry; the experiment's wins over it.
-        """
+        """The axes of a file of conf/experiment, whose `smoke` wins over that of the entry."""
         hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
         own = hydra.experiment
         return Axes(hydra.sweeper.params, {**smoke, **own.get("smoke", {})}, own.get("exclude", ()))

@@ -65,11 +65,7 @@ class Cell(Place):
     config: RunConfig
 
     def as_record(self, device: str = "") -> AnyRecord:
-        """The part of its record that is known before it is measured.
-
-        Args:
-            device: that it is to run on; by default the configuration's.
-        """
+        """The part of its record that is known before it is measured, on a device or the configuration's."""
         axes = self.workload.axes(self.cfg, device or str(self.cfg.device))
         config = plain(self.config)
         return self.workload.record(schema_version=SCHEMA_VERSION, status="", axes=axes, config=config)
@@ -93,11 +89,7 @@ class Refused(Place):
     is_mistake: bool = True
 
     def record(self, keep: bool = True) -> None:
-        """Say the reason, and record it where that replaces no measurement.
-
-        Args:
-            keep: write the record, as a sweep does.
-        """
+        """Say the reason, and with `keep` write it as a record, as a sweep does, where that replaces no measurement."""
         begun = outcome.begin(self.workload, self.cfg, self.folder)
         self.result = outcome.refuse(begun, self.reason, keep, self.title)
 
@@ -154,11 +146,7 @@ class Sweep:
         say(Text(line).append(link(self.left[0].folder.parent)))
 
     def say_left(self, ended: str = "interrupted") -> None:
-        """Say how many cells a sweep has left that ended early, and the command that measures them.
-
-        Args:
-            ended: why it ended.
-        """
+        """Say why a sweep ended early, how many cells it has left, and the command that measures them."""
         left = sum(cell.result is None or cell.result.status == "interrupted" for cell in self.every)
         say(f"{ended}: {left} of {len(self.every)} cells are left", error=True)
         say(f"To resume: {self.resume_command()}", error=True)
@@ -181,13 +169,8 @@ def compose(
     job_overrides: Sequence[Sequence[str]],
     first: int,
 ) -> Sweep:
-    """Compose every cell, once, and find its folder. Cells that measure the same are one.
-
-    Args:
-        sweep_config: the sweep's own configuration.
-        job_overrides: the overrides of each cell.
-        first: Hydra's number of the first of these cells, from 0.
-    """
+    """Compose every cell from its overrides, once, and find its folder. Cells that measure the same are one. Hydra's
+    number of the first is `first`, from 0."""
     placed, total, alike = dict[tuple[Path, str], Cell | Refused](), len(job_overrides), list[str]()
     shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
@@ -249,12 +232,7 @@ def cell_of(
     number: int = 1,
     label: str = "",
 ) -> Cell | Refused:
-    """The cell of a composed configuration.
-
-    Args:
-        sweep: the folder that holds the cell's.
-        words: of the overrides, those that name the folder.
-    """
+    """The cell of a composed configuration, in a folder of the sweep's that is named by some words of the overrides."""
     place: dict[str, Any] = {"number": number, "label": label, "workload": workload, "composed": composed, "cfg": cfg}
     try:
         config = prepare.typed(workload, cfg)
@@ -284,13 +262,8 @@ def settle(sweep: Sweep) -> None:
 
 
 def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
-    """Refuse the cells that do not pass the checks that a run makes before it starts.
-
-    Args:
-        left: the cells of the sweep that are to be checked.
-        on_slurm: leave out checks that only the job's own nodes can make, for example of the data, and assume that
-            they have the GPUs that the job asks for.
-    """
+    """Refuse those of some cells that do not pass the checks that a run makes before it starts; for SLURM without those
+    that only the job's nodes can make, as of the data: these are taken to have the GPUs that the job asks for."""
     for cell in [*left]:
         config = cell.config
         try:
@@ -304,21 +277,13 @@ def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
 
 
 def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0) -> None:
-    """Print the cells that would be measured, and the number of the others.
-
-    Args:
-        groups: cells to measure, each group with what its jobs ask for.
-        how: a description of how they would be measured.
-        queued: cells whose jobs are in the queue already.
-    """
+    """Print the cells that would be measured and how, in groups with what their jobs ask for, and the number of the
+    others; `queued` are cells whose jobs are in the queue already."""
     number = sum(len(members) for _, members in groups)
     plan = f"{count(number, 'cell')}, to be measured as {how}:" if number else "No cell is left to measure."
     say(f"dry_run=true: nothing is started. {plan}")
-    rows = [
-        (str(len(members)), each, "\n".join(cell.folder.name for cell in members))
-        for each, members in groups
-        if members
-    ]
+    names = [[cell.folder.name for cell in members] for _, members in groups]
+    rows = [(str(len(own)), each, "\n".join(own)) for (each, _), own in zip(groups, names, strict=True) if own]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():
         say(line)
     measured = len(sweep.cells) - len(sweep.left)

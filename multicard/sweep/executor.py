@@ -110,11 +110,7 @@ class Executor:
         return [process.cell for process in ended]
 
     def collect(self, process: Running, interrupted: bool = False) -> Run:
-        """Take the record of a process that has ended.
-
-        Args:
-            interrupted: this command has ended it.
-        """
+        """Take the record of a process that has ended, if `interrupted` by this command."""
         cell = process.cell
         self.running.remove(process)
         cell.result = run_folder.read(cell.folder)
@@ -155,12 +151,9 @@ def ending_on_error(executor: Executor) -> Iterator[None]:
 
 
 def _interrupt(process: Running, signalled: set[int]) -> None:
-    """Have the job record its interruption and end. The terminal may have sent it the same signal.
-
-    Args:
-        signalled: processes that were told before; a second signal would disturb the writing of the record. A job that
-            has just been submitted appears later than its cell.
-    """
+    """Have the job record its interruption and end, unless it was signalled before: a second signal would disturb the
+    writing of the record. The terminal may have sent the same signal. A job that has just been submitted appears later
+    than its cell."""
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children():
             if child.pid not in signalled:
@@ -256,16 +249,19 @@ def _data(cell: Cell) -> tuple[str, ...]:
 
 
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
-    """Measure the cells that are left, as many at a time as fit, in the sweep's order where that leaves nothing idle.
-
-    Args:
-        streak: of cells that have ended before; None where there are none.
+    """Measure the cells that are left, as many at a time as fit, in the sweep's order where that leaves nothing idle;
+    `streak` is of cells that have ended before.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
         SameFailureError: the cells that are left would fail as those before.
     """
-    _refuse_several_nodes(sweep)
+    for cell in sweep.left:
+        try:
+            require_nodes(cell.config, 1)
+        except ValueError as error:
+            sweep.refuse(cell, str(error))
+    sweep.record_refused()
     waiting = sweep.left
     if not waiting:
         return
@@ -294,12 +290,3 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
                 stopped, waiting = streak.error(), []
     if stopped is not None:
         raise stopped
-
-
-def _refuse_several_nodes(sweep: Sweep) -> None:
-    for cell in sweep.left:
-        try:
-            require_nodes(cell.config, 1)
-        except ValueError as error:
-            sweep.refuse(cell, str(error))
-    sweep.record_refused()

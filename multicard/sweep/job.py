@@ -53,8 +53,7 @@ class CellJob(ABC):
     """A composed cell as a job. Edits to files while it waits do not change its configuration.
 
     Args:
-        code: commit and changes at the submission (`environment.git`); None where there is no git.
-        variables: of the environment, to be set first.
+        code: `environment.git` at the submission.
         umask: of the files that are measured; the job itself, and what it prints, is for its owner alone.
     """
 
@@ -73,13 +72,14 @@ class CellJob(ABC):
     @abstractmethod
     def measure(self) -> str: ...
 
-    def code_problem(self) -> str | None:
-        """The reason to refuse this cell: the code has changed since the submission; None where it has not."""
+    def refused_code(self, job: str | None = None) -> str | None:
+        """Refuse the cell where the code has changed since the submission. Returns its status then, else None."""
         code = environment.git(Path(__file__).parent)
         if code == self.code or self.cfg.code == Code.latest:
             return None
         remedy = "submit again, or use code=latest to run what is there"
-        return f"code=submitted: submitted on {_code_in_words(self.code)}, found {_code_in_words(code)}; {remedy}"
+        problem = f"code=submitted: submitted on {_code_in_words(self.code)}, found {_code_in_words(code)}; {remedy}"
+        return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, job), problem).status
 
 
 def _code_in_words(code: dict[str, Any] | None) -> str:
@@ -110,9 +110,8 @@ class LocalJob(CellJob):
             os_calls.die_with(*self.ends_with)
         shares.hold(self.leased)  # to the end of this process, also where the command that started it is gone
         os.environ.update(self.variables)
-        problem = self.code_problem()
-        if problem is not None:
-            return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder), problem).status
+        if (refused := self.refused_code()) is not None:
+            return refused
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
@@ -141,10 +140,8 @@ class SlurmJob(CellJob):
         allocation = slurm.allocation(self.key, self.grace_s)
         if allocation.node > 0:
             return self.assist(allocation)
-        problem = self.code_problem()
-        if problem is not None:
-            begun = outcome.begin(self.workload, self.cfg, self.folder, allocation.job)
-            return outcome.refuse(begun, problem).status
+        if (refused := self.refused_code(allocation.job)) is not None:
+            return refused
         done = run_folder.finished(self.folder)
         if done is not None and done.record.job == allocation.job:  # requeued after all was recorded
             with closing(Peers(allocation)) as peers:

@@ -23,11 +23,7 @@ class NothingMeasuredError(Exception):
 
 
 def refuse(workload: Workload, name: str | None) -> None:
-    """Refuse a name that is not a figure of a workload's records.
-
-    Raises:
-        ValueError: with the nearest names.
-    """
+    """Refuse a name that is not a figure of a workload's records, with the nearest names."""
     if name is None:
         return
     known = [*figures.numbers(workload.record)]
@@ -61,11 +57,8 @@ def returns(cells: Iterable[Cell | Refused], name: str | None) -> list[JobReturn
             job = JobReturn(words, cell.cfg, working_dir=str(cell.folder), status=JobStatus.COMPLETED)
             job.return_value = figure
             if lacks:
-                job.status, job.return_value = JobStatus.FAILED, NoFigureError(_missing(cell, name))
+                status = "not measured" if cell.result is None else cell.result.status
+                missing = NoFigureError(f"objective={name}: {cell.label}{cell.folder.name} has none ({status})")
+                job.status, job.return_value = JobStatus.FAILED, missing
             by_number[number] = job
     return [by_number[number] for number in sorted(by_number)]
-
-
-def _missing(cell: Cell | Refused, name: str | None) -> str:
-    status = "not measured" if cell.result is None else cell.result.status
-    return f"objective={name}: {cell.label}{cell.folder.name} has none ({status})"

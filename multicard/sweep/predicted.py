@@ -36,10 +36,8 @@ Predicted = tuple[Cell, Estimate]
 
 
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
-    """Print estimates of the cells, those measured before too, and which of them are refused.
-
-    Args:
-        on_slurm: leave out what only the job's own nodes can answer.
+    """Print estimates of the cells, those measured before too, and which of them are refused; of jobs of SLURM without
+    what only their own nodes can answer.
 
     Raises:
         ValueError: predict.gpu names no GPU that is known.
@@ -96,28 +94,18 @@ def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
     """A row a cell, with the axes of the final table."""
     records = [cell.as_record(answer.target.device_type) for (cell, answer), *_ in groups]
     axes = comparable.varied(records, table.ALWAYS[groups[0][0][0].workload.name])
-    return [
-        Row(
-            {axis: comparable.cell(record, axis) for axis in axes},
-            group[0][1],
-            len(group),
-            sum(cell.result is None for cell, _ in group),
-        )
-        for record, group in zip(records, groups, strict=True)
-    ]
+    shown = [{axis: comparable.cell(record, axis) for axis in axes} for record in records]
+    left = [sum(cell.result is None for cell, _ in group) for group in groups]
+    return [Row(own, group[0][1], len(group), n) for own, group, n in zip(shown, groups, left, strict=True)]
 
 
 def _probes(command: Command, predicted: Sequence[Predicted], experiment: str) -> list[str]:
     """The fewest probes after which each cell's times rest on this machine's, and their commands."""
     members = [(cell, answer) for cell, answer in predicted if answer.target != UNKNOWN_NODE]  # else of any GPU
     known = [answer.basis.is_own for _, answer in members]
-    wanted = [
-        not is_known and cell.result is None and answer.prediction.fits != "no"
-        for (cell, answer), is_known in zip(members, known, strict=True)
-    ]
-    settings = [history.setting(plain(cell.config)) for cell, _ in members]
-    machines = [str(answer.target.hardware) for _, answer in members]
-    chosen = steps.fewest_probes(settings, machines, known, wanted)
+    can_run = [cell.result is None and answer.prediction.fits != "no" for cell, answer in members]
+    wanted = [needed and not is_known for needed, is_known in zip(can_run, known, strict=True)]
+    chosen = fewest_probes([answer for _, answer in members], known, wanted)
     if not chosen:
         return []
     first = members[0][0]
@@ -135,6 +123,12 @@ def _probes(command: Command, predicted: Sequence[Predicted], experiment: str) -
     return lines
 
 
+def fewest_probes(estimates: Sequence[Estimate], known: Sequence[bool], wanted: Sequence[bool]) -> list[int]:
+    """The fewest runs to probe, by their place, until the steps of all that are wanted are known."""
+    settings = [history.setting(plain(each.config)) for each in estimates]
+    return steps.fewest_probes(settings, [str(each.target.hardware) for each in estimates], known, wanted)
+
+
 def was_probed(cell: Cell) -> bool:
     """True where a finished probe of the cell lies in its sweep, whose record a command would take."""
     return any(cell.folder.parent.glob(f"*-{cell.config.identity()}*-probe/result.json"))
@@ -145,10 +139,8 @@ def _swept(cells: Sequence[Cell]) -> list[dict[str, str]]:
     composed = cells[0].composed.hydra
     smoke = composed.experiment.smoke if cells[0].cfg.scale == Scale.smoke else {}
     anyway = {**(composed.sweeper.get("params") or {}), **smoke}
-    values = [
-        dict(str(word).split("=", 1) for word in cell.composed.hydra.overrides.task if not word.startswith(LEFT_OUT))
-        for cell in cells
-    ]
+    words = [[str(word) for word in cell.composed.hydra.overrides.task] for cell in cells]
+    values = [dict(word.split("=", 1) for word in own if not word.startswith(LEFT_OUT)) for own in words]
     keys = dict.fromkeys(key for own in values for key in own)
     swept = {key for key in keys if len({own.get(key) for own in values}) > 1}
     needless = (swept & WITHOUT_EFFECT) | {"name"}
@@ -243,7 +235,5 @@ def _needs(found: Estimate) -> str:
         return f"ran out of memory on {gpu} before"
     if memory is None:
         return f"{prediction.memory_basis} ({gpu})"
-    interval = f"{in_bytes(memory.low)} to {in_bytes(memory.high)}"
-    return (
-        f"needs {in_bytes(memory.value)} ({interval}) of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}"
-    )
+    needed = f"{in_bytes(memory.value)} ({in_bytes(memory.low)} to {in_bytes(memory.high)})"
+    return f"needs {needed} of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}"

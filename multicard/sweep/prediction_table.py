@@ -1,7 +1,6 @@
 """The printed table of `predict=true`: a row a cell, the bases of the estimates, and their sum."""
 
 import statistics
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,10 +41,7 @@ QUANTITIES = {  # by heading: the key of the prediction
 
 @dataclass(frozen=True)
 class Row:
-    """A cell with its repetitions, which take the same.
-
-    axes: shown values, by heading. runs: in the sweep; left: those not measured yet.
-    """
+    """A cell with its repetitions: shown values of its axes by heading, runs in the sweep, those not measured yet."""
 
     axes: Mapping[str, str]
     estimate: Estimate
@@ -58,11 +54,7 @@ class Row:
 
 
 def table(rows: Sequence[Row], width: int | None) -> list[str]:
-    """The rows as lines; columns in which no cell has a value are left out.
-
-    Args:
-        width: in cells; None: any.
-    """
+    """The rows as lines of `width` cells (None: any); columns in which no cell has a value are left out."""
     found = [row.estimate.prediction for row in rows]
     columns = {
         **{axis: [row.axes[axis] for row in rows] for axis in rows[0].axes},
@@ -113,7 +105,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         members = [row.axes for row in rows if row.estimate.prediction.fits == fits]
         names = listed(" ".join(f"{axis}={value}" for axis, value in axes.items()) for axes in members)
         lines += [f"{meaning}: {count(len(members), 'cell')}: {names}"] if members else []
-    return [line for note in lines for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+    return text_table.folded(lines, WIDTH)
 
 
 def listed(words: Iterable[str], most: int = NAMED) -> str:
@@ -137,8 +129,7 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> str:
     said = f"{count(runs, 'run') if runs else 'nothing'} to measure"
     said += f", {measured} measured before" if measured else ""
     if timed:
-        said += ": at least " if unknown else ": "
-        said += f"{_sum(timed, 'total', bool(unknown))} one after the other"
+        said += f": {'at least ' * bool(unknown)}{_sum(timed, 'total', bool(unknown))} one after the other"
         said += f", {_sum(timed, 'total', bool(unknown), each_gpu=True)} of GPUs" if on_gpus else ""
         if all(row.estimate.prediction.energy_joules is not None for row in timed):
             said += f", {_sum(timed, 'energy', bool(unknown))}"

@@ -37,12 +37,7 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobArray:
-    """Cells whose jobs ask for the same.
-
-    Args:
-        request: of each job, a node.
-        options: of the launcher.
-    """
+    """Cells whose jobs ask for the same: the resources of a node, and the launcher's options."""
 
     request: Resources
     options: Options
@@ -55,10 +50,7 @@ class JobArray:
 
 
 def submit(sweep: Sweep) -> dict[int, str]:
-    """Submit the cells that are not in the queue already.
-
-    Returns:
-        SLURM's name of each cell's job, by the cell's number.
+    """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the cell's number.
 
     Raises:
         ValueError: where SLURM cannot be asked, or refuses what is the same for all jobs.
@@ -152,9 +144,6 @@ def _array_jobs(job: str, count: int) -> list[str]:
 def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     """Submit one array. Returns each cell's job, by the cell's number.
 
-    Args:
-        umask: of what the jobs measure.
-
     Raises:
         ValueError: what sbatch refuses, with the key.
     """
@@ -208,14 +197,10 @@ def parameters(name: str, request: Resources, options: Options) -> dict[str, Any
         "slurm_additional_parameters": extra,
         "slurm_srun_args": [*step, "--no-kill", "--kill-on-bad-exit=0"] if several else step,
     }
-    if request.gpus:
-        settings["gpus_per_node"] = request.gpus
-    if request.memory_gb is not None:
-        settings["mem_gb"] = request.memory_gb
-    if request.exclusive:
-        settings["slurm_exclusive"] = True
-    if options["setup"]:
-        settings["slurm_setup"] = list(options["setup"])
+    settings |= {"gpus_per_node": request.gpus} if request.gpus else {}
+    settings |= {} if request.memory_gb is None else {"mem_gb": request.memory_gb}
+    settings |= {"slurm_exclusive": True} if request.exclusive else {}
+    settings |= {"slurm_setup": list(options["setup"])} if options["setup"] else {}
     site = {key: value for key, value in options.items() if key not in OWN_OPTIONS and value is not None}
     return settings | {f"slurm_{key}": value for key, value in site.items()}
 

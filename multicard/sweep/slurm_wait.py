@@ -37,7 +37,6 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
 
     Args:
         jobs: SLURM's name of each cell's job, by the cell's number.
-        streak: of the cells that have ended before.
 
     Raises:
         SameFailureError: the cells that are left would fail as those before; their jobs are cancelled.
@@ -136,27 +135,22 @@ class Queue:
             names = " ".join(slurm.ranges([*new]))
             say(f"job {names} has left the queue, and SLURM does not say how it ended; asking on", error=True)
         self.unknown = late
-        lost = [  # accounting may not have heard yet of a job that the controller has forgotten
-            cell
-            for cell in gone
-            if (state := states.get(self.jobs[cell.number])) is not None
-            and (state.name or missing_s[cell.number] > ACCOUNTING_LAG_S)
-        ]
-        for cell in lost:
+        lost = list[Cell]()
+        for cell in gone:
             job = self.jobs[cell.number]
-            status, failure = judge(job, states[job], cell.folder)
+            state = states.get(job)
+            if state is None or not (state.name or missing_s[cell.number] > ACCOUNTING_LAG_S):
+                continue  # accounting may not have heard yet of a job that the controller has forgotten
+            status, failure = judge(job, state, cell.folder)
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status)
             ownership.release(cell.folder)
+            lost.append(cell)
         return lost
 
 
 def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
-    """The status and the cause of a job that left no record in `folder`.
-
-    Args:
-        state: the job's last; without a name where SLURM has forgotten the job.
-    """
-    if not state.name:
+    """The status and the cause of a job that left no record in `folder`, by its last state."""
+    if not state.name:  # SLURM has forgotten the job
         return "failed", Failure("slurm", f"job {job} left the queue without a record, and SLURM does not account jobs")
     if state.exit_code == NO_OUTPUT:
         message = f"hydra.sweep.dir: node {state.nodes} cannot write to {folder.parent}"

@@ -26,15 +26,14 @@ class Task:
 
     def measure(self, cfg: DictConfig) -> float | None:
         """Measure a single run, take the record of an earlier measurement, or say what it would take. Hydra's task.
-
-        Returns:
-            The figure that `objective` names.
-        """
+        Returns the figure that `objective` names."""
         composed: Any = HydraConfig.instance().cfg
         folder, words = Path(composed.hydra.runtime.output_dir), list(composed.hydra.overrides.task)
         sweep = Sweep.of(self.command, [cells.cell_of(self.command.workload, composed, cfg, folder, words)])
         try:
-            _refuse_keys_of_sweeps(cfg)
+            require(cfg.repeat == "1", f"repeat={cfg.repeat}: several runs are a sweep; add -m")
+            race = cfg.race.figure
+            require(race is None, f"race={race}: needs cells to choose from, a sweep; add -m")
             objective.refuse(self.command.workload, cfg.objective)
             cells.settle(sweep)
             if cfg.predict.enabled and sweep.cells:
@@ -59,12 +58,8 @@ class Task:
 def run(
     command: Command, cell: Cell, keep_refused: bool = True, left_s: Callable[[], float | None] = ALONE.left_s
 ) -> None:
-    """Measure a cell in this process, unless another command has done so meanwhile. Never raises.
-
-    Args:
-        keep_refused: leave a record of a refusal too, as a sweep does.
-        left_s: seconds until the sweep of the cell has ended.
-    """
+    """Measure a cell in this process, unless another command has done so meanwhile. Never raises. With `keep_refused` a
+    refusal leaves a record too, as in a sweep; `left_s` gives the seconds until that has ended."""
     single = Sweep(command, [cell])
     cells.settle(single)  # another command may have measured it since the sweep was settled
     if single.refused:
@@ -81,14 +76,3 @@ def run(
         started_s=command.run_started_s(),
         cell=InSweep(cell.title, left_s),
     )
-
-
-def _refuse_keys_of_sweeps(cfg: DictConfig) -> None:
-    """Refuse keys that need several cells.
-
-    Raises:
-        ValueError: with the remedy.
-    """
-    require(cfg.repeat == "1", f"repeat={cfg.repeat}: several runs are a sweep; add -m")
-    race = cfg.race.figure
-    require(race is None, f"race={race}: needs cells to choose from, a sweep; add -m")

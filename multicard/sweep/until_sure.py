@@ -75,11 +75,7 @@ class UntilSure:
         self.batch = [[*words, f"repetition={turn}"] for turn in range(1, LEAST_AUTO + 1) for words in overrides]
 
     def plan(self, cells: Iterable[Cell]) -> None:
-        """Take the cells of a batch, before they are measured.
-
-        Raises:
-            ValueError: no two cells differ in `repeat_compare` alone.
-        """
+        """Take the cells of a batch, before they are measured. Refused where `repeat_compare` compares none."""
         for cell in cells:
             setting, words = self._setting(cell), self.batch[cell.number - 1][:-1]
             setting.words += [words] if words not in setting.words else []

@@ -14,13 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard import workloads
 from multicard.cli import command_line
-from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.schedule import Task, timed_option
-from multicard.estimate import history, steps
 from multicard.estimate.estimates import Effort, Estimate, estimate
 from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
@@ -28,7 +26,7 @@ from multicard.machine import environment
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto_gpus
 from multicard.sweep.cells import Cell, Refused, cell_of, task_of
-from multicard.sweep.predicted import was_probed
+from multicard.sweep.predicted import fewest_probes, was_probed
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
 START = Interval(15.0, 5.0, 40.0)
@@ -190,11 +188,11 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]
     """Commands of the fewest probes after which every run's time is known."""
     commands = []
     for workload in workloads.WORKLOADS:
-        own = [(run, run.cell) for run in known if run.cell is not None and run.cell.workload is workload]
-        settings = [history.setting(plain(cell.config)) for _, cell in own]
-        machines = [str(run.estimate and run.estimate.target.hardware) for run, _ in own]
-        is_known, wanted = [run.seconds is not None for run, _ in own], [run.is_unknown for run, _ in own]
-        for run, cell in [own[each] for each in steps.fewest_probes(settings, machines, is_known, wanted)]:
+        mine = [run for run in known if run.cell is not None and run.cell.workload is workload]
+        own = [(run, run.cell, run.estimate) for run in mine if run.cell is not None and run.estimate is not None]
+        is_known, wanted = [run.seconds is not None for run, *_ in own], [run.is_unknown for run, *_ in own]
+        for number in fewest_probes([each for *_, each in own], is_known, wanted):
+            run, cell, _ = own[number]
             entry, *words = run.job.words
             words += [*ON_SHARE, *(word for word in node.words if not word.startswith("predict."))]
             words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}"]

@@ -46,7 +46,6 @@ class Active(msgspec.Struct, frozen=True):
 
     Fields:
         active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without workspaces of libraries.
-        by_kind: the same by kind (`tracker.KINDS`).
     """
 
     active_bytes: int
@@ -98,11 +97,8 @@ def cache_folder() -> Path:
 
 
 def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
-    """An answer to each request; equal ones are computed once, all in one process.
-
-    Args:
-        compute: False: only what is in the cache; NOT_COMPUTED for the others.
-    """
+    """An answer to each request; equal ones are computed once, all in one process. Without `compute` those that the
+    cache does not have are NOT_COMPUTED."""
     paths = [cache_folder() / f"{identity(request)}.json" for request in asked]
     answers: dict[Path, Answer] = {}
     for path in dict.fromkeys(paths):

@@ -51,8 +51,6 @@ Facts = ImageFacts | TextFacts
 CANDIDATES = 16  # rows with the most text; one of them has the most tokens
 MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # header and end of a message; begin and end of a row
 ASSUMED_TOKENS = (256, 1024)  # of the longest row, at least and expected, where the rows are not at hand
-
-
 # Keys that the sizes of a set of texts follow from, and the model's vocabulary
 TEXT = ("dataset", "tokenizer", "template", "method", "model", "seed", "packed", "max_seq_len", "batch_size", "gpus")
 MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # known even where it is not at hand
@@ -132,11 +130,7 @@ def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
 
 
 def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
-    """The number of tokens of a text, by the tokenizer's files.
-
-    Raises:
-        ValueError: they cannot be read.
-    """
+    """The number of tokens of a text, by the tokenizer's files; a ValueError says that they cannot be read."""
     import tiktoken
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -146,10 +140,8 @@ def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
         try:
             merged = Tokenizer(models.BPE.from_file(*files))
         except Exception as error:  # of tokenizers, which has no class of its own for it
-            remedy = "give the paths of Qwen 2.5's vocab.json and merges.txt"
-            raise ValueError(
-                f"tokenizer.path, tokenizer.merges_file={options.merges_file}: {error}; {remedy}"
-            ) from None
+            problem = f"tokenizer.path, tokenizer.merges_file={options.merges_file}: {error}"
+            raise ValueError(f"{problem}; give the paths of Qwen 2.5's vocab.json and merges.txt") from None
         merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
         merged.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
         return lambda text: len(merged.encode(text).ids)

@@ -43,11 +43,8 @@ class FellBackError(Exception):
 
 
 def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: int | None = None) -> Active:
-    """Take a step of a cell without values, as rank 0 does.
-
-    Args:
-        device_type: "cuda" without a GPU, or "cpu", to compare with the truth.
-        memory_bytes: of the GPU (`answers.Request`).
+    """Take a step of a cell without values, as rank 0 does on "cuda" without a GPU, or on "cpu" to compare with the
+    truth. Of the GPU's memory see `answers.Request`.
 
     Raises:
         FellBackError: the step was not that of a real run.
@@ -56,8 +53,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     tracker = Tracker(device_type, CUDA_BLOCK_BYTES if device_type == "cuda" else 1)
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
-        options = config.strategy
-        synced = options.sync_batchnorm and config.gpus * config.nodes > 1
+        synced = config.strategy.sync_batchnorm and config.gpus * config.nodes > 1
         _require(not synced, "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values")
         with fake(device):
             train(config, facts, device, tracker, memory_bytes)
@@ -184,11 +180,8 @@ def crossing_channels(config: VisionConfig, facts: ImageFacts) -> int:
 def resident(
     config: VisionConfig, facts: ImageFacts, share: Share, device: torch.device, memory_bytes: int | None
 ) -> list[torch.Tensor]:
-    """Images, labels and order of what stays on a GPU, by the rules of `device_loader.Resident`.
-
-    Args:
-        memory_bytes: of the GPU, for the budget where the configuration names none; None: as if all fitted.
-    """
+    """Images, labels and order of what stays on a GPU, by the rules of `device_loader.Resident`; its memory is for the
+    budget where the configuration names none (None: as if all fitted)."""
     if config.loader.name != "device" or device.type != "cuda":
         return []
     image_bytes, budget = facts.side**2 * facts.channels, config.dataset.device_budget_bytes

@@ -7,7 +7,7 @@ them up, and says which a new release has lost. Patches are of the whole process
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -93,11 +93,8 @@ def fake(device: torch.device) -> Iterator[None]:
         "torch.cuda.current_device": lambda: 0,
         "torch.nn.functional.scaled_dot_product_attention": attention,
     }
-    with ExitStack() as stack:
-        if device.type == "cuda":
-            stack.enter_context(patched(as_if_cuda))
-            stack.enter_context(cuda_autocast())
-        stack.enter_context(Mode(device))
+    is_cuda = device.type == "cuda"
+    with patched(as_if_cuda if is_cuda else {}), cuda_autocast() if is_cuda else nullcontext(), Mode(device):
         yield
 
 
@@ -262,11 +259,8 @@ FSDP_ON_GPU: dict[str, Any] = {
 
 @contextmanager
 def fake_ranks(count: int, device: torch.device) -> Iterator[Any]:
-    """Join a group of `count` ranks as its rank 0. Enter it before fake tensors: a mesh reads its ranks.
-
-    Yields:
-        The device mesh to shard over.
-    """
+    """Join a group of `count` ranks as its rank 0. Yields the device mesh to shard over. Enter it before fake tensors:
+    a mesh reads its ranks."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
     try:
         with patched(FSDP_ON_GPU if device.type == "cuda" else {}):
@@ -313,18 +307,10 @@ def nf4_like(weight: torch.Tensor, block_size: int = 64, scaler_block_size: int 
     def empty(size: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device=weight.device)
 
+    scalers = empty(blocks, torch.int8), empty(blocks // scaler_block_size, weight.dtype), empty((), weight.dtype)
+    values = empty(weight.numel() // 2, torch.uint8), empty(16, weight.dtype)
     make: Any = NF4Tensor
-    return make(
-        meta,
-        block_size,
-        blocks,
-        scaler_block_size,
-        empty(blocks, torch.int8),
-        empty(blocks // scaler_block_size, weight.dtype),
-        empty((), weight.dtype),
-        empty(weight.numel() // 2, torch.uint8),
-        empty(16, weight.dtype),
-    )
+    return make(meta, block_size, blocks, scaler_block_size, *scalers, *values)
 
 
 def _frozen_nf4(

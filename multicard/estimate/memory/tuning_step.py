@@ -30,13 +30,9 @@ from multicard.llm import batches, methods, preflight, recipes, torchtune_config
 HERE = "multicard.estimate.memory.tuning_step"
 
 
-class NoWeights:
+def no_weights(**_: Any) -> SimpleNamespace:
     """A checkpointer: the weights have no values, so none are loaded."""
-
-    def __init__(self, **_: Any) -> None: ...
-
-    def load_checkpoint(self) -> dict[str, Any]:
-        return {training.MODEL_KEY: {}}
+    return SimpleNamespace(load_checkpoint=lambda: {training.MODEL_KEY: {}})
 
 
 def no_tokenizer(**_: Any) -> SimpleNamespace:
@@ -73,7 +69,7 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
     cfg = torchtune_config.torchtune_config(config, device_type, inputs, Path())
     cfg |= {
         "tokenizer": {"_component_": f"{HERE}.no_tokenizer"},
-        "checkpointer": {"_component_": f"{HERE}.NoWeights", "model_type": cfg["checkpointer"]["model_type"]},
+        "checkpointer": {"_component_": f"{HERE}.no_weights", "model_type": cfg["checkpointer"]["model_type"]},
         "metric_logger": {"_component_": "multicard.llm.torchtune_components.StepLog"},
         "epochs": 1,
         "max_steps_per_epoch": steps,
@@ -87,12 +83,8 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
 
 
 def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> None:
-    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, for a distributed recipe within
-    `fake_ranks` too.
-
-    Args:
-        mesh: what `fake_ranks` yields; None for a recipe of one device.
-    """
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, for a distributed recipe also
+    within `fake_ranks`, which yields its mesh."""
     cfg = recipe_configuration(config, facts, device.type)
     module, recipe_class = recipes.load(config.recipe_name)
     with recipes.patched(module, torch.device("cpu")), _without_machine(module, device, tracker), tracker:
@@ -163,11 +155,8 @@ def sharded(recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, 
 
 
 def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, chunks: int = 0) -> Any:
-    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed` makes it.
-
-    Args:
-        chunks: in which the model computes its output; a run's batches are padded to as many, where it is sharded.
-    """
+    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed` makes it, padded to
+    the chunks in which the model computes its output, where that is sharded."""
     pairs = methods.chosen(config).pairs
     evened = "output" in config.custom_sharded_layers and chunks and not config.packed
     length = batches.least_length(facts.length, chunks) if evened else facts.length

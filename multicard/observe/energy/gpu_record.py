@@ -46,11 +46,7 @@ Worked = list[tuple[Rows, np.ndarray]]  # of each part of a GPU, its samples and
 
 
 def write_part(folder: Path, part: dict[str, Any], samples: dict[str, np.ndarray]) -> None:
-    """Write the part of a start and node.
-
-    Args:
-        samples: of one GPU at least, (n, columns) by UUID.
-    """
+    """Write the part of a start and node, with samples (n, columns) by UUID of one GPU at least."""
     import pyarrow as pa
 
     counts, table = [len(rows) for rows in samples.values()], np.concatenate(list(samples.values()))
@@ -174,13 +170,12 @@ def joules_within(rows: Rows, spans: np.ndarray) -> tuple[float, float] | None:
 
 def state(worked: Worked) -> dict[str, Any]:
     """Figures of one GPU's samples within spans; None where there are none."""
-    inside = [
-        ((rows["time_s"] >= spans[:, :1]) & (rows["time_s"] <= spans[:, 1:])).any(axis=0) for rows, spans in worked
-    ]
-    samples = {
-        name: np.concatenate([rows[name][within] for (rows, _), within in zip(worked, inside, strict=True)])
-        for name in COLUMNS
-    }
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    for rows, spans in worked:
+        inside = ((rows["time_s"] >= spans[:, :1]) & (rows["time_s"] <= spans[:, 1:])).any(axis=0)
+        for name, column in columns.items():
+            column.append(rows[name][inside])
+    samples = {name: np.concatenate(parts) for name, parts in columns.items()}
 
     def figure(name: str, reduce: Any) -> float | None:
         values = samples[name][~np.isnan(samples[name])]

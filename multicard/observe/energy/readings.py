@@ -9,17 +9,8 @@ from multicard.machine import devices
 from multicard.measure.timing import clock_s
 
 # One row per sample; NaN where a GPU does not report a figure
-COLUMNS = (
-    "time_s",
-    "energy_joules",
-    "power_w",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "temperature_c",
-    "utilisation",
-    "memory_bytes",
-    "reasons",  # NVML's bits for reduced clocks, see `gpu_record.REASONS`
-)
+COLUMNS = ("time_s", "energy_joules", "power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "utilisation")
+COLUMNS += ("memory_bytes", "reasons")  # NVML's bits for reduced clocks, see `gpu_record.REASONS`
 
 
 def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
@@ -65,16 +56,13 @@ def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[i
 
 
 class Neighbours:
-    """Separates the run's own processes from foreign ones in NVML's lists.
+    """Separates the processes of the run's ranks on this node from foreign ones in NVML's lists.
 
     Descendants of this process are the run's own, other visible processes foreign. To a container NVML may list PIDs of
     the host, which are not visible: one that was there before the ranks started is foreign, and of later ones the first
     are taken as own, up to the number of ranks that were not seen otherwise. A host PID that another process has here
     is judged as that process. What comes and goes between two samples is missed, and in containers where NVML lists
     nothing no process is seen.
-
-    Args:
-        ranks: processes of the run on this node.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -84,11 +72,7 @@ class Neighbours:
         self._seen: dict[tuple[str, int], list[Any]] = {}  # by GPU and PID: first and last seen, most memory
 
     def note(self, time_s: float, gpu: str, pid: int, memory_bytes: int | None, before_ranks: bool = False) -> None:
-        """Note that a process is on a GPU.
-
-        Args:
-            before_ranks: the ranks have not started yet.
-        """
+        """Note that a process is on a GPU."""
         if pid not in self._own:
             own, self._names[pid] = identify(pid)
             self._own[pid] = False if before_ranks and own is None else own
@@ -127,9 +111,7 @@ class Counters:
     """Energy counter of a rank's GPU, read where a span begins and ends whose energy is to be known: between the
     controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a tenth.
 
-    There is nothing to read on CPU ranks, or where NVML gives none.
-
-    readings: time on `clock_s`, the GPU's UUID and joules, in the order in which they were taken.
+    readings: time on `clock_s`, the GPU's UUID and joules; none on CPU ranks, or where NVML gives none.
     """
 
     def __init__(self, device: Any) -> None:

@@ -217,13 +217,9 @@ def _table(values: Sequence[float], width: int) -> np.ndarray:
 
 
 def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) -> list[Span]:
-    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all ranks say; nor of a
-    cell of a race, in whose pauses others train.
-
-    Args:
-        ranks: the reports of all ranks on this machine's clock; `expected` of them.
-        sampled: when the GPUs were sampled; files of an earlier start have other times.
-    """
+    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all that are expected
+    say, within the time in which GPUs were sampled: files of an earlier start have other times. Nor of a cell of a
+    race, in whose pauses others train."""
     spans: list[Span] = []
     if len(ranks) < expected or any(rank.probe is not None and rank.probe.ended_by == "race" for rank in ranks):
         return spans
@@ -234,11 +230,8 @@ def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) ->
 
 
 def with_readings(samples: np.ndarray, readings: Sequence[tuple[float, float]], sampled: Span) -> np.ndarray:
-    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by a rank.
-
-    Args:
-        readings: time on `clock_s`, and joules; those outside of `sampled` are of an earlier start.
-    """
+    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by a rank: time on
+    `clock_s`, and joules. Those outside of `sampled` are of an earlier start."""
     inside = [reading for reading in readings if sampled[0] <= reading[0] <= sampled[1]]
     rows = np.full((len(inside), len(COLUMNS)), np.nan)
     rows[:, :2] = np.array(inside).reshape(-1, 2) - (sampled[0], 0.0)  # time and energy
