@@ -22,26 +22,12 @@ IMAGES, ROWS, TOKENIZER = "MNIST/raw", "alpaca*.jsonl", "tokenizer.model"  # bel
 Words = dict[str, object]  # options of an entry; several values, separated by commas, are a sweep
 
 GOAL: Words = {"preset": "fast", "precision": "fp16", "batch_size": 64, "dataset": "mnist", "dataset.image_size": 500}
-SMALL_VISION: Words = {
-    "device": "cpu",
-    "dataset": "digits",
-    "dataset.image_size": 32,
-    "dataset.train_limit": 96,
-    "dataset.test_limit": 48,
-    "model.width": 0.35,
-    "batch_size": 16,
-    "epochs": 2,
-    "warmup_steps": 1,
-}
+SMALL_IMAGES = {"dataset.image_size": 32, "dataset.train_limit": 96, "dataset.test_limit": 48}
+SMALL_VISION: Words = {"device": "cpu", "dataset": "digits", **SMALL_IMAGES, "model.width": 0.35, "batch_size": 16}
+SMALL_VISION |= {"epochs": 2, "warmup_steps": 1}
 LLAMA: Words = {"model": "llama3_8b", "precision": "bf16", "max_steps": 30}
-SMALL_LLAMA: Words = {
-    "device": "cpu",
-    "model": "llama3_tiny",
-    "precision": "fp32",
-    "dataset.rows": 24,
-    "max_steps": 3,
-    "skip_steps": 1,
-}
+SMALL_LLAMA: Words = {"device": "cpu", "model": "llama3_tiny", "precision": "fp32", "dataset.rows": 24}
+SMALL_LLAMA |= {"max_steps": 3, "skip_steps": 1}
 
 
 @dataclass(frozen=True)
@@ -173,15 +159,10 @@ def of_tests(_: Path, log: str) -> list[Finding]:
 
 def of_step(_: Path, log: str) -> list[Finding]:
     """The rows that `benchmarks.step` left as lines of JSON; of those of one step the last."""
-    rows = {row["step"]: row for line in log.splitlines() if line.startswith("{") for row in [json.loads(line)]}
-    return [
-        Finding(
-            what,
-            f"{row['images_per_s']} images/s, {row['step_ms']} ms",
-            f"{row['ceiling']} images/s (memory's ceiling)",
-        )
-        for what, row in rows.items()
-    ]
+    rows = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    values = {row["step"]: f"{row['images_per_s']} images/s, {row['step_ms']} ms" for row in rows}
+    ceilings = {row["step"]: f"{row['ceiling']} images/s (memory's ceiling)" for row in rows}
+    return [Finding(what, value, ceilings[what]) for what, value in values.items()]
 
 
 def of_runs(*tell: Callable[[Record], Finding], axes: Sequence[str] = ("precision",), known: str = "ok") -> Read:
@@ -308,8 +289,7 @@ def no_room_for_fp64(run: Pass) -> str:
 
 
 def dali_absent(_: Pass) -> str:
-    installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
-    return "" if installed else "DALI is not installed"
+    return "" if find_spec("nvidia") and find_spec("nvidia.dali") else "DALI is not installed"
 
 
 def module(name: str, *words: object) -> list[str]:

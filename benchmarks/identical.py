@@ -29,12 +29,9 @@ from benchmarks.common import interleaved, machine, parser, python
 GOAL = 0.05
 RUNS_A_SIDE = (2, 3, 5)
 LABEL = "pin_memory"  # a setting in which the sides are taken to differ
+SMALL = "dataset.image_size=32 dataset.train_limit=320 dataset.test_limit=64 batch_size=8 epochs=1 model.width=0.25"
 COMMANDS = {
-    "vision": (
-        "train_vision.py",
-        *("dataset.image_size=32", "dataset.train_limit=320", "dataset.test_limit=64", "batch_size=8", "epochs=1"),
-        "model.width=0.25",
-    ),
+    "vision": ("train_vision.py", *SMALL.split()),
     "llm": ("tune_llm.py", "method=lora", "max_steps=60"),
 }
 REPEATED_BY = {"vision": "seed", "llm": "repetition"}  # one seed: one accuracy; other seeds tune on other rows
@@ -43,14 +40,8 @@ Deal = tuple[list[Run], list[Run]]
 
 def measure(kind: str, out: Path, repetitions: Iterator[int]) -> None:
     """Measure the next repetition of a kind of run."""
-    entry, *words = COMMANDS[kind]
-    python(
-        entry,
-        *words,
-        "tracker.mode=disabled",
-        f"hydra.run.dir={out / kind}",
-        f"{REPEATED_BY[kind]}={next(repetitions)}",
-    )
+    own = f"hydra.run.dir={out / kind}", f"{REPEATED_BY[kind]}={next(repetitions)}"
+    python(*COMMANDS[kind], "tracker.mode=disabled", *own)
 
 
 def deals(runs: Sequence[Run], each: int) -> Iterator[Deal]:
@@ -94,9 +85,8 @@ def judges(kind: str) -> dict[str, Callable[[list[Run], list[Run]], bool]]:
 def told_apart(runs: Sequence[Run], kind: str) -> dict[str, list[tuple[int, int]]]:
     """How often each judge tells the sides apart, and of how many deals, for each of RUNS_A_SIDE."""
     dealt = [[*deals(runs, each)] for each in RUNS_A_SIDE]
-    return {
-        name: [(sum(judge(a, b) for a, b in ways), len(ways)) for ways in dealt] for name, judge in judges(kind).items()
-    }
+    judging = judges(kind).items()
+    return {name: [(sum(judge(a, b) for a, b in ways), len(ways)) for ways in dealt] for name, judge in judging}
 
 
 def report(kind: str, runs: Sequence[Run]) -> list[str]:

@@ -147,11 +147,8 @@ def compare(title: str, turns: dict[str, Turn], rounds: int) -> None:
         ratio = statistics.median(ratios(values, rates[best]))
         texts = f"{middle:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{ratio:.2f}", f"{figures[name][-1][1]:,.0f}"
         rows.append((name, *texts))
-    print(
-        "\n".join(
-            ["", title, *text_table.text(("loader", "images/s", "quartiles", f"x {best}", "bytes an image"), rows)]
-        )
-    )
+    headings = ("loader", "images/s", "quartiles", f"x {best}", "bytes an image")
+    print("\n".join(["", title, *text_table.text(headings, rows)]))
 
 
 def main() -> None:

@@ -64,9 +64,8 @@ def vision_cells(gpus: int) -> Iterator[tuple[str, ...]]:
 
 def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     heads = "model.num_kv_heads=4"  # so that NF4's blocks divide over 2 ranks
-    for method, precision, again in itertools.product(
-        ("lora", "qlora", "dpo", "qat", "full"), ("fp32", "bf16"), ("false", "true")
-    ):
+    grid = itertools.product(("lora", "qlora", "dpo", "qat", "full"), ("fp32", "bf16"), ("false", "true"))
+    for method, precision, again in grid:
         yield (f"method={method}", f"precision={precision}", f"activation_checkpointing={again}", heads)
     yield "method=full", "optimizer_in_bwd=true"
     yield "method=lora", "gradient_accumulation_steps=2"

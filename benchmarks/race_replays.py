@@ -90,10 +90,9 @@ class MadeGrid:
         self.full_s = FULL_S * np.exp(-self.truth) / np.exp(-self.truth).mean()
         walk = rng.normal(0, kind.drift / 10, 10_000)  # a second each
         self._drift = np.cumsum(walk)
-        self.predictions: list[Prior | None] = [
-            Prior(float(figure + rng.normal(0, PREDICTION_SD)), PREDICTION_SD, "scaled") if kind.predicted else None
-            for figure in self.truth
-        ]
+        predicted = self.truth + rng.normal(0, PREDICTION_SD, len(self.truth))
+        priors = [Prior(float(figure), PREDICTION_SD, "scaled") for figure in predicted]
+        self.predictions: list[Prior | None] = [*priors] if kind.predicted else [None] * len(priors)
 
     def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
         """Consecutive steps of a process that take about `seconds`, at a time of the race."""

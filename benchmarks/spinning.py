@@ -55,12 +55,9 @@ def main() -> None:
             speeds = interleaved(turns, args.rounds)
             for spins, figures in speeds.items():
                 low, middle, high = quartiles(figures)
-                against = quartiles(ratios(figures, speeds[OWN]))[1]
-                print(
-                    f"{ranks}, {beside}, {spins} spins: {middle:.1f} images/s (quartiles {low:.1f} to {high:.1f}), "
-                    f"{against:.3f} times that of {OWN}",
-                    flush=True,
-                )
+                speed = f"{middle:.1f} images/s (quartiles {low:.1f} to {high:.1f})"
+                against = f"{quartiles(ratios(figures, speeds[OWN]))[1]:.3f} times that of {OWN}"
+                print(f"{ranks}, {beside}, {spins} spins: {speed}, {against}", flush=True)
 
 
 if __name__ == "__main__":

@@ -151,9 +151,8 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
     options = configuration("train_vision", "preset=fast")
     optimizer = optimizer_of(model, options.lr, options.optimizer)
     scaler = GradScaler(device.type, enabled=precision.scale_loss)
-    images = (
-        torch.randn(batch, 3, size, size, device=device).to(precision.transfer_dtype).contiguous(memory_format=order)
-    )
+    values = torch.randn(batch, 3, size, size, device=device)
+    images = values.to(precision.transfer_dtype).contiguous(memory_format=order)
     labels = torch.randint(0, 10, (batch,), device=device)
 
     def turn(steps: int = STEPS) -> float:
@@ -185,9 +184,8 @@ def options() -> argparse.ArgumentParser:
     result.add_argument("--layouts", nargs="+", default=["nchw", "nhwc"], choices=["nchw", "nhwc"])
     result.add_argument("--compile", nargs="*", choices=MODES, metavar="MODE", help="measure compiled steps too")
     result.add_argument("--only-compiled", action="store_true", help="leave out the steps that are not compiled")
-    result.add_argument(
-        "--pointwise", nargs="+", default=["convolution"], choices=list(Pointwise), help="linear with nhwc alone"
-    )
+    linear = "linear with nhwc alone"
+    result.add_argument("--pointwise", nargs="+", default=["convolution"], choices=list(Pointwise), help=linear)
     return result
 
 

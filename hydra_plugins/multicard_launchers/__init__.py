@@ -54,11 +54,7 @@ class CellSweeper(BasicSweeper):
         self.axes = dict(params or {})
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Have the launcher measure all cells.
-
-        Raises:
-            ValueError: repetitions that no cell can have, before anything of the sweep is written.
-        """
+        """Have the launcher measure all cells; repetitions that no cell can have are refused before that."""
         assert self.config is not None and self.launcher is not None
         from multicard.records import run_folder
 

@@ -26,13 +26,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # which choos
 
 
 class Batches:
-    """The batches of one command.
-
-    Args:
-        config: the sweep's own.
-        on_slurm: cells are jobs of SLURM.
-        packs: cells are processes beside each other on this machine.
-    """
+    """The batches of one command, by the sweep's own configuration; for `on_slurm` and `packs` see `CellLauncher`."""
 
     def __init__(
         self, command: Command, context: HydraContext, config: DictConfig, on_slurm: bool, packs: bool
@@ -43,15 +37,8 @@ class Batches:
         self.leases = ExitStack()  # of GPUs that gpus=auto chose
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-        """Measure the cells of a batch as the configuration asks.
-
-        Args:
-            job_overrides: the overrides of each cell.
-            first: Hydra's number of the first of them.
-
-        Returns:
-            The figures of the cells, for a sweeper that is not multicard's.
-        """
+        """Measure the cells of a batch, given by their overrides, as the configuration asks; `first` is Hydra's number
+        of the first. Returns the figures of the cells, for a sweeper that is not multicard's."""
         if self.command.abandoned:
             return []  # an earlier batch of the sweep was interrupted
         config, sweeper = self.config, self.config.hydra.sweeper
@@ -71,11 +58,7 @@ class Batches:
         return []
 
     def _with_gpus(self, job_overrides: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-        """Add the number of GPUs that is chosen for each cell.
-
-        Raises:
-            ValueError: `gpus=auto` has no meaning here.
-        """
+        """Add the number of GPUs that is chosen for each cell, where `gpus=auto` has a meaning."""
         config = self.config
         auto_gpus.refuse(config, self.on_slurm, self.packs)
         self.leases.close()
@@ -87,12 +70,7 @@ class Batches:
         return resolved
 
     def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-        """Measure cells for a sweeper that is not multicard's.
-
-        Raises:
-            ValueError: what multicard's sweeper alone can do.
-            KeyboardInterrupt: cells are left: the sweeper would go on without them.
-        """
+        """Measure cells for a sweeper that is not multicard's; what that alone can do is refused."""
         config, remedy = self.config, "leave hydra/sweeper out"
         instead = f"{remedy}, or sweep repetition=1,2,3"
         require(config.repeat == "1", f"repeat={config.repeat}: needs multicard's own sweeper; {instead}")
@@ -123,11 +101,7 @@ class Batches:
     def _measure_batch(
         self, job_overrides: Sequence[Sequence[str]], first: int, check: Callable[[list[Cell]], None] = lambda _: None
     ) -> Sweep:
-        """Measure cells, or say what would be measured, or what that would take.
-
-        Args:
-            check: may refuse them all, before any is started.
-        """
+        """Measure cells, or say what would be measured, or what that would take; `check` may refuse them all before."""
         config = self.config
         sweep = cells.compose(self.command, self.context, config, job_overrides, first)
         check(sweep.cells)
@@ -212,12 +186,8 @@ class Batches:
             sweep.finish()
 
     def _measure_in_turn(self, sweep: Sweep) -> None:
-        """Measure the cells that are left in this process.
-
-        Raises:
-            KeyboardInterrupt: on Ctrl-C, once the cell that ran has its record.
-            SameFailureError: the cells that are left would fail as those before.
-        """
+        """Measure the cells that are left in this process; Ctrl-C ends it once the cell that ran has its record, and a
+        SameFailureError where the cells that are left would fail as those before."""
         left = sweep.left
         sweep.say_start()
         pace = Pace(len(left), has_bar=sys.stderr.isatty())

@@ -80,17 +80,13 @@ def _step(
         return replace(best, about=f"{words}, {best.about}" if best.about else words)
     known += grown(known, int(wanted.get(GPUS, "1")), growth, on_gpu)
     pairs = _pairs(known, wanted)
-    ways = [way for cell in _nearest(known, wanted) if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
+    apart = sorted(((len(differences(cell.setting, wanted)), cell) for cell in known), key=lambda pair: pair[0])
+    nearest = [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
+    ways = [way for cell in nearest if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
     if not ways:
         return None
     best = min(ways, key=lambda way: (way.published, sum(way.sides)))
     return best if best.published else replace(best, basis=Basis.scaled)
-
-
-def _nearest(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> list[StepEstimate]:
-    """The MOST_CELLS that differ in the fewest axes, and in no more than MOST_CROSSED."""
-    apart = sorted(((len(differences(cell.setting, wanted)), cell) for cell in known), key=lambda pair: pair[0])
-    return [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
 
 
 def _pairs(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> Pairs:

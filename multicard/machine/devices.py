@@ -39,16 +39,13 @@ def named_gpus() -> list[str]:
     with nvml() as library:
         if library is None:
             return []
-        handles = [_handle(library, index) for index in range(ask(library, library.nvmlDeviceGetCount) or 0)]
+        numbers = range(ask(library, library.nvmlDeviceGetCount) or 0)
+        # None for a GPU that this process may not use, and CUDA does not count either
+        handles = [ask(library, library.nvmlDeviceGetHandleByIndex, index) for index in numbers]
         uuids = {ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle}
         uuids.pop(None, None)
         chosen = select_visible(os.environ.get(VISIBLE), list(uuids))
         return [instance for uuid in chosen for instance in _instances(library, uuid, uuids.get(uuid))]
-
-
-def _handle(library: Any, index: int) -> Any:
-    """A GPU's handle; None where this process may not use it, and CUDA does not count it either."""
-    return ask(library, library.nvmlDeviceGetHandleByIndex, index)
 
 
 def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
@@ -62,12 +59,8 @@ def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
 
 
 def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
-    """The UUIDs that CUDA_VISIBLE_DEVICES names, in its order; as CUDA does, the first wrong entry ends the list.
-
-    Args:
-        setting: the variable; None where it is not set.
-        uuids: those of all GPUs, by index. A MIG instance (`MIG-...`) is taken as it is.
-    """
+    """The UUIDs that CUDA_VISIBLE_DEVICES names of those of all GPUs, in its order; as CUDA does, the first wrong entry
+    ends the list. A MIG instance (`MIG-...`) is taken as it is."""
     if setting is None:
         return uuids
     chosen: list[str] = []

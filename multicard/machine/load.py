@@ -8,16 +8,15 @@ from multicard.measure.timing import clock_s
 
 STAT = Path("/proc/stat")
 USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7  # columns of /proc/stat; time of guests is in the first two
+CoreTimes = dict[int, tuple[float, float]]  # busy and stolen seconds by core
 
 
 class Load:
-    """Counts from its making to `end`: the CPU time of all processes less that of `root` and its descendants.
+    """Counts from its making to `end`: the CPU time of all processes less that of `root`, by default this one, and its
+    descendants.
 
     A descendant that has ended counts by what its parent knows of it. Interrupts belong to nobody and are left out;
     what a hypervisor gave to others (steal) is a figure of its own.
-
-    Args:
-        root: a process, by default this one; of a cell of a race, the race's.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -36,19 +35,9 @@ class Load:
         }
 
 
-def others(
-    before: dict[int, tuple[float, float]],
-    after: dict[int, tuple[float, float]],
-    own_s: float,
-    seconds: float,
-    usable: set[int],
-) -> dict[str, float]:
-    """The mean number of cores that were busy with others' work.
-
-    Args:
-        before, after: busy and stolen seconds of each core, as `cores_s` gives them.
-        own_s: CPU time of the run's processes in between, all of it on `usable` cores.
-    """
+def others(before: CoreTimes, after: CoreTimes, own_s: float, seconds: float, usable: set[int]) -> dict[str, float]:
+    """The mean number of cores that were busy with others' work; `own_s` is the CPU time of the run's processes in
+    between, all of it on `usable` cores."""
     shared = before.keys() & after.keys()  # cores may go offline
     busy_s, stolen_s = ({core: after[core][kind] - before[core][kind] for core in shared} for kind in (0, 1))
     mine = shared & usable
@@ -59,7 +48,7 @@ def others(
     }
 
 
-def cores_s(stat: str) -> dict[int, tuple[float, float]]:
+def cores_s(stat: str) -> CoreTimes:
     """Busy and stolen seconds of each core since the machine's start, from the text of /proc/stat."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     counts = {}

@@ -62,7 +62,5 @@ def imports() -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})

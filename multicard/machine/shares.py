@@ -108,11 +108,8 @@ def machine() -> Pool:
 
 
 def demand(config: RunConfig, whole: Pool) -> Demand:
-    """The numbers of GPUs and cores that a cell gets.
-
-    CPU ranks take `cpus_per_gpu` cores each; a GPU comes with its part of the machine's cores. A cell that wants more
-    than there is gets the whole machine: its own checks say whether it can run so.
-    """
+    """The numbers of GPUs and cores that a cell gets: of CPU ranks `cpus_per_gpu` cores each, of a GPU its part of the
+    machine's. A cell that wants more than there is gets the whole machine: its own checks say whether it can run so."""
     on_gpus = whole.gpus and config.device is not Device.cpu
     if config.exclusive is not False:
         return len(whole.gpus) if on_gpus else None, len(whole.cpus)
@@ -197,13 +194,8 @@ def announced(configs: Iterable[RunConfig]) -> Iterator[None]:
 
 @contextmanager
 def kept_to_unleased(on_gpus: bool) -> Iterator[None]:
-    """Bind this process, and those that it starts, to what no other command has leased, where that is enough for a run.
-
-    No other command chooses meanwhile. Within it the caller leases what its run will use.
-
-    Args:
-        on_gpus: the run uses GPUs, where there are any.
-    """
+    """Bind this process, and those that it starts, to what no other command has leased, where that is enough for a run,
+    on GPUs or not. No other command chooses meanwhile. Within it the caller leases what its run will use."""
     whole = machine()
     with ExitStack() as held:
         with suppress(OSError):
@@ -263,11 +255,8 @@ class Choice:
 
 @contextmanager
 def choosing(within_s: float = 0.0) -> Iterator[Choice | None]:
-    """Have this command alone choose leases; None where another did all of `within_s`.
-
-    Raises:
-        OSError: the folder or its file cannot be made or opened.
-    """
+    """Have this command alone choose leases; None where another did all of `within_s`. An OSError says that the folder
+    or its file cannot be made or opened."""
     with _opened() as directory:
         lock = _lock(directory, CHOOSING, fcntl.LOCK_EX, clock_s() + within_s)
         choice = None if lock is None else Choice(directory)
@@ -319,11 +308,8 @@ def holders(names: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _opened() -> Iterator[int]:
-    """A descriptor of the folder, which is made where it is missing; its path may lead elsewhere later.
-
-    Raises:
-        OSError: it can be neither created nor opened, or is a link.
-    """
+    """A descriptor of the folder, which is made where it is missing; its path may lead elsewhere later. An OSError says
+    that it can be neither created nor opened, or is a link."""
     path = folder()
     with suppress(FileExistsError):
         path.mkdir(parents=True)

@@ -17,18 +17,8 @@ from multicard.machine.environment import host
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORT_PAIRS = 20_000, 5_000  # two ports a job; below those that Linux hands out by itself
-ENDED = {
-    "COMPLETED",
-    "FAILED",
-    "TIMEOUT",
-    "CANCELLED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "REVOKED",
-}
+ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+ENDED |= {"BOOT_FAIL", "DEADLINE", "REVOKED"}
 # A user's variables that change what SLURM's commands answer
 CHANGES_ANSWERS = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_|SLURM_(CLUSTERS|TIME_FORMAT)$")
 # Those that reach sbatch: where SLURM is, and what a site's users choose once for all their jobs
@@ -135,11 +125,8 @@ def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
 
 @contextmanager
 def submitting(options: Container[str]) -> Iterator[None]:
-    """Context without the variables that would override, for sbatch, what a job asks for.
-
-    Args:
-        options: the launcher's that are set; for others, variables such as SBATCH_PARTITION count.
-    """
+    """Context without the variables that would override, for sbatch, what a job asks for: SBATCH_PARTITION and the like
+    count where the launcher's option is not set."""
     from submitit.helpers import clean_env
 
     kept = {name: value for name, value in os.environ.items() if REACHES_SBATCH.match(name)}
@@ -153,12 +140,7 @@ def submitting(options: Container[str]) -> Iterator[None]:
 
 
 def allocation(key: str, grace_s: float) -> Allocation:
-    """The nodes of this job.
-
-    Args:
-        key: a secret of the submission, the same for all of its tasks.
-        grace_s: between SLURM's warning and its kill.
-    """
+    """The nodes of this job; `key` is a secret of the submission, the same for all of its tasks."""
     from submitit.slurm.slurm import SlurmJobEnvironment
 
     env = SlurmJobEnvironment()
@@ -172,11 +154,7 @@ def why_warned(job: str) -> str:
 
 
 def reason_of_warning(fields: dict[str, str], restarts: int = 0) -> str:
-    """The reason for a signal, from the fields of `scontrol show job`.
-
-    Args:
-        restarts: of the job before its present start.
-    """
+    """The reason for a signal, from the fields of `scontrol show job`, and the restarts before its present start."""
     if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in ("None", "N/A", ""):
         return "preempted"
     if int(fields.get("Restarts", 0)) > restarts:

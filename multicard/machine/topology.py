@@ -100,21 +100,16 @@ def _nvlinks(library: Any, handle: Any) -> list[str]:
     for link in range(library.NVML_NVLINK_MAX_LINKS):
         if not ask(library.nvmlDeviceGetNvLinkState, handle, link):
             continue  # inactive, or this GPU has not so many
-        switched = (
-            ask(library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == library.NVML_NVLINK_DEVICE_TYPE_SWITCH
-        )
-        remote = SWITCH if switched else _bus_id(ask(library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+        kind = ask(library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        remote = _bus_id(ask(library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
+        remote = SWITCH if kind == library.NVML_NVLINK_DEVICE_TYPE_SWITCH else remote
         ends += [remote] if remote is not None else []
     return ends
 
 
 def nvlinks_between(one: list[str], other: list[str], other_pci: str | None) -> int:
-    """NVLinks that a pair can use at once: those from GPU to GPU, or those that both have to the machine's switches.
-
-    Args:
-        one, other: the far ends of each GPU's links.
-        other_pci: the address of the second GPU.
-    """
+    """NVLinks that a pair can use at once, by the far ends of each GPU's links and the address of the second: those
+    from GPU to GPU, or those that both have to the machine's switches."""
     return one.count(other_pci) if other_pci in one else min(one.count(SWITCH), other.count(SWITCH))
 
 

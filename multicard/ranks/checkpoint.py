@@ -24,11 +24,8 @@ def latest(folder: Path) -> int | None:
 
 
 def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
-    """Save this rank's state after `steps` steps. All ranks call it; the checkpoint counts once all have written.
-
-    Args:
-        state: tensors and plain values, in dicts and lists.
-    """
+    """Save this rank's state after `steps` steps: tensors and plain values, in dicts and lists. All ranks call it; the
+    checkpoint counts once all have written."""
     import torch
 
     path = _rank_file(folder, steps, rank.rank)

@@ -63,14 +63,8 @@ def _cache(counts: dict[str, int]) -> CompileCache:
 
 @contextmanager
 def errors_explained(compile_value: bool | str | None) -> Iterator[None]:
-    """Say in one line, with the remedy, that torch cannot compile the model.
-
-    Args:
-        compile_value: the value of the key `compile`.
-
-    Raises:
-        ValueError: torch cannot compile the model here.
-    """
+    """Raise a ValueError that says in one line, with the remedy, that torch cannot compile the model here as the key
+    `compile` asks."""
     try:
         yield
     except Exception as error:

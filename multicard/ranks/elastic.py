@@ -100,12 +100,10 @@ def _start_method(device: str) -> str:
 
 def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
     """Run a function on every rank of this node and wait for all. Call it from the main thread, `interruptible`.
+    Returns what ended the run first; None where all ranks returned. No rank is left running either way.
 
     Args:
         work: "module:function", imported by the ranks and not here; called with a `Rank` and `arguments`.
-
-    Returns:
-        None where all ranks returned, else what ended the run first. No rank is left running either way.
     """
     kills = memory.oom_kills()
     try:
@@ -115,11 +113,8 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 
 
 def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure | None:
-    """The failure of a rank, or of a process that it waits for, which the kernel killed for want of memory.
-
-    Args:
-        kills_before: `memory.oom_kills` before the ranks started.
-    """
+    """The failure of a rank, or of a process that it waits for, which the kernel killed for want of memory, by the
+    kills (`memory.oom_kills`) before the ranks started."""
     if failure is None or not any(words in failure.message for words in KILLED):
         return failure
     if kills_before is None or (memory.oom_kills() or 0) <= kills_before:

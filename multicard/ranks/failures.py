@@ -84,26 +84,15 @@ OOM = ("out of memory", "alloc_failed", "oom trying to allocate", "can't allocat
 # Words of errors that have other causes too. torch tries cuDNN's engines one by one, and drops those whose workspace
 # does not fit (try_plans, try_configs in ATen/native/cudnn/Conv_v8.cpp); a library that cannot load its kernels or
 # make its handle has an internal error or is "not initialized"; NCCL may only say that a call to CUDA failed
-OOM_IF_FULL = (
-    "unable to find an engine",
-    "no valid engine configs",
-    "cudnn_status_not_supported",
-    "cudnn_status_internal_error",
-    "cudnn_status_not_initialized",
-    "cudnn_status_execution_failed",
-    "cublas_status_not_initialized",
-    "cublas_status_internal_error",
-    "unhandled cuda error",
-)
+OOM_IF_FULL = ("unable to find an engine", "no valid engine configs", "unhandled cuda error")
+OOM_IF_FULL += ("cudnn_status_not_supported", "cudnn_status_internal_error", "cudnn_status_not_initialized")
+OOM_IF_FULL += ("cudnn_status_execution_failed", "cublas_status_not_initialized", "cublas_status_internal_error")
 LITTLE_BYTES, LITTLE_SHARE = 1 << 30, 0.02  # free on a GPU that counts as full: the larger of the two
 
 
 def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
-    """True where memory ran out, by the errors of torch, of the libraries below it, and of Python on the host.
-
-    Args:
-        memory: of the device after the error: it decides on errors that may have other causes. None where unknown.
-    """
+    """True where memory ran out, by the errors of torch, of the libraries below it, and of Python on the host. Errors
+    that may have other causes are judged by the device's memory after them, where it is known."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower() if isinstance(error, RuntimeError) else ""

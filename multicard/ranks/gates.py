@@ -42,11 +42,8 @@ POLL_S = 0.01  # between two looks at the board of a rank that waits
 
 
 class Probing:
-    """Ends a probe once its mean step is known; the loop calls its methods, and those of `Pausing`, as it goes.
-
-    Args:
-        device: by whose clock steps are timed: the CPU, where the host waits for its device in every step anyway.
-    """
+    """Ends a probe once its mean step is known; the loop calls its methods, and those of `Pausing`, as it goes. Steps
+    are timed by the clock of `device`: the CPU, where the host waits for its device in every step anyway."""
 
     def __init__(
         self, config: RunConfig, rank: Rank, device: "torch.device", board: Board, steps_per_epoch: int
@@ -108,7 +105,7 @@ class Pausing:
     """Has a cell of a race train in blocks of steps; only the board stops it.
 
     Args:
-        clock: by whose clock steps are timed: the rank's device, or the CPU where the host waits for it in every step.
+        clock: that of `Probing`.
         warm_up: first steps of the run, which are not measured.
         prepared: steps for which batches may lie ready after a pause.
         weight: what each of the rank's samples counts, as posted on the board: less than 1 where ranks train on the

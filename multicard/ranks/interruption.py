@@ -56,15 +56,8 @@ def answer_again() -> None:
 
 
 def answer(error_of: Callable[[int], BaseException], *more: int) -> dict[int, Any]:
-    """Have the first signal raise in the main thread what `error_of` makes of its number; later ones are ignored.
-
-    Blocked signals stay blocked, and SIGHUP ignored where it is (nohup).
-
-    Args:
-        more: signals to answer too.
-
-    Returns:
-        The handlers before.
+    """Have the first signal, of SIGNALS and `more`, raise in the main thread what `error_of` makes of its number; later
+    ones are ignored. Blocked signals stay blocked, and SIGHUP ignored where it is (nohup). Returns the handlers before.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:

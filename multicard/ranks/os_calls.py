@@ -13,12 +13,9 @@ SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, 
 
 
 def follow(controller: int) -> None:
-    """Have this process end when its controller says so, and be killed when the controller is gone.
+    """Have this process end when its controller (a process id) says so, and be killed when the controller is gone.
 
     Call it in the main thread, before any other thread or process is started: they inherit the blocked signals.
-
-    Args:
-        controller: its process id.
     """
     for number in SHARED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -37,24 +34,20 @@ def _obey(controller: int) -> None:
 
 
 def die_with(process: int, number: int = signal.SIGKILL) -> None:
-    """Have this process get a signal when another, that is not its parent, is gone."""
-    Thread(target=_die_with, args=(process, number), daemon=True).start()
+    """Have this process get a signal when another, that is not its parent, is gone. The parent of a rank, the fork
+    server, lives as long as its ranks do."""
 
+    def wait() -> None:
+        with suppress(ProcessLookupError):  # gone already
+            select.select([os.pidfd_open(process)], [], [])
+        os.kill(os.getpid(), number)
 
-def _die_with(process: int, number: int) -> None:
-    """Wait for the other process. The parent of a rank, the fork server, lives as long as its ranks do."""
-    with suppress(ProcessLookupError):  # gone already
-        select.select([os.pidfd_open(process)], [], [])
-    os.kill(os.getpid(), number)
+    Thread(target=wait, daemon=True).start()
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel kill this process when its parent ends, however that happens.
-
-    Args:
-        parent: its process id, where it may have ended already: then this process ends at once.
-        number: of the signal. It also reaches the program that this process becomes (exec).
-    """
+    """Have the kernel kill this process, and the program that it becomes (exec), when its parent ends, however that
+    happens: at once where the process id is given of one that may have ended already."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
     if parent is not None and os.getppid() != parent:

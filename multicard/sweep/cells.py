@@ -39,7 +39,6 @@ class Place:
         setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
         overrides: of the cell, and of others that measure the same, by their number.
-        result: the record, once there is one.
     """
 
     number: int = 1

@@ -156,11 +156,8 @@ class SlurmJob(CellJob):
         return result.status
 
     def requeue(self, failure: Failure) -> bool:
-        """Put this job back into the queue, if that leads anywhere. Returns whether SLURM starts it again.
-
-        SLURM may have done so itself. A run that saves nothing would reach its time limit again; after a preemption it
-        starts anew.
-        """
+        """Put this job back into the queue, if that leads anywhere, unless SLURM has. Returns whether it starts again:
+        a run that saves nothing would reach its time limit again; after a preemption it starts anew."""
         job = os.environ["SLURM_JOB_ID"]
         if slurm.is_requeued(job):
             return True

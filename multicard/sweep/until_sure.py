@@ -31,11 +31,10 @@ EARLY = 0.998  # confidence of comparisons before the last repetition
 
 @dataclass
 class Setting:
-    """Cells that differ in their repetition or seed alone.
+    """Cells that differ in their repetition or seed alone, named as the first one's folder.
 
-    name: of the first one's folder. keys: its configuration, without the seed. words: the overrides of its cells.
-    step_s: mean step of each run that ended ok, by hardware. unusable: a run ended otherwise, or has no step beyond the
-    warm-up, and the next would be alike.
+    keys: its configuration, without the seed. words: the overrides of its cells. step_s: mean step of each run that
+    ended ok, by hardware. unusable: a run ended otherwise, or has no step beyond the warm-up, as the next would.
     """
 
     name: str

@@ -96,13 +96,10 @@ class Row(NamedTuple):
 
 
 def rows(record: AnyRecord, steps: Any) -> list[Row]:
-    """All rows of a run, in the order of their moments.
-
-    Args:
-        record: of the run, or its known part while the run goes on.
-        steps: of all ranks (an Arrow table); None where there are none.
-    """
-    timeline, columns = Timeline.of(record), _columns(steps)
+    """All rows of a run, in the order of their moments, by its record, or the known part while it goes on, and the
+    steps of all ranks (an Arrow table), if there are any."""
+    timeline = Timeline.of(record)
+    columns = {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
     every: list[Row] = []
     number, ended_s = 0, 0.0
     for epoch in record.epochs:
@@ -121,10 +118,6 @@ def rows(record: AnyRecord, steps: Any) -> list[Row]:
         values = {name: value for name, value in known.items() if value is not None}
         every.append(Row(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
     return every
-
-
-def _columns(steps: Any) -> Columns:
-    return {} if steps is None else {name: steps[name].to_numpy() for name in steps.column_names}
 
 
 def step_figures(columns: Columns) -> Columns:

@@ -49,17 +49,9 @@ class About:
 
 def about(folder: Path, record: AnyRecord) -> About:
     """The run of a record, or of its known part while the run goes on."""
-    return About(
-        run_id(record),
-        short_name(folder.name),
-        record.name or folder.parent.name,
-        record.kind,
-        tags(record),
-        configuration(folder, record),
-        Timeline.of(record).started_at,
-        next((host for part in record.segments for host in part.hosts or ()), None),
-        record.commit,
-    )
+    named = run_id(record), short_name(folder.name), record.name or folder.parent.name, record.kind, tags(record)
+    host = next((host for part in record.segments for host in part.hosts or ()), None)
+    return About(*named, configuration(folder, record), Timeline.of(record).started_at, host, record.commit)
 
 
 def run_id(record: AnyRecord) -> str:
@@ -99,19 +91,15 @@ def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
     """The axes as used and other values that group runs, the machine, and the whole configuration."""
     groups = {name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")}
     groups["data"] = content(record)
-    machine = _machine(read_environment(folder))
-    return {
-        **{name: value for name, value in groups.items() if value is not None},
-        **record.axes,
-        "machine": {name: value for name, value in machine.items() if value is not None},
-        "configuration": {key: value for key, value in record.config.items() if key not in OF_COMMANDS},
-    }
+    own = {key: value for key, value in record.config.items() if key not in OF_COMMANDS}
+    known = {name: value for name, value in groups.items() if value is not None}
+    return known | record.axes | {"machine": _machine(read_environment(folder)), "configuration": own}
 
 
 def _machine(environment: Environment) -> dict[str, Any]:
-    """The facts by which machines are compared."""
+    """The known facts by which machines are compared."""
     cpu = environment.cpu or Cpu()
-    return {
+    facts = {
         "host": environment.host,
         "cpu": cpu.model,
         "cores": cpu.cores,
@@ -124,6 +112,7 @@ def _machine(environment: Environment) -> dict[str, Any]:
         "gpus": ", ".join(sorted({gpu.name for gpu in environment.gpus if gpu.name})) or None,
         "driver": next((gpu.driver for gpu in environment.gpus), None),
     }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def summary(record: AnyRecord) -> dict[str, Any]:
@@ -150,7 +139,5 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def profile_rows(record: AnyRecord) -> list[list[Any]]:
     """The metrics of a profile, a row each, as `PROFILE_COLUMNS`; "all" is the sum over ranks."""
     rows = record.profile.rows if record.profile is not None else UNSET
-    return [
-        ["all" if row.rank is None else str(row.rank), *(getattr(row, name) for name in PROFILE_COLUMNS[1:])]
-        for row in ([] if rows is UNSET else rows)
-    ]
+    values = [[getattr(row, name) for name in PROFILE_COLUMNS] for row in ([] if rows is UNSET else rows)]
+    return [["all" if rank is None else str(rank), *rest] for rank, *rest in values]

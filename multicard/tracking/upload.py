@@ -55,11 +55,7 @@ def _read(folder: Path) -> tuple[bytes, AnyRecord]:
 
 
 def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
-    """Write all of a record that W&B does not have yet, and end the run.
-
-    Args:
-        steps: of all ranks (an Arrow table); None where there are none.
-    """
+    """Write all of a record that W&B does not have yet, and end the run; `steps` are an Arrow table of all ranks'."""
     timeline, rows = Timeline.of(result), history.rows(result, steps)
     sent = run.attempts_before
     unsent_at = timeline.attempts[sent].started_at if sent < len(timeline.attempts) else math.inf
@@ -81,10 +77,7 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
 
 
 def sweep(folder: Path, records: Records, table: Table, report: Path | None, target: Target) -> None:
-    """Upload the run of a whole sweep, and note it; one that W&B has is brought up to date.
-
-    Args:
-        records: of all its runs. report: the HTML file about it; None if it has only probes.
+    """Upload the run of a whole sweep, with the HTML file about it, and note it; one that W&B has is renewed.
 
     Raises:
         RuntimeError: if W&B fails.
@@ -93,15 +86,9 @@ def sweep(folder: Path, records: Records, table: Table, report: Path | None, tar
     clocks = [Timeline.of(record) for record in records.values()]
     started_at, ended_at = min(clock.started_at for clock in clocks), max(clock.end.at for clock in clocks)
     end = Moment(ended_at, ended_at - started_at)
-    about = About(
-        sweep_id(folder, records, target),
-        f"{folder.name}: all runs",
-        folder.name,
-        keys.SWEEP,
-        tuple(dict.fromkeys(tag for record in records.values() for tag in run_record.user_tags(record))),
-        {"runs": len(records)},
-        started_at,
-    )
+    tags = tuple(dict.fromkeys(tag for record in records.values() for tag in run_record.user_tags(record)))
+    named = sweep_id(folder, records, target), f"{folder.name}: all runs", folder.name, keys.SWEEP, tags
+    about = About(*named, {"runs": len(records)}, started_at)
     with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
         run = WandbRun.open(about, target, Path(own))
         run.media(run.next_row, keys.SWEEP_TABLE, table, end)
@@ -147,11 +134,7 @@ def _has(folder: Path, run_id: str, target: Target, digest: str) -> bool:
 
 
 def _note(folder: Path, run_id: str, target: Target, digest: str, url: str | None) -> None:
-    """Note an upload; another of the same run in the same place is replaced.
-
-    Args:
-        digest: of what the run was made of.
-    """
+    """Note an upload, with the digest of what it was made of; another of the same run in the same place is replaced."""
     key = _place(target) | {"run": run_id}
     others = [upload for upload in _noted(folder, {}) if not key.items() <= upload.items()]
     upload = key | {"content": digest, "url": url, "uploaded_at": timestamp()}
@@ -169,14 +152,8 @@ def _noted(folder: Path, key: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class Mirror:
-    """The W&B run of a run: written at the end offline, epoch by epoch online.
-
-    Args:
-        so_far: the known part of the record.
-
-    Raises:
-        RuntimeError: if W&B fails, which is an error of the command and no warning.
-    """
+    """The W&B run of a run: written at the end offline, epoch by epoch online. If W&B fails, it raises a RuntimeError,
+    which is an error of the command and no warning."""
 
     def __init__(self, tracker: TrackerConfig, folder: Path, so_far: SoFar) -> None:
         self._target = Target(tracker.mode, tracker.project, tracker.entity, FINISH_S)
@@ -218,12 +195,7 @@ class Mirror:
             self._failed = error
 
     def close(self, result: AnyRecord, steps: Any) -> None:
-        """Write what W&B does not have yet, and end the run.
-
-        Args:
-            result: the record, which is on disk.
-            steps: of all ranks (an Arrow table); None where there are none.
-        """
+        """Write what W&B does not have yet of the record, which is on disk, and end the run."""
         if self._failed is not None:
             raise self._failed
         about = run_record.about(self._folder, result)

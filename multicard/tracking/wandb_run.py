@@ -74,40 +74,25 @@ class WandbRun:
 
     @classmethod
     def open(cls, about: About, target: Target, folder: Path) -> Self:
-        """Start the run, or go on with it where W&B has it.
-
-        Args:
-            folder: for W&B's own files.
-        """
+        """Start the run, or go on with it where W&B has it, whose own files are in a folder."""
+        own = {name: getattr(about, name) for name in ("id", "name", "group", "job_type", "tags", "config")}
+        to = {"project": target.project, "entity": target.entity, "mode": target.mode.value}
         with _as_runtime_error(), _clock_at(about.started_at):
             wandb = _quiet()
-            run = wandb.init(
-                id=about.id,
-                resume="allow",
-                project=target.project,
-                entity=target.entity,
-                group=about.group,
-                name=about.name,
-                job_type=about.job_type,
-                tags=about.tags,
-                config=about.config,
-                mode=target.mode.value,
-                dir=folder,
-                reinit="finish_previous",
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    disable_git=True,
-                    git_commit=about.commit,
-                    host=about.host,
-                    x_disable_stats=True,
-                    x_disable_machine_info=True,  # of the machine that uploads, which may be another
-                    x_save_requirements=False,
-                    x_server_side_derived_summary=True,  # else W&B puts the time of the upload into the summary
-                    finish_timeout=target.finish_s,
-                    finish_timeout_raises=True,
-                ),
+            settings = wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                git_commit=about.commit,
+                host=about.host,
+                x_disable_stats=True,
+                x_disable_machine_info=True,  # of the machine that uploads, which may be another
+                x_save_requirements=False,
+                x_server_side_derived_summary=True,  # else W&B puts the time of the upload into the summary
+                finish_timeout=target.finish_s,
+                finish_timeout_raises=True,
             )
+            run = wandb.init(**own, **to, resume="allow", dir=folder, reinit="finish_previous", settings=settings)
             for axis, table in ((keys.STEP, keys.BY_STEP), (keys.EPOCH, keys.BY_EPOCH)):
                 run.define_metric(axis)
                 for name in keys.names(table, about.job_type):
@@ -125,11 +110,7 @@ class WandbRun:
             self._run.tags = about.tags
 
     def row(self, number: int, values: Mapping[str, Any], moment: Moment) -> None:
-        """Log a row of the history, unless W&B has it.
-
-        Args:
-            number: of the row in the run, from 0, and the same in every upload of it.
-        """
+        """Log a row of the history, unless W&B has it; its number counts from 0 and is the same in every upload."""
         if number < self.next_row:
             return
         row = dict(values) | {"_timestamp": moment.at, "_runtime": moment.runtime_s}

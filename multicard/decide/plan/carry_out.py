@@ -24,7 +24,6 @@ REPLANNING_S = 2.0  # longest search for a new plan; nothing starts meanwhile
 OUTSIDE, LEAST_OUTSIDE_S = 0.05, 1.0  # beyond an interval's end, from which on a time is outside of it
 LONGER = 1.5  # an overdue task is expected to take at most its time so far by this factor
 LEAST_LEFT_S = 1.0  # of a task that runs
-SCALED = 1.1  # to either side of a time that follows from that of another run of the job
 
 
 @dataclass
@@ -275,7 +274,7 @@ class CarryingOut:
         for each in self.progress:
             if each.task.job == by.task.job and each.waits:
                 allowed = {own.gpus for own in each.options}
-                each.options = tuple(_scaled(option, ratio) for option in by.task.options if option.gpus in allowed)
+                each.options = tuple(option.times(ratio) for option in by.task.options if option.gpus in allowed)
 
     def _skip(self) -> None:
         """Skip what comes after a task that is over without success, and what no number of GPUs is left for."""
@@ -332,10 +331,3 @@ def ranges(ids: Sequence[int]) -> str:
 def _latest_s(option: Option) -> float:
     """The longest time within an option's interval."""
     return option.interval.high + max(OUTSIDE * option.interval.high, LEAST_OUTSIDE_S)
-
-
-def _scaled(option: Option, ratio: float) -> Option:
-    """The option with its times multiplied."""
-    value = option.interval.value * ratio
-    interval = Interval(value, value / SCALED, value * SCALED)
-    return replace(option, planned_s=value, interval=interval, alone_s=option.alone_s * ratio)

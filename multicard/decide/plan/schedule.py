@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from multicard.records.schema_parts import Interval
 
 SAME_S = 1e-6  # seconds by which sums of the same times may differ
 PLANNED_NORMAL = 0.8416  # the quantile of 0.8 of a standard normal variable: four of five jobs end no later
+SCALED = 1.1  # to either side of a time that follows from that of another run of the job
 DRAWS = 400
 MOST_LENGTHS = 50  # that `balanced` tries, evenly among those of the options
 SHARED = 0.5  # of the variance of a logarithm: what makes one prediction wrong makes others wrong in its direction
@@ -38,6 +39,12 @@ class Option:
     def planned_alone_s(self) -> float:
         """`planned_s` while nothing else runs."""
         return self.planned_s * self.alone_s / self.interval.value
+
+    def times(self, ratio: float) -> "Option":
+        """With times that follow from that of another run of the job."""
+        value = self.interval.value * ratio
+        interval = Interval(value, value / SCALED, value * SCALED)
+        return replace(self, planned_s=value, interval=interval, alone_s=self.alone_s * ratio)
 
 
 def timed_option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, basis: str = "given") -> Option:
@@ -128,13 +135,8 @@ def quantile(interval: Interval, normal: Any) -> Any:
 
 
 def earliest(tasks: Sequence[Task], chosen: Sequence[Option], order: Iterable[int], gpus: int) -> Schedule:
-    """Schedule each task in turn as soon as its GPUs are free for all of its time; tasks that run already go on.
-
-    In the order of another schedule's starts, none begins later than there.
-
-    Args:
-        order: places of all tasks, each after those that it waits for.
-    """
+    """Schedule each task in turn as soon as its GPUs are free for all of its time; tasks that run already go on. The
+    order has each after those that it waits for; in that of another schedule's starts, none begins later than there."""
     spans = {place: (0.0, chosen[place].planned_s) for place, task in enumerate(tasks) if task.held}
     for place in order:
         if place not in spans:
@@ -148,11 +150,8 @@ def earliest(tasks: Sequence[Task], chosen: Sequence[Option], order: Iterable[in
 
 
 def _first_gap(changes: Sequence[tuple[float, int]], ready: float, lasting: float, most: int) -> float:
-    """The first time from `ready` on at which at most `most` GPUs are busy for `lasting` seconds.
-
-    Args:
-        changes: times at which the number of busy GPUs changes, and by how much, ascending.
-    """
+    """The first time from `ready` on at which at most `most` GPUs are busy for `lasting` seconds, by the times at which
+    the number of busy GPUs changes, and by how much, ascending."""
     begin, busy = ready if most >= 0 else None, 0
     for moment, change in changes:
         if begin is not None and moment >= begin + lasting - SAME_S:

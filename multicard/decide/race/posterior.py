@@ -58,11 +58,8 @@ class Prior(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The figure of a cell itself, a block or an estimate of it; or an array of each.
-
-    process: below 0 for what is of no process. inflated, exact: the variance of its own noise, by whether the inflation
-    applies. estimate: 1 for an estimate.
-    """
+    """The figure of a cell itself, a block of one of its processes (0 or more) or an estimate of it (1); or an array of
+    each. `inflated` and `exact` are the variance of its own noise, by whether the inflation applies."""
 
     cell: Any
     round: Any = 0.0

@@ -22,19 +22,9 @@ from multicard.records import rank_files, run_folder
 
 MERGED = "gpu.parquet"
 # nvml.h: why clocks are below their maximum, by bit. The first means that nothing runs
-REASONS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clock_setting",
-    "board_limit",
-    "reliability",
-)
+REASONS = ("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost")
+REASONS += ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+REASONS += ("display_clock_setting", "board_limit", "reliability")
 SAMPLING_S = 1.0  # between two samples
 # Seconds by which the counter may lag: NVML renews it 10 times a second or more often (arXiv 2312.02741, A100 and H100)
 LAG_S = 0.1
@@ -71,13 +61,8 @@ def _part_file(folder: Path, start: int, node: int) -> Path:
 
 
 def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str, Any]:
-    """The record's `gpu`, from the parts of all starts and nodes; their samples go to one file. Parts stay until
-    `remove_parts`.
-
-    Args:
-        expected: start and node of the parts that must exist.
-        wait: for parts that another node wrote, which may take a while to appear here.
-    """
+    """The record's `gpu`, from the expected parts, each of a start and node; their samples go to one file. With `wait`
+    those of other nodes may take a while to appear here. Parts stay until `remove_parts`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -107,10 +92,7 @@ def summarise(
 
     `covers` says what the figures cover: `training`, or `sampled`, the whole time for which the ranks ran, where a
     node does not know when it trained. Times are those of gpu.parquet (`time_s`), where each part has its own zero.
-
-    Args:
-        samples: by start, node and UUID.
-        missing: descriptions of missing parts; with any, the energy of all GPUs is None.
+    Where parts are missing, the energy of all GPUs is None.
     """
     described: dict[tuple[str, str], dict[str, Any]] = {}
     worked: dict[tuple[str, str], Worked] = {}

@@ -14,13 +14,11 @@ COLUMNS += ("memory_bytes", "reasons")  # NVML's bits for reduced clocks, see `g
 
 
 def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
-    """One sample, as COLUMNS without the time; NaN where the GPU does not report a figure.
+    """One sample, as COLUMNS without the time; NaN where the GPU does not report a figure, for which `missing` gets
+    NVML's reason.
 
     Power is NVML's own: on most GPUs the mean of the last second. Utilisation is the share of NVML's last period (a
     second at most) in which any kernel ran. Temperature and reasons are asked by the functions that all drivers have.
-
-    Args:
-        missing: gets NVML's reason for each column that is NaN.
     """
     calls = (
         (1e-3, library.nvmlDeviceGetTotalEnergyConsumption),  # first, as it belongs to the time just read
@@ -43,11 +41,8 @@ def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
 
 
 def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[int, int | None]:
-    """Bytes that each compute or graphics process holds on a GPU, by PID; None where NVML does not say.
-
-    Args:
-        missing: gets NVML's reason, as "processes", where it does not list those that compute.
-    """
+    """Bytes that each compute or graphics process holds on a GPU, by PID; None where NVML does not say. Where it does
+    not list those that compute, `missing` gets its reason, as "processes"."""
     compute, reason = devices.ask_why(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
     if reason is not None:
         missing["processes"] = reason

@@ -32,7 +32,6 @@ class _Profiler:
         self._torch: profile | None = None
 
     def _warm_up(self) -> None:
-        """Have torch's profiler make what it needs."""
         self.file.parent.mkdir(exist_ok=True)
         if self._nvtx:
             return
@@ -59,7 +58,6 @@ class _Profiler:
         self.ranges.recording = False
 
     def _write(self) -> None:
-        """Write torch's trace."""
         if self._torch is not None:
             self._torch.stop_trace()
             self._torch.export_chrome_trace(str(self.file))
@@ -178,11 +176,8 @@ class TrainingWindow(_Profiler):
             self._step.close()
 
     def close(self) -> dict[str, Any] | None:
-        """End the window with the training, if it has not ended, and write the trace.
-
-        Returns:
-            The window for the rank's file; None where none was opened.
-        """
+        """End the window with the training, if it has not ended, and write the trace. Returns the window for the rank's
+        file; None where none was opened."""
         if self.recording:
             self.pause()
             self.ended = RUN

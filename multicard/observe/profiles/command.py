@@ -59,7 +59,3 @@ def _positive(number: str) -> int:
     if int(number) < 1:
         raise argparse.ArgumentTypeError(f"{number} is not above 0")
     return int(number)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -65,11 +65,7 @@ class Collector:
         self.slabs.append({name: np.asarray(columns[name], kind)[counts] for name, kind in COLUMNS.items()})
 
     def trace(self, where: str, rank: int | None) -> Trace:
-        """The gathered events.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """The gathered events; a ValueError says that there are none."""
         if not self.spans_ns:
             raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
         span_ns = min(first for first, _ in self.spans_ns), max(last for _, last in self.spans_ns)

@@ -30,15 +30,8 @@ KINDS = {
 DISTRIBUTED = (GLOO, "c10d::")
 # Calls that Kineto drops as frequent and not interesting: isBlocklisted in CuptiCbidRegistry.cpp at 54d69b2, before
 # that isBlockListedRuntimeCbid in CuptiActivityProfiler.cpp
-NOT_RECORDED = (
-    "cudaEventDestroy",
-    "cudaEventCreate",
-    "cudaEventCreateWithFlags",
-    "cudaGetDevice",
-    "cudaSetDevice",
-    "cudaGetLastError",
-)
-
+NOT_RECORDED = ("cudaEventDestroy", "cudaEventCreate", "cudaEventCreateWithFlags")
+NOT_RECORDED += ("cudaGetDevice", "cudaSetDevice", "cudaGetLastError")
 
 SLAB = 1 << 17  # events of a record batch
 # What Python calls JSON and msgspec does not: numbers that are none, and control characters in names
@@ -73,14 +66,7 @@ NO_ARGS = Args()
 
 
 def read(content: bytes, where: str) -> Trace:
-    """The trace in a file's content.
-
-    Args:
-        where: the file's name in messages.
-
-    Raises:
-        ValueError: if it is cut off, damaged, without events, or no such trace.
-    """
+    """The trace in the content of a file; a ValueError says that it is cut off, damaged, without events, or none."""
     document = _document(content, where)
     del content  # as large as the file
     events, collector, threads = document.trace_events, Collector(), dict[Any, int]()

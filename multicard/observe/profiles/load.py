@@ -19,12 +19,9 @@ BROKEN = (EOFError, OSError, zlib.error)
 
 
 def read(paths: Sequence[Path]) -> Profile:
-    """The profile of one run from the files of all its ranks, or of some.
+    """The profile of one run from the files of all its ranks, or of some, or folders of them.
 
-    Args:
-        paths: Kineto's JSON (plain or .gz), `.sqlite` exports of nsys, `.nsys-rep` where
-            the program nsys is, or folders of any of these. A file's rank is the one in it (distributedInfo), else in
-            its name, else its place; nsys: see `nsys`.
+    A file's rank is the one in it (distributedInfo), else in its name, else its place; of nsys see `nsys`.
 
     Raises:
         ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without events, of neither

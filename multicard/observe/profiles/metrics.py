@@ -59,11 +59,7 @@ class Profile:
 
 
 def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
-    """The profile of traces whose ranks are known.
-
-    Args:
-        omitted: API calls that this profiler does not record by design.
-    """
+    """The profile of traces whose ranks are known, by a profiler that omits some API calls by design."""
     ranks, rows, apis = [], [], set()
     for trace in traces:
         assert trace.rank is not None
@@ -90,25 +86,23 @@ def _rank_rows(rank: int, events: RankEvents, derived: ProfileDerived, omitted: 
 
 
 def _derived_rows(rank: int, events: RankEvents, derived: ProfileDerived, rows: list[ProfileRow]) -> list[ProfileRow]:
-    metrics: list[tuple[str, int | None, float | None, str]] = []
+    busy = derived.gpu_busy_share
+    times_s = {
+        "GPU busy": None if busy is None else busy * events.window_s * len(events.devices),
+        "GPU computing": derived.compute_s,
+        "communication": derived.communication_s,
+        "communication, exposed": derived.exposed_communication_s,
+        "launch gaps": derived.launch_gap_s,
+        "blocked in synchronisation": derived.blocked_s,
+    }
+    known = {name: time_s for name, time_s in times_s.items() if time_s is not None}
+    found = [ProfileRow(rank, "derived", name, None, time_s, 0.0) for name, time_s in known.items()]
     if events.apis:
         launches = [row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)]
         calls, total_s = sum(row.calls or 0 for row in launches), sum(row.total_s for row in launches)
-        metrics.append(("launches", calls, total_s, _joined({row.metric for row in launches})))
-    busy = derived.gpu_busy_share
-    metrics += [
-        ("GPU busy", None, None if busy is None else busy * events.window_s * len(events.devices), ""),
-        ("GPU computing", None, derived.compute_s, ""),
-        ("communication", None, derived.communication_s, ""),
-        ("communication, exposed", None, derived.exposed_communication_s, ""),
-        ("launch gaps", None, derived.launch_gap_s, ""),
-        ("blocked in synchronisation", None, derived.blocked_s, ""),
-    ]
-    return [
-        ProfileRow(rank, "derived", name, calls, total_s, 0.0, detail=detail)
-        for name, calls, total_s, detail in metrics
-        if total_s is not None
-    ]
+        names = _joined({row.metric for row in launches})
+        found.insert(0, ProfileRow(rank, "derived", "launches", calls, total_s, 0.0, detail=names))
+    return found
 
 
 def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> list[ProfileRow]:

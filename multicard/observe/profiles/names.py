@@ -26,29 +26,14 @@ STEP = "ProfilerStep#"  # prefix of torch.profiler's step markers
 WINDOW = "ProfilerWindow"  # around all that counts, where that is more than steps
 RUN = "run"  # what ended a window that lasted to the end of the training
 
-# Calls that have a row in every profile of a GPU, with 0 calls too
-CUDA_APIS = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cuLaunchKernel",  # of the driver: Triton launches compiled kernels by these two
-    "cuLaunchKernelEx",
-    "cudaMemcpyAsync",
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cudaEventDestroy",
-    "cudaDeviceSynchronize",
-)
+# Calls that have a row in every profile of a GPU, with 0 calls too; by the driver's (cu...) Triton launches its kernels
+CUDA_APIS = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaMemcpyAsync")
+CUDA_APIS += ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaEventDestroy", "cudaDeviceSynchronize")
 # A call that launches a kernel, several, or a graph: cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch
 LAUNCH = re.compile(r"(cuda|cu)(Drv)?(Graph)?Launch(?!HostFunc)\w*")
 # Calls in which a host thread only waits for the device. Synchronous copies wait too, but move bytes meanwhile
-BLOCKING = (
-    "cudaStreamSynchronize",
-    "cudaEventSynchronize",
-    "cudaDeviceSynchronize",
-    "cuStreamSynchronize",
-    "cuEventSynchronize",
-    "cuCtxSynchronize",
-)
+BLOCKING = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
+BLOCKING += ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
 COPIES = {
     "HtoD": "memcpy Host-to-Device",
     "DtoH": "memcpy Device-to-Host",
@@ -76,21 +61,15 @@ def metric(kind: Kind, name: str) -> Metric | None:
         return Metric("copy", COPIES.get(way, f"memcpy {way}"), " to ".join(host))
     if kind is Kind.SET:
         return Metric("copy", MEMSET)
-    return None if name.startswith(STEP) or name == WINDOW else _range_metric(kind, name)
-
-
-def _range_metric(kind: Kind, name: str) -> Metric:
     if kind is Kind.RANGE and name.startswith(GLOO):
         return Metric("collective", f"gloo {name.removeprefix(GLOO)}")
     group = "phase" if name in PHASES else "annotation"
-    return Metric(group, f"{name} (device)" if kind is Kind.DEVICE_RANGE else name)
+    own = f"{name} (device)" if kind is Kind.DEVICE_RANGE else name
+    return None if name.startswith(STEP) or name == WINDOW else Metric(group, own)
 
 
 def api(name: str) -> str:
-    """The call's name without CUPTI's version, `_v7000`.
-
-    A version has four digits or more: the 2 of `cudaStreamGetCaptureInfo_v2_v11030` belongs to the function's name.
-    """
+    """The call's name without CUPTI's version, of four digits or more: `cudaStreamGetCaptureInfo_v2` of `..._v11030`"""
     return re.sub(r"_v\d{4,}$", "", name)
 
 

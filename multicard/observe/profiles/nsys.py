@@ -56,11 +56,8 @@ DbRow = tuple[int, int, int, int, int, int, str]
 
 
 def read(path: Path) -> list[Trace]:
-    """The traces of all ranks in an export, without their numbers.
-
-    Raises:
-        ValueError: if it is damaged, no export of nsys, or without CUDA.
-    """
+    """The traces of all ranks in an export, without their numbers; a ValueError says that it is damaged, no export of
+    nsys, or without CUDA."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             return _read(database, str(path))
@@ -74,11 +71,8 @@ def read(path: Path) -> list[Trace]:
 
 
 def export(report: Path, folder: Path) -> Path:
-    """Export an `.nsys-rep` as SQLite into a folder with the program nsys.
-
-    Raises:
-        ValueError: if nsys is not on PATH, or fails.
-    """
+    """Export an `.nsys-rep` as SQLite into a folder with the program nsys; a ValueError says that it is not on PATH, or
+    fails."""
     program = shutil.which("nsys")
     if program is None:
         remedy = f"export it where Nsight Systems is: nsys export --type sqlite {report.name}"
@@ -151,16 +145,11 @@ def _name(kind: Kind, text: str) -> str | None:
 
 
 def check(device: str) -> None:
-    """Check that nsys is installed and the ranks use CUDA.
-
-    Raises:
-        ValueError: if not, with the remedy.
-    """
+    """Refuse ranks that do not use CUDA, and machines without nsys, with the remedy."""
     remedy = "use profile=kineto"
     require(device == "cuda", f"profile=nsys: profiles CUDA devices, and the ranks are on CPU; {remedy}")
-    require(
-        installed(), f"profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or {remedy}"
-    )
+    absent = "profile=nsys: Nsight Systems is not installed (no nsys on the PATH)"
+    require(installed(), f"{absent}; install it, or {remedy}")
 
 
 def chosen(config: RunConfig, device: str) -> RunConfig:
@@ -177,14 +166,6 @@ def installed() -> bool:
 
 def command(folder: Path) -> tuple[str, ...]:
     """The command line to run a rank under, whose number replaces RANK; it records what `capture` brackets."""
-    return (
-        "nsys",
-        "profile",
-        f"--output={folder / 'profile' / 'rRANK'}",
-        "--force-overwrite=true",
-        "--trace=cuda,nvtx",
-        "--sample=none",
-        "--cpuctxsw=none",
-        "--capture-range=cudaProfilerApi",
-        "--capture-range-end=stop",
-    )
+    output = f"--output={folder / 'profile' / 'rRANK'}", "--force-overwrite=true"
+    records = "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"
+    return "nsys", "profile", *output, *records, "--capture-range=cudaProfilerApi", "--capture-range-end=stop"

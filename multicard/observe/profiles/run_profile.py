@@ -15,12 +15,8 @@ from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTa
 
 
 def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> ProfileTable:
-    """The record's `profile`; with `error` alone if the profiler left nothing readable.
-
-    Args:
-        ranks: `capture.Window.result` of each rank, or `capture.TrainingWindow.close`.
-        record: with its steps.
-    """
+    """The record's `profile`, by the window that each rank gives (`capture`) and the record with its steps; with
+    `error` alone if the profiler left nothing readable."""
     if "error" in ranks[0]:
         return ProfileTable(error=ranks[0]["error"])
     files = sorted(path for path in (folder / "profile").iterdir() if path.name.endswith((".json.gz", ".nsys-rep")))
@@ -70,11 +66,8 @@ def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
 
 
 def _h2d_bytes(profile: Profile, ranks: list[dict[str, Any]], scale: float | None, source: str) -> ProfileCopies:
-    """Bytes from host to device in the window, summed over ranks: counted by the loop, and profiled.
-
-    Args:
-        scale: from the window to the whole run; None where the window does not tell.
-    """
+    """Bytes from host to device in the window, summed over ranks: counted by the loop, and profiled; `scale` is that to
+    the whole run."""
     counted = sum(rank["counted_h2d_bytes"] for rank in ranks)
     profiled = next((row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None)
     return ProfileCopies(

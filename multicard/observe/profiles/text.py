@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from textwrap import wrap
 
 from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
 from multicard.observe.profiles.names import CUDA_APIS
@@ -26,15 +25,8 @@ NAME_WIDTH = 24  # to which names are cut at most
 
 
 def profile_lines(profile: Profile, top: int, rank: int | None = None, width: int | None = None) -> list[str]:
-    """Lines of a table of the ranks, then of the metrics of one of them or summed over all.
-
-    Args:
-        top: number of kernels and of annotations.
-        width: of a line; by default the terminal's.
-
-    Raises:
-        ValueError: if there is no such rank.
-    """
+    """Lines of a table of the ranks, then of the metrics of one of them or summed over all, with the `top` kernels and
+    annotations; by default as wide as the terminal. A ValueError says that there is no such rank."""
     width = width or text_table.terminal_width() or WIDTH
     ranks = [entry for entry in profile.ranks if rank is None or entry.rank == rank]
     if not ranks:
@@ -55,7 +47,7 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
     headings = ["metric", "calls", "total", "mean", "share", "bytes"]
     cells = [[*row, *[""] * (len(headings) - len(row))] for row in body[1:]]
     table = text_table.text(headings, cells, width, "lrrrrr", least_width=NAME_WIDTH)  # names give way to figures
-    return [*_rank_lines(ranks, width), "", *table, *(line for note in notes for line in wrap(note, width))]
+    return [*_rank_lines(ranks, width), "", *table, *text_table.folded(notes, width)]
 
 
 def _cells(row: ProfileRow) -> list[str]:
