@@ -69,11 +69,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def python(*arguments: str) -> str:
-    """Run `python ARGUMENTS` at the root of the repository; its output.
-
-    Raises:
-        SystemExit: with all output, if it fails.
-    """
+    """Run `python ARGUMENTS` at the root of the repository. Returns its output; exits with all of it if it fails."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")

@@ -56,12 +56,8 @@ GRAPHS_A_COMBINATION = 4  # at most: one for its shape, and again where a global
 
 
 def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -> int:
-    """The formula above, summed over the layers for an image of `size` x `size`.
-
-    Args:
-        model: on the device `meta`, where nothing is computed.
-        fused: ReLU6 is fused into BatchNorm.
-    """
+    """The formula above, summed over the layers of a model on the device `meta`, where nothing is computed, for an
+    image of `size` x `size`; ReLU6 may be fused into BatchNorm."""
     counted = 0
 
     def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:

@@ -41,12 +41,9 @@ def collect() -> dict[str, Any]:
 
 
 def require_compilers(compile_value: bool | str | None, device: str) -> None:
-    """Refuse what compiled code needs and this machine lacks: a C++ compiler on CPU ranks, and on CUDA, for Triton
-    (`triton/runtime/build.py`), a C compiler and Python's headers. Without them torch fails in the first step.
-
-    Args:
-        compile_value: the value of the key `compile`.
-    """
+    """Refuse the value of the key `compile` where this machine lacks what compiled code needs: a C++ compiler on CPU
+    ranks, and on CUDA, for Triton (`triton/runtime/build.py`), a C compiler and Python's headers. Without them torch
+    fails in the first step."""
     compilers = [os.environ.get("CXX", "g++")] if device == "cpu" else [os.environ.get("CC", "gcc"), "clang"]
     missing = (
         [] if any(map(shutil.which, compilers)) else [f"{compilers[0]} (package {'g++' if device == 'cpu' else 'gcc'})"]

@@ -233,11 +233,7 @@ class Choice:
     free: dict[str, int] = field(default_factory=dict)  # locked until the choice ends, or they are taken
 
     def is_free(self, name: str) -> bool:
-        """True where nobody holds the lease.
-
-        Raises:
-            OSError: its file cannot be made or opened.
-        """
+        """True where nobody holds the lease; an OSError says that its file cannot be made or opened."""
         if name not in self.free:
             descriptor = _lock(self.directory, name, fcntl.LOCK_EX)
             if descriptor is not None:

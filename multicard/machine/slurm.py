@@ -57,11 +57,8 @@ class Allocation:
         return len(self.hosts)
 
     def head_address(self) -> str:
-        """The IPv4 address at which node 0 listens for the others, and for its own ranks; seen from this node.
-
-        Raises:
-            OSError: the name of a node cannot be resolved.
-        """
+        """The IPv4 address at which node 0 listens for the others, and for its own ranks; seen from this node. An
+        OSError says that the name of a node cannot be resolved."""
         if self.nodes == 1:
             return LOOPBACK
         address = socket.gethostbyname(self.hosts[0])
@@ -194,15 +191,11 @@ def _fields(job: str) -> dict[str, str]:
     return dict(FIELD.findall(text))
 
 
-# ---- about the jobs of a sweep, all in one call
+# ---- about the jobs of a sweep, all in one call; a `SilentError` where SLURM does not answer, or not in its own form
 
 
 def queued(jobs: list[str]) -> dict[str, State]:
-    """The states of those `jobs` that are in the queue: pending, running, or on their way from one to the other.
-
-    Raises:
-        SilentError: where SLURM does not answer, or not in its own form.
-    """
+    """The states of those `jobs` that are in the queue: pending, running, or on their way from one to the other."""
     if not jobs:
         return {}
     text = ask("squeue", "-h", "-r", "-a", "--me", "-o", "%i|%T|%N|%r")
@@ -214,11 +207,7 @@ def queued(jobs: list[str]) -> dict[str, State]:
 
 
 def unended(jobs: list[str]) -> set[str]:
-    """Those `jobs` that are in the queue, or of which nobody says that they have ended.
-
-    Raises:
-        SilentError: where SLURM does not answer.
-    """
+    """Those `jobs` that are in the queue, or of which nobody says that they have ended."""
     listed = queued(jobs)
     return {*jobs} - ended([job for job in jobs if job not in listed]).keys()
 
@@ -264,11 +253,7 @@ def ranges(jobs: list[str]) -> list[str]:
 
 
 def job_named(name: str) -> str | None:
-    """The job, or array, of this name, whether it is queued or has ended.
-
-    Raises:
-        SilentError: where SLURM does not answer.
-    """
+    """The job, or array, of this name, whether it is queued or has ended."""
     text = ask("squeue", "-h", "-a", "--me", "-n", name, "-o", "%F")
     if text is None:
         raise SilentError

@@ -77,12 +77,8 @@ class Cell(Place):
 
 @dataclass(kw_only=True)
 class Refused(Place):
-    """A cell that is not measured.
-
-    Args:
-        reason: with the key and the remedy.
-        is_mistake: the command exits with 1 for it; False where a race leaves out a cell that does not fit.
-    """
+    """A cell that is not measured, for a reason with the key and the remedy. The command exits with 1 for a mistake; a
+    cell that does not fit, and that a race leaves out, is none."""
 
     reason: str
     is_mistake: bool = True

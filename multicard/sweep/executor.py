@@ -162,11 +162,8 @@ def _interrupt(process: Running, signalled: set[int]) -> None:
 
 
 class Pace:
-    """Estimates when a sweep ends, from its cells that have ended so far.
-
-    Args:
-        has_bar: what it says stands in the bar of the cell that runs.
-    """
+    """Estimates when a sweep ends, from its cells that have ended so far; what it says may stand in the bar of the cell
+    that runs."""
 
     def __init__(self, total: int, has_bar: bool = False) -> None:
         self.total, self.ended, self.has_bar = total, 0, has_bar

@@ -124,12 +124,7 @@ class LocalJob(CellJob):
 
 @dataclass(frozen=True)
 class SlurmJob(CellJob):
-    """A task of SLURM, one on each node; submitit calls it.
-
-    Args:
-        key: a secret of the submission.
-        grace_s: between SLURM's warning and its kill.
-    """
+    """A task of SLURM, one on each node, with a secret of the submission; submitit calls it."""
 
     key: str = ""
     grace_s: float = 0.0

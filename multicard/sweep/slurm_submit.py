@@ -104,11 +104,7 @@ def queued_jobs(left: list[Cell]) -> dict[int, str]:
 
 
 def arrays(left: list[Cell]) -> list[JobArray]:
-    """The cells as arrays of jobs with the same resources and options, in the sweep's order.
-
-    Raises:
-        ValueError: an option of the launcher is none.
-    """
+    """The cells as arrays of jobs with the same resources and options, in the sweep's order; wrong ones are refused."""
     groups: dict[str, JobArray] = {}
     for cell in left:
         place = cell.folder.parent.absolute()
@@ -142,11 +138,7 @@ def _array_jobs(job: str, count: int) -> list[str]:
 
 
 def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
-    """Submit one array. Returns each cell's job, by the cell's number.
-
-    Raises:
-        ValueError: what sbatch refuses, with the key.
-    """
+    """Submit one array. Returns each cell's job, by the cell's number; a ValueError says what sbatch refuses."""
     import submitit
     from submitit.core.utils import FailedJobError
 

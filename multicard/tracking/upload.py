@@ -36,9 +36,7 @@ def record(folder: Path, target: Target) -> None:
     """Upload the record of a run folder, and note it. Where an earlier try left a part, the rest follows.
 
     Raises:
-        RuntimeError: if W&B fails.
-        OSError: a file cannot be read.
-        ValueError: the record is broken.
+        RuntimeError, OSError, ValueError: W&B fails, a file cannot be read, the record is broken.
     """
     content, result = _read(folder)
     about = run_record.about(folder, result)

@@ -46,11 +46,7 @@ class Plan:
 
 
 def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S) -> Plan:
-    """Plan tasks, around those that run already; never worse than the simple schedules.
-
-    Raises:
-        ValueError: OR-Tools is not installed.
-    """
+    """Plan tasks, around those that run already; never worse than the simple schedules (see `solve`)."""
     in_turn, one_gpu_each = schedule.in_turn(tasks, gpus), schedule.one_gpu_each(tasks, gpus)
     known = [one_gpu_each, schedule.balanced(tasks, gpus)]
     found, bound_s = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)

@@ -161,11 +161,8 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Tas
 
 
 def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]:
-    """The numbers of GPUs that are left out, and the jobs whose time is not known at all; both with the reasons.
-
-    Raises:
-        ValueError: a job can run on no number of GPUs; with the key and the reason.
-    """
+    """The numbers of GPUs that are left out, and the jobs whose time is not known at all; both with the reasons. A job
+    that can run on no number of GPUs is refused."""
     left_out, unknown = list[str](), list[str]()
     for job in file.jobs:
         own = [run for run in runs if run.job is job]
@@ -205,11 +202,8 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]
 
 
 def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int], Cell]:
-    """The cell of each task on each number of GPUs, by the task's name and that number.
-
-    Raises:
-        ValueError: a job has nothing to run, or two tasks are the same run; with the key and the remedy.
-    """
+    """The cell of each task on each number of GPUs, by the task's name and that number. Refused are jobs that have
+    nothing to run, and tasks that are the same run."""
     found: dict[tuple[str, int], Cell] = {}
     owners: dict[tuple[str, int], str] = {}
     for job in file.jobs:
@@ -266,11 +260,7 @@ def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path
 
 @cache
 def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
-    """The configuration as the entry gets it from these words, with Hydra's own part.
-
-    Raises:
-        ValueError: in one line, the key and the remedy.
-    """
+    """The configuration as the entry gets it from these words, with Hydra's own part, or a ValueError of one line."""
     workload = workloads.of_entry(entry)
     own = command_line.switched([*words], workload)
     command_line.check(overrides := command_line.overrides(own), workload)

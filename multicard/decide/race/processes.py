@@ -53,12 +53,8 @@ class CellProcess:
     ran_at_s: float = field(default_factory=clock_s)
 
     def run_block(self, block_s: float) -> Measured:
-        """Train so that `block_s` seconds are measured, and a few steps at least. A process that has not trained yet
-        does a few steps first, which tell how many make a block.
-
-        Raises:
-            CellEndedError: it ended.
-        """
+        """Train so that `block_s` seconds are measured, and a few steps at least, or until it ends (`wait`). A process
+        that has not trained yet does a few steps first, which tell how many make a block."""
         began_s = clock_s()
         step_s = self._train(0.0, 1.0).mean_step_s if self.step_s is None else self.step_s
         measured = self._train(block_s, step_s)

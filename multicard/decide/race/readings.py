@@ -74,11 +74,8 @@ class Measured:
 
 
 def rate(steps_s: np.ndarray, samples: float) -> Reading:
-    """Samples per second over consecutive steps (n,), n at least 1; not finite where a step is not, or took no time.
-
-    Args:
-        samples: of all steps together.
-    """
+    """Samples per second over consecutive steps (n,), n at least 1, with so many samples in all; not finite where a
+    step is not, or took no time."""
     total_s, count = float(steps_s.sum()), len(steps_s)
     if not (math.isfinite(total_s) and total_s > 0 and samples > 0):
         return math.nan, math.nan
