@@ -33,6 +33,7 @@ LATER_KEYS = {
     "batch_size_asked": "batch_size",
     "model.pointwise": "model.width",
     "dataset.revision": "dataset.source",
+    "dataset.split": "dataset.skip_broken",
     "profile.window": "profile.steps",
     "profile.budget_bytes": "profile.steps",
 }

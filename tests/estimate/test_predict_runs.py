@@ -132,7 +132,8 @@ def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
         (group, key) for group, keys in LATER.items() for key in keys
     }
     words = "dataset=samsum", "template=summarize", "profile=kineto"
-    cells = [typed("layout=nhwc", "profile=kineto"), typed_llm(*words), typed_llm()]
+    images = typed("dataset=images", "dataset.root=x")
+    cells = [typed("layout=nhwc", "profile=kineto"), images, typed_llm(*words), typed_llm()]
     filled: set[str] = set()
     for cell in cells:
         whole, older = history.setting(plain(cell)), plain(cell)
