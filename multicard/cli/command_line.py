@@ -42,7 +42,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     """
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
-    words += [FOLLOWS] * ("global_batch_size" in given and "batch_size" not in given)
+    words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
     keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
     words = [part for word in words for part in (AUTO_GPUS if word in AUTO else (word,))]
     parted = [word.partition("=") for word in words]
