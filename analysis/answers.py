@@ -329,7 +329,8 @@ def of_ranking(ranking: Ranking) -> Answer:
     first = ranking.runs[0]
     size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
     model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
-    work = f"{KINDS[first['kind']].title}: {model} on {dataset}{size}" + f" ({apart})" * bool(apart)
+    what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
+    work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
     best = _recommended(ranking, learned)
     against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)

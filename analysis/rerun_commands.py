@@ -56,7 +56,8 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
     if overrides is None or axes is None:
         return None
     axes += [_key(run, name) for name in apart if name in run.columns and name not in (*NO_KEYS, *axes)]
-    values = {axis: run[axis] if axis in run.columns else run[f"{axis}.name"] for axis in axes}
+    places = {axis: (f"config.{axis}", axis, f"{axis}.name") for axis in axes}
+    values = {axis: next(run[name] for name in names if name in run.columns) for axis, names in places.items()}
     words = {axis: repr(value) if isinstance(value, float) else grouping.typed(value) for axis, value in values.items()}
     kept = {key: value for key, value in overrides.items() if key not in OF_SWEEPS}
     return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})
@@ -64,7 +65,10 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
 
 def _key(run: Run, name: str) -> str:
     """The key of an axis or column: `image_size` is dataset.image_size."""
-    return next((key for key in (f"dataset.{name}", f"model.{name}") if key in run.columns), name.removesuffix(".name"))
+    return next(
+        (key for key in (f"dataset.{name}", f"model.{name}") if key in run.columns),
+        name.removesuffix(".name").removeprefix("config."),
+    )
 
 
 def _swept(overrides: dict[str, str]) -> list[str] | None:

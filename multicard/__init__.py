@@ -1,14 +1,18 @@
 """Runs, measures and explains image recognition and LLM tuning on a node with several GPUs.
 
-In Python, `multicard.load("multirun/first")` reads what was measured (docs/python.md).
+In Python, `multicard.load("multirun/first")` reads what was measured (docs/python.md). A script that
+`measure_script.py` runs may mark its steps and tell its figures by `multicard.step` and `multicard.log`.
 """
 
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from multicard.script.marks import log, step
+
 if TYPE_CHECKING:
     from analysis.notebook import Runs
 
+__all__ = ["load", "log", "step"]
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
 

@@ -2,6 +2,7 @@
 
 vision KEY=VALUE...      train and measure image recognition, as train_vision.py does
 tune KEY=VALUE...        tune a language model and measure it, as tune_llm.py does
+script script=FILE ...   measure a PyTorch script of your own, as measure_script.py does
 best [FOLDER...]         what to run, and all settings ranked
 report [FOLDER...]       an HTML page about all runs; --watch follows those that run
 list [FOLDER...]         your runs
@@ -28,7 +29,7 @@ from multicard import __version__
 from multicard.messages import say
 from multicard.ranks import interruption
 
-ENTRIES = {"vision": "train_vision", "tune": "tune_llm"}
+ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
 ANALYSIS = "analysis.__main__"  # named, not imported: it is above this package
 MODULES = ENTRIES | {
     "plan": "multicard.decide.plan.command",

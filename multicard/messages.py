@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 if TYPE_CHECKING:
     from rich.text import Text
 
-INSTALLED = {"-m analysis": "multicard", "train_vision.py": "multicard vision", "tune_llm.py": "multicard tune"}
+INSTALLED = {
+    "-m analysis": "multicard",
+    "train_vision.py": "multicard vision",
+    "tune_llm.py": "multicard tune",
+    "measure_script.py": "multicard script",
+}
 
 
 def typed(entry: str) -> str:

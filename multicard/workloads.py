@@ -1,4 +1,4 @@
-"""The workloads of both entries: their schemas in Hydra's store, their option groups and their experiments."""
+"""The workloads of all entries: their schemas in Hydra's store, their option groups and their experiments."""
 
 import re
 from dataclasses import MISSING, fields
@@ -12,9 +12,10 @@ from multicard.config import CONF
 from multicard.config.hydra_config import HydraWithExperiment
 from multicard.llm import workload as llm
 from multicard.run.workload import Workload
+from multicard.script import workload as script
 from multicard.vision import workload as vision
 
-WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD)
+WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD, script.WORKLOAD)
 ALL = "all"  # `experiment=all`: every experiment of an entry
 
 
@@ -23,7 +24,10 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
     for workload in WORKLOADS:
-        store.store(group="schema", name=workload.name, node=workload.schema)
+        schema = OmegaConf.structured(workload.schema)
+        for group in workload.free:
+            OmegaConf.set_struct(schema[group], False)
+        store.store(group="schema", name=workload.name, node=schema)
         for group, options in workload.options.items():
             for name, schema in options.items():
                 store.store(group=f"schema/{group}", name=name, node=schema)
@@ -55,7 +59,7 @@ def defaults(kind: str) -> dict[str, Any]:
     """The option of each group, and the value of each key outside of groups, in a command of an entry that names none.
 
     Args:
-        kind: of the runs, "vision" or "llm".
+        kind: of the runs, as the record's.
     """
     workload = next(workload for workload in WORKLOADS if workload.name == kind)
     own: Any = OmegaConf.to_container(OmegaConf.load(_file(workload)), resolve=False)

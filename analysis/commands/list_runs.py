@@ -10,7 +10,6 @@ from analysis.runs.load import Found, Run
 from analysis.runs.sql import column_names, known
 from multicard.config.job import count
 from multicard.records import figures, text_table
-from multicard.records.table import ALWAYS
 from multicard.records.text_table import Table, clean
 
 FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)
@@ -116,6 +115,6 @@ def _value(name: str, run: Run) -> str:
 def differing(runs: Sequence[Run]) -> list[str]:
     """The axes and keys that tell runs of one kind apart, and those that are always shown of it."""
     keys = [*grouping.settings(runs), *grouping.CORES, grouping.REPEATED]
-    always = [name for name in ALWAYS.get(runs[0]["kind"], ()) if any(run[name] is not None for run in runs)]
+    always = [name for name in figures.RECORDS[runs[0]["kind"]].always if any(run[name] is not None for run in runs)]
     apart = grouping.apart([run.columns for run in runs], keys)
     return [*always, *(name for name in apart if name not in always)]

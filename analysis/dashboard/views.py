@@ -15,7 +15,7 @@ from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from multicard.measure.timing import PHASES as PHASES_OF_A_STEP
 from multicard.records import figures, run_folder
-from multicard.records.figures import BOTH, FIGURES, Figure
+from multicard.records.figures import ALL, FIGURES, Figure
 from multicard.tracking import keys
 
 MOST_RUNS, MOST_GPUS = 100, 8  # in a panel; of a node
@@ -33,7 +33,7 @@ FILTER = f"Tags() not in [{', '.join(map(repr, UNSHOWN))}]"  # a run that still 
 View = dict[str, Any]  # type, name (W&B's id, by which a later upload finds it), displayName, description and spec
 
 
-def summary_keys(column: str, kinds: Sequence[str] = BOTH) -> list[str]:
+def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
     """The keys of a figure in a run's summary, which kinds may call otherwise; raises ValueError without any."""
     figure = FIGURES.get(column)
     found = [] if figure is None else [key for kind in kinds for key in figure.keys_of(kind)]

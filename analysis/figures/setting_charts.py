@@ -242,9 +242,7 @@ def times_s(runs: Sequence[Run]) -> dict[int, float]:
 def mean_time_s(runs: Sequence[Run]) -> float | None:
     """Time by which a setting is compared: of the whole training; of a token in tuning, since with `max_steps` n GPUs
     tune n times the rows."""
-    name = KINDS[runs[0]["kind"]].rate
-    rate = of_setting(runs, name) if name else None
-    return of_setting(runs, "total_s") if not name else 1 / rate if rate else None
+    return registry.taken_s(runs[0]["kind"], lambda name: of_setting(runs, name))
 
 
 # Trade-offs

@@ -32,6 +32,7 @@ ABOUT = {
     **{name: f"load.{name}" for name in ("others_cores", "stolen_cores")},
     **{name: name for name in ("beside", "repetition", "segments", "started_at", "ended_at")},
 }
+STEPS = "config.steps"  # a script's key `steps`: `steps` is the figure
 FOLDER, MARKED = "folder", "marks"
 OF_COMMANDS = (*PREDICTION, "objective")  # keys that say nothing of a run
 RESERVED = frozenset({FOLDER, MARKED, ALL_THREADS, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
@@ -45,6 +46,7 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
     own = {key: value for key, value in record.config.items() if key not in OF_COMMANDS}
     settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
+    settings |= {STEPS: own["steps"]} if "steps" in own else {}
     config = {key: str(value) if isinstance(value, list) else value for key, value in settings.items()}
     about = {FOLDER: str(folder), **{name: _value(record, place) for name, place in ABOUT.items()}}
     about["segments"] = len(record.segments)

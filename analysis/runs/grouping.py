@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.runs.columns import RESERVED
+from analysis.runs.columns import RESERVED, STEPS
 from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
@@ -129,7 +129,7 @@ def _trained(run: Run) -> str:
     With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
     packed rows are counted as sequences.
     """
-    limited = bool(KINDS[run["kind"]].rate) and run["max_steps"] is not None
+    limited = KINDS[run["kind"]].curve == "step" and (run["max_steps"] or run[STEPS]) is not None
     unit = "packed sequences" if limited and run["packed"] else "rows"
     unit = unit if run["reward_accuracy"] is None else "preference pairs"
     return f"{run['samples_trained'] if limited else 'all'} {unit}"

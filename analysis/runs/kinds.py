@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from analysis.runs.columns import STEPS
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -13,7 +15,6 @@ class Kind:
     package: whose version matters beside torch's and CUDA's.
     rest: what a step is beside its known phases.
     curve: along which training losses are drawn, "epoch" or "step".
-    rate: figure by which times are compared, as with `max_steps` more GPUs take more rows; empty: the training time.
     """
 
     title: str
@@ -23,7 +24,6 @@ class Kind:
     package: str
     rest: str
     curve: str = "epoch"
-    rate: str = ""
 
 
 KINDS = {
@@ -43,6 +43,14 @@ KINDS = {
         "torchtune",
         "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
         curve="step",
-        rate="tokens_per_s",
+    ),
+    "script": Kind(
+        "script",
+        "measure_script.py",
+        ("script", "words", STEPS, "scale"),  # arguments may be anything: they count as ways
+        ("script",),
+        "torch",
+        "all but the wait for batches",
+        curve="step",
     ),
 }

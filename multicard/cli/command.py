@@ -127,7 +127,9 @@ def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str,
     values: Any = OmegaConf.to_container(cfg, resolve=False)
     groups = []
     for field in fields(schema):
-        if isinstance(values[field.name], dict):
+        if OmegaConf.get_type(cfg, field.name) is dict:  # keys of any name
+            yield f"{prefix}{field.name}.KEY", "VALUE", field.metadata["help"]
+        elif isinstance(values[field.name], dict):
             groups.append(field.name)
         elif "help" in field.metadata:
             yield prefix + field.name, _value(values[field.name]), field.metadata["help"]

@@ -145,9 +145,10 @@ def check(chosen: list[Override], workload: Workload) -> None:
         if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
             continue
         remedy = f"write {key}=VALUE, or leave it out for its default"
+        is_free = key.partition(".")[0] in workload.free
         require(not override.is_delete(), f"{word}: a key cannot be taken away; {remedy}")
         if override.is_add() or override.is_force_add():
-            require(key in known, _explain_key(key, workload))
+            require(key in known or is_free, _explain_key(key, workload))
         require(not override.is_add(), f"{word}: the key is there already; write it without +")
         underscored = key.replace(".", "_")  # repeat.error, as repeat is no group
         value = str(word).partition("=")[2]

@@ -1,4 +1,4 @@
-"""The schema that both entries share.
+"""The schema that all entries share.
 
 Files under `conf/` hold values; these dataclasses hold types, defaults and descriptions. `__post_init__` refuses values
 that can never work, `placement.place` what this machine cannot do. Nothing here imports torch: `--help`, `--cfg job`
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
-from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from omegaconf import MISSING
 
@@ -159,25 +159,14 @@ LATER: dict[str, dict[str, Any]] = {
 
 @dataclass
 class RunConfig(RepeatedConfig):
-    """The keys that both entries share."""
+    """The keys that all entries share. `kind` is the record's."""
+
+    kind: ClassVar[str]
 
     name: str = key(MISSING, "folder under multirun/; the same command with the same name resumes a sweep")
     scale: Scale = key(Scale.full, "smoke shrinks a command to minutes on 2 cores, to try the code (never for figures)")
-    backend: Backend = key(Backend.auto, "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo")
     oversubscribe: bool = key(False, "let ranks share a GPU, to try the code (never for figures)")
-    seed: int = key(0, "seed of the weights, the order of samples and augmentation", least=0)
-    epochs: int = key(1, "passes over the training set", least=1)
-    batch_size: int = key(1, "samples per rank and step", least=1)
-    global_batch_size: Optional[int] = key(
-        None, "samples of a step over all ranks, on any number of them; null is what batch_size makes", least=1
-    )
-    batch_size_asked: Optional[str] = key(None, "what global_batch_size without batch_size sets: global")
-    pin_memory: bool = key(True, "keep batches in page-locked host memory, so that they are copied without waiting")
-    lr: float = key(MISSING, "learning rate; the highest of a schedule", above=0)
     malloc: Malloc = key(Malloc.tuned, "CPU ranks: tuned has glibc keep freed memory for reuse; system does not")
-    stop_on_divergence: bool = key(
-        True, "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone"
-    )
     rerun: bool = key(False, "measure again what the named folder already holds")
     profile: ProfileConfig = key(MISSING, "profiler, for a few steps after the run or from its start")
     diagnose: bool = key(False, "say what bounds the run, from short runs beside it that each leave one cost out")
@@ -193,7 +182,6 @@ class RunConfig(RepeatedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._share_batch()
         for name in ("gpu", "memory") if self.device is Device.cpu else ():
             asked, cause = getattr(self.predict, name), "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
             require(asked is None, f"predict.{name}={asked}: {cause} has no GPU; leave one of them out")
@@ -204,6 +192,39 @@ class RunConfig(RepeatedConfig):
             require(not self.diagnose, f"{problem}; leave out diagnose=true")
         check_raced_run(self)
         check_name(self.name)
+
+    def identity(self) -> str:
+        """8 hex digits that two runs share exactly if they measure the same thing."""
+        measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
+        for group, keys in LATER.items():
+            values = measured.get(group, {}) if group else measured
+            for name, before in keys.items():
+                if name in values and values[name] == before:
+                    del values[name]
+        return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@dataclass
+class TrainingConfig(RunConfig):
+    """The keys of runs whose training is multicard's own."""
+
+    backend: Backend = key(Backend.auto, "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo")
+    seed: int = key(0, "seed of the weights, the order of samples and augmentation", least=0)
+    epochs: int = key(1, "passes over the training set", least=1)
+    batch_size: int = key(1, "samples per rank and step", least=1)
+    global_batch_size: Optional[int] = key(
+        None, "samples of a step over all ranks, on any number of them; null is what batch_size makes", least=1
+    )
+    batch_size_asked: Optional[str] = key(None, "what global_batch_size without batch_size sets: global")
+    pin_memory: bool = key(True, "keep batches in page-locked host memory, so that they are copied without waiting")
+    lr: float = key(MISSING, "learning rate; the highest of a schedule", above=0)
+    stop_on_divergence: bool = key(
+        True, "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._share_batch()
 
     def _share_batch(self) -> None:
         """Set what follows from `global_batch_size`: a rank's batch, or the number of batches that are summed."""
@@ -226,16 +247,6 @@ class RunConfig(RepeatedConfig):
             fits, product = summed in (1, whole // parts), f"{made} = {parts} x {ACCUMULATED}={summed}"
             require(fits, f"global_batch_size={whole}: is not {product}; leave one of them out")
             setattr(self, ACCUMULATED, whole // parts)
-
-    def identity(self) -> str:
-        """8 hex digits that two runs share exactly if they measure the same thing."""
-        measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
-        for group, keys in LATER.items():
-            values = measured[group] if group else measured
-            for name, before in keys.items():
-                if name in values and values[name] == before:
-                    del values[name]
-        return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def check_name(name: str) -> None:

@@ -5,12 +5,12 @@ What depends on the method, the template, the machine, the files or the rows is 
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Optional, Union
+from typing import ClassVar, Optional, Union
 
 from omegaconf import MISSING
 
 from multicard.config import compilation
-from multicard.config.base import Option, RunConfig
+from multicard.config.base import Option, TrainingConfig
 from multicard.config.keys import check_bounds, key, require
 
 PRECISIONS = ("fp32", "bf16")
@@ -186,8 +186,10 @@ MODELS: dict[str, type[DecoderConfig]] = {
 
 
 @dataclass
-class LlmConfig(RunConfig):
+class LlmConfig(TrainingConfig):
     """The configuration of `tune_llm.py`, once composed. `warmup_steps` are the learning rate's."""
+
+    kind: ClassVar[str] = "llm"
 
     method: MethodConfig = key(MISSING, "how the model is tuned")
     template: Optional[Option] = key(None, "prompt that a row is put into; null is the data set's own")

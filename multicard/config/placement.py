@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from multicard.config.base import Backend, RunConfig
+from multicard.config.base import Backend, RunConfig, TrainingConfig
 from multicard.config.job import Device, count
 from multicard.config.keys import require
 
@@ -65,7 +65,7 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     require_nodes(config, nodes)
     oversubscribed = on_cuda and not fits
 
-    backend = config.backend
+    backend = config.backend if isinstance(config, TrainingConfig) else Backend.auto
     if backend is Backend.auto:
         backend = Backend.nccl if on_cuda and not oversubscribed else Backend.gloo
     nccl = backend is Backend.nccl

@@ -19,7 +19,7 @@ REPETITION = ("repeat", "repeat_error", "repeat_max", "repeat_compare", "repetit
 SWITCHED = ("predict", "probe")  # groups of keys that are switched on by their name alone
 PREDICTION = (*SWITCHED, "fit")
 RACE = ("race",)
-RACED = ("images_per_s", "tokens_per_s")  # figures of a race, as they are typed
+RACED = ("images_per_s", "samples_per_s", "tokens_per_s")  # figures of a race, as they are typed
 UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 
 

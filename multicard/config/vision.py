@@ -6,12 +6,12 @@ It includes the schemas of options; the objects of `multicard.vision` (`STRATEGI
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Optional, Union  # OmegaConf reads Optional[...] on every Python that it supports
+from typing import ClassVar, Optional, Union  # OmegaConf reads Optional[...] on every Python that it supports
 
 from omegaconf import MISSING
 
 from multicard.config import compilation
-from multicard.config.base import Option, RunConfig
+from multicard.config.base import Option, TrainingConfig
 from multicard.config.keys import key, require
 
 
@@ -171,8 +171,10 @@ class AdamConfig(OptimizerConfig):
 
 
 @dataclass
-class VisionConfig(RunConfig):
+class VisionConfig(TrainingConfig):
     """The configuration of `train_vision.py`, once composed."""
+
+    kind: ClassVar[str] = "vision"
 
     precision: Option = key(MISSING, "number format of weights, activations and gradients")
     strategy: DdpConfig = key(MISSING, "how ranks share the data and their gradients")

@@ -11,7 +11,6 @@ from typing import Any
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
-from multicard.config.llm import LlmConfig
 from multicard.estimate import history, observations, peaks, published, shared_rows, steps, totals
 from multicard.estimate.history import PastRun
 from multicard.estimate.observations import Basis
@@ -128,11 +127,11 @@ class Predictor:
 
     def start_s(self, config: RunConfig) -> Interval | None:
         """Seconds from the command to training, by the runs nearest to it; None where no run tells."""
-        runs = [run for run in self._timed(_kind(config)) if not run.is_raced]
+        runs = [run for run in self._timed(config.kind) if not run.is_raced]
         return Alike(history.setting(plain(config)), runs).interval(lambda run: run.record.startup_s, START_SD)
 
     def _times(self, config: RunConfig) -> Prediction:
-        target, kind, own = self.target, _kind(config), history.setting(plain(config))
+        target, kind, own = self.target, config.kind, history.setting(plain(config))
         printed = published.observations(str(target.hardware)) if target.device_type == "cuda" else ()
         seen = [*(run.observation for run in self._timed(kind, marked=True)), *self._shared, *printed]
         estimated = steps.step(own, str(target.hardware), self.commit, seen)
@@ -168,7 +167,3 @@ class Predictor:
         words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
         nothing = f"no run like it on {self.target.hardware or 'this GPU'}"
         return f"{nothing}; of this cell {words}" if words else nothing
-
-
-def _kind(config: RunConfig) -> str:
-    return "llm" if isinstance(config, LlmConfig) else "vision"

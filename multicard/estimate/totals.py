@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from multicard.config.base import RunConfig, plain
+from multicard.config.base import RunConfig, TrainingConfig, plain
 from multicard.config.llm import LlmConfig, SyntheticConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate import history
@@ -19,7 +19,7 @@ from multicard.estimate.memory import facts
 from multicard.estimate.observations import axes, differences
 from multicard.estimate.scaling import CONFIDENCE
 from multicard.measure import repeated_runs
-from multicard.records.schema import LlmRecord, VisionEpoch
+from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Interval
 from multicard.vision.strategy import STRATEGIES
 
@@ -138,6 +138,9 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun]) -> Length |
     any settings the rows of their texts count."""
     known = (count for run in reversed(alike.of_this_cell()) if (count := _steps_per_epoch(run)))
     steps = next((count for count in known if 0 < count < MOST_STEPS), None)
+    if not isinstance(config, TrainingConfig):
+        steps = steps or getattr(config, "steps", None)
+        return None if steps is None else Length(steps)
     if isinstance(config, LlmConfig):
         rows = None if steps is not None else _rows(config, runs)
         if rows is not None:
@@ -157,7 +160,7 @@ def _steps_per_epoch(run: PastRun) -> int | None:
     record = run.record
     if record.probe is not None:
         return record.probe.steps_per_epoch
-    if isinstance(record, LlmRecord):
+    if not isinstance(record, VisionRecord):
         return record.epochs[0].steps if record.epochs else None
     steps, epochs = _step_count(run), len(record.epochs)
     return steps // epochs if epochs and steps is not None and steps % epochs == 0 else None
@@ -184,11 +187,11 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
 
 def total_s(config: RunConfig, step_s: Interval, length: Length, alike: Alike) -> Interval:
     """Seconds of training and evaluation, as the record's `total_s`; `step_s` is the mean of the run's steps."""
-    epochs = config.epochs
+    epochs = getattr(config, "epochs", 1)
     steps = [exact(epochs * length.steps)]
     warmup = alike.interval(warmup_steps, WARMUP_SD)
     steps += [] if warmup is None else [warmup]
-    if length.test:
+    if length.test and isinstance(config, TrainingConfig):
         share = alike.interval(evaluation_share, EVALUATION_SD) or EVALUATION
         images = -(-length.test // ranks(config))
         steps.append(product(share, exact(epochs * images / config.batch_size)))

@@ -145,6 +145,39 @@ class StepEnds:
         return known
 
 
+class Laps:
+    """Laps of the device's work, each with a label, read as soon as the device has passed them, so that few are held
+    however long a run is. Waits for nothing until `known(wait=True)`."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self._clock = _Clock(device)
+        self._last = self._clock.point()
+        self._ends: list[tuple[int, Any]] = []
+
+    def end(self, label: int) -> None:
+        """Credit the time since the last call to `label`."""
+        self._ends.append((label, self._clock.point()))
+
+    def known(self, wait: bool = False) -> list[tuple[int, float]]:
+        """The laps since the last call that the device has passed, each with its seconds.
+
+        Args:
+            wait: for the device, and return all.
+        """
+        cuda, passed = self._clock.cuda, 0
+        if wait:
+            synchronize(self._clock.device)
+        laps = []
+        for label, end in self._ends:
+            if cuda and not wait and not end.query():
+                break
+            laps.append((label, self._clock.seconds(self._last, end)))
+            self._clock.reuse([self._last])
+            self._last, passed = end, passed + 1
+        del self._ends[:passed]
+        return laps
+
+
 class Ranges:
     """Phase ranges for profilers (NVTX, record_function): at most one is open, named as in `phases_s`, or `evaluate`.
 

@@ -28,6 +28,7 @@ from multicard.config.placement import Placement
 from multicard.machine import devices, environment, private
 from multicard.machine.environment import host
 from multicard.measure import memory
+from multicard.ranks import logs
 from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
@@ -137,7 +138,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     try:
         job = replace(job, variables=_variables(placement, job.allocation.nodes))
         config = _config(placement, job, agent_logs)
-        with private.imports():
+        with private.imports(), logs.bounded(job.folder):
             if job.wrapper:
                 with _handed_over((work, arguments, job)) as path:
                     elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), path)

@@ -54,6 +54,12 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
         os.kill(os.getpid(), number)
 
 
+def adopt_orphans() -> None:
+    """Have the processes that this one's children leave behind become its own, so that none outlives it unseen."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
 def redirect(log: Path) -> None:
     """Append all output of this process and its children to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -88,6 +88,7 @@ class Job:
     devices: int  # CUDA devices that the ranks of this node share
     threads: int
     malloc: str
+    joins: bool = True  # the ranks' process group is joined before their work, and left after it
     numa: bool = False  # bind each rank to the NUMA node of its GPU
     allocation: Allocation = field(default_factory=Allocation)
     controller: int = field(default_factory=os.getpid)
@@ -136,7 +137,7 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
         module, _, function = work.partition(":")
         rank = _join(job)
         getattr(importlib.import_module(module), function)(rank, *arguments)
-        _leave()
+        _leave(job)
         with suppress(OSError):  # on a full disk the controller alone knows it
             write_json(ended_file(job.folder, number), {})
         _end_compilers()
@@ -161,17 +162,19 @@ def _join(job: Job) -> Rank:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    if world > 1:
+    if world > 1 and job.joins:
         bound = device if "nccl" in job.backend else None  # else the first barrier guesses the device
         dist.init_process_group(job.backend, device_id=bound)
     return Rank(number, local, world, device, job.backend, job.threads)
 
 
-def _leave() -> None:
+def _leave(job: Job) -> None:
+    """Leave the process group, also one that the work joined itself and left open."""
     import torch.distributed as dist
 
     if dist.is_initialized():
-        dist.barrier()  # the store lives in rank 0, and the others need it until they leave
+        if job.joins:
+            dist.barrier()  # the store lives in rank 0, and the others need it until they leave
         dist.destroy_process_group()
 
 
@@ -209,13 +212,18 @@ def _peer_died(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
-def _exit_at_once(code: int) -> NoReturn:
-    """End this process and those it started, without the waits that an orderly exit has in a broken group."""
+def end_children() -> None:
+    """Kill the processes that this one started."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """End this process and those it started, without the waits that an orderly exit has in a broken group."""
+    end_children()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

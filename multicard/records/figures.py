@@ -12,13 +12,12 @@ from typing import Any, Literal, get_type_hints
 
 from msgspec import UNSET, Struct
 
-from multicard.records.schema import LlmRecord, Record, VisionRecord
+from multicard.records.schema import LlmRecord, Record, ScriptRecord, VisionRecord
 from multicard.records.schema_parts import described
 from multicard.records.text_table import clean, in_bytes, in_joules
 
-RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord)}
-VISION, LLM = RECORDS
-BOTH = (VISION, LLM)
+RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord, ScriptRecord)}
+VISION, LLM, SCRIPT = ALL = tuple(RECORDS)
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,14 @@ class Figure:
         """The keys of result.json, and of W&B's summary, that have the figure in a run of this kind."""
         if self.keys is not None:
             return self.keys.get(kind, ())
-        key = (self.place or self.name).replace("steps.", f"{STEPS[kind]}.", 1)
+        key = (self.place or self.name).replace("steps.", f"{RECORDS[kind].steps_key}.", 1)
         return (key,) if key in numbers(RECORDS[kind]) else ()
 
     @property
     def sentence(self) -> str:
         """The schema's description."""
         if self.keys is None:
-            return next(numbers(RECORDS[kind])[key] for kind in BOTH for key in self.keys_of(kind))
+            return next(numbers(RECORDS[kind])[key] for kind in ALL for key in self.keys_of(kind))
         place = self.place or self.name
         return next(inspect.getdoc(getattr(kind, place)) or "" for kind in RECORDS.values() if hasattr(kind, place))
 
@@ -126,7 +125,6 @@ class Figure:
         return self.head or self.name
 
 
-STEPS = {VISION: "step_s", LLM: "iteration_s"}  # keys of result.json that the record's `steps` is
 COLLECTIVES = {
     VISION: ("communication_bytes.all_reduce", "communication_bytes.broadcast"),
     LLM: tuple(f"communication_bytes.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter")),
@@ -142,26 +140,27 @@ _counted = partial(Figure, unit=BYTES, counted=True)
 FIGURES = {
     figure.name: figure
     for figure in (
-        _time("total_s", "training time", head="total s", goal="time", listed=True, at_end=BOTH),
+        _time("total_s", "training time", head="total s", goal="time", listed=True, at_end=ALL),
         _time("startup_s", "start-up"),
         _time("train_s", "training without evaluation"),
         _time("evaluate_s", "evaluation"),
         _time("compile_s", "compilation"),
         _time("time_to_target_s", "time to the target accuracy"),
-        _time("step_s", "time of a step", "steps.mean", head="s/step", at_end=(LLM,)),
+        _time("step_s", "time of a step", "steps.mean", head="s/step", at_end=(LLM, SCRIPT)),
         _time("step_median_s", "step, median", "steps.median"),
         _time("step_p95_s", "step, 95th percentile", "steps.p95"),
         _time("step_std_s", "step, standard deviation", "steps.std"),
         Figure("steps", "steps measured", "steps.count"),
         _rate("images_per_s", "images a second", head="images/s", listed=True, at_end=(VISION,)),
         _rate("trained_images_per_s", "images trained a second"),
+        _rate("samples_per_s", "samples a second", head="samples/s", listed=True, at_end=(SCRIPT,)),
         _rate(
             "tokens_per_s",
             "tokens a second",
             "tokens_per_s.non_padding",
             head="tokens/s",
             listed=True,
-            at_end=(LLM,),
+            at_end=(LLM, SCRIPT),
         ),
         Figure("tokens", "tokens", "tokens.non_padding"),
         Figure("samples_trained", "samples trained", keys={}),
@@ -173,11 +172,11 @@ FIGURES = {
             log=False,
             head="accuracy",
             listed=True,
-            at_end=(VISION,),
+            at_end=(VISION, SCRIPT),
         ),
         Figure("test_samples", "test samples", keys={}),
         Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False),
-        Figure("loss_first", "first loss", "loss.first", at_end=(LLM,)),
+        Figure("loss_first", "first loss", "loss.first", at_end=(LLM, SCRIPT)),
         Figure(
             "loss_last_tenth",
             "loss, mean of the last tenth",
@@ -185,7 +184,7 @@ FIGURES = {
             better="lower",
             head="loss",
             listed=True,
-            at_end=(LLM,),
+            at_end=(LLM, SCRIPT),
         ),
         Figure("reward_accuracy", "accuracy of DPO's rewards", "rewards.accuracy", unit=SHARE, better="higher"),
         _counted(
@@ -197,7 +196,7 @@ FIGURES = {
             summed="max",
             goal="memory",
             listed=True,
-            at_end=BOTH,
+            at_end=ALL,
         ),
         _counted("h2d_bytes", "bytes moved to the device", "transfer_bytes.h2d", head="to device", at_end=(VISION,)),
         _counted("d2d_bytes", "bytes moved within devices", "transfer_bytes.d2d"),
@@ -211,11 +210,11 @@ FIGURES = {
             better="lower",
             head="energy",
             goal="energy",
-            keys=dict.fromkeys(BOTH, ("gpu.energy_joules",)),
+            keys=dict.fromkeys(ALL, ("gpu.energy_joules",)),
         ),
         Figure("joules_per_image", "joules an image", better="lower"),
         Figure("joules_per_token", "joules a token", better="lower"),
-        _money("cost", "cost", goal="cost", at_end=BOTH),
+        _money("cost", "cost", goal="cost", at_end=ALL),
         _money("cost_per_epoch", "cost of an epoch"),
         _money("cost_per_thousand_images", "cost of a thousand images"),
         _money("cost_per_million_tokens", "cost of a million tokens"),
@@ -238,6 +237,17 @@ GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
 def find(name: str) -> Figure | None:
     """The figure of this name, derived ones included."""
     return FIGURES.get(name) or DERIVED.get(name)
+
+
+def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
+    """Seconds of the work that runs of a kind are compared by: of the whole run, or of a sample or token.
+
+    Args:
+        value: the run's figure of a name.
+    """
+    rates = RECORDS[kind].work_rates
+    rate = next(filter(None, map(value, rates)), None)
+    return (1 / rate if rate else None) if rates else value("total_s")
 
 
 def unit(name: str) -> Unit:

@@ -26,8 +26,8 @@ HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}  # within which every rank rea
 class Progress:
     """The last post of a rank.
 
-    steps: trained so far; of: in the run (0: it has not begun). samples: trained in these steps. epoch: from 0.
-    loss: a recent one (NaN: none).
+    steps: trained so far; of: in the run (0: it has not begun; -1: not known). samples: trained in these steps.
+    epoch: from 0. loss: a recent one (NaN: none).
     """
 
     steps: int

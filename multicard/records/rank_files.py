@@ -114,7 +114,19 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     communication_bytes: dict[str, int] | None = None
 
 
-AnyReport = VisionReport | LlmReport
+class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
+    """All steps are one epoch, whose `train_s` leaves out evaluations. `evaluate_s`: those between and after steps."""
+
+    epochs: list[LlmRankEpoch] = []
+    left_out: list[int] = []
+    evaluate_s: float = 0.0
+    loads: bool = False
+    test_accuracy: float | None = None
+    logged: dict[str, float] = {}
+    seen: list[str] = []
+
+
+AnyReport = VisionReport | LlmReport | ScriptReport
 
 
 def path_of(folder: Path, rank: int) -> Path:

@@ -61,14 +61,14 @@ class VisionEpoch(Struct):
 
 
 class LlmEpoch(Struct):
-    """One epoch of tuning. Times are the slowest rank's, in seconds."""
+    """One epoch of tuning, or all steps of a script. Times are the slowest rank's, in seconds."""
 
     epoch: Annotated[Count, "from 0"] = None
     steps: Annotated[Count, "optimiser steps"] = None
     train_s: Number = None
     ended_s: Annotated[Number, "since the start of training"] = None
-    train_loss: Annotated[Number, "mean of rank 0's steps"] = None
-    samples: Annotated[Count, "rows, or sequences of packed rows, of all ranks"] = None
+    train_loss: Annotated[Number, "mean of rank 0's steps; of a script's, of the ranks that told one"] = None
+    samples: Annotated[Count, "rows, sequences of packed rows, or a script's samples, of all ranks"] = None
 
 
 class Tokens(Struct):
@@ -110,6 +110,11 @@ class Record(Struct, kw_only=True):
     """
 
     kind: ClassVar[str]
+    steps_key: ClassVar[str]  # key of the statistics of its steps
+    rate: ClassVar[str]  # figure of its throughput
+    skips: ClassVar[str]  # key of the steps that statistics leave out
+    always: ClassVar[tuple[str, ...]] = ("gpus",)  # axes that tables show though they do not differ
+    work_rates: ClassVar[tuple[str, ...]] = ()  # figures by which runs are compared, the first known; (): total_s
 
     schema_version: Annotated[Int, "1"]
     name: Annotated[str | None, "of the sweep, or the run's parent folder"] = None
@@ -158,8 +163,8 @@ class Record(Struct, kw_only=True):
 
     @property
     def steps(self) -> Statistics | None:
-        """Times of a training run's steps, or a tuning run's iterations."""
-        return None
+        """Times of a training run's or a script's steps, or a tuning run's iterations."""
+        return getattr(self, self.steps_key)
 
     @property
     def hosts(self) -> str | None:
@@ -210,6 +215,10 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     """The keys of a training run, beside those of all runs."""
 
     kind: ClassVar[str] = "vision"
+    steps_key: ClassVar[str] = "step_s"
+    rate: ClassVar[str] = "images_per_s"
+    skips: ClassVar[str] = "warmup_steps"
+    always: ClassVar[tuple[str, ...]] = ("precision", "gpus")
 
     train_s: Annotated[Number, "seconds of training alone, summed over epochs"] = None
     evaluate_s: Annotated[Number, "seconds of evaluation, summed over epochs"] = None
@@ -224,10 +233,6 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     time_to_target_s: Annotated[Number, "seconds until target_accuracy was reached; null: never"] = None
     input: Annotated[dict[str, Any] | None, "facts of the loader and its cache, beside the configuration"] = None
     num_workers: Annotated[Count, "loader workers per rank, as used"] = None
-
-    @property
-    def steps(self) -> Statistics | None:
-        return self.step_s
 
     @property
     def samples_trained(self) -> int | None:
@@ -249,6 +254,11 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     """The keys of a tuning run, beside those of all runs."""
 
     kind: ClassVar[str] = "llm"
+    steps_key: ClassVar[str] = "iteration_s"
+    rate: ClassVar[str] = "tokens_per_s"
+    skips: ClassVar[str] = "skip_steps"
+    always: ClassVar[tuple[str, ...]] = ("method", "template", "gpus")
+    work_rates: ClassVar[tuple[str, ...]] = ("tokens_per_s",)
 
     epochs: Annotated[list[LlmEpoch], "one entry per finished epoch"] = []
     iteration_s: Annotated[Statistics | None, "of an optimiser step; keys as in step_s"] = None
@@ -267,8 +277,37 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
 
     @property
-    def steps(self) -> Statistics | None:
-        return self.iteration_s
+    def samples_trained(self) -> int | None:
+        return _sum(epoch.samples for epoch in self.epochs)
+
+
+class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
+    """The keys of a run of a script, beside those of all runs.
+
+    A step lasts from the end of the one before to its own, or as `multicard.step` marks it. `total_s` lasts from the
+    first batch that was asked for, or the first step where none was, to the end of the last step; evaluations between
+    steps are part of it.
+    """
+
+    kind: ClassVar[str] = "script"
+    steps_key: ClassVar[str] = "step_s"
+    rate: ClassVar[str] = "samples_per_s"
+    skips: ClassVar[str] = "warmup_steps"
+    work_rates: ClassVar[tuple[str, ...]] = ("samples_per_s", "tokens_per_s")
+
+    epochs: Annotated[list[LlmEpoch], "one entry: all steps of the run"] = []
+    step_s: Annotated[Statistics | None, "after the warm-up, without the steps in `left_out`"] = None
+    left_out: Annotated[list[int], "steps, from 0, with an evaluation before them or an unknown start"] = []
+    evaluate_s: Annotated[Number, "seconds of evaluation, by batches drawn without gradients or from other data"] = None
+    data_s: Annotated[Number, "mean seconds of waiting for batches, per step and rank; null: no DataLoader"] = None
+    samples_per_s: Annotated[Number, "after the warm-up, all ranks; null where no batch could be counted"] = None
+    tokens: Annotated[Tokens | None, "non_padding: as the script told them by multicard.step"] = None
+    tokens_per_s: Annotated[TokenRates | None, "after the warm-up, of the tokens told"] = None
+    batches_per_step: Annotated[Number, "median over steps: above 1 where gradients are accumulated"] = None
+    loss: Annotated[Loss | None, "mean over the ranks that told one; null: none was told"] = None
+    test_accuracy: Annotated[Share, "the last that multicard.log(accuracy=...) told on rank 0"] = None
+    logged: Annotated[dict[str, Float], "the last value of each other name that multicard.log told on rank 0"] = {}
+    seen: Annotated[list[str], "what the hooks saw of the script, and what they could not see"] = []
 
     @property
     def samples_trained(self) -> int | None:
@@ -285,7 +324,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-AnyRecord = VisionRecord | LlmRecord
+AnyRecord = VisionRecord | LlmRecord | ScriptRecord
 
 
 class Git(Struct):
@@ -383,4 +422,12 @@ class LlmSteps(CommonSteps):
     rewards_accuracies: float
 
 
-STEPS: dict[str, type[CommonSteps]] = {"vision": VisionSteps, "llm": LlmSteps}
+class ScriptSteps(CommonSteps):
+    """Columns of a run of a script, beside those of all. `epoch` is 0; without a DataLoader `data_s` is 0."""
+
+    tokens: Annotated[int, "as the script told them"]
+    batches: Annotated[int, "handed out for the step"]
+    loss_told: Annotated[int, "1 where the script told the loss, else 0"]
+
+
+STEPS: dict[str, type[CommonSteps]] = {"vision": VisionSteps, "llm": LlmSteps, "script": ScriptSteps}

@@ -30,10 +30,12 @@ SECTIONS = {
     "result.json": schema.Record,
     "result.json of train_vision.py": schema.VisionRecord,
     "result.json of tune_llm.py": schema.LlmRecord,
+    "result.json of measure_script.py": schema.ScriptRecord,
     "environment.json": schema.Environment,
     "steps.parquet": schema.CommonSteps,
     "steps.parquet of train_vision.py": schema.VisionSteps,
     "steps.parquet of tune_llm.py": schema.LlmSteps,
+    "steps.parquet of measure_script.py": schema.ScriptSteps,
 }
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "anything"}
 
@@ -61,7 +63,7 @@ def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterat
     own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
     rows = [(f"*{k}*" if k in optional else f"`{k}`", _in_words(hint), described(hint)[1]) for k, hint in own.items()]
     if kind is schema.Record:  # msgspec keeps the tag, which follows the version, apart from the fields
-        rows.insert(1, ("`kind`", "text", " or ".join(figures.BOTH)))
+        rows.insert(1, ("`kind`", "text", " or ".join(figures.ALL)))
     yield _table(("key", "type", "meaning"), [(*row, text_table.escape_markdown(text)) for *row, text in rows])
     for name, hint in own.items():
         for inner in _structures(hint):
@@ -73,7 +75,7 @@ def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterat
 def _figures() -> str:
     rows = []
     for figure in figures.FIGURES.values():
-        keys = dict.fromkeys(f"`{key}`" for kind in figures.BOTH for key in figure.keys_of(kind))
+        keys = dict.fromkeys(f"`{key}`" for kind in figures.ALL for key in figure.keys_of(kind))
         meaning = f"{figure.title} ({figure.sentence})" if figure.sentence else figure.title
         rows.append((f"`{figure.name}`", ", ".join(keys), figure.better or "", meaning))
     return _table(("column", "keys", "better", "meaning"), rows)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from multicard.measure import formulas
-from multicard.records.schema import AnyRecord, VisionRecord
+from multicard.records.schema import AnyRecord, ScriptRecord, VisionRecord
 from multicard.records.schema_parts import Segment, Statistics
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ COLUMNS = ("epoch", "rank", "step", "step_s")
 def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
     """Seconds of each step after the warm-up (n,), in their order; see `formulas.step_times_s`.
 
-    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run.
+    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run;
+    of a script's `warmup_steps`, and the steps that its record leaves out.
 
     Raises:
         ValueError: steps.parquet is absent or broken.
@@ -68,7 +69,9 @@ def warmup(record: AnyRecord, steps: int) -> np.ndarray:
     """Flags of a run's warm-up (steps,)."""
     if isinstance(record, VisionRecord):
         return is_warmup(steps, record.segments or [Segment(steps=steps)], record.config.get("warmup_steps") or 0)
-    return np.arange(steps) < (record.config.get("skip_steps") or 0)
+    numbers = np.arange(steps)
+    flags = numbers < (record.config.get(record.skips) or 0)
+    return flags | np.isin(numbers, record.left_out) if isinstance(record, ScriptRecord) else flags
 
 
 def is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.ndarray:
@@ -94,7 +97,4 @@ def redefine(folder: Path, record: AnyRecord) -> None:
     except ValueError:
         figures = {"count": stored.count}
     anew = msgspec.convert(figures | {"warmup_count": stored.warmup_count}, Statistics)
-    if isinstance(record, VisionRecord):
-        record.step_s = anew
-    else:
-        record.iteration_s = anew
+    setattr(record, record.steps_key, anew)

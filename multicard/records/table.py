@@ -10,14 +10,12 @@ from multicard.measure import formulas
 from multicard.messages import link, say
 from multicard.records import comparable, figures, text_table
 from multicard.records.comparable import REPEATED
-from multicard.records.figures import FIGURES, LLM, SHARE, VISION, Figure
+from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
 from multicard.records.run_folder import Run
-from multicard.records.schema import AnyRecord, LlmRecord
+from multicard.records.schema import AnyRecord
 
 AGAINST_ONE = "x 1 GPU"
 OPTIONAL = [figure.heading() for figure in FIGURES.values() if figure.at_end and figure.better is None]
-RATES = {VISION: ("images_per_s", "warmup_steps"), LLM: ("tokens_per_s", "skip_steps")}  # and what leaves steps out
-ALWAYS = {VISION: ("precision", "gpus"), LLM: ("method", "template", "gpus")}
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
 NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), and stand in no other table."
 
@@ -40,14 +38,15 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     """
     records = [run.record for run in runs]
     kind = records[0].kind
-    axes = [axis for axis in comparable.varied(records, ALWAYS[kind]) if axis not in REPEATED]
+    axes = [axis for axis in comparable.varied(records, RECORDS[kind].always) if axis not in REPEATED]
     settings = _settings(records, axes)
     rows = [_setting(group, axes) | _figures(group, settings) for group in settings]
     notes = list[str]()
     if len(settings) < len(records):
         notes.append("±: standard deviation of the n runs")
-    rate, skipped = RATES[kind]
-    if any(record.status == "ok" and FIGURES[rate].value(record) is None for record in records):
+    rate, skipped = RECORDS[kind].rate, RECORDS[kind].skips
+    unmeasured = [record for record in records if record.status == "ok" and FIGURES[rate].value(record) is None]
+    if any(record.steps is None or not record.steps.count for record in unmeasured):
         remedy = f"train longer, or set a smaller {skipped}"
         notes.append(
             f"{FIGURES[rate].heading()} is missing where a run has no more steps than {skipped} leaves out: {remedy}"
@@ -59,14 +58,14 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
 
 def figures_in_brief(record: AnyRecord) -> str:
     """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB"."""
-    rate, memory = FIGURES[RATES[record.kind][0]], FIGURES["peak_memory_bytes"]
+    rate, memory = FIGURES[record.rate], FIGURES["peak_memory_bytes"]
     return f"{record.total_s or 0.0:>5.1f} s   {rate.text(record):>5} {rate.heading()}   {memory.text(record):>7}"
 
 
 def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     """The axes that differ, status and figures of each probe."""
     records = [run.record for run in runs]
-    axes = comparable.varied(records, ALWAYS[records[0].kind])
+    axes = comparable.varied(records, records[0].always)
     rows = [_setting([record], axes) | _probe(record) for record in records]
     return _table(rows, [*comparable.notes(records), NOTE_ON_PROBES], width)
 
@@ -119,7 +118,7 @@ def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
     for figure in FIGURES.values():
         if first.kind in figure.at_end:
             row[figure.heading()] = _summed(figure, group)
-        if figure.name == RATES[first.kind][0]:
+        if figure.name == first.rate:
             row[AGAINST_ONE] = _against_one(group, settings)
     return row if first.status == "ok" else dict.fromkeys(row, "-")
 
@@ -153,7 +152,4 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
 
 def _taken_s(record: AnyRecord) -> float | None:
     """Seconds of the work that runs are compared by: the whole run, or a token."""
-    if not isinstance(record, LlmRecord):
-        return record.total_s
-    rate = record.tokens_per_s and record.tokens_per_s.non_padding
-    return 1 / rate if rate else None
+    return figures.taken_s(record.kind, lambda name: FIGURES[name].value(record))

@@ -120,7 +120,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     record.compile_s = max((rank.compile_s for rank in ranks if rank.compile_s is not None), default=None)
     record.compile_cache = compiler.over_ranks(rank.compile_cache for rank in ranks)
     record.oversubscribed = placement.oversubscribed
-    ended = failure or _diverged(record.divergence, config.epochs)
+    ended = failure or _diverged(record.divergence, getattr(config, "epochs", 1))
     record.status, record.cause = status_of(ended), ended
     record.prediction = attempt.prediction
     record.load, record.beside = attempt.load, attempt.beside

@@ -114,7 +114,7 @@ def changed_data(
     if data is None:
         return None
     values, known = plain(config), {} if known is None else known
-    key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model")])
+    key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model", "script")])
     if key not in known:
         try:
             known[key] = content.fingerprint(workload.data(config))
@@ -211,6 +211,7 @@ def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: 
         devices=len(devices.visible_gpus()),
         threads=max(1, environment.cores() // placement.processes),
         malloc=config.malloc.value,
+        joins=workload.joins,
         numa=binds(config, placement),
         allocation=allocation,
         wrapper=nsys.command(folder) if config.profile.name is ProfileName.nsys else (),

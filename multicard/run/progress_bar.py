@@ -96,9 +96,11 @@ class ProgressBar:
         if samples > first_samples and now_s > first_s:
             figures.append(f"{(samples - first_samples) / (now_s - first_s):,.0f} {self._unit}/s")
         return {
-            "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating,
-            "total": posted.of,
-            "completed": min(posted.steps, posted.of * (ALMOST if posted.evaluating else 1.0)),
+            "description": f"epoch {posted.epoch + 1}/{self._epochs}" + ", evaluating" * posted.evaluating
+            if posted.of > 0
+            else f"step {posted.steps}",
+            "total": posted.of if posted.of > 0 else None,
+            "completed": min(posted.steps, abs(posted.of) * (ALMOST if posted.evaluating else 1.0)),
             "figures": "  ".join(figures),
         }
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,12 +13,9 @@ from multicard.machine.environment import cpu_set, host
 from multicard.observe.energy.readings import Counters
 from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
-from multicard.records.rank_files import LlmReport, VisionReport
+from multicard.records.rank_files import LlmReport, ScriptReport, VisionReport
 
-if TYPE_CHECKING:
-    pass
-
-Content = TypeVar("Content", VisionReport, LlmReport)
+Content = TypeVar("Content", VisionReport, LlmReport, ScriptReport)
 
 
 class Report(Generic[Content]):

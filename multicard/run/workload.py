@@ -8,7 +8,7 @@ from typing import Any
 from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.records.content import Parts
-from multicard.records.schema import LlmRecord, VisionRecord
+from multicard.records.schema import AnyRecord
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Workload:
     summarise: fills in the record's figures, from the ranks' reports and the table of steps.
     advise: the option to try next against what bounds a run.
     unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
+    joins: whether ranks join a process group before `work`; a script does that itself.
+    free: groups of the schema that take keys of any name.
     resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
     """
 
@@ -49,11 +51,13 @@ class Workload:
     arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
     axes: Callable[[Any, str], dict[str, Any]]
     describe: Callable[[Any], str]
-    record: type[VisionRecord] | type[LlmRecord]
+    record: type[AnyRecord]
     summarise: Callable[[Any, Any, Placement, list[Any], Any], None]
     advise: Callable[[Any, Placement, str], str]
     unit: str = "images"
     nccl: str = "nccl"
+    joins: bool = True
+    free: tuple[str, ...] = ()
     resumable: bool = False
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
 

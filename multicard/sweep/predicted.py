@@ -15,7 +15,7 @@ from multicard.estimate.target import UNKNOWN_NODE, Target, named, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.messages import say, typed
-from multicard.records import comparable, table, text_table
+from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep import cells, prediction_table, slurm_submit
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
@@ -32,6 +32,7 @@ SLURM_NODES = {  # by device
 REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
     "vision": "use a smaller batch_size or dataset.image_size",
     "llm": "use a smaller batch_size, method=lora or qlora, or more GPUs",
+    "script": "use a smaller batch, as the script's arguments have it",
 }
 Predicted = tuple[Cell, Estimate]
 
@@ -94,7 +95,7 @@ def _show(command: Command, predicted: Sequence[Predicted]) -> None:
 def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
     """A row a cell, with the axes of the final table."""
     records = [cell.as_record(answer.target.device_type) for (cell, answer), *_ in groups]
-    axes = comparable.varied(records, table.ALWAYS[groups[0][0][0].workload.name])
+    axes = comparable.varied(records, groups[0][0][0].workload.record.always)
     shown = [{axis: comparable.cell(record, axis) for axis in axes} for record in records]
     left = [sum(cell.result is None for cell, _ in group) for group in groups]
     return [Row(own, group[0][1], len(group), n) for own, group, n in zip(shown, groups, left, strict=True)]

@@ -127,15 +127,18 @@ def step_figures(columns: Columns) -> Columns:
     """
     rank, step = columns["rank"], columns["step"]
     step_s = formulas.step_times_s(np.zeros_like(step), rank, step, columns["step_s"])
-    figures, first, tuning = {"train/step_s": step_s}, rank == rank.min(), "tokens" in columns
-    if "loss" in columns:
+    figures, first, tuning = {"train/step_s": step_s}, rank == rank.min(), "non_padding" in columns
+    if "loss" in columns and np.any(columns.get("loss_told", 1)):
         unknown = ~first if tuning else columns["samples"] == 0  # in tuning rank 0 alone knows the loss
-        weights = np.where(unknown, 0, columns["samples"])
+        weights = columns["loss_told"] if "loss_told" in columns else np.where(unknown, 0, columns["samples"])
         losses = np.where(weights > 0, columns["loss"], 0.0)
         figures["train/loss"] = np.bincount(step, losses * weights) / np.bincount(step, weights)
-    key, column = ("train/tokens_per_s", "non_padding") if tuning else ("train/images_per_s", "samples")
-    if column in columns:
-        figures[key] = np.bincount(step, columns[column]) / np.where(step_s > 0, step_s, math.nan)
+    counted = {"train/tokens_per_s": "non_padding"} if tuning else {"train/images_per_s": "samples"}
+    if "batches" in columns:  # of a script
+        counted = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}
+    for key, column in counted.items():
+        if column in columns:
+            figures[key] = np.bincount(step, columns[column]) / np.where(step_s > 0, step_s, math.nan)
     if "data_s" in columns:
         figures["train/data_wait_s"] = np.bincount(step, columns["data_s"]) / np.bincount(step)
     if "lr" in columns:

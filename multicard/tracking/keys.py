@@ -4,7 +4,7 @@ A key is logged where its run measured it: the rewards by DPO alone, the clocks 
 the whole record under the names of result.json, with dots between them.
 """
 
-from multicard.records.figures import BOTH, LLM, VISION
+from multicard.records.figures import ALL, LLM, SCRIPT, VISION
 
 Kinds = tuple[str, ...]  # of runs
 SWEEP = "sweep"  # the job type of the run of a whole sweep
@@ -12,21 +12,22 @@ SWEEP = "sweep"  # the job type of the run of a whole sweep
 STEP = "train/step"  # the x axis of BY_STEP
 REWARDS = tuple(f"train/reward_{name}" for name in ("chosen", "rejected", "margin", "accuracy"))
 BY_STEP: dict[str, Kinds] = {
-    "train/loss": BOTH,
+    "train/loss": ALL,
     "train/lr": (LLM,),
-    "train/step_s": BOTH,
+    "train/step_s": ALL,
     "train/images_per_s": (VISION,),
-    "train/tokens_per_s": (LLM,),
-    "train/data_wait_s": BOTH,
+    "train/samples_per_s": (SCRIPT,),
+    "train/tokens_per_s": (LLM, SCRIPT),
+    "train/data_wait_s": ALL,
     **dict.fromkeys(REWARDS, (LLM,)),
 }
 
 EPOCH = "epoch"  # the x axis of BY_EPOCH
 BY_EPOCH: dict[str, Kinds] = {
-    "epoch/train_loss": BOTH,
+    "epoch/train_loss": ALL,
     "epoch/test_loss": (VISION,),
     "epoch/test_accuracy": (VISION,),
-    "epoch/train_s": BOTH,
+    "epoch/train_s": ALL,
     "epoch/evaluate_s": (VISION,),
     "epoch/first_batch_s": (VISION,),
     "epoch/gap_s": (VISION,),

@@ -9,7 +9,7 @@ import wandb
 
 from analysis.__main__ import main
 from analysis.dashboard import views
-from multicard.records.figures import BOTH, BYTES, FIGURES, Figure
+from multicard.records.figures import ALL, BYTES, FIGURES, Figure
 from tests.helpers import wandb_views
 from tests.helpers.wandb_stand_in import Server
 
@@ -41,7 +41,7 @@ def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(mon
     monkeypatch.setitem(FIGURES, "spilled_bytes", spilled)
     with pytest.raises(ValueError, match=r"spilled_bytes: W&B has no such figure.*figures\.py"):
         views.workspace()
-    logged = replace(spilled, keys=dict.fromkeys(BOTH, ("transfer_bytes.spilled",)))
+    logged = replace(spilled, keys=dict.fromkeys(ALL, ("transfer_bytes.spilled",)))
     monkeypatch.setitem(FIGURES, "spilled_bytes", logged)
     (memory,) = [section for section in wandb_views.sections(views.workspace()) if section["name"] == views.MEMORY]
     assert "Spilled bytes (bytes)" in [panel["config"]["chartTitle"] for panel in memory["panels"]]

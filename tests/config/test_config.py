@@ -241,6 +241,6 @@ def test_each_key_has_a_line_of_help(workload: Workload):
     for group, options in workload.options.items():
         for schema in options.values():
             keys |= dict(described(schema, f"{group}."))
-    assert {"gpus", "dataset", "model", "profile.steps"} <= set(keys)
+    assert {"gpus", "profile.steps"} <= set(keys)
     assert not [key for key, description in keys.items() if not description]
     assert all(len(description or "") <= 160 for description in keys.values())

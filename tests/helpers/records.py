@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from omegaconf import OmegaConf
 
 from multicard.config.base import plain
 from multicard.llm import summary as llm_summary
@@ -22,8 +23,9 @@ from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
+from multicard.script import summary as script_summary
 from multicard.vision import summary as vision_summary
-from tests.conftest import typed, typed_llm
+from tests.conftest import composed, typed, typed_llm
 
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
 
@@ -35,11 +37,15 @@ def configuration(kind: str) -> dict[str, Any]:
     if kind == "vision":
         small = ("epochs=2", "batch_size=16", "warmup_steps=1", "dataset.image_size=32")
         return plain(typed(*words, *small))
+    if kind == "script":
+        return plain(OmegaConf.to_object(composed(*words, "script=train.py", "args.lr=0.1", entry="measure_script")))
     return plain(typed_llm(*words, "skip_steps=1", "template=instruct"))
 
 
 def axes(kind: str, config: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
     """The axes of a configuration, which need not be a whole one."""
+    if kind == "script":
+        return script_summary.axes(OmegaConf.create(config), device)
     nested = json.loads(json.dumps(config), object_hook=lambda content: SimpleNamespace(**content))
     return {"vision": vision_summary, "llm": llm_summary}[kind].axes(nested, device)
 

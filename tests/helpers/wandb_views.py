@@ -9,20 +9,21 @@ from multicard.tracking import keys
 from tests.helpers import records
 
 Key = tuple[str, str]  # section (history, summary, config, run or table) and name
-ALL = (*keys.BOTH, keys.SWEEP)
+KINDS = keys.ALL
+ALL = (*KINDS, keys.SWEEP)
 OF_RUNS = ("jobType", "tags", "displayName", "createdAt")  # what W&B itself knows of every run
-AXES = {kind: records.axes(kind, records.configuration(kind)) for kind in keys.BOTH}
+AXES = {kind: records.axes(kind, records.configuration(kind)) for kind in KINDS}
 CONFIG = {axis: tuple(kind for kind, own in AXES.items() if axis in own) for own in AXES.values() for axis in own}
 SUMMARY = {
-    **dict.fromkeys(("status", "cause.kind", "cause.message", "diagnosis.bound"), keys.BOTH),
+    **dict.fromkeys(("status", "cause.kind", "cause.message", "diagnosis.bound"), KINDS),
     **{
-        key: tuple(kind for kind in keys.BOTH if key in figure.keys_of(kind))
+        key: tuple(kind for kind in KINDS if key in figure.keys_of(kind))
         for figure in FIGURES.values()
-        for kind in keys.BOTH
+        for kind in KINDS
         for key in figure.keys_of(kind)
     },
     **{f"phases_s.{phase}": (keys.VISION,) for phase in PHASES},
-    "data_s": (keys.LLM,),
+    "data_s": (keys.LLM, keys.SCRIPT),
 }
 X_OF_TIME = "_absolute_runtime"
 GPUS = {f"{SYSTEM_PREFIX}gpu.{index}.{metric}" for index in range(MOST_GPUS) for metric, _ in keys.GPU_SAMPLES.values()}
@@ -76,10 +77,10 @@ def kinds(key: Key) -> tuple[str, ...]:
     """The kinds of run that log a key; empty for none."""
     section, name = key
     if name in (keys.STEP, keys.EPOCH, X_OF_TIME) or name in SAMPLES:
-        return keys.BOTH
+        return KINDS
     known = {
         "run": dict.fromkeys(OF_RUNS, ALL),
-        "table": {keys.PROFILE_TABLE: keys.BOTH, keys.SWEEP_TABLE: (keys.SWEEP,)},
+        "table": {keys.PROFILE_TABLE: KINDS, keys.SWEEP_TABLE: (keys.SWEEP,)},
         "config": CONFIG,
         "history": keys.BY_STEP | keys.BY_EPOCH,
         "summary": SUMMARY,

@@ -126,7 +126,8 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
 
 
 def test_a_short_run_says_why_it_has_no_throughput():
-    lines = [" ".join(words) for words in printed([result(10.0), result(5.0, gpus=2) | {"images_per_s": None}])]
+    short = result(5.0, gpus=2) | {"images_per_s": None, "step_s": None}
+    lines = [" ".join(words) for words in printed([result(10.0), short])]
     assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)
     assert not any("missing" in word for words in printed([result(10.0), result(9.0, status="oom")]) for word in words)
 

@@ -105,6 +105,7 @@ def test_records_of_the_first_version_are_runs_too(folder: Path):
 
 def test_the_page_has_every_key():
     page = (ROOT / "docs" / "wandb.md").read_text()
-    runs = {keys.BOTH: "all", (keys.VISION,): "vision", (keys.LLM,): "tuning"}
+    runs = {keys.ALL: "all", (keys.VISION,): "vision", (keys.LLM,): "tuning", (keys.SCRIPT,): "script"}
+    runs |= {(keys.LLM, keys.SCRIPT): "tuning, script"}
     for name, kinds in (keys.BY_STEP | keys.BY_EPOCH).items():
         assert f"| `{name}` | {runs[kinds]} | " in page

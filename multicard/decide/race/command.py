@@ -12,7 +12,7 @@ from multicard.decide.race.readings import in_words, interval, value
 from multicard.decide.race.rules import BEATEN, CLOSE, IN, MISSED, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
 from multicard.measure.timing import in_hours
 from multicard.messages import say, typed
-from multicard.records import comparable, table, text_table
+from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import run_all
@@ -112,7 +112,7 @@ def _labels(race: LiveRace, places: Sequence[int]) -> str:
 
 def _table(race: LiveRace, standings: Sequence[Standing], winner: int) -> list[str]:
     records = [cell.as_record() for cell in race.cells]
-    axes = comparable.varied(records, table.ALWAYS[race.cells[0].workload.name])
+    axes = comparable.varied(records, race.cells[0].workload.record.always)
     columns: dict[str, list[str]] = {"cell": [race.cells[each.cell].label.strip() for each in standings]}
     columns |= {axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes}
     columns[race.figure.head or race.figure.title] = [value(each.log_figure) for each in standings]
@@ -150,5 +150,5 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
         return []
     own = [plain(cell.config) for cell in cells]
     differ = [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
-    is_one_batch = own[0]["global_batch_size"] is not None and "global_batch_size" not in differ
+    is_one_batch = own[0].get("global_batch_size") is not None and "global_batch_size" not in differ
     return [key for key in differ if not (is_one_batch and key in ("gpus", *FOLLOWING))]

@@ -17,7 +17,6 @@ import msgspec
 
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
-from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import Facts
 from multicard.records import run_folder
 
@@ -70,15 +69,14 @@ class Request(msgspec.Struct, frozen=True):
 def identity(request: Request) -> str:
     """Digest of a request's relevant keys, the libraries and the code; equal for requests that share an answer."""
     config, facts, memory_bytes = plain(request.config), msgspec.to_builtins(request.facts), request.memory_bytes
-    workload = "vision" if isinstance(request.config, VisionConfig) else "llm"
     ranks, loader = config["gpus"] * config["nodes"], config.get("loader", {}).get("name")
     if loader != "device":  # which keeps a share of the data set in a share of the GPU's memory
         memory_bytes = None
         facts.pop("test", None)
     if loader not in (None, "device"):
         ranks = min(ranks, 2)  # a replica under DDP takes the same on any number of ranks above one
-    kept = {key: config[key] for key in RELEVANT[workload]}
-    matters = [workload, kept, ranks, facts, request.device, memory_bytes, _versions()]
+    kept = {key: config[key] for key in RELEVANT[request.config.kind]}
+    matters = [request.config.kind, kept, ranks, facts, request.device, memory_bytes, _versions()]
     return hashlib.sha256(msgspec.json.encode(matters, order="sorted")).hexdigest()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from multicard.config.base import RunConfig, plain
+from multicard.config.base import RunConfig, TrainingConfig, plain
 from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
@@ -60,6 +60,8 @@ _SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same dat
 def sizes(config: RunConfig) -> Facts | str:
     """The sizes of a run's data set, read once for all runs that have the same, or the reason for which they cannot be
     read."""
+    if not isinstance(config, TrainingConfig):
+        return "the steps of a script are not known before it runs"
     values = plain(config)
     groups = TEXT if isinstance(config, LlmConfig) else ("dataset",)
     key = msgspec.json.encode([values.get(group) for group in groups])

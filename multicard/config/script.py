@@ -1,0 +1,50 @@
+"""The schema of `measure_script.py`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on every Python that it supports
+
+from omegaconf import MISSING
+
+from multicard.config.base import ProfileName, RunConfig, WindowConfig
+from multicard.config.keys import key, require
+
+STYLE = "style"  # the key of `args` that says how the others reach the script
+
+
+class Style(StrEnum):
+    argparse = "argparse"
+    hydra = "hydra"
+    env = "env"
+
+
+@dataclass
+class ScriptConfig(RunConfig):
+    """The configuration of `measure_script.py`, once composed."""
+
+    kind: ClassVar[str] = "script"
+
+    script: str = key(MISSING, "the PyTorch script, relative to where the command is typed; started as by torchrun")
+    args: dict[str, Any] = key(
+        lambda: {STYLE: Style.argparse.value},
+        "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
+        "args.style=hydra: lr=0.1; args.style=env: variable LR",
+    )
+    words: list[str] = key(list, "further words of the script's command line, as they are: positionals, flags")
+    steps: Optional[int] = key(None, "end the script after so many optimiser steps; null: at its own end", least=1)
+    warmup_steps: int = key(
+        5, "first steps that step_s and samples_per_s leave out; they are recorded and marked", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        styles, style = [style.value for style in Style], self.args.get(STYLE)
+        require(style in styles, f"args.style={style}: choose one of {', '.join(styles)}; words=[...] takes any others")
+        remedy = "its own data and time are in data_s and step_s; use profile=kineto profile.window=start"
+        require(not self.diagnose, f"diagnose=true: cannot leave out parts of a script's steps; {remedy}")
+        traced = self.profile.name is not ProfileName.none
+        window = "profile.window=after: a script takes no steps after its own; use profile.window=start"
+        require(not traced or (isinstance(self.profile, WindowConfig) and self.profile.from_start), window)
+        race = f"race={self.race.figure}: compares full runs of a known length"
+        require(self.race.figure is None or self.steps is not None, f"{race}; set steps, as steps=200")
+        require(self.race.figure != "images_per_s", f"{race} by samples_per_s, or by tokens_per_s")

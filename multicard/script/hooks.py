@@ -1,0 +1,97 @@
+"""What torch calls while a script trains: the iterators of DataLoaders, and the steps of optimisers. The script is not
+changed, and no hook waits for a device."""
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from multicard.script import marks
+from multicard.script.batches import samples
+from multicard.script.recorder import Recorder
+
+
+@contextmanager
+def installed(recorder: Recorder) -> Iterator[None]:
+    """Have this process's training tell the recorder of itself; processes that it forks do not."""
+    steps, next_batch, scaled_step = Steps(recorder), _BaseDataLoaderIter.__next__, GradScaler.step
+
+    def measured_batch(batches: Any) -> Any:
+        if recorder.is_over:
+            return next_batch(batches)
+        trains = recorder.asks(batches._dataset)
+        try:
+            batch = next_batch(batches)
+        except StopIteration:
+            recorder.exhausted(trains)
+            raise
+        size = getattr(batches._index_sampler, "batch_size", None)
+        recorder.receives(batches._dataset, trains, samples(batch, size if isinstance(size, int) else None))
+        return batch
+
+    def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+        before = steps.calls
+        result = scaled_step(scaler, optimizer, *arguments, **keywords)
+        if steps.calls == before:
+            steps.skipped(optimizer)
+        return result
+
+    handles = [register_optimizer_step_pre_hook(steps.begins), register_optimizer_step_post_hook(steps.ends)]
+    marks.listen(recorder)
+    os.register_at_fork(after_in_child=recorder.leave)
+    try:
+        with (
+            mock.patch.object(_BaseDataLoaderIter, "__next__", measured_batch),
+            mock.patch.object(GradScaler, "step", measured_step),
+        ):
+            yield
+    finally:
+        marks.listen(None)
+        for handle in handles:
+            handle.remove()
+
+
+class Steps:
+    """Steps of the first optimiser that steps. One that steps within another's step (a wrapper's, as of ZeRO) is not
+    counted beside it; one that takes the place of a deleted one goes on with its count."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.calls = recorder, 0
+        self._first: Any = lambda: None
+        self._within: list[int] = []
+
+    def begins(self, optimizer: Optimizer, *_: Any) -> None:
+        """Before a step of any optimiser."""
+        if id(optimizer) in self._within:  # its last step ended by an exception
+            self._within.clear()
+        self._within.append(id(optimizer))
+        self.recorder.steps_now()
+
+    def ends(self, optimizer: Optimizer, *_: Any) -> None:
+        """After a step of any optimiser."""
+        self.calls += 1
+        if id(optimizer) in self._within:
+            del self._within[self._within.index(id(optimizer)) :]
+        if not self._within and self._is_first(optimizer):
+            self.recorder.end_counted_step()
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """A step that a GradScaler left out: its batches were trained on all the same."""
+        if not self._within and self._is_first(optimizer):
+            self.recorder.skipped += 1
+            self.recorder.end_counted_step()
+
+    def _is_first(self, optimizer: Optimizer) -> bool:
+        if self._first() is None:
+            self._first = weakref.ref(optimizer)
+            self.recorder.optimizer = type(optimizer).__name__
+        if self._first() is not optimizer:
+            self.recorder.others.add(id(optimizer))
+        return self._first() is optimizer

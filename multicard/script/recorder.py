@@ -1,0 +1,349 @@
+"""The steps of a script on one rank, as its hooks and marks tell of them.
+
+Times are laps between these calls: of the host on CPU, and on CUDA between events in the stream, once the model is
+there. They are read when the device has passed them, and nothing waits for it before the end.
+"""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from multicard.config.job import count
+from multicard.config.script import ScriptConfig
+from multicard.config.sweeps import pauses
+from multicard.measure import memory
+from multicard.measure.timing import Laps, Ranges, clock_s
+from multicard.observe.profiles.capture import TrainingWindow
+from multicard.ranks.gates import Gate, Pausing, Probing
+from multicard.ranks.process import Rank
+from multicard.records.progress import Board, LossPeek
+from multicard.records.rank_files import LlmRankEpoch, ScriptReport
+from multicard.run.rank_report import Report
+from multicard.script.batches import Draws
+from multicard.script.marks import step
+
+# Labels of laps. STEP is work that ends a step, APART what lies between steps that are marked, PAUSE a race's
+WORK, DATA, STEP, EVALUATE, APART, PAUSE = range(6)
+TOGETHER = 256  # losses on the device that become one tensor
+UNKNOWN_STEPS = 0  # of an epoch
+
+
+class EndedError(BaseException):
+    """Ends a script after the step at which it is to stop. Frameworks let it pass, as it is no `Exception`."""
+
+
+class Losses:
+    """Losses of steps. Those on a device stay there, in a tensor for many, until they are read at the end."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+        self._chunks: list[tuple[list[int], torch.Tensor]] = []
+        self._last: dict[int, torch.Tensor] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._known or number in self._last
+
+    def add(self, number: int, loss: Any) -> None:
+        """Keep the loss of a step."""
+        if not isinstance(loss, torch.Tensor) or loss.device.type == "cpu":
+            self._known[number] = float(loss)
+            return
+        self._last[number] = loss.detach().to(torch.float32, copy=True).reshape(-1)[:1]
+        if len(self._last) == TOGETHER:
+            self._chunks.append(([*self._last], torch.cat([*self._last.values()])))
+            self._last = {}
+
+    def read(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """The loss of each step (steps,), NaN where none was told, and whether one was. Waits for the device."""
+        last = [([*self._last], torch.cat([*self._last.values()]))] if self._last else []
+        for numbers, chunk in [*self._chunks, *last]:
+            self._known |= dict(zip(numbers, chunk.tolist(), strict=True))
+        told = np.array([number in self._known for number in range(steps)], dtype=bool)
+        return np.array([self._known.get(number, math.nan) for number in range(steps)]), told
+
+
+class Recorder:
+    """Measures the steps of this rank, posts them, ends them where they are to end, and writes the rank's report.
+
+    Attributes:
+        optimizer: class of the optimiser whose steps count. others: ids of further ones. skipped: steps that a
+            GradScaler left out. is_over: nothing is measured any more.
+    """
+
+    def __init__(self, rank: Rank, config: ScriptConfig, folder: Path) -> None:
+        self.rank, self.config, self.folder = rank, config, folder
+        self.report = Report(ScriptReport, rank, folder, {})
+        self.board = Board(folder, rank.world_size)
+        self.window = TrainingWindow(config.profile, rank, folder, Ranges(rank.device))
+        self.peek = LossPeek(rank.device)
+        self.gate = self._gate()
+        self.optimizer, self.others, self.skipped, self.is_over = "", set[int](), 0, False
+        self.draws, self.losses = Draws(), Losses()
+        self.steps = self.evaluations = 0
+        self._laps = Laps(torch.device("cpu"))
+        self._started_s: float | None = None
+        self._stopped = self._marked = self._in_step = self._evaluating = self._evaluated = False
+        self._grouped = True
+        self._times: list[tuple[float, float]] = []  # of each step: seconds, and those of waiting for data
+        self._counts: list[tuple[int, int, int]] = []  # samples, tokens, batches
+        self._samples = self._tokens = self._unknown_samples = 0  # the last: steps of which they are not known
+        self._left_out: list[int] = []
+        self._step_s = self._data_s = self._evaluate_s = 0.0
+        self._total_s = self._span_s = self._lapsed_s = self._paused_s = 0.0
+        self._pending_loss: Any = None
+        self._accuracy: Any = None
+        self._logged: dict[str, Any] = {}
+
+    def _gate(self) -> Gate | None:
+        config, rank = self.config, self.rank
+        if not config.probe.enabled:
+            return None
+        if not pauses(config):
+            return Probing(config, rank, rank.device, self.board, config.steps or UNKNOWN_STEPS)
+        length = config.steps or UNKNOWN_STEPS
+        skips, last_loss = config.warmup_steps, self._last_loss
+        return Pausing(rank, rank.device, self.board, self.folder, length, skips, last_loss=last_loss)
+
+    # ---- what the hooks and marks tell
+
+    def asks(self, data: Any) -> bool:
+        """A batch of a data set is asked for. Returns True where it is for training."""
+        trains = self.draws.asks(data)
+        if trains:
+            self._start()
+            self._end_evaluation()
+            self._lap(WORK if self._in_step or not self._marked else APART)
+        elif self._evaluating:
+            self._lap(EVALUATE)
+        elif self._started_s is not None:
+            self._lap(WORK if self._in_step or not self._marked else APART)
+            self._evaluating = self._evaluated = True
+            self.evaluations += 1
+        return trains
+
+    def receives(self, data: Any, trains: bool, samples: int | None) -> None:
+        """The batch is there."""
+        if trains or self._evaluating:
+            self._lap(DATA if trains else EVALUATE)
+        if trains and self.window.recording:
+            self.window.ranges.close()
+        self.draws.add(data, trains, samples)
+
+    def exhausted(self, trains: bool) -> None:
+        """There is no further batch."""
+        if trains:
+            self._lap(DATA)
+        else:
+            self._end_evaluation()
+
+    def steps_now(self) -> None:
+        """An optimiser begins a step: where neither a batch nor a mark came before, the clock starts here."""
+        if self._started_s is None and not self.is_over:
+            self._start()
+            self._evaluated = True
+
+    def end_counted_step(self) -> None:
+        """The optimiser that counts has ended a step, or left it out."""
+        if not self._marked and not self.is_over:
+            self._end_step(None, None, self._pending_loss)
+
+    def begin_step(self) -> None:
+        """The script begins a step that it marks."""
+        if self.is_over:
+            return
+        self._start()
+        self._end_evaluation()
+        self._lap(APART)
+        self._marked = self._in_step = True
+
+    def end_step(self, mark: step) -> None:
+        """The marked step has ended."""
+        if self.is_over or not self._in_step:
+            return
+        self._in_step = self._evaluated = False
+        self._end_step(mark.samples, mark.tokens, self._pending_loss if mark.loss is None else mark.loss)
+
+    def log(self, values: dict[str, Any]) -> None:
+        """The script tells figures."""
+        for name, value in values.items():
+            if name == "loss":
+                just_ended = (
+                    self.steps and not self._in_step and not self.draws.asked and self.steps - 1 not in self.losses
+                )
+                if just_ended:
+                    self._keep_loss(self.steps - 1, value)
+                else:
+                    self._pending_loss = value
+            elif name == "accuracy":
+                self._accuracy = value
+            else:
+                self._logged[name] = value
+
+    # ---- steps
+
+    def _start(self) -> None:
+        if self._started_s is not None:
+            return
+        if self.gate is not None:
+            self.gate.begin()
+        self.report.counters.read()
+        self._started_s = self.report.content.started_s = clock_s()
+        self.report.write()
+        self._post()
+        self.window.open()
+        self.window.step()
+        if self.gate is not None:
+            self.gate.start_epoch()
+        self._laps = Laps(torch.device("cpu"))
+
+    def _lap(self, label: int) -> None:
+        if self._started_s is not None and not self.is_over:
+            self._laps.end(label)
+
+    def _end_evaluation(self) -> None:
+        if self._evaluating:
+            self._lap(EVALUATE)
+            self._evaluating = False
+            if self.gate is not None:
+                self.gate.start_epoch()
+
+    def _end_step(self, samples: int | None, tokens: int | None, loss: Any) -> None:
+        self._end_evaluation()
+        self._lap(STEP)
+        drawn, batches = self.draws.take()
+        samples = drawn if samples is None else samples
+        self._unknown_samples += samples is None or (batches == 0 and not self.draws.ever and not samples)
+        self._counts.append((samples or 0, tokens or 0, batches))
+        self._samples, self._tokens = self._samples + (samples or 0), self._tokens + (tokens or 0)
+        if self._evaluated:
+            self._left_out.append(self.steps)
+        self._evaluated, self._pending_loss = False, None
+        if loss is not None:
+            self._keep_loss(self.steps, loss)
+        self.steps += 1
+        if self.steps == 1:
+            self._see_model()
+        self._take()
+        self.window.step()
+        self._post()
+        if self.gate is not None and self.gate.step_ended(self.steps):
+            self._lap(PAUSE)
+        self._stop_if_due()
+
+    def _stop_if_due(self) -> None:
+        length = sys.maxsize if pauses(self.config) else self.config.steps or sys.maxsize
+        # ranks that exchange nothing may be past the step: those stop as soon as they see it
+        if self.steps >= min(length, self.board.stop_at or sys.maxsize):
+            self._stopped, self.is_over = True, True
+            raise EndedError
+
+    def _see_model(self) -> None:
+        """After the first step: which clock tells the next ones, and whether ranks train together."""
+        device = self.rank.device
+        if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
+            self._take()
+            self._laps = Laps(torch.device("cuda", torch.cuda.current_device()))
+        self._grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+    def _take(self, wait: bool = False) -> None:
+        """Add the laps that are known by now."""
+        for label, seconds in self._laps.known(wait):
+            self._lapsed_s += seconds
+            self._paused_s += seconds if label == PAUSE else 0.0
+            self._evaluate_s += seconds if label == EVALUATE else 0.0
+            self._data_s += seconds if label == DATA else 0.0
+            self._step_s += seconds if label in (WORK, DATA, STEP) else 0.0
+            if label == STEP:
+                self._times.append((self._step_s, self._data_s))
+                self._step_s = self._data_s = 0.0
+                self._total_s, self._span_s = self._lapsed_s - self._paused_s, self._lapsed_s
+
+    def _keep_loss(self, number: int, loss: Any) -> None:
+        self.losses.add(number, loss)
+        if isinstance(loss, torch.Tensor):
+            self.peek.offer(loss.detach().reshape(-1)[0])
+        else:
+            self.peek.value = float(loss)
+
+    def _last_loss(self) -> float:
+        losses, told = self.losses.read(self.steps)
+        return float(losses[-1]) if len(told) and told[-1] else 0.0
+
+    def _post(self) -> None:
+        """Show the controller how far this rank is."""
+        done = self._tokens if self.config.race.figure == "tokens_per_s" else self._samples
+        self.board.post(self.rank.rank, self.steps, self.config.steps or -1, done, 0, self.peek.value)
+
+    # ---- the end
+
+    def leave(self) -> None:
+        """Measure nothing any more."""
+        self.is_over = True
+
+    def close(self) -> None:
+        """Write the report and the steps. Waits for the device."""
+        self.is_over = True
+        if self._started_s is None:
+            return
+        self._take(wait=True)
+        self.report.counters.read()
+        content, steps = self.report.content, len(self._times)
+        times, counts = (
+            np.array(self._times).reshape(-1, 2),
+            np.array(self._counts[:steps], dtype=np.int64).reshape(-1, 3),
+        )
+        losses, told = self.losses.read(steps)
+        columns = {
+            "step_s": times[:, 0],
+            "data_s": times[:, 1],
+            "loss": losses,
+            **{name: counts[:, place] for place, name in enumerate(("samples", "tokens", "batches"))},
+            "loss_told": told.astype(np.int8),
+        }
+        if steps:
+            self.report.write_steps(0, columns)
+            content.epochs = [LlmRankEpoch(0, float(times[:, 0].sum()), self._total_s, steps=steps)]
+        content.spans_s = [(self._started_s, self._started_s + self._span_s)]
+        content.left_out = [number for number in self._left_out if number < steps]
+        content.evaluate_s, content.loads = self._evaluate_s, self.draws.ever
+        content.threads = torch.get_num_threads()
+        content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
+        content.test_accuracy, content.logged = self._told()
+        content.seen = self._seen(bool(told.any()))
+        if self.gate is not None:
+            content.probe = self.gate.result()
+            content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
+        content.profile = self.window.close()
+        self.report.write()
+
+    def _told(self) -> tuple[float | None, dict[str, float]]:
+        """The accuracy, where it is a share, and the other figures that are numbers."""
+        told = {name: float(value) for name, value in self._logged.items()}
+        accuracy = None if self._accuracy is None else float(self._accuracy)
+        if accuracy is not None and not 0 <= accuracy <= 1:
+            accuracy, told["accuracy"] = None, accuracy
+        return accuracy, {name: value for name, value in told.items() if math.isfinite(value)}
+
+    def _seen(self, loss_told: bool) -> list[str]:
+        """Sentences on what was counted, and on what could not be."""
+        counted = "multicard.step" if self._marked else f"{self.optimizer}.step"
+        alone = self.rank.world_size > 1 and not self._grouped
+        batches = int(np.median([each[2] for each in self._counts[1:] or [(0, 0, 0)]]))
+        sentences = {
+            f"steps are those of {counted}": True,
+            f"stopped after step {self.steps}": self._stopped and self.config.steps == self.steps,
+            f"{count(len(self.others), 'further optimiser')} stepped, and did not count": bool(self.others),
+            f"a GradScaler left out {count(self.skipped, 'step')}, counted all the same": bool(self.skipped),
+            f"gradients of {batches} batches make a step": batches > 1,
+            f"{count(self.evaluations, 'evaluation')} between or after steps": bool(self.evaluations),
+            "no process group: each rank trained by itself, on whatever it read": alone,
+            "no DataLoader: the wait for data is not known": not self.draws.ever,
+            "samples are not known: multicard.step(samples=...) tells them": bool(self._unknown_samples),
+            "no loss was told: multicard.log(loss=...) tells it": not loss_told,
+        }
+        return [sentence for sentence, applies in sentences.items() if applies]

@@ -1,0 +1,96 @@
+"""The summary of a run of a script, from the files of its ranks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from multicard.config.keys import flat
+from multicard.config.placement import Placement
+from multicard.config.script import STYLE, ScriptConfig
+from multicard.measure import formulas
+from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
+from multicard.records.schema import LlmEpoch, Loss, ScriptRecord, TokenRates, Tokens
+from multicard.records.schema_parts import Divergence, Segment, Statistics
+from multicard.records.steps import COLUMNS, warmup
+from multicard.run.workload import settings
+
+AXES = ("script", "gpus", "nodes", "scale")
+
+
+def axes(config: Any, device: str) -> dict[str, Any]:
+    """The settings that tell runs of a sweep apart: the script's arguments are called as they are typed."""
+    args = {key: value for key, value in (getattr(config, "args", None) or {}).items() if key != STYLE}
+    own = {f"args.{key}": value if not isinstance(value, list) else str(value) for key, value in flat(args).items()}
+    return settings(config, AXES) | own | {"device": device}
+
+
+def summarise(
+    record: ScriptRecord, config: ScriptConfig, placement: Placement, ranks: Sequence[ScriptReport], steps: Any
+) -> None:
+    """Fill in the figures of a run, whole or cut short.
+
+    Args:
+        record: with its `gpu`.
+        ranks: their reports, by rank.
+        steps: the steps of all ranks (an Arrow table), or None where there are none.
+    """
+    ended, table = of_ended_epochs(steps, ranks)
+    record.step_s = msgspec.convert(formulas.statistics([], config.warmup_steps), Statistics)
+    record.seen = [*dict.fromkeys(sentence for rank in ranks for sentence in rank.seen)]
+    record.left_out = sorted({number for rank in ranks for number in rank.left_out})
+    if ended:
+        own = [rank.epochs[0] for rank in ranks]
+        record.total_s = max(epoch.ended_s for epoch in own)
+        record.evaluate_s = max(rank.evaluate_s for rank in ranks)
+        train_s, done = max(epoch.train_s for epoch in own), max(epoch.steps for epoch in own)
+        samples = int(table["samples"].sum()) or None
+        record.epochs = [LlmEpoch(0, done, train_s, record.total_s, samples=samples)]
+        record.test_accuracy, record.logged = ranks[0].test_accuracy, ranks[0].logged
+        _rate(record, ranks, table)
+        _judge(record, table)
+    record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)]
+    record.peak_memory_bytes = peak_memory(ranks, placement.device)
+    record.threads = ranks[0].threads if ranks else None
+
+
+def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> None:
+    """Fill in the times of steps, and rates over those that statistics have."""
+    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
+    left_out = warmup(record, len(steps_s))
+    measured = ~left_out[table["step"]]
+    statistics = formulas.statistics(steps_s[~left_out], 0) | {"warmup_count": int(left_out.sum())}
+    record.step_s = msgspec.convert(statistics, Statistics)
+    record.batches_per_step = float(np.median(table["batches"]))
+    by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
+    seconds = [table["step_s"][rows].sum() for rows in by_rank]
+
+    def rate(name: str) -> float | None:
+        counts = [int(table[name][rows].sum()) for rows in by_rank]
+        return formulas.throughput_per_s(counts, seconds) if all(counts) else None
+
+    record.samples_per_s = rate("samples")
+    if table["tokens"].any():
+        record.tokens, record.tokens_per_s = Tokens(), TokenRates(non_padding=rate("tokens"))
+        record.tokens.non_padding = int(table["tokens"].sum())
+    if any(rank.loads for rank in ranks) and measured.any():
+        record.data_s = float(table["data_s"][measured].mean())
+
+
+def _judge(record: ScriptRecord, table: dict[str, np.ndarray]) -> None:
+    """Fill in the loss, the mean over the ranks that told one, and judge whether it is finite."""
+    known = {name: column[table["loss_told"] > 0] for name, column in table.items()}
+    if not len(known["loss"]):
+        return
+    numbers, place = np.unique(known["step"], return_inverse=True)
+    losses = np.bincount(place, known["loss"]) / np.bincount(place)
+    last_tenth = losses[-max(1, len(numbers) // 10) :]
+    record.loss = Loss(*(_finite(value) for value in (losses[0], losses[-1], last_tenth.mean())))
+    record.epochs[0].train_loss = _finite(losses.mean())
+    record.non_finite_losses, first = formulas.not_finite(known, np.isfinite(known["loss"]))
+    record.divergence = None if first is None else Divergence(*first)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

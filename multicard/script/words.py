@@ -1,0 +1,72 @@
+"""The words and environment variables by which a script gets its arguments. No shell reads them."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from multicard.config.keys import flat, require
+from multicard.config.script import STYLE, ScriptConfig, Style
+
+PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
+NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")  # negative ones, which argparse does not take for an option
+# Variables by which ranks find one another
+LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def words(config: ScriptConfig) -> list[str]:
+    """The words of the script's command line, after its name."""
+    style, args = _style_and_args(config)
+    if style is Style.argparse:
+        own = [word for name, value in args.items() for word in _options(f"--{name}", value)]
+    else:
+        own = [f"{name}={_grammar(value)}" for name, value in args.items()] if style is Style.hydra else []
+    return [*own, *config.words]
+
+
+def variables(config: ScriptConfig) -> dict[str, str]:
+    """The environment variables of `args.style=env`: true is 1, false and null are left out, a list is divided by
+    spaces.
+
+    Raises:
+        ValueError: for a name that the launch of ranks sets.
+    """
+    style, args = _style_and_args(config)
+    if style is not Style.env:
+        return {}
+    found = {}
+    for key, value in args.items():
+        name = re.sub(r"\W", "_", key).upper()
+        require(name not in LAUNCH, f"args.{key}: {name} is set by the launch of ranks; use another name")
+        if value is not None and value is not False:
+            found[name] = "1" if value is True else " ".join(map(_text, value if isinstance(value, list) else [value]))
+    return found
+
+
+def _style_and_args(config: ScriptConfig) -> tuple[Style, dict[str, Any]]:
+    return Style(config.args[STYLE]), flat({key: value for key, value in config.args.items() if key != STYLE})
+
+
+def _options(option: str, value: Any) -> Sequence[str]:
+    if value is None or value is False:
+        return ()
+    if value is True:
+        return (option,)
+    if isinstance(value, list):
+        return (option, *map(_text, value))
+    text = _text(value)
+    return (f"{option}={text}",) if text.startswith("-") and not NUMBER.fullmatch(text) else (option, text)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _grammar(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_grammar, value))}]"
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return "null" if value is None else _text(value)

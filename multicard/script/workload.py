@@ -1,0 +1,76 @@
+"""The workload of `measure_script.py`. Does not import torch."""
+
+import ast
+import shlex
+from pathlib import Path
+
+from multicard.config.base import ProfileConfig, ProfileName, WindowConfig
+from multicard.config.keys import require
+from multicard.config.script import ScriptConfig
+from multicard.records.content import MOST_FILES, Parts
+from multicard.records.schema import ScriptRecord
+from multicard.run.workload import Workload
+from multicard.script import summary, words
+
+
+def check(config: ScriptConfig) -> None:
+    """Refuse a script that cannot be started.
+
+    Raises:
+        ValueError: with the key and the remedy.
+    """
+    path, key = Path(config.script), f"script={config.script}"
+    require(path.exists(), f"{key}: there is no such file; the path is relative to {Path.cwd()}")
+    require(path.is_file(), f"{key}: is no file; give the script that torchrun would start")
+    try:
+        ast.parse(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{key}: cannot be read ({error.strerror})") from None
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ValueError(f"{key}: is no Python that this interpreter reads ({error.args[0]}{line})") from None
+    words.variables(config)
+
+
+def code(config: ScriptConfig) -> Parts:
+    """The script, and the Python files of its folder and of the packages in it."""
+    path = Path(config.script)
+    if not path.is_file():
+        raise ValueError(f"script={config.script}: there is no such file")
+    files, folders = [path], [path.parent]
+    while folders and len(files) < MOST_FILES:
+        folder = folders.pop()
+        files += sorted(file for file in folder.glob("*.py") if file.is_file() and not file.samefile(path))
+        folders += sorted((each.parent for each in folder.glob("*/__init__.py")), reverse=True)
+    return {"script": [(str(file.relative_to(path.parent)), file) for file in files[:MOST_FILES]]}
+
+
+def describe(config: ScriptConfig) -> str:
+    """What will run, in one line."""
+    steps = f", {config.steps} steps" if config.steps is not None else ""
+    return shlex.join([config.script, *words.words(config)]) + steps
+
+
+PRELOAD = ("multicard.script.run", "pyarrow.parquet", "hydra.main")
+WORKLOAD = Workload(
+    name="script",
+    entry="measure_script.py",
+    schema=ScriptConfig,
+    options={"profile": {ProfileName.none: ProfileConfig, ProfileName.kineto: WindowConfig}},
+    work="multicard.script.run:run",
+    preload=PRELOAD,
+    cuda_preload=PRELOAD,
+    refuse=lambda config: None,
+    fits=lambda config, placement: None,
+    check=check,
+    data=code,
+    arguments=lambda config, placement, folder: (config, folder),
+    axes=summary.axes,
+    describe=describe,
+    record=ScriptRecord,
+    summarise=summary.summarise,
+    advise=lambda config, placement, bound: "",  # diagnose=true is refused
+    unit="samples",
+    joins=False,
+    free=("args",),
+)

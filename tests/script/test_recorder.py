@@ -1,0 +1,197 @@
+"""What the hooks see of a script's steps, in this process."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import multicard
+from multicard.ranks.process import Rank
+from multicard.records import rank_files, run_folder
+from multicard.records.progress import Board
+from multicard.records.rank_files import ScriptReport
+from multicard.script import hooks
+from multicard.script.batches import samples
+from multicard.script.recorder import EndedError, Recorder
+from tests.script.test_words import typed
+
+
+class Training:
+    """A model and its data. `train` takes steps; evaluation data are of their own."""
+
+    def __init__(self) -> None:
+        self.data, self.held_out = (TensorDataset(torch.randn(48, 4), torch.randint(0, 2, (48,))) for _ in range(2))
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+    def train(self, accumulate: int = 1) -> None:
+        for number, batch in enumerate(DataLoader(self.data, 8), 1):
+            self.loss(batch).backward()
+            if number % accumulate == 0:
+                self.optimizer.step()
+
+
+@contextmanager
+def recorded(folder: Path, *words: str) -> Iterator[list[ScriptReport]]:
+    """Measures what is done within; the report is there after it."""
+    rank = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
+    Board(folder, 1, create=True)
+    recorder, reports = Recorder(rank, typed(*words), folder), list[ScriptReport]()
+    with hooks.installed(recorder):
+        yield reports
+    recorder.close()
+    reports += rank_files.read(folder)
+
+
+def column(folder: Path, name: str) -> list[Any]:
+    table = run_folder.read_steps(folder)
+    return table[name].to_pylist()
+
+
+def test_steps_samples_and_waits_are_seen(tmp_path: Path):
+    with recorded(tmp_path) as reports:
+        Training().train()
+    (report,) = reports
+    assert (report.epochs[0].steps, column(tmp_path, "samples"), report.loads) == (6, [8] * 6, True)
+    waits, steps = column(tmp_path, "data_s"), column(tmp_path, "step_s")
+    assert all(0 < wait < step for wait, step in zip(waits, steps, strict=True))
+    assert report.epochs[0].ended_s == pytest.approx(sum(steps), rel=0.05)
+    assert report.seen == ["steps are those of SGD.step", "no loss was told: multicard.log(loss=...) tells it"]
+
+
+def test_accumulated_batches_make_a_step(tmp_path: Path):
+    with recorded(tmp_path) as reports:
+        Training().train(accumulate=2)
+    assert column(tmp_path, "samples") == [16] * 3 and column(tmp_path, "batches") == [2] * 3
+    assert "gradients of 2 batches make a step" in reports[0].seen
+
+
+def test_the_first_of_two_optimisers_counts(tmp_path: Path):
+    training = Training()
+    second = torch.optim.Adam(torch.nn.Linear(1, 1).parameters())
+    with recorded(tmp_path) as reports:
+        for batch in DataLoader(training.data, 8):
+            training.loss(batch).backward()
+            training.optimizer.step()
+            second.step()
+    assert reports[0].epochs[0].steps == 6
+    assert "1 further optimiser stepped, and did not count" in reports[0].seen
+
+
+def no_gradients(held_out: TensorDataset, use: Callable[[Any], Any]) -> None:
+    with torch.no_grad():
+        for batch in DataLoader(held_out, 8):
+            use(batch)
+
+
+def with_gradients(held_out: TensorDataset, use: Callable[[Any], Any]) -> None:
+    for batch in DataLoader(held_out, 8):  # as Hugging Face's Trainer draws them
+        use(batch)
+
+
+@pytest.mark.parametrize("evaluate", [no_gradients, with_gradients])
+def test_an_evaluation_is_told_from_training(tmp_path: Path, evaluate: Callable[..., None]):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        training.train()
+        evaluate(training.held_out, training.loss)
+        training.train()
+        evaluate(training.held_out, training.loss)
+    (report,) = reports
+    assert (report.left_out, column(tmp_path, "samples")) == ([6], [8] * 12)
+    assert report.evaluate_s > 0
+    assert "2 evaluations between or after steps" in report.seen
+
+
+def test_training_goes_on_with_other_data(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path):
+        training.train()
+        training.data = training.held_out
+        training.train()
+    assert column(tmp_path, "samples")[6:] == [8] * 6
+
+
+def test_a_step_that_a_scaler_leaves_out_counts(tmp_path: Path):
+    training, scaler = Training(), torch.amp.GradScaler("cpu")
+    with recorded(tmp_path) as reports:
+        for number, batch in enumerate(DataLoader(training.data, 8)):
+            training.optimizer.zero_grad()
+            scaler.scale(training.loss(batch) * (float("inf") if number < 2 else 1.0)).backward()
+            scaler.step(training.optimizer)
+            scaler.update()
+    assert column(tmp_path, "samples") == [8] * 6
+    assert "a GradScaler left out 2 steps, counted all the same" in reports[0].seen
+
+
+def test_without_a_loader_samples_are_not_known(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(3):
+            training.loss(training.data[:]).backward()
+            training.optimizer.step()
+    (report,) = reports
+    assert (report.left_out, report.loads) == ([0], False)
+    assert any("no DataLoader" in line for line in report.seen) and any("samples are not" in x for x in report.seen)
+
+
+def test_marks_are_exact(tmp_path: Path):
+    training, losses = Training(), []
+    with recorded(tmp_path) as reports:
+        for batch in DataLoader(training.data, 8):
+            with multicard.step(samples=5, tokens=7) as step:
+                training.optimizer.zero_grad()
+                step.loss = training.loss(batch)
+                step.loss.backward()
+                training.optimizer.step()
+                training.optimizer.step()
+            losses.append(step.loss.item())
+            multicard.log(accuracy=torch.tensor(0.5), norm=3, bad=float("nan"))
+    (report,) = reports
+    assert (column(tmp_path, "samples"), column(tmp_path, "tokens")) == ([5] * 6, [7] * 6)
+    assert column(tmp_path, "loss") == pytest.approx(losses)
+    assert (report.test_accuracy, report.logged) == (0.5, {"norm": 3.0})
+    assert report.seen == ["steps are those of multicard.step"]
+
+
+def test_a_loss_belongs_to_the_step_that_has_just_ended(tmp_path: Path):
+    training, losses = Training(), []
+    with recorded(tmp_path):
+        for batch in DataLoader(training.data, 8):
+            loss = training.loss(batch)
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss.item())
+            multicard.log(loss=loss.item())
+    assert column(tmp_path, "loss") == pytest.approx(losses)
+
+
+def test_a_script_ends_after_its_steps(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path, "steps=4") as reports, pytest.raises(EndedError):
+        try:
+            training.train()
+        except Exception:
+            pytest.fail("a framework would have caught it")
+    assert reports[0].epochs[0].steps == 4 and "stopped after step 4" in reports[0].seen
+
+
+def test_marks_do_nothing_outside_of_a_run():
+    with multicard.step(samples=1) as step:
+        step.loss = torch.tensor(1.0)
+    multicard.log(loss=1.0)
+
+
+def test_sizes_of_batches():
+    images, labels = torch.zeros(8, 3), torch.zeros(8)
+    assert samples([images, labels], 8) == samples({"x": images, "y": labels}, 8) == samples(images, None) == 8
+    assert samples([(torch.zeros(3, 5), 1)] * 8, 8) == 8
+    assert samples([images[:3], labels[:3]], 8) == 3
+    assert samples(object(), 8) is samples("text", None) is None

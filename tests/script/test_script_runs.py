@@ -1,0 +1,92 @@
+"""Runs of scripts on two gloo ranks: records, ends, bad scripts, a sweep that is resumed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from multicard.records import run_folder
+from multicard.run import controller
+from multicard.script.workload import WORKLOAD
+from tests.conftest import composed
+
+pytestmark = pytest.mark.usefixtures("processes")
+Script = Callable[[str], str]
+GROUP = """
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), float(sys.argv[2]) if len(sys.argv) > 2 else 0.1)
+"""
+TRAIN = """
+for epoch in range(20):
+    for batch in DataLoader(data, 8):
+        loss_of(batch).backward(); optimizer.step()
+"""
+
+
+def measured(script: str, *words: str):
+    cfg = composed(f"script={script}", "device=cpu", "tracker.mode=disabled", *words, entry="measure_script")
+    return controller.measure(WORKLOAD, cfg, Path("multirun/one/cell").absolute(), keep_refused=True)
+
+
+@pytest.mark.core
+def test_a_script_of_two_ranks_is_measured(script: Script):
+    run = measured(script(GROUP + TRAIN + "dist.destroy_process_group()"), "args.lr=0.2", "gpus=2", "steps=30")
+    record = run.record
+    assert (record.status, record.cause) == ("ok", None)
+    assert record.axes | {"args.lr": 0.2, "gpus": 2, "script": "train.py"} == record.axes
+    assert record.step_s and (record.step_s.count, record.epochs[0].steps) == (25, 30)
+    assert record.samples_per_s and record.total_s and record.peak_memory_bytes and record.startup_s
+    assert record.seen[:2] == ["steps are those of SGD.step", "stopped after step 30"]
+    assert run_folder.read_steps(run.folder).num_rows == 60
+
+
+def test_ranks_without_a_group_are_said(script: Script):
+    record = measured(script(TRAIN), "gpus=2", "steps=8", "warmup_steps=1").record
+    assert record.status == "ok" and any(line.startswith("no process group") for line in record.seen)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("sys.exit(3)", "script=train.py: exited with code 3"),
+        ("sys.exit('no data')", "script=train.py: exited, saying 'no data'"),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("print('done')", "no optimiser of this rank took a step"),
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory"),
+    ],
+)
+def test_a_script_that_fails_says_why(script: Script, body: str, message: str):
+    record = measured(script(body)).record
+    assert record.status == ("oom" if "memory" in message else "failed")
+    assert record.cause and message in record.cause.message
+
+
+def test_a_loss_that_is_not_finite_diverged(script: Script):
+    body = "import multicard\nfor batch in DataLoader(data, 8):\n"
+    body += "    optimizer.step(); multicard.log(loss=float('nan'))"
+    assert measured(script(body)).record.status == "diverged"
+
+
+def test_nothing_that_a_script_starts_outlives_it(script: Script):
+    body = "import subprocess\nsubprocess.Popen(['setsid', 'sh', '-c', 'sleep 4217 & sleep 4217'])\n" + TRAIN
+    assert measured(script(body), "steps=3").record.status == "ok"
+    assert not [each for each in psutil.process_iter(["cmdline"]) if "4217" in (each.info["cmdline"] or [])]
+
+
+def test_a_log_keeps_its_ends(script: Script):
+    body = "print('begin')\nfor _ in range(60): print('x' * (1 << 20))\nprint('end', flush=True)\n" + TRAIN
+    run = measured(script(body), "steps=3")
+    log = (run.folder / "logs" / "r00.log").read_bytes()
+    assert run.record.status == "ok" and len(log) < 40 << 20
+    assert log.startswith(b"begin") and b"left out" in log and b"end\n" in log[-(4 << 20) :]
+
+
+def test_workers_of_loaders_are_spawned_from_the_script(script: Script):
+    body = "class Own(torch.utils.data.Dataset):\n    def __len__(self): return 32\n"
+    body += "    def __getitem__(self, n): return torch.ones(4) * n, 1\nif __name__ == '__main__':\n"
+    body += "    for batch in DataLoader(Own(), 8, num_workers=1, multiprocessing_context='spawn'):\n"
+    body += "        loss_of(batch).backward(); optimizer.step()"
+    assert measured(script(body), "warmup_steps=1").record.samples_trained == 32
