@@ -34,12 +34,13 @@ from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.records import figures
 from multicard.records.comparable import DATA
 from multicard.records.schema import Cpu
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, first_few
 
 MAX_NAMED = 6  # missing cells in a refusal
 CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
 CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
+Sides = tuple[str, str]  # what A and B are called
 VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
 
 
@@ -55,7 +56,7 @@ class Compared:
     b: list[Run]
     step: Ratio | None
     verdict: str
-    sides: tuple[str, str] = ("", "")
+    sides: Sides = ("", "")
     machines: Machines = Machines({}, PRIOR_SD)
     step_s: tuple[float | None, float | None] = (None, None)
 
@@ -106,7 +107,11 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
     measured = [run for run in runs if run["status"] != "refused"]
     with_values = [run for run in measured if all(key in run.columns and (key != DATA or run[DATA]) for key in keys)]
     groups = grouping.group(with_values, keys)
-    labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=_order)}
+
+    def numbers(cell: Cell) -> list[Any]:  # the sort is stable: all else stays where it was
+        return [value if isinstance(value, int | float) else 0 for _, value in cell]
+
+    labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=numbers)}
     if len(groups) < 2:
         same = next(iter(labels.values()), f"no {', '.join(keys)}")
         raise ValueError(f"--by {','.join(by)}: all runs have {same}, and no other value to compare it with")
@@ -124,17 +129,8 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
     return known(name, settings, "--by")
 
 
-def _order(cell: Cell) -> list[Any]:
-    return [value if isinstance(value, int | float) else 0 for _, value in cell]
-
-
 def _pair(
-    a: Sequence[Run],
-    b: Sequence[Run],
-    by: Sequence[str],
-    common: bool,
-    judge: "Judge",
-    sides: tuple[str, str] = ("A", "B"),
+    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, judge: "Judge", sides: Sides = ("A", "B")
 ) -> list[Compared]:
     names = grouping.settings([*a, *b])
     compared_keys = {key for name in by for key in grouping.meant(_setting(name, [*a, *b]), names)}
@@ -154,7 +150,7 @@ def _pair(
 
 
 def _require_same(
-    cells_a: dict[Cell, list[Run]], cells_b: dict[Cell, list[Run]], keys: Sequence[str], sides: tuple[str, str]
+    cells_a: dict[Cell, list[Run]], cells_b: dict[Cell, list[Run]], keys: Sequence[str], sides: Sides
 ) -> None:
     lacks = {sides[1]: [cell for cell in cells_a if cell not in cells_b]}
     lacks[sides[0]] = [cell for cell in cells_b if cell not in cells_a]
@@ -171,8 +167,7 @@ def _require_same(
     missing = []
     for side, cells in lacks.items():
         labels = [grouping.label(cell, telling) for cell in cells]
-        rest = f" and {len(labels) - MAX_NAMED} more" if len(labels) > MAX_NAMED else ""
-        missing += [f"{side} has no {', no '.join(labels[:MAX_NAMED])}{rest}"] if labels else []
+        missing += [f"{side} has no {first_few(labels, MAX_NAMED, ', no ')}"] if labels else []
     remedy = " (--common compares the cells that both have)" if any(cell in cells_b for cell in cells_a) else ""
     raise ValueError("; ".join(missing) + remedy)
 
@@ -185,7 +180,7 @@ class Judge:
     mix: bool
     margin: float
 
-    def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: tuple[str, str]) -> Compared:
+    def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: Sides) -> Compared:
         ok_a, ok_b = ok_runs(a), ok_runs(b)
         if not ok_a or not ok_b:
             ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
@@ -215,7 +210,7 @@ class Judge:
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
     """Differences of the environments of A's runs and B's, for each pair of values that is compared."""
-    pairs: dict[tuple[str, str], tuple[list[Run], list[Run]]] = {}
+    pairs: dict[Sides, tuple[list[Run], list[Run]]] = {}
     for cell in compared:
         a, b = pairs.setdefault(cell.sides, ([], []))
         a += cell.a

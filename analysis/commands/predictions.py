@@ -186,12 +186,6 @@ def accuracies(compared: Comparisons) -> list[Accuracy]:
     return rows
 
 
-def verdict_rows(compared: Comparisons) -> list[list[str]]:
-    """Counts of runs that fitted and that ran out of memory, by the verdict before; empty without any verdict."""
-    counts = compared.verdicts
-    return [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
-
-
 def worst(compared: Comparisons) -> list[Comparison]:
     """The poorest figure of each of the runs that were predicted worst."""
     by_run: dict[Path, Comparison] = {}
@@ -208,6 +202,15 @@ def worst_texts(each: Comparison) -> list[str]:
     return [NAMES[each.column], each.basis, *shown, each.run["marks"], str(each.run.folder)]
 
 
+def tables(compared: Comparisons) -> tuple[Table, Table, Table]:
+    """Errors by figure and basis, how runs ended by the verdict on their memory, and the poorest predictions; without
+    rows where nothing is known."""
+    counts, poorest = compared.verdicts, list(map(worst_texts, worst(compared)))
+    verdicts = [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
+    errors = [row.texts for row in accuracies(compared)]
+    return Table(ERROR_HEADINGS, errors), Table(VERDICT_HEADINGS, verdicts), Table(WORST_HEADINGS, poorest)
+
+
 def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     """The tables and notes, and every predicted figure of every run, in the unit of its column's name.
 
@@ -218,15 +221,11 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     if not compared.figures and not compared.verdicts:
         where = ", ".join(map(str, folders))
         raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
-    poorest = worst(compared)
-    notes = [*(NOTES if compared.figures else ()), *compared.notes, *legend(each.run["marks"] for each in poorest)]
-    every = (
-        Table(ERROR_HEADINGS, [row.texts for row in accuracies(compared)]),
-        Table(VERDICT_HEADINGS, verdict_rows(compared), [""]),
-        Table(WORST_HEADINGS, list(map(worst_texts, poorest)), ["", "worst:"]),
-    )
-    tables = [table for table in every if table.rows]
-    tables[-1] = tables[-1]._replace(below=["", *notes])
+    marks = legend(each.run["marks"] for each in worst(compared))
+    notes = [*(NOTES if compared.figures else ()), *compared.notes, *marks]
+    above = ([], [""], ["", "worst:"])
+    shown = [one._replace(above=lines) for one, lines in zip(tables(compared), above, strict=True) if one.rows]
+    shown[-1] = shown[-1]._replace(below=["", *notes])
 
     def content(rows: Rows) -> dict[str, Any]:
         verdicts = [{"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in compared.verdicts.items()]
@@ -234,6 +233,6 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
         return {"accuracies": rated, "verdicts": verdicts, "figures": rows, "left_out": compared.left_out}
 
     def lines(width: int | None) -> list[str]:
-        return [line for table in tables for line in table.lines(width)]
+        return [line for table in shown for line in table.lines(width)]
 
-    return Output(lines, lambda: tables, [each.values() for each in compared.figures], ("folder", *COLUMNS), content)
+    return Output(lines, lambda: shown, [each.values() for each in compared.figures], ("folder", *COLUMNS), content)

@@ -170,20 +170,13 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
             continue
         longest_s = max(sum(row["mean"] for row in rows if row[SERIES] == label) for label in group.settings)
         unit = captions.unit("step_s", longest_s)
-        rows = [row | {"shown": row["mean"] / unit.divisor} for row in rows]
+        rows = [row | {"shown": row["mean"] / unit.divisor, "chart": row[SERIES]} for row in rows]
         known = [phase for phase in PHASES if any(row["phase"] == phase for row in rows)]
         ticks = alt.Axis(format=captions.PLAIN, tickCount=7)
-        bars = (
-            alt.Chart()
-            .mark_bar(style="part")
-            .encode(
-                x=alt.X("shown:Q", stack="zero", title=f"mean step ({unit.name})", axis=ticks),
-                color=alt.Color("phase:N", scale=alt.Scale(domain=known), title="phase"),
-                order=alt.Order("order:Q"),
-                tooltip=tooltips("phase", interval=False),
-            )
-        )
-        rows = [row | {"chart": row[SERIES]} for row in rows]
+        x = alt.X("shown:Q", stack="zero", title=f"mean step ({unit.name})", axis=ticks)
+        colour = alt.Color("phase:N", scale=alt.Scale(domain=known), title="phase")
+        tooltip, order = tooltips("phase", interval=False), alt.Order("order:Q")
+        bars = alt.Chart().mark_bar(style="part").encode(x=x, color=colour, order=order, tooltip=tooltip)
         chart = facets([bars], rows, 1, 2 * WIDTH, BAR, free="") | {"spacing": 6, "resolve": {}}
         notes = ["Means over the measured steps and ranks", f"Rest of the step: {group.kind.rest}"]
         name = numbered("phases", len(figures))
@@ -222,10 +215,8 @@ def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
         signs = DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
         n = sum(grouping.ranks(run) == ranks for run in runs)
         at = {SERIES: label, RANKS: ranks}
-        for measure, mean, best in (
-            ("speedup", formulas.speedup(known_s[1], time_s), ranks),
-            ("efficiency", share, 1.0),
-        ):
+        speedup = formulas.speedup(known_s[1], time_s)
+        for measure, mean, best in (("speedup", speedup, ranks), ("efficiency", share, 1.0)):
             yield at | {"measure": measure, "mean": mean, "of": MEASURED, "signs": signs, "n": n}
             yield at | {"measure": measure, "mean": best, "of": IDEAL}
 

@@ -20,20 +20,16 @@ def predictions_section(runs: Sequence[Run]) -> Section:
     compared = predictions.compare(runs)
     blocks: list[Block] = []
     notes = [sentences([line]) for line in compared.notes]
-    if compared.figures:
-        rows = [row.texts for row in predictions.accuracies(compared)]
+    errors, verdicts, poorest = predictions.tables(compared)
+    if errors.rows:
         about = [*(sentences([line]) for line in predictions.NOTES), *notes, COMMAND]
-        poorest = list(map(predictions.worst_texts, predictions.worst(compared)))
-        blocks += [
-            PlainTable("", predictions.ERROR_HEADINGS, rows, about),
-            Fold("The poorest predictions", [PlainTable("", predictions.WORST_HEADINGS, poorest)]),
-        ]
+        folded = Fold("The poorest predictions", [PlainTable("", poorest.headings, poorest.rows)])
+        blocks += [PlainTable("", errors.headings, errors.rows, about), folded]
     elif compared.verdicts or {*compared.left_out} - {predictions.UNPREDICTED}:
         blocks.append(Paragraph(" ".join(notes), quiet=True))
-    verdicts = predictions.verdict_rows(compared)
-    if verdicts:
+    if verdicts.rows:
         title = "Memory: what was predicted, and how the runs ended"
-        blocks.append(PlainTable(title, predictions.VERDICT_HEADINGS, verdicts))
+        blocks.append(PlainTable(title, verdicts.headings, verdicts.rows))
     question = "How well was each run foretold before it started?"
     return Section("predictions", "Predicted against measured", question, blocks)
 
