@@ -12,6 +12,7 @@ import os
 import re
 import sys
 
+from multicard import workloads
 from multicard.__main__ import COMMANDS, ENTRIES
 from multicard.__main__ import main as run
 from multicard.messages import say
@@ -60,7 +61,10 @@ def candidates(line: str) -> list[str]:
         return []
     if name in ENTRIES:
         os.environ["COMP_LINE"] = " ".join(["multicard", *(word for word in words if word[:1] != "-")])
-        return _printed([name, "-sc", "query=bash"]).split()
+        found, (group, _, _) = _printed([name, "-sc", "query=bash"]).split(), words[-1].partition("=")
+        workload = workloads.of_entry(f"{ENTRIES[name]}.py")
+        own = workloads.every_option(workload, group) if group in workload.options else None  # Hydra has both entries'
+        return [word for word in found if own is None or word.partition("=")[2] in own]
     options = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z-]+", _printed([name, "--help"])))
     return [option for option in options if words[-1].startswith("-") and option.startswith(words[-1])]
 

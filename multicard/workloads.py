@@ -13,6 +13,7 @@ from multicard.config.hydra_config import HydraWithExperiment
 from multicard.llm import workload as llm
 from multicard.run.workload import Workload
 from multicard.script import workload as script
+from multicard.vision import trial
 from multicard.vision import workload as vision
 
 WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD, script.WORKLOAD)
@@ -23,6 +24,7 @@ def register() -> None:
     """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
+    OmegaConf.register_new_resolver("of_weights", trial.of_weights, replace=True)
     for workload in WORKLOADS:
         schema = OmegaConf.structured(workload.schema)
         for group in workload.free:
@@ -76,6 +78,12 @@ def options(workload: Workload, group: str) -> list[str]:
     if group == "experiment":
         return [*experiments(workload), ALL]
     return list(workload.options.get(group) or sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+
+
+def every_option(workload: Workload, group: str) -> list[str]:
+    """The options of a group that the entry accepts, those by a library's name too."""
+    named = workload.named.get(group)
+    return [*options(workload, group), *(named.names() if named else ())]
 
 
 def experiments(workload: Workload) -> list[str]:

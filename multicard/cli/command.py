@@ -105,7 +105,8 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     lines = [sentence, *(f"  {line.strip()}".rstrip() for line in examples)]
     lines += ["", "Groups, set as group=option:"]
     for group, options in workloads.groups(workload).items():
-        choices = [f"one of {', '.join(options)}"] if len(options) > 1 else []
+        named = [workload.named[group].words] if group in workload.named else []
+        choices = [f"one of {', '.join([*options, *named])}"] if len([*options, *named]) > 1 else []
         lines += _row(f"{group}={_value(chosen[group])}", descriptions[group], *choices)
     group, options = next(iter(workload.options.items()))
     lines += [
@@ -124,7 +125,7 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
 
 def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
     """Name, value and description of each key, in the order of the schema; those of groups come last."""
-    values: Any = OmegaConf.to_container(cfg, resolve=False)
+    values: Any = OmegaConf.to_container(cfg, resolve=bool(prefix))
     groups = []
     for field in fields(schema):
         if OmegaConf.get_type(cfg, field.name) is dict:  # keys of any name

@@ -71,12 +71,12 @@ def _matched(word: str, workload: Workload) -> str:
     group, _, value = word.partition("=")
     if not value.startswith("glob("):
         return word
-    options = workloads.groups(workload).get(group)
+    options = workloads.every_option(workload, group) if group in workloads.groups(workload) else None
     require(options is not None, f"{word}: glob is for groups of options; name the values, as {group}=1,2,3")
     glob: Any = _parsed([word])[0].value()
     require(isinstance(glob, Glob), f"{word}: glob() stands alone; name the values, as {group}=a,b")
     matched = glob.filter(options)
-    require(matched, f"{word}: matches none of {', '.join(options or ())}")
+    require(matched, f"{word}: matches none of {_choices(group, workload)}")
     return f"{group}={','.join(matched)}"
 
 
@@ -169,8 +169,8 @@ def check(chosen: list[Override], workload: Workload) -> None:
 
 
 def _check_options(group: str, values: list[Any], workload: Workload) -> None:
-    own = workloads.options(workload, group)
-    remedy = f"{workload.entry} has {', '.join(own)}"
+    own, named = workloads.every_option(workload, group), workload.named.get(group)
+    remedy = f"{workload.entry} has {_choices(group, workload)}"
     for option in values:
         shared = str(option).startswith("shared/")
         require(not shared, f"{group}={option}: is a part of experiments; {remedy}")
@@ -178,8 +178,15 @@ def _check_options(group: str, values: list[Any], workload: Workload) -> None:
             option is not None, f"{group}=null: is no option; leave it out for the default, or choose one: {remedy}"
         )
         for other in workloads.WORKLOADS:
-            belongs = option not in own and option in workloads.options(other, group)
+            belongs = option not in own and option in workloads.every_option(other, group)
             require(not belongs, f"{group}={option}: belongs to {other.entry}; {remedy}")
+        if named is not None:
+            named.refuse(str(option))
+
+
+def _choices(group: str, workload: Workload) -> str:
+    named = [workload.named[group].words] if group in workload.named else []
+    return ", ".join([*workloads.options(workload, group), *named])
 
 
 # What OmegaConf says of a value, in plain words

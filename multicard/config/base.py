@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on e
 from omegaconf import MISSING
 
 from multicard.config.job import ASKED, Device
-from multicard.config.keys import key, require
+from multicard.config.keys import flat, key, require
 from multicard.config.prices import PriceConfig
 from multicard.config.sweeps import (
     AUTO,
@@ -151,9 +151,22 @@ NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
     "": {"custom_sharded_layers": [], "global_batch_size": None, "batch_size_asked": None},
-    "model": {"pointwise": "convolution"},
+    "model": {"pointwise": "convolution", "weights": "random", "freeze": "none"},
     "dataset": {"revision": None, "split": None},
     "profile": {"window": "after", "budget_bytes": 1_000_000_000},
+}
+# Each of them with a key that was there before it: other workloads may have had a key of the same name all along
+LATER_KEYS = {
+    "custom_sharded_layers": "recipe",
+    "global_batch_size": "batch_size",
+    "batch_size_asked": "batch_size",
+    "dataset.split": "dataset.skip_broken",
+    "model.pointwise": "model.width",
+    "model.weights": "model.width",
+    "model.freeze": "model.width",
+    "dataset.revision": "dataset.source",
+    "profile.window": "profile.steps",
+    "profile.budget_bytes": "profile.steps",
 }
 
 
@@ -196,11 +209,11 @@ class RunConfig(RepeatedConfig):
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
-        for group, keys in LATER.items():
-            values = measured.get(group, {}) if group else measured
-            for name, before in keys.items():
-                if name in values and values[name] == before:
-                    del values[name]
+        values = flat(measured)
+        for later, before in LATER_KEYS.items():
+            group, _, name = later.rpartition(".")
+            if before in values and later in values and values[later] == LATER[group][name]:
+                del (measured[group] if group else measured)[name]
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -128,14 +128,22 @@ class Pointwise(StrEnum):
     linear = "linear"
 
 
+class Freeze(StrEnum):
+    none = "none"
+    backbone = "backbone"
+
+
 @dataclass
 class ModelConfig:
-    name: str = key(MISSING, "mobilenet_v2, or another classification model of torchvision (resnet50)")
+    name: str = key(MISSING, "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it")
     width: float = key(1.0, "MobileNetV2's width multiplier", above=0)
     pointwise: Pointwise = key(Pointwise.convolution, "1 x 1 convolutions: convolution, or linear with layout=nhwc")
+    weights: str = key("random", "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth")
+    freeze: Freeze = key(Freeze.none, "backbone: the last layer alone trains, and all else computes as in evaluation")
 
     def __post_init__(self) -> None:
         has_width = self.name == "mobilenet_v2"
+        require(bool(self.weights), "model.weights='': is no file; use random, pretrained or a file's path")
         require(has_width or self.width == 1, f"model.width={self.width}: only mobilenet_v2 has it; leave it at 1")
 
 

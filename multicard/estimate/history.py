@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from multicard.config.base import LATER, NOT_IDENTITY
+from multicard.config.base import LATER, LATER_KEYS, NOT_IDENTITY
 from multicard.config.keys import flat
 from multicard.estimate import observations
 from multicard.estimate.observations import Basis, StepObservation
@@ -26,17 +26,6 @@ PUBLISHED = "published"  # within it, records of other machines
 MOST_RUNS = 2000  # the newest, that are read
 FINISHED = ("ok", "oom", "diverged")
 DECODER = msgspec.json.Decoder(AnyRecord)
-# Each key of LATER, with a key of its group that was there before it
-LATER_KEYS = {
-    "custom_sharded_layers": "recipe",
-    "global_batch_size": "batch_size",
-    "batch_size_asked": "batch_size",
-    "model.pointwise": "model.width",
-    "dataset.revision": "dataset.source",
-    "dataset.split": "dataset.skip_broken",
-    "profile.window": "profile.steps",
-    "profile.budget_bytes": "profile.steps",
-}
 # Marks of runs that say nothing about time; other marked runs count where no unmarked one tells
 LEFT_OUT = {
     comparable.PROFILED: "profiled",

@@ -75,6 +75,7 @@ class RankReport(Struct, kw_only=True):
     counters: list[tuple[float, str, float]] = []
     peak_memory_bytes: int | None = None
     parameters: int | None = None
+    trainable_parameters: int | None = None
     parameter_bytes: int = 0
     compile_s: float | None = None
     compile_cache: CompileCache | None = None
@@ -106,7 +107,6 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     text_rows: TextRows | None = None
     vocabulary: int = 0
     warmup_steps: int | None = None
-    trainable_parameters: int | None = None
     nf4_tensors: int | None = None
     fake_quantised_linears: int | None = None
     setup_peak_memory_bytes: int | None = None

@@ -70,6 +70,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def cache(part: str) -> Path:
+    """The folder of a kind of answers that later commands reuse, as JSON: nothing that is read from it is run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / part
+
+
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as file:
         file.write(text.encode())

@@ -139,6 +139,7 @@ class Record(Struct, kw_only=True):
     transfer_bytes: Transfers | None = None
     communication_bytes: Annotated[Communication | None, "null where it is not known"] = None
     parameters: Annotated[Count, "of the model"] = None
+    trainable_parameters: Annotated[Count, "of these, those that are trained"] = None
     threads: Annotated[Count, "per rank"] = None
     segments: Annotated[list[Segment], "one entry per attempt"] = []
     oversubscribed: Annotated[bool | None, "ranks shared a GPU"] = None
@@ -269,7 +270,6 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     loss: Loss | None = None
     text_rows: TextRows | None = None
     rewards: Annotated[Rewards | UnsetType | None, "method=dpo only"] = UNSET
-    trainable_parameters: Count = None
     nf4_tensors: Annotated[Count, "weights held in NF4 (qlora)"] = None
     fake_quantised_linears: Annotated[Count, "linear layers with fake quantisation (qat)"] = None
     flops_per_token: Annotated[Number, "forward and backward, of all tokens"] = None

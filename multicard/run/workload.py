@@ -1,7 +1,7 @@
 """The part of a run that belongs to its entry."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,15 @@ from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
+
+
+@dataclass(frozen=True)
+class Named:
+    """Options that a library names: a few words about them, the names, and a refusal (ValueError) of any other."""
+
+    words: str
+    names: Callable[[], Sequence[str]]
+    refuse: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class Workload:
     joins: whether ranks join a process group before `work`; a script does that itself.
     free: groups of the schema that take keys of any name.
     resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
+    named: by group, the options that have no file, but the name that a library gives them.
     """
 
     name: str
@@ -60,6 +70,7 @@ class Workload:
     free: tuple[str, ...] = ()
     resumable: bool = False
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
+    named: Mapping[str, Named] = field(default_factory=dict)
 
     def preloaded(self, device: str) -> list[str]:
         return list(self.cuda_preload if device == "cuda" else self.preload)

@@ -1,33 +1,53 @@
-"""The models: builders by name, and any other classifier of torchvision by its own name.
+"""The models: builders by name, and any other classifier of torchvision or timm by its own name.
 
-Imports torch and torchvision only inside functions: the controller checks the names.
+Imports torch, torchvision and timm only inside functions: the controller checks the names.
 """
 
-import difflib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from multicard.config.vision import ModelConfig, Pointwise
+from multicard.config.vision import Freeze, ModelConfig, Pointwise
+from multicard.records.content import Blob
+from multicard.vision import model_names
 
 if TYPE_CHECKING:
     from torch import nn
 
+RANDOM, PRETRAINED = "random", "pretrained"  # values of model.weights that are no file
 
-def check(config: ModelConfig) -> None:
-    """Refuse (ValueError) a name that no model has, with the nearest names of torchvision's."""
-    if config.name in BUILDERS:
-        return
-    from torchvision import models  # takes seconds
 
-    names = models.list_models(module=models)
-    if config.name not in names:
-        near = difflib.get_close_matches(config.name, names, n=3) or ["mobilenet_v2", "resnet50"]
-        raise ValueError(f"model.name={config.name}: torchvision has no such classifier; nearest: {', '.join(near)}")
+def refuse(name: str) -> None:
+    """Refuse (ValueError) a name that no classifier has, with the nearest names."""
+    if name not in BUILDERS:
+        model_names.check(name, [*BUILDERS])
+
+
+def is_tried(config: ModelConfig) -> bool:
+    """False for the project's own models from random weights, which are known to train."""
+    return config.name not in BUILDERS or config.weights != RANDOM
+
+
+def describe(config: ModelConfig) -> str:
+    """The model in a few words."""
+    known = {RANDOM: "", PRETRAINED: "pretrained "}
+    frozen = " with a frozen backbone" if config.freeze is Freeze.backbone else ""
+    return f"{known.get(config.weights, 'loaded ')}{config.name}{frozen}"
+
+
+def content(config: ModelConfig) -> dict[str, list[Blob]]:
+    """The file of weights, which is a part of what is trained on."""
+    own = config.weights in (RANDOM, PRETRAINED)
+    return {"weights": [] if own else [("weights", Path(config.weights).expanduser())]}
 
 
 def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
-    model = BUILDERS.get(config.name, torchvision_model)(config, classes, image_size)
+    library = timm_model if model_names.is_timm(config.name) else torchvision_model
+    model = BUILDERS.get(config.name, library)(config, classes, image_size)
+    if config.freeze is Freeze.backbone:
+        freeze_backbone(model)
     if config.pointwise is Pointwise.convolution:
         return model
     from multicard.vision.pointwise import with_matrix_products
@@ -43,13 +63,70 @@ def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":
 
 def torchvision_model(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     from torchvision import models
+    from torchvision.models.regnet import BlockParams
 
     options: dict[str, Any] = {}
     if config.name.startswith("vit_"):
         options = {"image_size": image_size}  # its position embedding has a fixed size
-    elif config.name in ("googlenet", "inception_v3"):
-        options = {"aux_logits": False, "init_weights": True}  # one output, as all others have
-    return models.get_model(config.name, weights=None, num_classes=classes, **options)
+    elif config.name.startswith("maxvit"):
+        options = {"input_size": (image_size, image_size)}  # and its windows
+    elif config.name in ("googlenet", "inception_v3"):  # one output, as all others have
+        options = {"aux_logits": False, "init_weights": True, "transform_input": config.weights != RANDOM}
+    with mock.patch.object(BlockParams, "from_init_params", _regnet_widths(BlockParams.from_init_params)):
+        return models.get_model(config.name, weights=None, num_classes=classes, **options)
+
+
+def _regnet_widths(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """RegNet's stages, which torchvision computes by the values of tensors: with values, whatever the model has."""
+
+    def computed(*arguments: Any, **keywords: Any) -> Any:
+        import torch
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        with unset_fake_temporarily(), torch.device("cpu"):
+            return compute(*arguments, **keywords)
+
+    return computed
+
+
+def timm_model(config: ModelConfig, classes: int, image_size: int, pretrained: bool = False) -> "nn.Module":
+    """timm's model; `pretrained` loads timm's weights for it, fetched where they are not in the cache."""
+    import timm
+
+    name = config.name.removeprefix(model_names.TIMM)
+    own = timm.get_pretrained_cfg(name)
+    size = {"img_size": image_size} if own is not None and own.fixed_input_size else {}
+    return timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=3, **size)
+
+
+def heads(model: "nn.Module") -> list[str]:
+    """The names of the layers that give the classes: timm's own word for them, else the last linear layer or
+    convolution. Empty where there is none."""
+    from torch import nn
+
+    named = getattr(model, "pretrained_cfg", None) or {}
+    classifier = named.get("classifier") or ()
+    found = [classifier] if isinstance(classifier, str) else [*classifier]
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    return found or layers[-1:]
+
+
+def freeze_backbone(model: "nn.Module") -> None:
+    """Have all but the heads keep their weights, and compute as in evaluation while the heads train: the statistics of
+    BatchNorm stay, and dropout is off."""
+    trained = [model.get_submodule(name) for name in heads(model)]
+    model.requires_grad_(False)
+    switch = model.train
+    for head in trained:
+        head.requires_grad_(True)
+
+    def train(mode: bool = True) -> "nn.Module":
+        switch(False)
+        for head in trained:
+            head.train(mode)
+        return model
+
+    model.train = train
 
 
 BUILDERS: "dict[str, Callable[[ModelConfig, int, int], nn.Module]]" = {"mobilenet_v2": mobilenet_v2}

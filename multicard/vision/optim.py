@@ -39,7 +39,7 @@ class Optimisation:
 def build(
     model: "nn.Module", config: VisionConfig, steps: int, scale_loss: bool, device: "torch.device"
 ) -> Optimisation:
-    """The optimiser of all parameters of `model`, for a run of `steps` steps."""
+    """The optimiser of the parameters of `model` that are trained, for a run of `steps` steps."""
     import torch
     from torch.amp.grad_scaler import GradScaler
 
@@ -57,7 +57,8 @@ def optimizer_of(model: "nn.Module", lr: float, options: OptimizerConfig) -> "Op
     keywords = asdict(options)
     class_name, _ = OPTIMIZERS[keywords.pop("name")]
     keywords["fused"] = options.fused or None  # False would rule out the foreach loop too
-    return getattr(torch.optim, class_name)(model.parameters(), lr, **keywords)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return getattr(torch.optim, class_name)(trained, lr, **keywords)
 
 
 def zero_momentum(optimizer: "Optimizer") -> None:

@@ -31,6 +31,7 @@ class TrainingReport(Report[VisionReport]):
             steps_per_epoch=share.steps,
             distinct_samples=share.distinct,
             parameters=sum(p.numel() for p in parameters),
+            trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
             gradient_bytes=sum(p.nbytes for p in parameters if p.requires_grad),
             parameter_bytes=sum(p.nbytes for p in parameters),
             buffer_bytes=sum(b.nbytes for b in buffers),

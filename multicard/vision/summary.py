@@ -60,16 +60,8 @@ def summarise(
     record.transfer_bytes = _transfers(ranks, table, placement)
     record.communication_bytes = _communication(config, ranks, table)
     if ranks:
-        for name in (
-            "cuda_graphs",
-            "cuda_graphs_recorded",
-            "input",
-            "chance_accuracy",
-            "parameters",
-            "num_workers",
-            "threads",
-            "segments",
-        ):
+        names = "cuda_graphs", "cuda_graphs_recorded", "input", "chance_accuracy", "parameters", "trainable_parameters"
+        for name in (*names, "num_workers", "threads", "segments"):
             setattr(record, name, getattr(ranks[0], name))
 
 

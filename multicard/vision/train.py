@@ -1,7 +1,7 @@
 """One rank's part of a training run: data, model, strategy, optimiser, loop."""
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from multicard.measure import formulas, memory, timing
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.process import Rank, meet
 from multicard.records.schema_parts import Parts
-from multicard.vision import after_training, compiling, models, optim
+from multicard.vision import after_training, compiling, models, optim, tried, weights
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
@@ -24,6 +24,7 @@ from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import STRATEGIES, Share, compiles
+from multicard.vision.trial import Trial
 
 ENDLESS = 10**6  # epochs
 
@@ -55,7 +56,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     data = datasets.load(config.dataset, config.seed)
 
     # ---- model
-    model = models.build(config.model, data.classes, config.dataset.image_size)
+    model = weights.built(config.model, data.classes, config.dataset.image_size)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
         compiling.compile_model(model, config)
@@ -79,7 +80,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         test_sampler = test_sampler[: share.batch_size]
     testing = load(data.test, test_sampler, training=False)
 
-    refuse_single_images(config, share)
+    refuse_single_images(config, share, data.classes)
 
     # ---- optimiser
     optimisation = optim.build(share.model, config, epochs(config) * share.steps, precision.scale_loss, device)
@@ -114,16 +115,21 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         after_training.after_training(loop, report, sampler, training, workers)
 
 
-def refuse_single_images(config: VisionConfig, share: Share) -> None:
-    """Refuse a batch of one image at 32 px: the last feature map is 1 x 1, so BatchNorm would see one value a channel.
+def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> None:
+    """Refuse a batch of one image where the last feature map is 1 x 1, so that BatchNorm would see one value a channel.
 
     Raises:
         ValueError: with the remedy.
     """
-    single = (len(share.sampler) % share.batch_size or share.batch_size) == 1
-    problem = f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at 32 px"
+    if (len(share.sampler) % share.batch_size or share.batch_size) > 1:
+        return
+    size = config.dataset.image_size
+    alone = Trial(replace(config.model, weights=models.RANDOM), classes, size, batch_size=1)
+    problem = (
+        f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at {size} px"
+    )
     remedy = "change batch_size, dataset.train_limit or dataset.image_size"
-    require(config.dataset.image_size > 32 or not single, f"{problem}; {remedy}")
+    require(tried.answer(alone).problem is None, f"{problem}; {remedy}")
 
 
 def run_epochs(

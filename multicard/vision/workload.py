@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from multicard.config.base import PROFILES, Option
 from multicard.config.compilation import has_cuda_graphs
@@ -23,14 +24,15 @@ from multicard.measure import memory
 from multicard.messages import say
 from multicard.records.schema import VisionRecord
 from multicard.records.text_table import in_bytes
-from multicard.run.workload import Workload, untried
-from multicard.vision import models, summary
+from multicard.run.workload import Named, Workload, untried
+from multicard.vision import model_names, models, summary, trial
 from multicard.vision.data import datasets
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.optim import OPTIMIZERS
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, compiles
+from multicard.vision.trial import Trial
 
 NAMED: dict[str, Mapping[str, object]] = {
     "strategy": STRATEGIES,
@@ -51,6 +53,7 @@ def refuse(config: VisionConfig) -> None:
     works = config.global_batch_size is None or strategy.shards or strategy.takes_turns or not several
     problem = f"strategy={config.strategy.name}: trains more samples an epoch on more ranks"
     require(works, f"{problem}, which no global_batch_size makes the same; use ddp_ds or ddp_rr")
+    models.refuse(config.model.name)
 
 
 def fits(config: VisionConfig, placement: Placement) -> None:
@@ -101,7 +104,12 @@ def check(config: VisionConfig) -> None:
     dataset = DATASETS[config.dataset.name]
     if not (starts_nothing(config) and dataset.downloads(config.dataset)):
         dataset.check(config.dataset)
-    models.check(config.model)
+    if models.is_tried(config.model) and not (starts_nothing(config) and dataset.downloads(config.dataset)):
+        model = config.model
+        if starts_nothing(config) and model.weights == models.PRETRAINED:  # which are not fetched for it
+            model = replace(model, weights=models.RANDOM)
+        classes, ranks = dataset.read(config.dataset, config.seed).classes, config.gpus * config.nodes
+        trial.check(Trial(model, classes, config.dataset.image_size, min(2, config.batch_size), ranks > 1))
 
 
 def workers(config: VisionConfig, placement: Placement) -> int:
@@ -115,9 +123,9 @@ def workers(config: VisionConfig, placement: Placement) -> int:
 
 def describe(config: VisionConfig) -> str:
     """What will run, in one line; parts are divided by commas."""
-    size = config.dataset.image_size
+    images = f"{config.dataset.name} {config.dataset.image_size} px"
     return (
-        f"{config.model.name} on {config.dataset.name} {size} px, {config.precision.name}, {config.layout.name}, "
+        f"{models.describe(config.model)} on {images}, {config.precision.name}, {config.layout.name}, "
         f"{config.strategy.name}, batch {config.batch_size} a rank, {count(config.epochs, 'epoch')}"
     )
 
@@ -181,7 +189,7 @@ WORKLOAD = Workload(
     fits=fits,
     has_room=has_room,
     check=check,
-    data=lambda config: datasets.content(config.dataset),
+    data=lambda config: datasets.content(config.dataset) | models.content(config.model),
     arguments=lambda config, placement, folder: (config, folder, workers(config, placement)),
     axes=summary.axes,
     describe=describe,
@@ -189,4 +197,5 @@ WORKLOAD = Workload(
     summarise=summary.summarise,
     advise=advise,
     resumable=True,
+    named={"model": Named("any classifier of torchvision or timm", model_names.every, models.refuse)},
 )

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from multicard.config.base import LATER, plain
+from multicard.config.base import LATER, LATER_KEYS, plain
 from multicard.estimate import estimates, history, peaks, target
 from multicard.estimate.estimates import Effort, Predictor, estimate
 from multicard.estimate.history import PastRun
@@ -128,7 +128,7 @@ def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mar
 
 def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
     """Each key of LATER, in the records that may lack it, and in no other."""
-    assert {key.rpartition(".")[::2] for key in history.LATER_KEYS} == {
+    assert {key.rpartition(".")[::2] for key in LATER_KEYS} == {
         (group, key) for group, keys in LATER.items() for key in keys
     }
     words = "dataset=samsum", "template=summarize", "profile=kineto"
@@ -137,12 +137,12 @@ def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
     filled: set[str] = set()
     for cell in cells:
         whole, older = history.setting(plain(cell)), plain(cell)
-        for key in history.LATER_KEYS:
+        for key in LATER_KEYS:
             group, _, name = key.rpartition(".")
             (older[group] if group else older).pop(name, None)
         assert history.setting(older) == whole
-        filled |= history.LATER_KEYS.keys() & set(whole)
-    assert filled == set(history.LATER_KEYS)
+        filled |= LATER_KEYS.keys() & set(whole)
+    assert filled == set(LATER_KEYS)
 
 
 # ---- bases

@@ -154,7 +154,7 @@ def test_other_options_train_too(measured: Measured, words: list[str]):
 
 
 def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
-    for words, said in (("gpus=0", ("gpus=0",)), ("model.name=resnet5", ("model.name=resnet5", "resnet50"))):
+    for words, said in (("gpus=0", ("gpus=0",)), ("model.name=resnet5", ("model=resnet5", "resnet50"))):
         record = json.loads((Path(measured(words)["folder"]) / "result.json").read_text())
         assert record["status"] == "refused" and all(word in record["cause"]["message"] for word in said)
         assert record["axes"]["precision"] == "fp32" and record["axes"]["gpus"] == (0 if words == "gpus=0" else 1)

@@ -82,22 +82,17 @@ def identity(request: Request) -> str:
 
 @cache
 def _versions() -> list[str]:
-    libraries = [version(name) for name in ("torch", "torchvision", "torchtune", "torchao")]
+    libraries = [version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao")]
     code, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED)):
         code.update(path.read_bytes())
     return [*libraries, code.hexdigest()]
 
 
-def cache_folder() -> Path:
-    """The folder of answers, as JSON: nothing that is read from it is run."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / "memory"
-
-
 def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
     """An answer to each request; equal ones are computed once, all in one process. Without `compute` those that the
     cache does not have are NOT_COMPUTED."""
-    paths = [cache_folder() / f"{identity(request)}.json" for request in asked]
+    paths = [run_folder.cache("memory") / f"{identity(request)}.json" for request in asked]
     answers: dict[Path, Answer] = {}
     for path in dict.fromkeys(paths):
         with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):

@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torchvision.models import regnet
 
 from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
@@ -33,7 +31,6 @@ from multicard.vision.loop import Loop, memory_format
 from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
-FROM_INIT_PARAMS = regnet.BlockParams.from_init_params
 PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
 MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
 
@@ -105,12 +102,6 @@ def answer(request: answers.Request) -> answers.Answer:
 # device, and what stands for DistributedDataParallel without a network, with the same tensors
 
 
-def _regnet_widths(*arguments: Any, **keywords: Any) -> Any:
-    """RegNet's stages, which torchvision computes by the values of tensors."""
-    with unset_fake_temporarily(), CPU:
-        return FROM_INIT_PARAMS(*arguments, **keywords)
-
-
 class DryLoop(Loop):
     """The loop of training without what surrounds it: clocks, the controller's board, files."""
 
@@ -136,7 +127,7 @@ def train(
     strategy = STRATEGIES[config.strategy.name]
     rank = Rank(0, 0, config.gpus * config.nodes, device, "gloo", 1)
     precision = choose(config.precision.name, device)
-    with device, patched({"torchvision.models.regnet.BlockParams.from_init_params": _regnet_widths}):
+    with device:
         model = models.build(config.model, facts.classes, config.dataset.image_size)
     convert(model, precision.model_dtype, memory_format(config))
     with tracker, patched({"torch.nn.parallel.DistributedDataParallel": partial(Replicated, tracker)}):

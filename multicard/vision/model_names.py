@@ -1,0 +1,47 @@
+"""Names of the classifiers of torchvision and timm, read from their source: importing them takes seconds."""
+
+import difflib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+from multicard.config.keys import require
+
+TIMM = "timm/"  # before a name that torchvision has too: timm's model of it
+REGISTERED = re.compile(
+    r"^@register_model(?:\([^\n]*\))?\n(?:@[^\n]*\n(?:    [^\n]*\n|\)\n)*)*def (\w+)\(", re.MULTILINE
+)
+
+
+@cache
+def registered(package: str) -> dict[str, str]:
+    """The models that `package` registers, with their folder below its `models/`, as "detection"; "" at its top."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations, f"{package} is in requirements.txt"
+    root = Path(spec.submodule_search_locations[0]) / "models"
+    paths = sorted(root.rglob("*.py"), key=lambda path: -len(path.parts))  # the top, which has the last word, is last
+    files = {path: path.parent.relative_to(root).as_posix().strip(".") for path in paths}
+    return {name: folder for path, folder in files.items() for name in REGISTERED.findall(path.read_text())}
+
+
+def is_timm(name: str) -> bool:
+    """True where timm builds the model of this name."""
+    return registered("torchvision").get(name) != ""
+
+
+@cache
+def every() -> tuple[str, ...]:
+    """The names that `model=` takes beside its files; with TIMM before those of timm that torchvision has too."""
+    own, timm = {name for name, folder in registered("torchvision").items() if not folder}, {*registered("timm")}
+    return (*sorted(own | timm), *(f"{TIMM}{name}" for name in sorted(timm)))
+
+
+def check(name: str, own: list[str]) -> None:
+    """Refuse a name that neither a library nor `own` has, or of a model that is no classifier (ValueError)."""
+    folder = registered("torchvision").get(name)
+    require(not folder or name in every(), f"model={name}: is of torchvision.models.{folder}: no classifier of images")
+    untagged = name.partition(".")[0]  # timm's names may have a tag of weights, which timm judges
+    near = difflib.get_close_matches(name, [*own, *every()], n=3) or ["mobilenet_v2", "resnet50"]
+    known = name in (*own, *every()) or (untagged in every() and is_timm(name))
+    require(known, f"model={name}: neither torchvision nor timm has it; nearest: {', '.join(near)}")

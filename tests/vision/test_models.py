@@ -1,0 +1,176 @@
+"""Models by name: of torchvision and timm, from their own or a file's weights, with a frozen backbone."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import models as torchvision_models
+
+from multicard.config.vision import Freeze, ModelConfig
+from multicard.estimate.memory import answers, facts
+from multicard.estimate.memory.simulate import simulate
+from multicard.vision import model_names, models, optim, tried, weights
+from multicard.vision.trial import Trial
+from multicard.vision.workload import WORKLOAD
+from tests.conftest import composed, typed
+
+Called = Callable[..., tuple[int, str]]
+FAMILIES = {  # name to its size
+    **{"resnet18": 32, "vit_b_16": 32, "regnet_y_400mf": 32, "maxvit_t": 224, "googlenet": 64, "swin_t": 32},
+    **{
+        "convnext_atto": 32,
+        "vit_tiny_patch16_224": 48,
+        "efficientnet_b0": 32,
+        "timm/resnet18": 32,
+        "mixer_s32_224": 64,
+    },
+    **{"densenet121": 32, "squeezenet1_1": 64, "shufflenet_v2_x0_5": 32, "mnasnet0_5": 32, "vgg11_bn": 32},
+    **{"mobilevit_xxs": 64, "ghostnet_050": 32, "levit_128s": 224, "poolformer_s12": 64, "edgenext_xx_small": 64},
+}
+QUICK = ("resnet18", "vit_b_16", "regnet_y_400mf", "convnext_atto", "vit_tiny_patch16_224", "timm/resnet18")
+
+
+def trial(name: str, size: int, batch_size: int = 2, **keys: object) -> Trial:
+    return Trial(ModelConfig(name, **keys), 7, size, batch_size, averages=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_names_are_those_that_the_libraries_register():
+    names = {*model_names.every()}
+    theirs = {*torchvision_models.list_models(module=torchvision_models)} | {*timm.list_models()}
+    assert {name for name in names if not name.startswith("timm/")} == theirs
+    assert {name for name in names if name.startswith("timm/")} == {f"timm/{name}" for name in timm.list_models()}
+
+
+def test_a_name_is_an_option_with_the_identity_of_the_older_form():
+    assert typed("model=resnet50").identity() == typed("model.name=resnet50").identity()
+    assert composed("model=timm/resnet18").model.name == "timm/resnet18"
+    own = models.build(typed("model=resnet18").model, 7, 32), models.build(typed("model=timm/resnet18").model, 7, 32)
+    assert [type(model).__module__.partition(".")[0] for model in own] == ["torchvision", "timm"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_model_is_tried_without_values(name: str):
+    assert tried.answer(trial(name, FAMILIES[name])).problem is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (trial("vit_h_14", 64), "dataset.image_size=518"),
+        (trial("maxvit_t", 64), "dataset.image_size=224"),
+        (trial("inception_v3", 64), "64 x 64 px"),
+        (trial("resnet18", 32, 1), "more than 1 value per channel"),
+        (trial("resnet50.nosuch", 32), "nosuch"),
+    ],
+)
+def test_what_a_model_cannot_do_is_said(asked: Trial, said: str):
+    assert said in (tried.answer(asked).problem or "")
+
+
+class Two(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return inputs, inputs
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [(nn.Identity(), "it gives (2, 3, 32)"), (Two(), "a tuple of outputs"), (nn.Flatten(), "it gives (2, 96)")],
+)
+def test_no_classifier_is_trained(outputs: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(models.BUILDERS, "own", lambda *_: nn.Sequential(nn.Flatten(2), nn.Linear(1024, 32), outputs))
+    assert said in (tried.answer(trial("own", 32)).problem or "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model=resnet5", "nearest: resnet50"),
+        ("model.name=fasterrcnn_resnet50_fpn", "torchvision.models.detection"),
+        ("model=llama3_8b", "belongs to tune_llm.py"),
+        ("model=resnet18 model.weights=nowhere.pth", "model.weights=nowhere.pth: no such file"),
+    ],
+)
+@pytest.mark.usefixtures("processes")
+def test_bad_names_and_files_are_refused_in_a_line(words: str, said: str, called: Called):
+    code, printed = called(*words.split(), "dry_run=true", "device=cpu", entry="train_vision.py")
+    assert code == 1 and said in printed and "Traceback" not in printed
+
+
+def test_weights_have_each_key_in_its_shape_and_the_last_layer_may_be_new(tmp_path: Path):
+    config = ModelConfig("resnet18", weights=str(tmp_path / "own.safetensors"))
+    saved = models.build(config, 9, 32)
+    save_file(saved.state_dict(), config.weights)
+    same, other = models.build(config, 9, 32), models.build(config, 7, 32)
+    before = other.get_parameter("fc.weight").clone()
+    assert weights.load(same, config, 9, 32) == "" and torch.equal(same.fc.weight, saved.fc.weight)  # pyright: ignore
+    assert "(fc) is new" in weights.load(other, config, 7, 32)
+    assert torch.equal(other.get_parameter("conv1.weight"), saved.get_parameter("conv1.weight"))
+    assert torch.equal(other.get_parameter("fc.weight"), before)
+    with pytest.raises(ValueError, match=r"not the weights of this model=: lacks layer1.2.conv1.weight"):
+        weights.load(models.build(replace(config, name="resnet34"), 9, 32), config, 9, 32)
+    pickled = tmp_path / "code.pth"
+    pickled.write_bytes(pickle.dumps({"fc.weight": print}, protocol=2))
+    with pytest.raises(ValueError, match="cannot be read as tensors by name"):
+        weights.load(same, replace(config, weights=str(pickled)), 9, 32)
+
+
+def test_pretrained_weights_are_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(ValueError, match=r"model.weights=pretrained: no .*resnet18-f37072fd.pth, and it cannot be"):
+        monkeypatch.setattr("multicard.machine.network.problem", lambda url: "no network here")
+        weights.load(models.build(ModelConfig("resnet18"), 7, 32), ModelConfig("resnet18", weights="pretrained"), 7, 32)
+    (tmp_path / "checkpoints").mkdir()
+    saved = torchvision_models.resnet18()
+    torch.save(saved.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    model = models.build(ModelConfig("resnet18"), 7, 32)
+    assert "is new" in weights.load(model, ModelConfig("resnet18", weights="pretrained"), 7, 32)
+    assert torch.equal(model.get_parameter("conv1.weight"), saved.conv1.weight)
+
+
+@pytest.mark.usefixtures("processes")
+def test_loaded_weights_bring_their_images_unless_these_are_given():
+    given = typed("model=vit_tiny_patch16_224", "model.weights=pretrained", "dataset.std=[1,1,1]").dataset
+    assert (given.image_size, given.mean, given.std) == (224, [0.5] * 3, [1, 1, 1])
+    assert typed("model=vit_tiny_patch16_224").dataset.image_size == 64
+
+
+def test_a_frozen_backbone_keeps_its_weights_and_statistics():
+    config = typed("model=resnet18", "model.freeze=backbone", "dataset.image_size=32", "strategy=ddp_ds")
+    model = models.build(config.model, 7, 32)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = optim.optimizer_of(model, 0.1, config.optimizer)
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    optimizer.step()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"fc.weight", "fc.bias"} and len(optimizer.param_groups[0]["params"]) == 2
+    sizes = facts.ImageFacts(64, 10, 7, 32, 1)
+    frozen, whole = (simulate(replace(config, model=replace(config.model, freeze=f)), sizes, "cpu") for f in Freeze)
+    assert isinstance(frozen, answers.Active) and frozen.active_bytes != whole.active_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_takes_a_step_in_half_precision_and_channels_last_and_is_predicted(name: str):
+    size = FAMILIES[name]
+    words = ("precision=bf16", "layout=nhwc", "gpus=2", f"dataset.image_size={size}", "batch_size=2")
+    config = typed(f"model={name}", *words)
+    WORKLOAD.refuse(config)
+    torch.manual_seed(0)
+    model = models.build(config.model, 10, size).to(memory_format=torch.channels_last)
+    optimizer = optim.optimizer_of(model, 0.01, config.optimizer)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(torch.randn(2, 3, size, size).to(memory_format=torch.channels_last))
+    outputs.float().square().mean().backward()
+    optimizer.step()
+    assert outputs.shape == (2, 10) and all(p.grad is not None for p in model.parameters())
+    assert all(value.isfinite().all() for value in model.parameters())
+    held = simulate(config, facts.ImageFacts(64, 10, 10, size, 1), "cuda")
+    assert held.active_bytes > sum(p.nbytes for p in model.parameters())
