@@ -95,7 +95,7 @@ def timm_model(config: ModelConfig, classes: int, image_size: int, pretrained: b
 
     name = config.name.removeprefix(model_names.TIMM)
     own = timm.get_pretrained_cfg(name)
-    size = {"img_size": image_size} if own is not None and own.fixed_input_size else {}
+    size: dict[str, Any] = {"img_size": image_size} if own is not None and own.fixed_input_size else {}
     return timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=3, **size)
 
 
