@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
-from omegaconf import MISSING
-
 from multicard.config.base import ProfileName, RunConfig, WindowConfig
 from multicard.config.keys import key, require
 
@@ -24,7 +22,7 @@ class ScriptConfig(RunConfig):
 
     kind: ClassVar[str] = "script"
 
-    script: str = key(MISSING, "the PyTorch script, relative to where the command is typed; started as by torchrun")
+    script: str = key("", "the PyTorch script, relative to where the command is typed; started as by torchrun")
     args: dict[str, Any] = key(
         lambda: {STYLE: Style.argparse.value},
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
@@ -38,6 +36,7 @@ class ScriptConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(bool(self.script), "script is not set: name the PyTorch script to start, as script=train.py")
         styles, style = [style.value for style in Style], self.args.get(STYLE)
         require(style in styles, f"args.style={style}: choose one of {', '.join(styles)}; words=[...] takes any others")
         remedy = "its own data and time are in data_s and step_s; use profile=kineto profile.window=start"

@@ -11,9 +11,9 @@ from multicard.records.schema_parts import Prediction
 # Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
 # fmt: off
 WITHOUT_EFFECT = frozenset({
-    "seed", "epochs", "lr", "warmup_steps", "skip_steps", "max_steps", "scale", "schedule", "diagnose", "profile.name",
-    "target_accuracy", "stop_at_target", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "dataset.mean",
-    "dataset.std", "global_batch_size", "batch_size_asked",
+    "seed", "epochs", "lr", "warmup_steps", "skip_steps", "max_steps", "steps", "scale", "schedule", "diagnose",
+    "profile.name", "target_accuracy", "stop_at_target", "dataset.train_limit", "dataset.test_limit", "dataset.rows",
+    "dataset.mean", "dataset.std", "global_batch_size", "batch_size_asked",
 })
 # fmt: on
 DATASET = "dataset.name"  # the one group whose other keys say more than its name

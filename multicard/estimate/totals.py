@@ -23,7 +23,8 @@ from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Interval
 from multicard.vision.strategy import STRATEGIES
 
-LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps")  # keys of the step count
+# Keys of the step count
+LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps", "steps")
 TEXT = ("dataset", "tokenizer", "template", "max_seq_len", "packed")  # groups and keys of the number of rows
 MOST_STEPS = 10**12
 # Standard deviations of logarithms, between runs alike, before there are several (`spread`)

@@ -9,7 +9,7 @@ import pytest
 from multicard.records import run_folder
 from multicard.run import controller
 from multicard.script.workload import WORKLOAD
-from tests.conftest import composed
+from tests.conftest import command, composed
 
 pytestmark = pytest.mark.usefixtures("processes")
 Script = Callable[[str], str]
@@ -84,9 +84,23 @@ def test_a_log_keeps_its_ends(script: Script):
     assert log.startswith(b"begin") and b"left out" in log and b"end\n" in log[-(4 << 20) :]
 
 
-def test_workers_of_loaders_are_spawned_from_the_script(script: Script):
-    body = "class Own(torch.utils.data.Dataset):\n    def __len__(self): return 32\n"
-    body += "    def __getitem__(self, n): return torch.ones(4) * n, 1\nif __name__ == '__main__':\n"
-    body += "    for batch in DataLoader(Own(), 8, num_workers=1, multiprocessing_context='spawn'):\n"
-    body += "        loss_of(batch).backward(); optimizer.step()"
-    assert measured(script(body), "warmup_steps=1").record.samples_trained == 32
+def test_workers_of_loaders_are_spawned_from_the_script(script: Script, tmp_path: Path):
+    body = """
+class Own(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, n):
+        return torch.ones(4) * n, 1
+if __name__ == "__main__":
+    for batch in DataLoader(Own(), 8, num_workers=1, multiprocessing_context="spawn"):
+        loss_of(batch).backward(); optimizer.step()
+"""
+    words = (
+        f"script={tmp_path / script(body)}",
+        "device=cpu",
+        "tracker.mode=disabled",
+        f"hydra.run.dir={tmp_path}/out",
+    )
+    ended = command(*words, "warmup_steps=1", entry="measure_script.py")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "samples/s" in ended.stdout
