@@ -215,6 +215,16 @@ def test_a_template_is_found_beside_the_tokenizer_and_the_file_wins(tmp_path: Pa
     assert set(parts) == {"tokenizer.model", "chat_template"}
 
 
+@pytest.mark.parametrize("name", ["chats.jsonl", "chats.json"])
+def test_a_byte_order_mark_blank_lines_and_rows_of_both_forms_are_read(name: str, tmp_path: Path):
+    shared_gpt = {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}], "tools": ""}
+    rows = [ROWS[0], shared_gpt, ROWS[1] | {"tools": None}]
+    text = json.dumps(rows) if name.endswith("json") else "\n \r\n".join(map(json.dumps, rows))
+    (tmp_path / name).write_text(text, "utf-8-sig")
+    loaded, broken = row_sources.load(typed_llm("dataset=chat", f"dataset.data_files={tmp_path / name}"))
+    assert (len(loaded or []), broken) == (3, None)
+
+
 USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 BROKEN = [
     (["Q", "A"], "has no list of messages"),
@@ -226,6 +236,8 @@ BROKEN = [
     ({"messages": [USER, {"role": "assistant", "content": " "}]}, "message 2 (assistant) is empty"),
     ({"messages": [USER, {"role": "assistant"}]}, "message 2 (assistant) holds no text"),
     ({"messages": [USER, USER]}, "has no message of the assistant"),
+    ({"messages": [USER, ANSWER], "tools": "add"}, "has tools that are no JSON ('add'); give a list of tools"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}, ANSWER]}, "message 1 (user) holds no"),
     ({"messages": [USER, {"role": "system", "content": "S"}, ANSWER]}, "has a message of the system that is not"),
     ({"messages": [USER, USER, ANSWER]}, "is refused by the chat template (Roles must alternate"),
     ({"messages": [{"role": "user", "content": "\ud800"}, ANSWER]}, "'utf-8' codec can't encode"),

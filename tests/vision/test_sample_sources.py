@@ -134,6 +134,58 @@ def test_numbers_are_in_their_order_and_declared_classes_in_that_of_the_file(tmp
     assert set(seen(loaded(root).test)) == {((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)}
 
 
+def test_files_that_are_no_images_are_left_and_others_found_by_any_common_ending(tmp_path: Path):
+    for part in ("train", "val"):
+        folder = fill(tmp_path / part) / "ant"
+        for index, name in enumerate(("a.GIF", "b.jfif", "c.avif", "d e.JPG")):
+            form = {"b.jfif": "JPEG", "d e.JPG": "JPEG"}.get(name)
+            picture(index, 0).save(folder / name, form)
+        for name in (".DS_Store", "._0.png", "Thumbs.db"):
+            (folder / name).write_bytes(b"no image")
+    data = loaded(tmp_path)
+    assert np.bincount(data.train.labels).tolist() == [COUNT + 4, COUNT, COUNT]
+    assert data.facts["classes"] == [*CLASSES]
+
+
+def test_absolute_and_relative_paths_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    paths = rows(fill(tmp_path))
+    whole = [(str(tmp_path / path), name) for path, name in paths]
+    monkeypatch.chdir(tmp_path)
+    known = []
+    for each in (paths, whole, [*paths[::2], *whole[1::2]], [("./" + path, name) for path, name in paths]):
+        write(tmp_path / "a.csv", "path,label", *sorted(each, key=lambda row: row[0][-9:]))
+        config = typed("dataset=images", "dataset.root=a.csv", "dataset.split=0.4")
+        known.append(content.fingerprint(WORKLOAD.data(config)))
+    assert all(each == known[0] for each in known)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [([10.0, 9.0, 2.5], ["2.5", "9.0", "10.0"]), (["1", "01", "-3"], ["-3", "01", "1"]), (["10", "9", "b"], None)],
+)
+def test_classes_of_a_table_are_ordered_by_value_or_else_by_name(labels: list[Any], classes: Any, tmp_path: Path):
+    paths = [path for path, _ in rows(fill(tmp_path))]
+    pq.write_table(pa.table({"file": paths, "label": labels * COUNT}), tmp_path / "a.parquet")
+    assert loaded(tmp_path / "a.parquet", "dataset.split=0.4").facts["classes"] == (classes or labels)
+
+
+@pytest.mark.parametrize(("label", "says"), [(float("nan"), "row 2 .*: no label"), ([1], "that of the classes one of")])
+def test_a_label_that_is_none_is_refused(label: Any, says: str, tmp_path: Path):
+    paths = [path for path, _ in rows(fill(tmp_path))][:2]
+    labels = [1.0, label] if isinstance(label, float) else [label, label]
+    pq.write_table(pa.table({"file": paths, "label": labels}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=says):
+        datasets.check(options(tmp_path / "a.parquet", "dataset.split=0.5"))
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_bytes_in_parquet_are_images_however_they_are_stored(kind: pa.DataType, tmp_path: Path):
+    files = sorted(fill(tmp_path / "x").rglob("*.png"))
+    column = pa.array([path.read_bytes() for path in files], kind)
+    pq.write_table(pa.table({"image": column, "label": [path.parent.name for path in files]}), tmp_path / "a.parquet")
+    assert seen(loaded(tmp_path / "a.parquet", "dataset.split=0.4").train)
+
+
 @pytest.mark.parametrize("loader", NAMES)
 def test_images_in_parquet_reach_every_loader(loader: str, tmp_path: Path):
     root = hub_files(tmp_path / "hub", "train-0.parquet", "test-0.parquet")

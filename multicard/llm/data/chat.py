@@ -113,7 +113,11 @@ def converted(row: Any, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
     roles = [message["role"] for message in messages]
     require("system" not in roles[1:], "has a message of the system that is not the first; put it first")
     require("assistant" in roles, f"has no message of the assistant, and so nothing to learn; {FORM}")
-    tools = json.loads(row["tools"]) if isinstance(row.get("tools"), str) else row.get("tools") or None
+    tools = row.get("tools") or None
+    try:
+        tools = json.loads(tools) or None if isinstance(tools, str) else tools
+    except ValueError:
+        raise ValueError(f"has tools that are no JSON ({str(tools)[:40]!r}); give a list of tools, or none") from None
     unread = "tools" if tools else "tool_calls" if any(message.get("tool_calls") for message in messages) else ""
     require(unread in chat_template.source, f"has {unread}, which the chat template does not write; give another one")
     try:

@@ -121,7 +121,7 @@ def read_file(data_files: str) -> list[Any]:
 
 def _read_jsonl(file: Path) -> list[Any]:
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+    for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), start=1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
@@ -131,7 +131,7 @@ def _read_jsonl(file: Path) -> list[Any]:
 
 
 def _read_json(file: Path) -> list[Any]:
-    rows = json.loads(file.read_text(encoding="utf-8") or "[]")
+    rows = json.loads(file.read_text("utf-8-sig") or "[]")
     require(isinstance(rows, list), "no list of rows, as [{...}, ...]")
     return rows
 

@@ -58,7 +58,7 @@ def shown(image: "Image") -> "Image":
 
 
 def require_plain(encoded: Encoded) -> None:
-    """Refuse, by its header alone, a file that only `decode` shows as a viewer does: of 16 bits, or with transparency.
+    """Refuse, by its header alone, a file that only `decode` shows as a viewer does: GIF, AVIF, 16 bits, transparency.
 
     JPEGs have neither, and are not opened. A file without a header that can be read passes: its decoding fails.
     """
@@ -68,11 +68,12 @@ def require_plain(encoded: Encoded) -> None:
         return
     try:
         with encoded.open("rb") as file, Image.open(file) as image:
-            is_plain = image.mode[0] not in "IF" and not image.has_transparency_data
+            is_plain = not (image.format in ("GIF", "AVIF") or image.mode[0] in "IF" or image.has_transparency_data)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return
     remedy = "use dataset.cache=mmap, which decodes it as the other loaders do, or another loader"
-    require(is_plain, f"{encoded}: has transparency or more than 8 bits, which loader=dali shows otherwise; {remedy}")
+    problem = "is a GIF or AVIF, or has transparency or more than 8 bits, which loader=dali shows otherwise"
+    require(is_plain, f"{encoded}: {problem}; {remedy}")
 
 
 def _rgb(image: "Image") -> "Image":

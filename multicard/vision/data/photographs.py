@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from multicard.vision.data.parquet_images import files_of
 from multicard.vision.data.sample_sources import FORMS, TESTS, TRAIN, WHOLE, Parts
 from multicard.vision.data.splits import Data, Split, held_out
 
+NAMED_CLASSES = 1000  # at most, in a record
 _say_once = cache(say)  # the cells of a sweep have the same data
 
 
@@ -41,10 +43,12 @@ def read(config: ImagesConfig, seed: int) -> Data:
     require(not differ, f"{key}: only in one of {' and '.join(taken)}: {differ}; both need the same classes")
     require(len(names) > 1, f"{key}: has one class alone, {names[0]}; add the images of another to tell it from")
     numbers = {name: number for number, name in enumerate(names)}
+    facts: dict[str, Any] = {"classes": names[:NAMED_CLASSES]}  # in the order of their numbers
     train, *rest = (Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples)
     if rest:
         test, unused = rest[0], [name for name in TESTS[TESTS.index(taken[1]) + 1 :] if name in parts]
-        return Data(train, test, len(names), {"parts": {"train": taken[0], "test": taken[1], "unused": unused}})
+        facts["parts"] = {"train": taken[0], "test": taken[1], "unused": unused}
+        return Data(train, test, len(names), facts)
     assert config.split is not None
     is_test = held_out(train.labels, config.split, seed)
     for name, number in numbers.items():
@@ -52,7 +56,7 @@ def read(config: ImagesConfig, seed: int) -> Data:
         lacks = f"{count(len(members), 'image')}, without one to {'train' if members.any() else 'test'} on"
         remedy = "choose another share, or add images of it"
         require(0 < members.sum() < len(members), f"dataset.split={config.split}: leaves {name}, of {lacks}; {remedy}")
-    facts = {"parts": {"train": taken[0], "test": f"{config.split:g} of {taken[0]}", "unused": []}}
+    facts["parts"] = {"train": taken[0], "test": f"{config.split:g} of {taken[0]}", "unused": []}
     return Data(train.part(np.flatnonzero(~is_test)), train.part(np.flatnonzero(is_test)), len(names), facts)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from multicard.config.keys import require
 from multicard.vision.data.parquet_images import Encoded, ImageFile, Row
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
 WHOLE, TRAIN = "all", "train"  # WHOLE: samples that are not split into parts
 TESTS = ("validation", "valid", "val", "test")  # the first that is there is tested on
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
@@ -125,8 +125,9 @@ def _in_table(paths: list[Path], by_split: bool = True) -> Parts:
     require(bool(found), f"dataset.root={paths[0]}: has no rows; {FORMS}")
     for samples in found.values():
         present = set(samples.labels)
-        order = int if all(re.fullmatch(r"-?\d+", name) for name in present) else str
-        samples.classes.extend([name for name in declared if name in present] or sorted(present, key=order))
+        value = float if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in present) else str
+        by_value = sorted(sorted(present), key=value)  # by name first: 1 and 01 are of one value
+        samples.classes.extend([name for name in declared if name in present] or by_value)
     return {part: partial(Samples, *samples) for part, samples in found.items()}
 
 
@@ -145,9 +146,9 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
     try:
         stored = dataset.dataset([str(path) for path in paths], format=form)
         fields = {field.name.strip().lower(): field for field in stored.schema}
-        inside = [name for name in PATHS if name in fields and re.match("struct|binary", str(fields[name].type))]
+        inside = [name for name in PATHS if name in fields and re.match("struct|.*binary", str(fields[name].type))]
         image = next((name for name in (*inside, *PATHS) if name in fields), "")
-        label = next((name for name in LABELS if name in fields), "")
+        label = next((name for name in LABELS if name in fields and not fields[name].type.num_fields), "")
         remedy = f"call that of the images one of {', '.join(PATHS)}, that of the classes one of {', '.join(LABELS)}"
         found = f"dataset.root={paths[0]}: has the columns {', '.join(stored.schema.names)}"
         require(bool(image and label), f"{found}; {remedy}")
@@ -162,8 +163,12 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
     declared = features.get(fields[label].name, {}).get("names") or []
     if declared:
         columns[label] = [declared[number] if number in range(len(declared)) else None for number in columns[label]]
-    texts = {name: ["" if value is None else str(value).strip() for value in columns[name]] for name in wanted}
-    images: list[Encoded] = [paths[0].parent / path for path in texts.get(image, ())]
+    texts = {
+        name: ["" if value is None or str(value) in ("nan", "NaN") else str(value).strip() for value in columns[name]]
+        for name in wanted
+    }
+    folder = paths[0].parent.absolute()  # as some paths in the table may be
+    images: list[Encoded] = [folder / path for path in texts.get(image, ())]
     for path, count in zip(paths, counts if inside else (), strict=bool(inside)):
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
