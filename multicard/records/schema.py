@@ -208,6 +208,12 @@ class Record(Struct, kw_only=True):
         """cost by finished epochs"""
         return self._cost_by(len(getattr(self, "epochs", ())))
 
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """cost by non-padding tokens trained on"""
+        tokens: Tokens | None = getattr(self, "tokens", None)
+        return self._cost_by((tokens.non_padding or 0) / 1e6 if tokens else None)
+
     def _cost_by(self, amount: float | None) -> float | None:
         return self.cost / amount if self.cost is not None and amount else None
 
@@ -312,11 +318,6 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     @property
     def samples_trained(self) -> int | None:
         return _sum(epoch.samples for epoch in self.epochs)
-
-    @property
-    def cost_per_million_tokens(self) -> float | None:
-        """cost by non-padding tokens trained on"""
-        return self._cost_by((self.tokens.non_padding or 0) / 1e6 if self.tokens else None)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

@@ -117,7 +117,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("COLUMNS('gpus$') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
-    message = r'^--sort: no column "gpu"; did you mean gpus, gpus_auto, cpus_per_gpu\? \(list --csv'
+    message = r'^--sort: no column "gpu"; did you mean gpus, gpus_auto, cpus_per_gpu, "price.gpu_hour"\? \(list --csv'
     with pytest.raises(ValueError, match=message):
         found(None, "gpu")
 
@@ -173,7 +173,7 @@ def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_pa
 def test_an_interrupted_command_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(load, "read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(load, "read", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     assert main(["list", str(tmp_path)]) == 1
     assert capsys.readouterr() == ("", "interrupted by SIGINT\n")
 

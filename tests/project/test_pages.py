@@ -1,5 +1,6 @@
 """The pages: every link leads somewhere, and every command runs, shrunk to seconds."""
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -146,6 +147,21 @@ def test_a_documented_command_runs(line: str, tmp_path: Path, called: Called):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("line", [line for line in commands("python measure_script.py") if "examples/" in line])
+def test_a_script_of_the_examples_is_measured(line: str, tmp_path: Path, called: Called):
+    words = [word for word in shlex.split(line)[2:] if not word.startswith("name=")]
+    short = ("steps=12", "device=cpu", "tracker.mode=disabled", f"hydra.sweep.dir={tmp_path}")
+    code, printed = called(*words, *short, entry="measure_script.py")
+    assert code == 0, printed
+    cells = [json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")]
+    assert len(cells) == 4 and {cell["axes"]["gpus"] for cell in cells} == {1, 2}
+    for cell in cells:
+        assert cell["status"] == "ok" and cell["step_s"]["count"] == 7 and cell["samples_per_s"] > 0, cell
+        assert not any("process group" in sentence for sentence in cell["seen"]), cell["seen"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("line", TUNING)
 def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Called):
     words = []
@@ -164,7 +180,7 @@ def test_the_documented_analysis_runs(
     with pytest.raises(SystemExit):
         main(["--help"])
     names = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
-    for name in ("before", "after", "first", "fast"):
+    for name in ("before", "after", "first", "fast", "mine"):
         sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[3:] for line in ANALYSIS]
