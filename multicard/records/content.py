@@ -55,7 +55,8 @@ def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
     """The digits of a part, its bytes, and how many of them were hashed."""
     try:
         sizes = [blob.stat().st_size if isinstance(blob, Path) else blob.nbytes for _, blob in blobs]
-        digest = sha256("".join(f"{name}\0{size}\n" for (name, _), size in zip(blobs, sizes, strict=True)).encode())
+        names = "".join(f"{name}\0{size}\n" for (name, _), size in zip(blobs, sizes, strict=True))
+        digest = sha256(names.encode(errors="surrogateescape"))  # names of files may be of any bytes
         count = min(len(blobs), MOST_FILES)
         whole = sum(sizes) <= BUDGET_BYTES and count == len(blobs)
         share = None if whole else BUDGET_BYTES // count

@@ -1,5 +1,6 @@
 """Images in the forms that people have them: the same samples from each, and a line for what cannot be used."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -169,12 +170,43 @@ def test_classes_of_a_table_are_ordered_by_value_or_else_by_name(labels: list[An
     assert loaded(tmp_path / "a.parquet", "dataset.split=0.4").facts["classes"] == (classes or labels)
 
 
-@pytest.mark.parametrize(("label", "says"), [(float("nan"), "row 2 .*: no label"), ([1], "that of the classes one of")])
+@pytest.mark.parametrize(
+    ("label", "says"),
+    [(float("nan"), "row 2 .*: no label"), ([1], r"has the columns file; .* that of the classes \(text")],
+)
 def test_a_label_that_is_none_is_refused(label: Any, says: str, tmp_path: Path):
     paths = [path for path, _ in rows(fill(tmp_path))][:2]
     labels = [1.0, label] if isinstance(label, float) else [label, label]
     pq.write_table(pa.table({"file": paths, "label": labels}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=says):
+        datasets.check(options(tmp_path / "a.parquet", "dataset.split=0.5"))
+
+
+def test_names_of_any_bytes_are_read(tmp_path: Path):
+    known = []
+    for name in (b"\xe9.png", b"\xe8.png"):
+        folder = fill(tmp_path / name.hex()) / "ant"
+        (folder / "0.png").rename(folder / os.fsdecode(name))
+        assert len(loaded(folder.parent, "dataset.split=0.4").train) == 9
+        config = typed("dataset=images", f"dataset.root={folder.parent}", "dataset.split=0.4")
+        known.append(content.fingerprint(WORKLOAD.data(config)))
+    assert known[0] != known[1]
+
+
+@pytest.mark.parametrize(
+    "about", ["no JSON", '{"info": null}', '{"info": {"features": {"label": [{"names": ["x"]}]}}}']
+)
+def test_metadata_of_others_declares_no_classes(about: str, tmp_path: Path):
+    paths, names = zip(*rows(fill(tmp_path)), strict=True)
+    table = pa.table({"file": paths, "label": names}).replace_schema_metadata({"huggingface": about})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert loaded(tmp_path / "a.parquet", "dataset.split=0.4").facts["classes"] == [*CLASSES]
+
+
+@pytest.mark.parametrize("image", [[[1, 2], [3, 4]], {"array": [1, 2]}])
+def test_a_column_that_holds_no_encoded_images_is_refused(image: Any, tmp_path: Path):
+    pq.write_table(pa.table({"image": [image] * 4, "label": [0, 1] * 2}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"has the columns label; call that of the images \(paths, or encoded\)"):
         datasets.check(options(tmp_path / "a.parquet", "dataset.split=0.5"))
 
 
@@ -235,7 +267,10 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda root: root / "none", "no such file or folder; give"),
     "another file": (lambda root: write(root / "a.txt", ""), r"neither a folder nor a \.csv"),
     "no folders": (lambda root: root / "ant", "no folders of classes in it"),
-    "no split": (lambda root: root, r"no images to test on; set dataset\.split=0\.2"),
+    "no split": (
+        lambda root: root,
+        r"has classes \(ant, bee, cow\), but no images to test on; set dataset\.split=0\.2",
+    ),
     "columns": (lambda root: write(root / "a.csv", "a,b", "1,2"), "has the columns a, b; call that of the images"),
     "empty": (lambda root: write(root / "a.csv", "image,label"), "has no rows"),
     "ragged": (lambda root: write(root / "a.csv", "image,label", "1,2,3"), r"cannot be read \(.*Expected 2 columns"),

@@ -112,7 +112,8 @@ class SplitCache:
         for image in self.images:
             path, row = path_of(image), f"#{image.index}" if isinstance(image, Row) else ""
             status = path.stat()
-            digest.update(f"\n{os.path.relpath(path, root)}{row} {status.st_size} {status.st_mtime_ns}".encode())
+            name = os.path.relpath(path, root).encode(errors="surrogateescape")  # of any bytes
+            digest.update(b"\n%b%b %d %d" % (name, row.encode(), status.st_size, status.st_mtime_ns))
         return digest.hexdigest()[:16]
 
     def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:

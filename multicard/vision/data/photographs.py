@@ -65,7 +65,9 @@ def _taken(parts: Parts, config: ImagesConfig, key: str) -> list[str]:
     train, tests = WHOLE if WHOLE in parts else TRAIN, [name for name in TESTS if name in parts]
     require(train in parts, f"{key}: no {TRAIN} in it; {FORMS}")
     remedy = "set dataset.split=0.2 to test on a fifth of each class, or add val with images of each"
-    require(bool(tests) or config.split is not None, f"{key}: has no images to test on; {remedy}")
+    if not tests and config.split is None:
+        classes = ", ".join(parts[train]().classes[:10])  # shows where folders of other names were taken for classes
+        raise ValueError(f"{key}: has classes ({classes}), but no images to test on; {remedy}")
     problem = f"dataset.split={config.split}: {config.root} has {' and '.join(tests)} to test on"
     require(not tests or config.split is None, f"{problem}; leave dataset.split out")
     return [train, *tests[:1]]

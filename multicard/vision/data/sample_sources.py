@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,12 +146,15 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
         form = dataset.CsvFileFormat(csv.ParseOptions(delimiter=max(",;\t", key=header.count)), convert_options=text)
     try:
         stored = dataset.dataset([str(path) for path in paths], format=form)
-        fields = {field.name.strip().lower(): field for field in stored.schema}
-        inside = [name for name in PATHS if name in fields and re.match("struct|.*binary", str(fields[name].type))]
+        holds_bytes = re.compile("struct<.*bytes: |(large_)?binary").match
+        usable = [field for field in stored.schema if not field.type.num_fields or holds_bytes(str(field.type))]
+        fields = {field.name.strip().lower(): field for field in usable}
+        inside = [name for name in PATHS if name in fields and holds_bytes(str(fields[name].type))]
         image = next((name for name in (*inside, *PATHS) if name in fields), "")
-        label = next((name for name in LABELS if name in fields and not fields[name].type.num_fields), "")
-        remedy = f"call that of the images one of {', '.join(PATHS)}, that of the classes one of {', '.join(LABELS)}"
-        found = f"dataset.root={paths[0]}: has the columns {', '.join(stored.schema.names)}"
+        label = next((name for name in LABELS if name in fields), "")
+        remedy = f"call that of the images (paths, or encoded) one of {', '.join(PATHS)}"
+        remedy += f", that of the classes (text or numbers) one of {', '.join(LABELS)}"
+        found = f"dataset.root={paths[0]}: has the columns {', '.join(field.name for field in usable)}"
         require(bool(image and label), f"{found}; {remedy}")
         wanted = {label, "split", image} & fields.keys() - inside
         table = stored.to_table([fields[name].name for name in wanted])
@@ -159,8 +163,9 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
     except pa.ArrowException as error:
         why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
         raise ValueError(f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8") from None
-    features = json.loads((stored.schema.metadata or {}).get(b"huggingface", "{}")).get("info", {}).get("features", {})
-    declared = features.get(fields[label].name, {}).get("names") or []
+    declared = None
+    with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a label without names
+        declared = json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][fields[label].name]["names"]
     if declared:
         columns[label] = [declared[number] if number in range(len(declared)) else None for number in columns[label]]
     texts = {
@@ -172,4 +177,4 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
     for path, count in zip(paths, counts if inside else (), strict=bool(inside)):
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
-    return images, texts[label], texts.get("split"), declared
+    return images, texts[label], texts.get("split"), declared or []
