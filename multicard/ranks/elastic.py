@@ -136,7 +136,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     # stays empty; torch's default would leave one in /tmp for each run
     agent_logs = job.folder / f".agent{job.allocation.node}"
     try:
-        job = replace(job, variables=_variables(placement, job.allocation.nodes))
+        job = replace(job, folder=job.folder.absolute(), variables=_variables(placement, job.allocation.nodes))
         config = _config(placement, job, agent_logs)
         with private.imports(), logs.bounded(job.folder):
             if job.wrapper:

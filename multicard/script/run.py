@@ -6,8 +6,11 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
+from unittest import mock
 
 from multicard.config.script import ScriptConfig
 from multicard.ranks import os_calls
@@ -48,17 +51,34 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     gc.collect()  # loaders end their own workers
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_children()
+    threading._shutdown = lambda: None  # the process does not wait for threads of the script
     if not recorder.steps:
         raise ValueError(f"script={config.script}: {NO_STEP}")
 
 
 def _call(path: Path, config: ScriptConfig) -> None:
+    own, exit_at_once = os.getpid(), os._exit
+
+    def exit_as_rank(code: int) -> NoReturn:
+        """`os._exit` of the rank: its agent would wait for ever for what a process that is gone has to return."""
+        if os.getpid() != own or threading.current_thread() is not threading.main_thread():
+            exit_at_once(code)
+        raise SystemExit(code)
+
+    code: object = 1  # of a process that the script forked, where an exception ends it
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        with mock.patch.object(os, "_exit", exit_as_rank):
+            runpy.run_path(str(path), run_name="__main__")
+        code = 0
     except EndedError:
         return
     except SystemExit as end:
-        if end.code is None or (isinstance(end.code, int) and not end.code):
-            return
-        said = f"exited with code {end.code}" if isinstance(end.code, int) else f"exited, saying {str(end.code)!r}"
-        raise ValueError(f"script={config.script}: {said}") from end
+        code = end.code or 0
+        if code:
+            said = f"exited with code {code}" if isinstance(code, int) else f"exited, saying {str(code)!r}"
+            raise ValueError(f"script={config.script}: {said}") from end
+    finally:
+        if os.getpid() != own:  # it is no rank
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            exit_at_once(code if isinstance(code, int) else 1)

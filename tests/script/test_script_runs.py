@@ -76,6 +76,21 @@ def test_nothing_that_a_script_starts_outlives_it(script: Script):
     assert not [each for each in psutil.process_iter(["cmdline"]) if "4217" in (each.info["cmdline"] or [])]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        TRAIN + "os._exit(0)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + TRAIN,
+        "for code in (0, 4): os.fork() or sys.exit(code)\nos.wait(); os.wait()\n" + TRAIN,
+        "os.chdir('/')\n" + TRAIN,
+    ],
+    ids=["os._exit", "thread", "forked", "chdir"],
+)
+def test_a_script_that_ends_in_its_own_way_is_measured(script: Script, body: str):
+    run = measured(script(body), "warmup_steps=1")
+    assert run.record.status == "ok" and run.record.epochs[0].steps == 240
+
+
 def test_a_log_keeps_its_ends(script: Script):
     body = "print('begin')\nfor _ in range(60): print('x' * (1 << 20))\nprint('end', flush=True)\n" + TRAIN
     run = measured(script(body), "steps=3")
