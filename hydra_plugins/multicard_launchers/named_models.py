@@ -29,7 +29,7 @@ class NamedModels(ConfigSource, SearchPathPlugin):
         return config_path.strip("/") == "model"
 
     def is_config(self, config_path: str) -> bool:
-        return config_path.startswith("model/") and config_path[6:].removesuffix(".yaml") in model_names.every()
+        return config_path.startswith("model/") and model_names.has(config_path[6:].removesuffix(".yaml"))
 
     def load_config(self, config_path: str) -> ConfigResult:
         option = {"defaults": ["/schema/model/mobilenet_v2@_here_"], "name": config_path[6:].removesuffix(".yaml")}

@@ -24,6 +24,7 @@ from multicard.estimate.target import Target, cores_in_words, product
 from multicard.machine import environment
 from multicard.records.figures import FIGURES, MONEY
 from multicard.records.schema_parts import Count, Float, Int
+from multicard.vision import model_names
 from multicard.workloads import WORKLOADS
 
 MOST_BYTES = 20_000_000  # of a file
@@ -97,7 +98,8 @@ def is_public(kind: str, key: str, value: Any) -> bool:
     keys, words = _schema(kind)
     parts = value if isinstance(value, list) else [value]
     return key in keys and all(
-        not isinstance(part, str) or part in words or (key == "model.name" and part in _models()) for part in parts
+        not isinstance(part, str) or part in words or (key == "model.name" and part in model_names.every())
+        for part in parts
     )
 
 
@@ -128,14 +130,6 @@ def _strings(content: Any) -> Iterator[str]:
         yield content
     for part in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
         yield from _strings(part)
-
-
-@cache
-def _models() -> frozenset[str]:
-    import timm
-    from torchvision import models
-
-    return frozenset([*models.list_models(), *timm.list_models()])
 
 
 def read(runs_folder: Path) -> list[tuple[str, SharedRow]]:

@@ -37,11 +37,15 @@ def every() -> tuple[str, ...]:
     return (*sorted(own | timm), *(f"{TIMM}{name}" for name in sorted(timm)))
 
 
+def has(name: str) -> bool:
+    """True for a name of `every`, and for one of timm's with a tag of weights, which timm judges."""
+    untagged, dot, _ = name.partition(".")
+    return name in every() or (bool(dot) and untagged.removeprefix(TIMM) in registered("timm"))
+
+
 def check(name: str, own: list[str]) -> None:
     """Refuse a name that neither a library nor `own` has, or of a model that is no classifier (ValueError)."""
     folder = registered("torchvision").get(name)
     require(not folder or name in every(), f"model={name}: is of torchvision.models.{folder}: no classifier of images")
-    untagged = name.partition(".")[0]  # timm's names may have a tag of weights, which timm judges
-    near = difflib.get_close_matches(name, [*own, *every()], n=3) or ["mobilenet_v2", "resnet50"]
-    known = name in (*own, *every()) or (untagged in every() and is_timm(name))
-    require(known, f"model={name}: neither torchvision nor timm has it; nearest: {', '.join(near)}")
+    near = difflib.get_close_matches(name, {*own, *every()}, n=3) or ["mobilenet_v2", "resnet50"]
+    require(name in own or has(name), f"model={name}: neither torchvision nor timm has it; nearest: {', '.join(near)}")

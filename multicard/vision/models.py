@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from multicard.config.keys import require
 from multicard.config.vision import Freeze, ModelConfig, Pointwise
 from multicard.records.content import Blob
 from multicard.vision import model_names
@@ -36,10 +37,23 @@ def describe(config: ModelConfig) -> str:
     return f"{known.get(config.weights, 'loaded ')}{config.name}{frozen}"
 
 
+def weights_file(config: ModelConfig) -> Path | None:
+    """The user's file of weights; None where the model starts from others.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if config.weights in (RANDOM, PRETRAINED):
+        return None
+    file, kinds = Path(config.weights).expanduser(), "random, pretrained, or the path of a .safetensors or .pth file"
+    require(file.is_file(), f"model.weights={config.weights}: no such file; use {kinds}")
+    return file
+
+
 def content(config: ModelConfig) -> dict[str, list[Blob]]:
     """The file of weights, which is a part of what is trained on."""
-    own = config.weights in (RANDOM, PRETRAINED)
-    return {"weights": [] if own else [("weights", Path(config.weights).expanduser())]}
+    file = weights_file(config)
+    return {"weights": [] if file is None else [("weights", file)]}
 
 
 def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":

@@ -45,6 +45,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def check(trial: Trial) -> None:
     """Refuse a model that does not train so (ValueError); say which of its weights are new."""
+    models.weights_file(trial.model)
     problem = ask(msgspec.json.encode(trial), trial.model.weights == models.RANDOM).problem
     require(problem is None, problem or "")
 

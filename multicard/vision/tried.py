@@ -12,11 +12,14 @@ from multicard.vision.trial import Answer, Trial
 
 def answer(trial: Trial) -> Answer:
     """Take a step of training and one of evaluation without values, and load the weights."""
-    model, size, own, built = trial.model, trial.image_size, Answer(), None
+    model, size, built = trial.model, trial.image_size, None
     try:
         own = expected(model.name)
-        if not trial.classes:
-            return own
+    except RuntimeError as error:  # timm's, of a tag that it does not have
+        return Answer(f"model={model.name}: {error} Leave the tag out, or use one that timm.list_pretrained() has")
+    if not trial.classes:
+        return own
+    try:
         with torch.device("meta"):
             built = models.build(model, trial.classes, size)
             problem = _step(built, trial)
@@ -53,7 +56,7 @@ def _step(model: torch.nn.Module, trial: Trial) -> str | None:
 
 def expected(name: str) -> Answer:
     """The images that a library's weights of this name were trained on; nothing where none says so."""
-    if name not in model_names.every() and "." not in name:
+    if not model_names.has(name):
         return Answer()
     if not model_names.is_timm(name):
         from torchvision.models import get_model_weights

@@ -36,10 +36,9 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
     key = f"model.weights={config.weights}"
     if config.weights == models.RANDOM:
         return ""
-    if config.weights != models.PRETRAINED:
-        return fit(model, _read(Path(config.weights).expanduser(), key), key)
-    in_library = config.name in model_names.every() or "." in config.name  # with a tag
-    require(in_library, f"{key}: no library has weights of {config.name}; give a file of them")
+    if (file := models.weights_file(config)) is not None:
+        return fit(model, _read(file, key), key)
+    require(model_names.has(config.name), f"{key}: no library has weights of {config.name}; give a file of them")
     fetch = _timm_state if model_names.is_timm(config.name) else _torchvision_state
     return fit(model, fetch(config, classes, image_size), key)
 
@@ -69,7 +68,6 @@ def _read(path: Path, key: str) -> State:
     """The tensors of a file, of what training scripts save around them too (timm's own reader)."""
     from timm.models import load_state_dict
 
-    require(path.is_file(), f"{key}: no such file; use random, pretrained, or the path of a .safetensors or .pth file")
     try:
         state = load_state_dict(str(path), weights_only=True)
         require(

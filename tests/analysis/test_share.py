@@ -77,6 +77,11 @@ def test_no_string_of_an_export_says_whose_it_is(root: Path, capsys: pytest.Capt
     assert "cost" not in row["figures"] and "dataset.secret_key" not in row["settings"]
 
 
+def test_names_of_models_are_those_that_a_library_has():
+    names = ("resnet50", "timm/resnet18", "resnet18.secret", "timm/secret", "secret")
+    assert [shared_rows.is_public("vision", "model.name", name) for name in names] == [True, True, False, False, False]
+
+
 def test_figures_have_their_runs_mean_and_spread(root: Path):
     for seed, total_s in enumerate((10.0, 12.0, 14.0)):
         peak = {"max": 100 + seed, "kind": "cuda_allocated"}

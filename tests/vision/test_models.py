@@ -54,6 +54,15 @@ def test_a_name_is_an_option_with_the_identity_of_the_older_form():
     assert [type(model).__module__.partition(".")[0] for model in own] == ["torchvision", "timm"]
 
 
+def test_a_name_may_have_a_tag_of_timms_weights():
+    assert composed("model=resnet50.a1_in1k").model.name == "resnet50.a1_in1k"
+    assert tried.answer(trial("timm/resnet18.a1_in1k", 32)).problem is None
+    assert "Invalid pretrained tag (nope)" in str(tried.answer(trial("resnet18.nope", 32)).problem)
+    for name in ("mobilenet_v2.x", "resnet1.a1_in1k"):  # timm has no such model
+        with pytest.raises(ValueError, match="neither torchvision nor timm has it"):
+            models.refuse(name)
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_model_is_tried_without_values(name: str):
     assert tried.answer(trial(name, FAMILIES[name])).problem is None
