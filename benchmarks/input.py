@@ -54,7 +54,7 @@ class Plain(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         stored = self.split.images[index]
-        image = Image.open(stored) if isinstance(stored, Path) else Image.fromarray(stored)
+        image = Image.fromarray(stored) if isinstance(stored, np.ndarray) else Image.open(stored.open("rb"))
         return self.transform(image.convert("RGB")), int(self.split.labels[index])
 
 

@@ -33,7 +33,7 @@ from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.records import figures
 from multicard.records.comparable import DATA
-from multicard.records.schema import Cpu
+from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, first_few
 
 MAX_NAMED = 6  # missing cells in a refusal

@@ -9,7 +9,7 @@ from analysis.runs.columns import MARKS
 from analysis.runs.details import DetailedRun
 from analysis.runs.load import Run
 from multicard.config.job import count
-from multicard.records.schema import Cpu
+from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, in_bytes
 
 MOST_VALUES = 8  # of a fact

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from analysis.runs.load import Run
 from multicard.measure.timing import PHASES
-from multicard.records.schema import AnyRecord, Environment, VisionEpoch, VisionRecord
+from multicard.records.schema import AnyRecord, VisionEpoch, VisionRecord
+from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import GpuPart
 from multicard.records.steps import STEPS
 

@@ -15,7 +15,8 @@ from analysis.runs.columns import columns
 from multicard.config.job import count
 from multicard.records import run_folder, steps
 from multicard.records.run_folder import RESULT
-from multicard.records.schema import AnyRecord, Environment
+from multicard.records.schema import AnyRecord
+from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Prediction
 
 UNFINISHED = "no result.json: it is still being measured, or was cut off"

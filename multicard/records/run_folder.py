@@ -38,7 +38,8 @@ from msgspec import Struct
 
 from multicard.config.base import NOT_IDENTITY
 from multicard.records import steps
-from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord, Environment
+from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord
+from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Attempt
 
 RESULT, ENVIRONMENT = "result.json", "environment.json"

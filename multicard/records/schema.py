@@ -328,63 +328,6 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 AnyRecord = VisionRecord | LlmRecord | ScriptRecord
 
 
-class Git(Struct):
-    commit: str | None = None
-    dirty: Annotated[bool | None, "tracked files differ from the commit"] = None
-    changes: Annotated[str | None, "8 hex digits of the difference"] = None
-
-
-class Cpu(Struct):
-    model: str | None = None
-    cores: Annotated[Count, "that the run may use"] = None
-    cores_online: Count = None
-    memory_bytes: Count = None
-
-
-class EnvironmentGpu(Struct):
-    """A visible GPU; null where NVML gives no figure."""
-
-    uuid: str
-    name: str | None = None
-    memory_bytes: Count = None
-    sm_clock_max_mhz: Count = None
-    memory_clock_max_mhz: Count = None
-    driver: str | None = None
-
-
-class RankPlace(Struct):
-    """Where a rank ran."""
-
-    rank: Int
-    host: str
-    device: Annotated[str, "the GPU's name, or cpu"]
-    threads: Count
-    cpus: Annotated[str | None, 'cores that it was bound to: "0-7,16-23"']
-    gpu: Annotated[str | UnsetType | None, "the GPU's UUID, as CUDA says; null on CPU"] = UNSET
-
-
-class Environment(Struct, kw_only=True):
-    """Machine and software of a run. `numa` and the keys after it are known once the ranks have started."""
-
-    recorded_at: Annotated[str | None, "UTC, ISO 8601"] = None
-    host: Annotated[str | None, "of the controller"] = None
-    git: Annotated[Git | None, "null outside of a checkout"] = None
-    python: str | None = None
-    packages: Annotated[dict[str, str | None], "versions; null where not installed"] = {}
-    platform: str | None = None
-    cpu: Cpu | None = None
-    gpus: list[EnvironmentGpu] = []
-    topology: Annotated[dict[str, Any] | None, "sockets, NUMA nodes, PCIe and NVLink between the GPUs"] = None
-    cuda_visible_devices: str | None = None
-    cuda_device_order: Annotated[str | UnsetType | None, "PCI_BUS_ID unless the user chose another"] = UNSET
-    slurm: Annotated[dict[str, str], "the variables SLURM_JOB..."] = {}
-    numa: Annotated[str | UnsetType | None, "node: ranks were bound to their GPU's NUMA node"] = UNSET
-    malloc: Annotated[str | UnsetType, "the option malloc that took effect: tuned or system"] = UNSET
-    flags: Annotated[dict[str, Scalar] | UnsetType | None, "TF32, cuDNN and types, as used"] = UNSET
-    openmp: Annotated[dict[str, str] | UnsetType | None, "the ranks' variables OMP_... and GOMP_..., as used"] = UNSET
-    ranks: list[RankPlace] | UnsetType = UNSET
-
-
 class CommonSteps(Struct):
     """One row per step and rank."""
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields
 
 from multicard.records import figures, run_folder, schema, schema_parts, text_table
+from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import described
 
 INTRODUCTION = f"""# The record of a run
@@ -20,7 +21,7 @@ Each run leaves a folder, `multirun/<name>/<cell>/`. Its files:
 Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` per second. A key that is `null`
 was not measured or does not apply. `schema_version` is {schema.SCHEMA_VERSION}; a record is read as long as its version
 is not newer than the program's, keys that it lacks read as `null`, and unknown ones are left alone. The tables below
-are made from `multicard/records/schema.py` and `schema_parts.py`, by which every record is checked when it is written;
+are made from `multicard/records/schema.py` and the files beside it, by which records are checked when they are written;
 a key in *italics* is there only where it applies.
 """
 FIGURES = """The numbers that tables, charts and rankings show, by the names that `list --columns`, `--sort` and
@@ -31,7 +32,7 @@ SECTIONS = {
     "result.json of train_vision.py": schema.VisionRecord,
     "result.json of tune_llm.py": schema.LlmRecord,
     "result.json of measure_script.py": schema.ScriptRecord,
-    "environment.json": schema.Environment,
+    "environment.json": Environment,
     "steps.parquet": schema.CommonSteps,
     "steps.parquet of train_vision.py": schema.VisionSteps,
     "steps.parquet of tune_llm.py": schema.LlmSteps,

@@ -24,7 +24,8 @@ from multicard.ranks.process import LOG_LINES
 from multicard.records import comparable, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
-from multicard.records.schema import SCHEMA_VERSION, AnyRecord, Cpu, Environment, Git, RankPlace
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord
+from multicard.records.schema_environment import Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds

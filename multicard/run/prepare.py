@@ -24,7 +24,7 @@ from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Job
 from multicard.records import content, ownership, run_folder
-from multicard.records.schema import Environment
+from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Data, Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers

@@ -15,7 +15,8 @@ from multicard.config.sweeps import PREDICTION
 from multicard.observe.energy.gpu_record import MERGED
 from multicard.records.comparable import content
 from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT, read_environment
-from multicard.records.schema import AnyRecord, Cpu, Environment
+from multicard.records.schema import AnyRecord
+from multicard.records.schema_environment import Cpu, Environment
 from multicard.records.schema_parts import Segment
 from multicard.records.steps import STEPS
 from multicard.tracking import keys

@@ -20,7 +20,7 @@ from multicard.llm.data import row_sources
 from multicard.observe.profiles import load as profiles
 from multicard.records import run_folder
 from multicard.records.run_folder import finite
-from multicard.records.schema import Environment
+from multicard.records.schema_environment import Environment
 from tests.helpers import records
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "records_v1"  # measured by an early version

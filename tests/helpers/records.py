@@ -38,7 +38,8 @@ def configuration(kind: str) -> dict[str, Any]:
         small = ("epochs=2", "batch_size=16", "warmup_steps=1", "dataset.image_size=32")
         return plain(typed(*words, *small))
     if kind == "script":
-        return plain(OmegaConf.to_object(composed(*words, "script=train.py", "args.lr=0.1", entry="measure_script")))
+        config: Any = OmegaConf.to_object(composed(*words, "script=train.py", "args.lr=0.1", entry="measure_script"))
+        return plain(config)
     return plain(typed_llm(*words, "skip_steps=1", "template=instruct"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from multicard.machine.environment import host
 from multicard.records import ownership, rank_files, run_folder, schema_page
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
-from multicard.records.schema import Environment
+from multicard.records.schema_environment import Environment
 from tests.conftest import ROOT
 from tests.helpers import records
 
