@@ -15,10 +15,11 @@ from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.records.journal import JournalError
-from multicard.sweep import auto_gpus, axes, cells, executor, objective, predicted, slurm_submit, slurm_wait, task
+from multicard.sweep import auto_batch, auto_gpus, axes, cells, executor, objective, predicted, slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace, SameFailureError, Streak
+from multicard.sweep.task import run
 from multicard.sweep.until_sure import UntilSure
 
 CELLS = "hydra_plugins.multicard_launchers.CellSweeper"
@@ -47,6 +48,9 @@ class Batches:
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         refuse_race(config, self.on_slurm, sweeper._target_ == CELLS, sweeper.get("max_batch_size"))
         objective.refuse(self.command.workload, config.objective)
+        if config.get("batch_size_auto"):  # a key of training, not of scripts
+            auto_batch.refuse(config, self.on_slurm, self.packs, sweeper._target_ == CELLS)
+            job_overrides = auto_batch.resolve(self.command, self.context, config, job_overrides, self.on_slurm)
         if config.gpus_auto:
             job_overrides = self._with_gpus(job_overrides)
         if sweeper._target_ != CELLS:
@@ -194,7 +198,7 @@ class Batches:
         for index, cell in enumerate(left, 1):
             done = run_job(
                 hydra_context=self.context,
-                task_function=lambda _, cell=cell: task.run(self.command, cell, left_s=pace.left_s),
+                task_function=lambda _, cell=cell: run(self.command, cell, left_s=pace.left_s),
                 config=cell.composed,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",

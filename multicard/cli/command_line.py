@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
-from multicard.config.base import GLOBAL
+from multicard.config.base import AUTO_BATCH, GLOBAL
 from multicard.config.job import AUTO_GPUS
 from multicard.config.keys import require
 from multicard.config.sweeps import REPETITION, SWITCHED
@@ -23,19 +23,20 @@ from multicard.run.workload import Workload
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 # Keys with one value for all cells of a sweep
 ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "gpus_auto")
-ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
+ONE_VALUE += ("batch_size_auto", "predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
 FOLLOWS = f"batch_size_asked={GLOBAL}"
-AUTO = ("gpus=auto", "gpus_auto=true")
+AUTO = {"gpus=auto": AUTO_GPUS, "gpus_auto=true": AUTO_GPUS}
+AUTO |= {"batch_size=auto": AUTO_BATCH, "batch_size_auto=true": AUTO_BATCH}
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
 
 def switched(words: list[str], workload: Workload) -> list[str]:
-    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` as AUTO_GPUS; with what
-    tells that a rank's batch follows from the global one, whatever an experiment or a preset has for it; with the
-    options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written where the defaults do
-    not have the group, as `experiment=NAME`.
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` and `batch_size=auto`
+    as their keys; with what tells that a rank's batch follows from the global one, whatever an experiment or a preset
+    has for it; with the options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written
+    where the defaults do not have the group, as `experiment=NAME`.
 
     Raises:
         ValueError: `glob()` that matches nothing.
@@ -44,7 +45,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     given = {word.lstrip("+").partition("=")[0] for word in words}
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
     keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
-    words = [part for word in words for part in (AUTO_GPUS if word in AUTO else (word,))]
+    words = [part for word in words for part in AUTO.get(word, (word,))]
     parted = [word.partition("=") for word in words]
     words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]
     if not any(word.startswith("+") for word in words):
@@ -160,7 +161,8 @@ def check(chosen: list[Override], workload: Workload) -> None:
         if not discrete:
             continue
         values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]
-        require(key != "gpus" or "auto" not in values, f"{word}: auto stands alone, as gpus=auto")
+        alone = f"{key}=auto" not in AUTO or "auto" not in values
+        require(alone, f"{word}: auto stands alone, as {key}=auto")
         if known.get(key) in SWITCHES:
             numbers = [value for value in values if type(value) is int and value not in TRUE_OR_FALSE]
             require(not numbers, f"{word}: must be true or false")

@@ -232,6 +232,7 @@ def _check_words(job: Job, key: str) -> None:
         group = re.split(r"[./@]", name)[0]
         reason = PLANNED.get(group) if name == group or group in ("predict", "probe", "race", "hydra") else None
         require(reason is None, f"{key}: {word}: {reason}")
+        require(word != "batch_size=auto", f"{key}: {word}: a plan is of given sizes; give it, as batch_size=32")
 
 
 def _interval(figure: float | list[float]) -> Interval:
