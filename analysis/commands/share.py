@@ -44,10 +44,12 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
 
 
 def _row(runs: Sequence[Run]) -> SharedRow | None:
-    """The row of a setting's runs; None where its model or data set is the user's own."""
+    """The row of a setting's runs; None where its model, its weights or its data set are the user's own."""
     record, machine = runs[0].record(), runs[0].environment()
     config = {key: value for key, value in record.config.items() if key not in history.NOT_IDENTITY}
     settings = {key: value for key, value in flat(config).items() if shared_rows.is_public(record.kind, key, value)}
+    if "model.weights" in flat(config) and "model.weights" not in settings:
+        return None
     figures = {name: figure for name in SHARED_FIGURES if (figure := _figure(runs, name)) is not None}
     versions = {"python": machine.python, **machine.packages}
     is_version = re.compile(shared_rows.VERSION).search

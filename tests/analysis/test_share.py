@@ -97,6 +97,13 @@ def test_what_has_no_public_name_is_not_exported(root: Path, capsys: pytest.Capt
     records.write(root / "a" / "0", records.vision(model="our_secret_net"))
     assert main(["export", str(root), "--anonymous"]) == 1
     assert "refused: nothing to share of 1 run" in capsys.readouterr().err and not Path("measured.json").exists()
+    for weights, code in (("mine.safetensors", 1), ("pretrained", 0)):
+        run = records.vision()
+        run["config"]["model"]["weights"] = weights
+        records.write(root / "a" / "0", run)
+        assert main(["export", str(root), "--anonymous"]) == code
+    (row,) = json.loads(Path("measured.json").read_text())["rows"]
+    assert row["settings"]["model.weights"] == "pretrained"
     with pytest.raises(SystemExit):
         main(["export", str(root)])
 
