@@ -310,7 +310,7 @@ REFUSED = {
     "nodes=2": "leave out nodes=2",
     "profile=kineto": "leave out profile=kineto",
     "diagnose=true": "leave out diagnose=true",
-    "race=total_s": "race=total_s: choose one of images_per_s, tokens_per_s",
+    "race=total_s": "race=total_s: choose one of images_per_s, samples_per_s, tokens_per_s",
     "race=tokens_per_s dry_run=true": "race=tokens_per_s: train_vision.py has race=images_per_s",
 }
 
