@@ -51,7 +51,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     gc.collect()  # loaders end their own workers
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_children()
-    threading._shutdown = lambda: None  # the process does not wait for threads of the script
+    threading._shutdown = lambda: None  # the process does not wait for threads of the script  # pyright: ignore[reportAttributeAccessIssue]
     if not recorder.steps:
         raise ValueError(f"script={config.script}: {NO_STEP}")
 
