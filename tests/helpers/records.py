@@ -80,7 +80,7 @@ def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
             config[key] = value
     record = {
         **dict.fromkeys(("job", "cause", "divergence", "compile_s", "compile_cache", "cuda_graphs", "changes")),
-        **dict.fromkeys(("profile", "diagnosis", "probe", "prediction")),
+        **dict.fromkeys(("profile", "diagnosis", "probe", "prediction", "cuda_graphs_recorded")),
         "schema_version": 1,
         "kind": kind,
         "name": "sweep",
@@ -172,6 +172,7 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "time_to_target_s": None,
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
         "num_workers": 0,
+        "trainable_parameters": 2_236_682,
     }
 
 

@@ -82,7 +82,9 @@ def seen(split: Split) -> list[tuple[tuple[int, ...], int]]:
 FORMS: dict[str, Callable[[Path], Path]] = {
     "flat": fill,
     "train alone": lambda root: fill(root / "train").parent,
-    "csv": lambda root: write(fill(root).parent / "a.csv", "label,image", *((b, f"root/{a}") for a, b in rows(root))),
+    "csv": lambda root: write(
+        fill(root).parent / "a.csv", "label,image", *((b, f"{root.name}/{a}") for a, b in rows(root))
+    ),
     "semicolons": lambda root: write(root / "a.CSV", "\ufeffPath;Class", *(f"{a};{b}" for a, b in rows(fill(root)))),
     "hub": lambda root: hub_files(root / "data", "train-00000-of-00001.parquet").parent,
 }
