@@ -14,9 +14,10 @@ from functools import cached_property
 from analysis import rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
 from analysis.runs import details, grouping
+from analysis.runs.columns import STEPS
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
-from analysis.runs.kinds import KINDS
+from analysis.runs.kinds import KINDS, Kind
 from analysis.runs.load import Run
 from analysis.stats.between_runs import BETA, LOSS_APART
 from analysis.stats.intervals import faster
@@ -41,7 +42,6 @@ PHASES = {  # what a step's largest phase is called, and the keys that may shrin
     "backward": ("the backward pass", COMPUTING),
     "optimizer": ("the optimiser", ("batch_size",)),
 }
-OF_TUNING = ("method", "batch_size")
 ALTERNATIVES = {  # values to try beside a setting's own
     "precision": ("fp32", "bf16"),
     "layout": ("nchw", "nhwc"),
@@ -51,7 +51,6 @@ ALTERNATIVES = {  # values to try beside a setting's own
     "method": ("lora", "qlora"),
 }
 FACTORS = (1, 2, 4)  # of a batch size, to try
-DIAGNOSE = "diagnose=true"
 
 
 @dataclass(frozen=True)
@@ -254,16 +253,17 @@ class Answer:
     def limit(self) -> Advice:
         """What limits the setting: as it was diagnosed, else the largest phase of its steps."""
         diagnosed = next((run for run in self._runs if run.diagnosis), None)
+        words, done, _ = self._kind.limit
         if diagnosed is not None:
             found = (diagnosed.diagnosis or "").partition(TO_TRY)[0].partition(": ")
-            return Advice(f"{capital(found[2] or found[0])}.", self._with(DIAGNOSE))
+            return Advice(f"{capital(found[2] or found[0])}.", self._with(words))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
-            return Advice(f"It was not diagnosed, as {DIAGNOSE} does.", self._with(DIAGNOSE))
+            return Advice(f"It was not {done}, as {words} does.", self._with(words))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
-        why = f"{DIAGNOSE} says why: it leaves out one cost at a time."
-        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with(DIAGNOSE))
+        why = f"{words} says why: it leaves out one cost at a time."
+        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with(words))
 
     @cached_property
     def next(self) -> Advice:
@@ -276,28 +276,35 @@ class Answer:
             )
         first = self.best.runs[0]
         if self.failings:
-            key = "epochs" if first["max_steps"] is None else "max_steps"
-            longer = f"{key}={4 * (first[key] or 1)}"
+            lengths = (key for key in ("max_steps", STEPS, "epochs") if first[key] is not None)
+            longer = next((f"{key.rpartition('.')[2]}={4 * first[key]}" for key in lengths), "")
             return Advice("Train longer: these runs are no measure of the setting.", self._with(longer))
         if len(self.best.runs) == 1:
             sure = "Repeat the runs: single ones do not show how runs differ."
             return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
-        keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else OF_TUNING
+        keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else self._kind.to_sweep
         fixed = [*self.keys, *["method"] * (first["reward_accuracy"] is not None)]  # pairs are read by dpo alone
         key = next((key for key in keys if key not in fixed), None)
         if key is None:
-            return Advice("See what limits it: steps with one cost removed at a time.", self._with(DIAGNOSE))
+            words, _, shown = self._kind.limit
+            return Advice(f"See what limits it: {shown}.", self._with(words))
         return Advice(f"Sweep {key}, which was not varied.", self._with(f"{key}={','.join(_values(first, key))}"))
 
     @property
     def _sweep(self) -> str | None:
         return next(iter(rerun_commands.of_sweeps(self.best.runs)), None)
 
-    def _with(self, word: str) -> str | None:
-        """The setting's command with another word, as a measurement of its own."""
-        is_key = self.command is not None and "=" in word
-        return rerun_commands.with_word(self.command or "", word, sweeps="," in word) if is_key else None
+    @property
+    def _kind(self) -> Kind:
+        return KINDS[self.best.runs[0]["kind"]]
+
+    def _with(self, words: str) -> str | None:
+        """The setting's command with other words, as a measurement of its own."""
+        command = self.command if "=" in words else None
+        for word in words.split() if command is not None else ():
+            command = rerun_commands.with_word(command or "", word, sweeps="," in word)
+        return command
 
 
 def _values(run: Run, key: str) -> list[str]:

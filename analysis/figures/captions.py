@@ -74,8 +74,11 @@ def ordered(values: Sequence[Any]) -> list[Any]:
 
 
 def in_short(runs: Sequence[Run]) -> str:
-    models, datasets = (dict.fromkeys(grouping.typed(run[name]) for run in runs) for name in ("model", "dataset"))
-    return f"{count(len(runs), 'run')}: {first_few([*models], 2)} on {first_few([*datasets], 2)}"
+    named = [
+        first_few([*dict.fromkeys(grouping.typed(run[name]) for run in runs if run[name] is not None)], 2)
+        for name in ("script", "model", "dataset")
+    ]
+    return f"{count(len(runs), 'run')}: {' on '.join(filter(None, named))}"
 
 
 def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:

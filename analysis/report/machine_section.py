@@ -13,7 +13,7 @@ from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, in_bytes
 
 MOST_VALUES = 8  # of a fact
-PACKAGES = ("torch", "torchvision", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
+PACKAGES = ("torch", "torchvision", "timm", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:

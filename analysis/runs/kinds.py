@@ -15,6 +15,8 @@ class Kind:
     package: whose version matters beside torch's and CUDA's.
     rest: what a step is beside its known phases.
     curve: along which training losses are drawn, "epoch" or "step".
+    to_sweep: keys to vary next, where a step's phases do not say which.
+    limit: the words that have a run say what limits it, what they do to it, and what they show.
     """
 
     title: str
@@ -24,6 +26,8 @@ class Kind:
     package: str
     rest: str
     curve: str = "epoch"
+    to_sweep: tuple[str, ...] = ()
+    limit: tuple[str, str, str] = ("diagnose=true", "diagnosed", "steps with one cost removed at a time")
 
 
 KINDS = {
@@ -43,6 +47,7 @@ KINDS = {
         "torchtune",
         "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
         curve="step",
+        to_sweep=("method", "batch_size"),
     ),
     "script": Kind(
         "script",
@@ -52,5 +57,6 @@ KINDS = {
         "torch",
         "all but the wait for batches",
         curve="step",
+        limit=("profile=kineto profile.window=start", "profiled", "the calls of its training"),
     ),
 }

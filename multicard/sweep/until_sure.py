@@ -138,7 +138,7 @@ class UntilSure:
 
     def _setting(self, cell: Cell) -> Setting:
         keys = comparable.measured_settings(plain(cell.config))
-        keys.pop("seed")
+        keys.pop("seed", None)  # which scripts have not
         return self.settings.setdefault(str(sorted(keys.items())), Setting(cell.folder.name, keys, []))
 
     def _others(self, setting: Setting) -> list[Setting]:

@@ -6,6 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from analysis.answers import answers
+from analysis.runs import load
 from multicard.records import run_folder
 from multicard.run import controller
 from multicard.script.workload import WORKLOAD
@@ -40,6 +42,24 @@ def test_a_script_of_two_ranks_is_measured(script: Script):
     assert record.samples_per_s and record.total_s and record.peak_memory_bytes and record.startup_s
     assert record.seen[:2] == ["steps are those of SGD.step", "stopped after step 30"]
     assert run_folder.read_steps(run.folder).num_rows == 60
+
+
+def test_a_profile_from_the_start_has_the_scripts_steps(script: Script):
+    run = measured(script(TRAIN), "steps=6", "warmup_steps=1", "profile=kineto", "profile.window=start")
+    table = run.record.profile
+    assert run.record.status == "ok" and table is not None and not table.error and table.window == "start"
+    assert table.h2d is not None and table.h2d.counted_bytes is None  # nobody counts what a script copies
+
+
+def test_runs_are_repeated_until_sure_and_the_advice_can_be_followed(script: Script, tmp_path: Path):
+    words = ["-m", f"script={tmp_path / script(GROUP + TRAIN)}", "device=cpu", "tracker.mode=disabled", "steps=8"]
+    words += ["warmup_steps=1", "args.lr=0.1,0.2", "args.style=hydra", "repeat=auto", "repeat_max=2"]
+    ended = command(*words, f"hydra.sweep.dir={tmp_path}/out", entry="measure_script.py")
+    assert (ended.returncode, ended.stderr) == (0, "") and "repeat=auto: 4 runs of 2 cells" in ended.stdout
+    (answer,) = answers(load.read([tmp_path / "out"]).runs)
+    assert answer.limit.command and answer.limit.command.endswith("profile=kineto profile.window=start")
+    advised = " ".join(str(advice) for advice in (answer.limit, answer.next, answer.elsewhere))
+    assert "diagnose" not in advised and "epochs=" not in advised and "batch_size=" not in advised
 
 
 def test_ranks_without_a_group_are_said(script: Script):

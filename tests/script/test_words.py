@@ -63,7 +63,7 @@ def test_what_a_script_cannot_do_is_refused(overrides: list[str], reason: str):
 def test_arguments_and_steps_are_part_of_the_identity():
     configs = [typed(), typed("args.lr=0.1"), typed("args.lr=0.2"), typed("steps=5"), typed("words=[a]")]
     assert len({config.identity() for config in configs}) == len(configs)
-    assert describe(configs[3]) == "train.py, 5 steps"
+    assert describe(configs[3]) == ["train.py", "5 steps"]
 
 
 def test_the_fingerprint_covers_the_script_and_its_packages(tmp_path: Path):

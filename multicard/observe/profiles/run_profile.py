@@ -40,7 +40,8 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
         # the cost of profiling: a step in the window over an unprofiled step of the run
         table.step_s = ProfileCost(inside_s, outside_s, outside_s and inside_s / outside_s)
         source += ", scaled by steps"
-    table.h2d = _h2d_bytes(profile, ranks, _scale(table, record), source)
+    counted = None if record.transfer_bytes is None else sum(rank["counted_h2d_bytes"] for rank in ranks)
+    table.h2d = _h2d_bytes(profile, counted, _scale(table, record), source)
     return table
 
 
@@ -49,7 +50,8 @@ def add_copies(record: AnyRecord) -> None:
     summed over ranks; nothing where the profiler saw no device, or its window does not tell of the whole run.
     """
     table, moved = record.profile, record.transfer_bytes
-    assert table is not None and moved is not None
+    if table is None or moved is None:  # nobody counts what a script copies
+        return
     sizes = {row.metric: row.bytes or 0 for row in table.rows or () if row.rank is None}
     scale = _scale(table, record) if COPIES["DtoH"] in sizes else None
     if scale is not None and table.h2d:
@@ -65,10 +67,9 @@ def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
     return ((counts.count or 0) + (counts.warmup_count or 0)) / table.steps if counts and table.steps else None
 
 
-def _h2d_bytes(profile: Profile, ranks: list[dict[str, Any]], scale: float | None, source: str) -> ProfileCopies:
-    """Bytes from host to device in the window, summed over ranks: counted by the loop, and profiled; `scale` is that to
-    the whole run."""
-    counted = sum(rank["counted_h2d_bytes"] for rank in ranks)
+def _h2d_bytes(profile: Profile, counted: int | None, scale: float | None, source: str) -> ProfileCopies:
+    """Bytes from host to device in the window, summed over ranks: `counted` by the loop, and profiled; `scale` is that
+    to the whole run."""
     profiled = next((row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None)
     return ProfileCopies(
         counted_bytes=counted,
