@@ -6,7 +6,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 MOST = 10**18  # beyond any figure: sums and powers of what is larger are no numbers
-Scalar = str | int | float | bool | None
+Scalar = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None  # seeds have 63 bits
 Int = Annotated[int, Meta(ge=-MOST, le=MOST)]
 Float = Annotated[float, Meta(ge=-MOST, le=MOST)]
 Count = Int | None
