@@ -24,7 +24,7 @@ from multicard.estimate.target import Target, cores_in_words, product
 from multicard.machine import environment
 from multicard.records.figures import FIGURES, MONEY
 from multicard.records.schema_parts import Count, Float, Int
-from multicard.vision import model_names
+from multicard.vision import model_names, models
 from multicard.workloads import WORKLOADS
 
 MOST_BYTES = 20_000_000  # of a file
@@ -113,7 +113,7 @@ def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     words = {str(word.value) for each in enums if issubclass(each, Enum) for word in each}
     for file in CONF.glob("*/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
-    words |= {"random", "pretrained"}  # of model.weights, which may be a path too
+    words |= {models.RANDOM, models.PRETRAINED}  # of model.weights, which may be a path too
     names = {key for key, _ in found if key.partition(".")[0] not in history.NOT_IDENTITY}
     return frozenset(names), frozenset(word for word in words if word and "$" not in word)
 

@@ -23,7 +23,7 @@ from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate
 from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import Board
-from multicard.records.rank_files import LlmRankEpoch, LlmReport
+from multicard.records.rank_files import CountedEpoch, LlmReport
 from multicard.run.rank_report import Report
 
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
@@ -66,7 +66,7 @@ class TuningReport(Report[LlmReport]):
         self.write_steps(epoch, per_step)
         began_s, before_s = content.started_s or 0.0, content.epochs[-1].ended_s if epoch else 0.0
         content.spans_s.append((began_s + before_s, began_s + ended_s))
-        content.epochs.append(LlmRankEpoch(epoch, epoch_s, ended_s, steps=count))
+        content.epochs.append(CountedEpoch(epoch, epoch_s, ended_s, steps=count))
         self.peak()
         self.write()
 

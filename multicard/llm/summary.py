@@ -12,7 +12,7 @@ from multicard.config.placement import Placement
 from multicard.llm import methods, models
 from multicard.measure import formulas
 from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
-from multicard.records.schema import LlmEpoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
+from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
 from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
 from multicard.records.steps import COLUMNS
 from multicard.run.workload import settings
@@ -75,11 +75,11 @@ def summarise(
     record.flops_per_token, record.mfu = _work(record, config, ranks, table)
 
 
-def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]) -> LlmEpoch:
+def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]) -> Epoch:
     """One epoch over all ranks: times are the slowest rank's."""
     by_rank = [rank.epochs[index] for rank in ranks]
     rows = table["epoch"] == index
-    return LlmEpoch(
+    return Epoch(
         epoch=index,
         steps=by_rank[0].steps,
         train_s=max(epoch.train_s for epoch in by_rank),

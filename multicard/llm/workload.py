@@ -11,14 +11,12 @@ from multicard.records.schema import LlmRecord
 from multicard.run.workload import Workload, untried
 
 
-def describe(config: LlmConfig) -> str:
-    """What will run, in one line; parts are divided by commas."""
+def describe(config: LlmConfig) -> list[str]:
+    """What will run, in parts of a line."""
     weights = "random weights" if config.model.weights == "random" else "its own weights"
-    template = f", template {config.template_name}" if config.template_name else ""
-    return (
-        f"{config.model.name} ({weights}) on {config.dataset.name}{template}, {config.method.name}, "
-        f"{config.precision.name}, {config.recipe_name}, batch {config.batch_size} a rank"
-    )
+    template = [f"template {config.template_name}"] if config.template_name else []
+    options = [*template, config.method.name, config.precision.name, config.recipe_name]
+    return [f"{config.model.name} ({weights}) on {config.dataset.name}", *options, f"batch {config.batch_size} a rank"]
 
 
 def advise(config: LlmConfig, placement: Placement, bound: str) -> str:

@@ -18,8 +18,9 @@ from multicard.config.keys import require
 from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "torchtune", "torchao", "datasets", "numpy", "pyarrow")
-PACKAGES += ("wandb", "nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-dali-cuda130", "nvidia-nccl-cu13")
+PACKAGES = ("torch", "torchvision", "timm", "hydra-core", "omegaconf", "torchtune", "torchao", "datasets", "numpy")
+PACKAGES += ("pyarrow", "wandb", "transformers", "accelerate", "lightning")  # the last three are of scripts
+PACKAGES += ("nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-dali-cuda130", "nvidia-nccl-cu13")
 
 
 def collect() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Topology of this machine: links between GPUs and to the host, the host's sockets and NUMA nodes."""
 
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def numa_node(sys: Path, pci: str | None) -> int | None:
     return None
 
 
+@cache
 def cpus_near(uuid: str) -> set[int]:
     """The cores of the NUMA node that a GPU hangs on; empty where the machine does not say."""
     with devices.nvml() as library:

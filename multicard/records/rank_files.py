@@ -42,7 +42,7 @@ class VisionRankEpoch(RankEpoch, kw_only=True):
     evaluate_h2d_labels_bytes: int = 0
 
 
-class LlmRankEpoch(RankEpoch, kw_only=True):
+class CountedEpoch(RankEpoch, kw_only=True):
     steps: int = 0
 
 
@@ -103,7 +103,7 @@ class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
 
 
 class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
-    epochs: list[LlmRankEpoch] = []
+    epochs: list[CountedEpoch] = []
     text_rows: TextRows | None = None
     vocabulary: int = 0
     warmup_steps: int | None = None
@@ -117,7 +117,7 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
 class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     """All steps are one epoch, whose `train_s` leaves out evaluations. `evaluate_s`: those between and after steps."""
 
-    epochs: list[LlmRankEpoch] = []
+    epochs: list[CountedEpoch] = []
     left_out: list[int] = []
     evaluate_s: float = 0.0
     loads: bool = False

@@ -60,7 +60,7 @@ class VisionEpoch(Struct):
     images_per_s: Annotated[Number, "distinct samples by train_s"] = None
 
 
-class LlmEpoch(Struct):
+class Epoch(Struct):
     """One epoch of tuning, or all steps of a script. Times are the slowest rank's, in seconds."""
 
     epoch: Annotated[Count, "from 0"] = None
@@ -267,7 +267,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     always: ClassVar[tuple[str, ...]] = ("method", "template", "gpus")
     work_rates: ClassVar[tuple[str, ...]] = ("tokens_per_s",)
 
-    epochs: Annotated[list[LlmEpoch], "one entry per finished epoch"] = []
+    epochs: Annotated[list[Epoch], "one entry per finished epoch"] = []
     iteration_s: Annotated[Statistics | None, "of an optimiser step; keys as in step_s"] = None
     data_s: Annotated[Number, "mean seconds of waiting for a batch, per iteration and rank"] = None
     tokens: Annotated[Tokens | None, "trained on, all ranks"] = None
@@ -301,7 +301,7 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     skips: ClassVar[str] = "warmup_steps"
     work_rates: ClassVar[tuple[str, ...]] = ("samples_per_s", "tokens_per_s")
 
-    epochs: Annotated[list[LlmEpoch], "one entry: all steps of the run"] = []
+    epochs: Annotated[list[Epoch], "one entry: all steps of the run"] = []
     step_s: Annotated[Statistics | None, "after the warm-up, without the steps in `left_out`"] = None
     left_out: Annotated[list[int], "steps, from 0, with an evaluation before them or an unknown start"] = []
     evaluate_s: Annotated[Number, "seconds of evaluation, by batches drawn without gradients or from other data"] = None

@@ -97,7 +97,7 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
     else:
         if not cell.title:  # else the sweep has said what is alike in all its cells, and the title has the rest
             where = run.placement.ranks(run.config.gpus)
-            say(Text(f"{run.workload.describe(run.config)}, {where} -> ").append(link(run.folder)))
+            say(Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(link(run.folder)))
         cores = environment.cores()
         if run.placement.crowded(cores):
             say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")

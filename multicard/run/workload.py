@@ -36,7 +36,7 @@ class Workload:
         ValueError or OSError where they are not there.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
     axes: the record's `axes`, by configuration and device.
-    describe: one line about a run before it starts, by its configuration.
+    describe: what a run is before it starts, in parts of a line, by its configuration.
     record: the struct of a run's record.
     summarise: fills in the record's figures, from the ranks' reports and the table of steps.
     advise: the option to try next against what bounds a run.
@@ -60,7 +60,7 @@ class Workload:
     data: Callable[[Any], Parts]
     arguments: Callable[[Any, Placement, Path], tuple[Any, ...]]
     axes: Callable[[Any, str], dict[str, Any]]
-    describe: Callable[[Any], str]
+    describe: Callable[[Any], list[str]]
     record: type[AnyRecord]
     summarise: Callable[[Any, Any, Placement, list[Any], Any], None]
     advise: Callable[[Any, Placement, str], str]

@@ -22,7 +22,7 @@ from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
-from multicard.records.rank_files import LlmRankEpoch, ScriptReport
+from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.run.rank_report import Report
 from multicard.script.batches import Draws
 from multicard.script.marks import step
@@ -307,7 +307,7 @@ class Recorder:
         }
         if steps:
             self.report.write_steps(0, columns)
-            content.epochs = [LlmRankEpoch(0, float(times[:, 0].sum()), self._total_s, steps=steps)]
+            content.epochs = [CountedEpoch(0, float(times[:, 0].sum()), self._total_s, steps=steps)]
         content.spans_s = [(self._started_s, self._started_s + self._span_s)]
         content.left_out = [number for number in self._left_out if number < steps]
         content.evaluate_s, content.loads = self._evaluate_s, self.draws.ever

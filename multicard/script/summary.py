@@ -11,7 +11,7 @@ from multicard.config.placement import Placement
 from multicard.config.script import STYLE, ScriptConfig
 from multicard.measure import formulas
 from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
-from multicard.records.schema import LlmEpoch, Loss, ScriptRecord, TokenRates, Tokens
+from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Tokens
 from multicard.records.schema_parts import Divergence, Segment, Statistics
 from multicard.records.steps import COLUMNS, warmup
 from multicard.run.workload import settings
@@ -46,7 +46,7 @@ def summarise(
         record.evaluate_s = max(rank.evaluate_s for rank in ranks)
         train_s, done = max(epoch.train_s for epoch in own), max(epoch.steps for epoch in own)
         samples = int(table["samples"].sum()) or None
-        record.epochs = [LlmEpoch(0, done, train_s, record.total_s, samples=samples)]
+        record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
         record.test_accuracy, record.logged = ranks[0].test_accuracy, ranks[0].logged
         _rate(record, ranks, table)
         _judge(record, table)

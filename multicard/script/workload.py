@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from multicard.config.base import ProfileConfig, ProfileName, WindowConfig
+from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.config.script import ScriptConfig
 from multicard.records.content import MOST_FILES, Parts
@@ -45,10 +46,10 @@ def code(config: ScriptConfig) -> Parts:
     return {"script": [(str(file.relative_to(path.parent)), file) for file in files[:MOST_FILES]]}
 
 
-def describe(config: ScriptConfig) -> str:
-    """What will run, in one line."""
-    steps = f", {config.steps} steps" if config.steps is not None else ""
-    return shlex.join([config.script, *words.words(config)]) + steps
+def describe(config: ScriptConfig) -> list[str]:
+    """What will run, in parts of a line."""
+    steps = [] if config.steps is None else [count(config.steps, "step")]
+    return [shlex.join([config.script, *words.words(config)]), *steps]
 
 
 PRELOAD = ("multicard.script.run", "pyarrow.parquet", "hydra.main")

@@ -135,7 +135,7 @@ class Sweep:
 
     def say_start(self) -> None:
         """Say how many cells are to be measured, and what is alike in all of them."""
-        described = [cell.workload.describe(cell.config).split(", ") for cell in self.left]
+        described = [cell.workload.describe(cell.config) for cell in self.left]
         alike = ", ".join(part for part in described[0] if all(part in parts for parts in described))
         line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))

@@ -121,13 +121,11 @@ def workers(config: VisionConfig, placement: Placement) -> int:
     return min(8, environment.cores() // placement.processes)
 
 
-def describe(config: VisionConfig) -> str:
-    """What will run, in one line; parts are divided by commas."""
-    images = f"{config.dataset.name} {config.dataset.image_size} px"
-    return (
-        f"{models.describe(config.model)} on {images}, {config.precision.name}, {config.layout.name}, "
-        f"{config.strategy.name}, batch {config.batch_size} a rank, {count(config.epochs, 'epoch')}"
-    )
+def describe(config: VisionConfig) -> list[str]:
+    """What will run, in parts of a line."""
+    model = f"{models.describe(config.model)} on {config.dataset.name} {config.dataset.image_size} px"
+    options = [config.precision.name, config.layout.name.value, config.strategy.name]
+    return [model, *options, f"batch {config.batch_size} a rank", count(config.epochs, "epoch")]
 
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from multicard.config.base import RunConfig
 from multicard.decide.plan.jobs_file import read
 from multicard.estimate.estimates import Predictor
+from multicard.machine import environment
 from multicard.records import run_folder
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep import auto_batch
@@ -22,12 +23,13 @@ SAMPLE = 100_000_000  # bytes of one sample, as predicted here
 
 @pytest.fixture(autouse=True)
 def known_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 6.5 GB left, and memory in proportion to the batch."""
+    """A machine with two cores and 6.5 GB left, and memory in proportion to the batch."""
 
     def predict_all(_: Predictor, configs: Sequence[RunConfig], *__: bool | None) -> list[Prediction]:
         sizes = [getattr(config, "batch_size", 0) * SAMPLE for config in configs]
         return [Prediction("unknown", memory_bytes=Interval(size, size, size), memory_basis="steps") for size in sizes]
 
+    monkeypatch.setattr(environment, "cores", lambda: 2)
     monkeypatch.setattr(auto_batch, "available_memory_bytes", lambda: 6_500_000_000)
     monkeypatch.setattr(Predictor, "predict_all", predict_all)
 
