@@ -364,7 +364,8 @@ def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
     if first is not None and setting.loss is not None and setting.loss > first * (1 - LOSS_APART):
         yield f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
     if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
-        yield f"it missed the target accuracy of {setting.runs[0]['target_accuracy']:.1%}"
+        target = figures.text("target_accuracy", setting.runs[0]["target_accuracy"])
+        yield f"it missed the target accuracy of {target}"
     steps = min(run["steps"] or 0 for run in setting.runs)
     if steps < LEAST_STEPS:
         yield f"it is too short to tell ({count(int(steps), 'measured step')})"

@@ -47,7 +47,7 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     own = {key: value for key, value in record.config.items() if key not in OF_COMMANDS}
     settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
     settings |= {STEPS: own["steps"]} if "steps" in own else {}
-    config = {key: str(value) if isinstance(value, list) else value for key, value in settings.items()}
+    config = {key: str(value) if _is_text(value) else value for key, value in settings.items()}
     about = {FOLDER: str(folder), **{name: _value(record, place) for name, place in ABOUT.items()}}
     about["segments"] = len(record.segments)
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
@@ -56,6 +56,11 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     signs = "".join(mark.sign for mark in MARKS if flags[mark.column])
     measured = {name: figure.value(record) for name, figure in FIGURES.items()}
     return {**about, **config, **axes, **measured, **flags, MARKED: signs}
+
+
+def _is_text(value: Any) -> bool:
+    """True for lists, and for integers that neither SQL nor charts take."""
+    return isinstance(value, list) or (isinstance(value, int) and abs(value) >= 2**63)
 
 
 def _value(record: AnyRecord, place: str) -> Any:
