@@ -30,6 +30,7 @@ from multicard.script.marks import step
 # Labels of laps. STEP is work that ends a step, APART what lies between steps that are marked, PAUSE a race's
 WORK, DATA, STEP, EVALUATE, APART, PAUSE = range(6)
 TOGETHER = 256  # losses on the device that become one tensor
+TAKEN = 32  # steps whose laps are read together
 UNKNOWN_STEPS = 0  # of an epoch
 
 
@@ -228,7 +229,8 @@ class Recorder:
         self.steps += 1
         if self.steps == 1:
             self._see_model()
-        self._take()
+        if self.steps % TAKEN == 0:
+            self._take()
         self.window.step()
         self._post()
         if self.gate is not None and self.gate.step_ended(self.steps):
