@@ -1,6 +1,7 @@
 """What the papers print: the figures, what to know of them, and which runs they may stand beside."""
 
 import csv
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from omegaconf import OmegaConf
 from analysis import experiments, same_setting
 from analysis.__main__ import main
 from analysis.experiments import Panel
+from analysis.report import papers_section
+from analysis.report.blocks import Facts, Fold
 from analysis.runs import load
 from analysis.runs.columns import flat
 from multicard.config.llm import DATASETS
 from multicard.records.figures import FIGURES
 from papers import printed
 from papers.printed import PrintedFigure
-from tests.conftest import composed
+from tests.conftest import ROOT, composed
 from tests.helpers import papers_records, records
 
 TABLES = ("table2", "table3", "table5")
@@ -150,3 +153,13 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
     )
     assert main(["table", "table4", str(tmp_path)]) == 0
     assert "no run here read the whole set" in capsys.readouterr().out
+
+
+def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
+    rows = re.findall(r"^\| .*\| `(\w+)` \|$", (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(experiments.names()) and all(map(printed.in_full, experiments.names()))
+    panels = [(experiments.load(name), []) for name in experiments.names()]
+    folds = [block for block in papers_section.of_papers([], panels, []).blocks if isinstance(block, Fold)]
+    (commands,) = (block for fold in folds for block in fold.blocks if isinstance(block, Facts))
+    of_table2 = next(says for says, command in commands.rows if "experiment=table2 " in f"{command} ")
+    assert "In full: 12 cells on 1 to 4 GPUs, 7.9 hours (15.9 GPU hours), 100 MB on disk" in of_table2

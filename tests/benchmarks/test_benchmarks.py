@@ -1,14 +1,32 @@
 """The formulas of the benchmarks, in closed form, and what they compare."""
 
+import math
 import re
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from analysis.runs import load
+from analysis.runs.load import Run
+from benchmarks import identical, prediction, race, step
 from benchmarks import input as loader_rates
-from benchmarks import step
+from benchmarks import prediction_replays as replays
+from benchmarks.race_replays import (
+    Kind,
+    MadeGrid,
+    Replay,
+    replay,
+)
 from benchmarks.step import Cell, bytes_an_image
+from multicard.decide.race.rules import Verdict
+from multicard.estimate import published, scaling
+from multicard.estimate.scaling import Growth
+from multicard.measure import formulas
+from tests.helpers import records
 
 
 class Block(nn.Module):
@@ -56,3 +74,96 @@ def test_loaders_are_compared_with_torchs(monkeypatch: pytest.MonkeyPatch, capsy
     loader_rates.compare("grey", chosen, 2)
     (torchs,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch, 0 workers")]
     assert re.split(r"\s{2,}", torchs)[3] == "1.00"
+
+
+def test_a_known_growth_is_recovered():
+    known, rng = Growth(threshold=0.1, slope=1.0, constant=0.01), np.random.default_rng(0)
+    growth_2 = rng.gamma(0.6, 0.12, 240)
+    every = enumerate(growth_2)
+    rows = [replays.Case(f"family {n % 40}", f"{n}", d, math.expm1(known.log_ratio(d, 8))) for n, d in every]
+    found = replays.fit(rows)
+    assert (found.threshold, found.slope, found.constant) == pytest.approx((0.1, 1.0, 0.01), abs=1e-3)
+
+
+def test_each_group_counts_once_in_a_conformal_quantile():
+    scores = {"a": [0.0] * 1000, "b": [-1.0, 1.0], "c": [-2.0, 2.0]}
+    assert replays.quantiles(scores, 0.9) == (-2.0, 2.0)
+    assert replays.quantiles(scores, 0.6) == (-1.0, 1.0)
+
+
+def test_the_stated_growth_follows_from_the_published_table():
+    follows = replays.fitted(replays.cases(published.sound()))
+    for name in ("threshold", "slope", "constant", "low", "high"):
+        assert getattr(scaling.PUBLISHED, name) == pytest.approx(getattr(follows, name), abs=2e-3), name
+
+
+def test_the_model_of_a_row_never_saw_its_family(monkeypatch):
+    rows = prediction.lambda_fp16(published.sound())
+    before = replays.scaling_far([row for row in rows if row.family == "A100"])
+    others = tuple(row for row in published.sound() if row.family != "A100")
+    monkeypatch.setattr(published, "sound", lambda: others)
+    assert replays.scaling_far([row for row in rows if row.family == "A100"]) == before != []
+
+
+def test_a_missed_goal_is_said():
+    def ended(loss, share, dropped_wrongly=False, sure=0.98):
+        return Replay(loss, share, share, 20, 30, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
+
+    near, far, long, unsure = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2), ended(0.0, 0.1, sure=0.9)
+    sweeps = [0.01, 0.02, 0.03, 0.0]
+    assert race.row("grid", [near] * 9 + [unsure] * 10 + [far], sweeps, 0.15) == (
+        *("grid", "95.0% (76-99)", "75.0%", "3.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "50%", "90%", "yes"),
+    )
+    assert race.row("grid", [unsure], sweeps, 0.15)[-3:] == ("0%", "-", "yes")
+    assert race.row("grid", [near] * 18 + [far] * 2, sweeps, 0.15)[-1] == "no"
+    assert race.row("grid", [long] * 20, sweeps, 0.15)[-1] == "no"
+    assert race.row("grid", [long] * 20, sweeps, None)[-1] == "-"
+
+
+def test_a_cell_that_drops_out_and_is_better_than_the_winner_is_counted():
+    """The cell that is in fact the best by far is slow for as long as the race lasts."""
+    grid = MadeGrid(Kind(between_runs=0.0), seed=2)
+    best = int(grid.truth.argmax())
+    honest = replay(grid, seed=2)
+    assert honest.covered and not honest.dropped_wrongly
+    steps_s = grid.steps_s
+    grid.steps_s = lambda cell, *rest: steps_s(cell, *rest) * (1.5 if cell == best else 1.0)
+    wrong = replay(grid, seed=2)
+    assert wrong.loss > 0 and wrong.dropped_wrongly
+
+
+def runs_of(folder: Path, kind: str, factors: list[float]) -> list[Run]:
+    """Runs whose steps and total time are this many times the usual ones, in their order."""
+    random = np.random.default_rng(4)
+    for repetition, factor in enumerate(factors, 1):
+        step_s = 0.1 * factor * (1 + 0.01 * random.normal(size=60))
+        stored = {"step_s" if kind == "vision" else "iteration_s": formulas.statistics([*step_s], 1)}
+        own: dict[str, Any] = {"repetition": repetition, "total_s": 100.0 * factor, **stored}
+        record = (records.vision if kind == "vision" else records.llm)("cpu", **own)
+        records.write(folder / kind / f"{repetition:02}", record, records.steps(step_s))
+    return load.read([folder / kind]).runs
+
+
+def test_sides_are_measured_by_turns_and_dealt_in_every_way(tmp_path: Path):
+    runs = runs_of(tmp_path, "vision", [1.0] * 6)
+    three = [*identical.deals(runs, 3)]
+    numbers = [tuple(tuple(run["repetition"] for run in side) for side in sides) for sides in three]
+    assert numbers == [((1, 3, 5), (2, 4, 6)), ((1, 3, 6), (2, 4, 5)), ((1, 4, 5), (2, 3, 6)), ((1, 4, 6), (2, 3, 5))]
+    assert len([*identical.deals(runs, 2)]) == 3 * 2  # three windows of four runs
+    assert [*identical.deals(runs, 5)] == []
+
+
+@pytest.mark.parametrize("kind", ["vision", "llm"])
+def test_equal_runs_are_seldom_told_apart_and_different_ones_always(kind: str, tmp_path: Path):
+    random = np.random.default_rng(5)
+    equal = runs_of(tmp_path / "equal", kind, [math.exp(0.01 * random.normal()) for _ in range(10)])
+    counts = identical.told_apart(equal, kind)
+    assert set(counts) >= {"compare", "claims, time", "best"}
+    assert all(sum(apart for apart, _ in ways) <= 0.1 * 50 for ways in counts.values())
+    assert [ways for _, ways in counts["best"]] == [14, 20, 16]
+    different = runs_of(tmp_path / "different", kind, [1.0, 1.3] * 5)
+    a, b = next(identical.deals(different, 5))
+    judged = {name: judge(a, b) for name, judge in identical.judges(kind).items()}
+    assert judged == {name: name != "claims, accuracy" for name in judged}
+    (heading, step, *_) = identical.report(kind, different)
+    assert heading == f"{kind}: 10 runs of one configuration" and "step_s differs by 13.8% from run" in step

@@ -1,9 +1,12 @@
 """Predicted memory: closed forms, what must not fall back in silence, and the truth on the CPU."""
 
+import ast
 import pickle
+import pkgutil
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+import multicard.llm.before_torchtune  # noqa: F401  torchtune's parts import each other in a circle without it
 from benchmarks import prediction_memory as truth
 from multicard.config.base import NOT_IDENTITY, RunConfig, plain
 from multicard.config.placement import Placement
@@ -330,3 +334,32 @@ def test_extras_of_a_gpu(monkeypatch):
     beside = sum(together[name].value for name in ("slack", "context", "nccl"))
     assert told.allocated_bytes.value == 10**9 + inside
     assert told.memory_bytes.value == told.allocated_bytes.value + beside
+
+
+FILES = Path(__file__).parents[2] / "multicard" / "estimate" / "memory"
+
+
+def names(source: str) -> set[str]:
+    """Full names of the libraries' objects in a file: imported, as attributes, or in strings to patch."""
+    found, imported = set(), {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            root, _, rest = ast.unparse(node).partition(".")
+            found.add(f"{imported.get(root, root)}.{rest}")
+        elif isinstance(node, ast.Constant):
+            found.add(str(node.value))
+    return {name for name in found | {*imported.values()} if re.fullmatch(r"torch\w*(\.\w+)+", name)}
+
+
+def test_releases_still_have_the_names_that_predictions_take():
+    lost = []
+    assert "torchao.dtypes.nf4tensor.NF4Tensor" in names((FILES / "torch_internals.py").read_text())
+    for name in sorted(set.union(*(names(path.read_text()) for path in FILES.glob("*.py")))):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError) as problem:
+            library = name.split(".")[0]
+            lost.append(f"{library} {version(library)} has no {name}: {problem}")
+    assert not lost

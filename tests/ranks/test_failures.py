@@ -1,6 +1,9 @@
-"""Errors that end a rank: which of them mean that memory ran out."""
+"""What ends a rank, above all for want of memory, and what it leaves: checkpoints and compiled code."""
 
 import errno
+import random
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -11,9 +14,10 @@ import torch
 
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
-from multicard.ranks import elastic, failures, process
+from multicard.ranks import checkpoint, compiler, elastic, failures, process
 from multicard.ranks.failures import Failure
-from multicard.ranks.process import Job
+from multicard.ranks.process import Job, Rank
+from multicard.records.schema_parts import CompileCache
 from tests.conftest import warm_up
 from tests.helpers.launching import launch
 
@@ -154,3 +158,79 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(
         assert failure.message.startswith(message) and "memory_gb" in failure.message
     assert judged("rank 1 was killed by SIGSEGV") == Failure("signal", "rank 1 was killed by SIGSEGV", rank=1)
     assert elastic._oom_if_killed(None, 2) is None
+
+
+def alone(world_size: int = 1) -> Rank:
+    return Rank(0, 0, world_size, torch.device("cpu"), "gloo", 1)
+
+
+def test_the_last_checkpoint_replaces_those_before(tmp_path: Path):
+    assert checkpoint.latest(tmp_path) is checkpoint.load(tmp_path, alone()) is None
+    for steps in (3, 20):
+        half = tmp_path / "checkpoint" / f"s{steps - 1:08d}" / "r01.pt"  # saved when its run was killed
+        half.parent.mkdir(parents=True)
+        half.touch()
+        checkpoint.save(tmp_path, alone(), steps, {"weights": torch.arange(steps), "name": "x", "none": None})
+        assert checkpoint.latest(tmp_path) == steps
+    assert sorted(path.name for path in (tmp_path / "checkpoint").rglob("*")) == ["latest.json", "r00.pt", "s00000020"]
+    state = checkpoint.load(tmp_path, alone())
+    assert state is not None and state["weights"].tolist() == list(range(20))
+    assert (state["name"], state["none"]) == ("x", None)
+    checkpoint.remove(tmp_path)
+    checkpoint.remove(tmp_path)  # nothing is there, and nothing is wrong
+    assert checkpoint.latest(tmp_path) is None and not list(tmp_path.iterdir())
+
+
+def test_another_number_of_ranks_is_refused(tmp_path: Path):
+    checkpoint.save(tmp_path, alone(), 5, {})
+    with pytest.raises(ValueError, match=r"gpus: .* stopped on 1 ranks, and cannot go on with 3; .* rerun=true"):
+        checkpoint.load(tmp_path, alone(world_size=3))
+
+
+@pytest.mark.parametrize(("seen", "words"), [(0, "sees no checkpoint in"), (5, "the checkpoint after step 5")])
+def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int, words: str
+):
+    if seen:
+        checkpoint.save(tmp_path, alone(), seen, {})
+    monkeypatch.setattr(checkpoint, "max_over_ranks", lambda rank, steps: max(steps, 9))
+    with pytest.raises(ValueError, match=rf"rank 0 on .*{words}.* after step 9: .* late; start the command again"):
+        checkpoint.load(tmp_path, alone())
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_controller_needs_no_torch_for_it():
+    line = "import sys, multicard.ranks.checkpoint; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_first_compilation_is_cold_and_the_second_warm():
+    states, unknown = [], random.SystemRandom().random()  # in a cache of its own, torch's headers would be compiled too
+    for turn in range(2):
+        before = compiler.lookups()
+        torch._dynamo.reset()
+        weight = torch.ones(8, requires_grad=True)
+        torch.compile(lambda x: torch.sin(x) * unknown)(weight).sum().backward()
+        used = compiler.since(before)
+        states.append(used.state)
+        assert used.hits == (2 if turn else 0) and used.bypasses == 0  # forward and backward
+    assert states == ["cold", "warm"]
+
+
+@pytest.mark.parametrize(
+    ("records", "state"),
+    [
+        ([], None),
+        ([None, None], None),
+        ([(2, 0, 0), (2, 0, 0)], "warm"),
+        ([(0, 2, 0), (2, 0, 0)], "mixed"),  # one rank took what another had compiled
+        ([(0, 0, 2), None], "cold"),
+        ([(0, 0, 0)], None),
+    ],
+)
+def test_ranks_together(records: list[tuple[int, ...] | None], state: str | None):
+    parts = [None if counts is None else CompileCache(None, *counts) for counts in records]
+    together = compiler.over_ranks(parts)
+    assert (together and together.state) == state
+    assert (together is None) == all(part is None for part in parts)

@@ -1,9 +1,10 @@
-"""Files are whole or absent, and what a run left is found again."""
+"""Files are whole or absent, and what a run left is found again; journals, and the board of the ranks."""
 
 import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -12,8 +13,12 @@ import pytest
 
 from multicard.machine.environment import host
 from multicard.records import ownership, rank_files, run_folder, schema_page
+from multicard.records.journal import Journal, JournalError
+from multicard.records.progress import Board, Progress
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema_environment import Environment
+from multicard.run import progress_bar
+from multicard.run.progress_bar import InSweep, ProgressBar
 from tests.conftest import ROOT
 from tests.helpers import records
 
@@ -220,3 +225,98 @@ def test_what_earlier_commands_refused_is_forgotten_but_for_what_jobs_left(tmp_p
     run_folder.forget_refused(tmp_path / "a")
     assert {path.parent.name for path in tmp_path.glob("a/*/result.json")} == {"job", "ok", "link"}
     assert not (tmp_path / "a" / "refused").exists()
+
+
+HEAD = {"code": ["a", ""]}
+
+
+def test_entries_are_kept_to_the_last_whole_line(tmp_path: Path):
+    path = tmp_path / "deeper" / "images_per_s.jsonl"
+    first = Journal(path, "name=a: its race", HEAD)
+    first.add(cell="1", out="beaten")
+    first.close()
+    with path.open("a") as file:
+        file.write('{"cell": "2", "ou')
+    again = Journal(path, "name=a: its race", HEAD)
+    assert again.entries == [{"cell": "1", "out": "beaten"}]
+    again.add(cell="3")
+    assert [entry["cell"] for entry in again.entries] == ["1", "3"]
+    with pytest.raises(ValueError, match=r"^name=a: its race: another command has it now; choose another name$"):
+        Journal(path, "name=a: its race", HEAD)
+    again.close()
+    with pytest.raises(ValueError, match=r"^name=a: its race: it was cut off with another code; choose another"):
+        Journal(path, "name=a: its race", {"code": ["b", ""]})
+    third = Journal(path, "a", HEAD)
+    assert [entry["cell"] for entry in third.entries] == ["1", "3"]
+    third.close()
+    anew = Journal(path, "a", {"code": ["b", ""]}, anew=True)
+    assert anew.entries == []
+    anew.close()
+
+
+def test_a_journal_without_a_head_takes_all_entries(tmp_path: Path):
+    for expected in ([], [{"began": 1}]):
+        journal = Journal(tmp_path / "events.jsonl", "--name a")
+        assert journal.entries == expected
+        journal.add(began=1)
+        journal.close()
+
+
+def test_a_full_disk_is_said(tmp_path: Path):
+    journal = Journal(tmp_path / "events.jsonl", "--name a")
+    journal._file.close()
+    journal._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    with pytest.raises(JournalError, match=r"^cannot write to .*events\.jsonl: No space left on device$"):
+        journal.add(began=1)
+    journal.close()
+
+
+def test_ranks_post_and_the_controller_asks(tmp_path: Path):
+    board = Board(tmp_path, 3, create=True)
+    seen = Board(tmp_path, 3)
+    assert seen.stop_at == 0
+    board.ask_stop(123_456_789)
+    for rank in range(3):
+        seen.post(rank, rank, 10, 16 * rank, 0, 0.5)
+    assert seen.stop_at == 123_456_789
+    assert [board.read(rank) for rank in range(3)] == [Progress(rank, 10, 16 * rank, 0, 0.5) for rank in range(3)]
+    board.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_node_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = Board(tmp_path, 2, create=True), Board(tmp_path, 2, create=True, node=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".progress", ".progress-1"]
+    second.ask_stop(7)
+    monkeypatch.setenv("GROUP_RANK", "1")  # as the elastic agent has it on its ranks
+    assert Board(tmp_path, 2).stop_at == 7 and Board(tmp_path, 2, node=0).stop_at == first.stop_at == 0
+
+
+def test_the_bar_has_rates_from_where_the_run_goes_on_and_is_not_full_while_evaluating(tmp_path: Path):
+    board = Board(tmp_path, 1, create=True)
+    view = ProgressBar(board, 1, epochs=2, unit="images")
+    assert view.fields(0.0) == {}
+    board.post(0, 2, 10, 640, 0, float("nan"))
+    assert view.fields(100.0) == {"description": "epoch 1/2", "total": 10, "completed": 2, "figures": ""}
+    board.post(0, 3, 10, 960, 0, 0.5)
+    assert view.fields(164.0)["figures"] == "loss 0.500  5 images/s"
+    board.post(0, 10, 10, 3200, 1, 0.5, evaluating=True)
+    fields = view.fields(1000.0)
+    assert fields["description"] == "epoch 2/2, evaluating" and fields["completed"] < 10
+    board.post(0, 10, 10, 3200, 1, 0.5)
+    assert view.fields(1010.0)["completed"] == 10
+
+
+@pytest.mark.parametrize("has_terminal", [False, True])  # a dumb one
+def test_where_no_bar_can_be_drawn_a_long_run_says_how_far_it_and_its_sweep_are(
+    has_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    board, said, has_said = Board(tmp_path, 1, create=True), list[str](), Event()
+    board.post(0, 2, 10, 640, 0, 0.5)
+    monkeypatch.setattr(progress_bar, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress_bar, "say", lambda line: (said.append(line), has_said.set()))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: has_terminal, raising=False)
+    monkeypatch.setenv("TERM", "dumb" if has_terminal else "xterm")
+    with ProgressBar(board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)):
+        assert has_said.wait(60)
+    assert said[0] == "[1/2] lr=1   epoch 1/2  loss 0.500  sweep 0:01:01"

@@ -1,4 +1,4 @@
-"""Cells that share one machine."""
+"""Cells that share one machine, and sweeps whose cells fail for one cause."""
 
 import json
 import os
@@ -19,10 +19,11 @@ from multicard.ranks.failures import Failure
 from multicard.run import outcome
 from multicard.sweep import executor
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.executor import Executor, Running
+from multicard.sweep.executor import Executor, Running, Streak, cause_of
 from multicard.sweep.job import STARTS_JOBS, CellJob
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, command, composed, typed, warm_up
+from tests.helpers import cells, records
 from tests.helpers.cells import cell, sweep
 
 
@@ -127,3 +128,80 @@ def test_a_job_that_another_user_put_there_is_not_run(tmp_path: Path):
         done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 1 and says in done.stderr
         assert ("run" in done.stdout.split()) is runs
+
+
+DISK = ("disk", "hydra.run.dir: cannot write to /x/seed=1 (No space left on device); free some space")
+FULL = ("refused", "hydra.run.dir: cannot write to /x/seed=2 (No space left on device); free some space")
+GONE = ("refused", "dataset.root=/data: no such folder")
+OOM = ("oom", "CUDA out of memory")
+MODEL = ("exception", "RuntimeError: expected scalar type Float but found Half")
+
+
+def failed_cell(cause: tuple[str, str] | None = None, **dataset: Any) -> Cell:
+    kind, message = cause or (None, None)
+    result = {"status": "ok" if cause is None else "failed", "cause": cause and {"kind": kind, "message": message}}
+    return cells.cell(cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=records.as_run(result))
+
+
+def stops(*causes: tuple[str, str] | None, left: int = 1, **dataset: Any) -> bool:
+    streak = Streak()
+    for cause in causes:
+        streak.add(failed_cell(cause))
+    return streak.ends([failed_cell(**dataset)] * left)
+
+
+@pytest.mark.parametrize("cause", [DISK, GONE, ("refused", "code=submitted: submitted on a, found b")])
+def test_three_in_a_row_end_it(cause: tuple[str, str]):
+    assert stops(cause, cause, cause) and stops(None, cause, cause, cause, cause)
+    assert not stops(cause, cause) and not stops(cause, None, cause, cause) and not stops(cause, OOM, cause, cause)
+    assert not stops(cause, cause, cause, left=0)
+
+
+def test_failures_of_several_causes_do_not():
+    assert not stops(DISK, GONE, DISK) and not stops(DISK, DISK, GONE, GONE)
+    assert stops(DISK, GONE, GONE, GONE)
+
+
+def test_a_full_disk_is_one_cause_whether_a_run_ended_or_could_not_begin():
+    assert stops(DISK, FULL, FULL)
+    assert not stops(FULL, FULL, ("refused", "hydra.run.dir: another run measures there"))
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OOM,
+        MODEL,
+        ("diverged", "the loss is not finite"),
+        ("signal", "rank 0 was killed"),
+        ("exception", "OSError: [Errno 24] Too many open files"),  # gpus, num_workers
+        ("disk", "no space left on the disk of /dev/shm/multicard/x.u8 (No space left on device); free some"),
+        ("refused", "dataset.rows=8: is less than one step (gpus x batch_size = 16); use 16 or more"),
+        ("refused", "dataset.cache=process: 2 processes need 9 GB of memory, 4 GB are free"),  # gpus, image_size
+    ],
+)
+def test_what_the_settings_may_have_caused_does_not(cause: tuple[str, str]):
+    assert cause_of(failed_cell(cause)) == "" and not stops(cause, cause, cause, cause)
+
+
+def test_where_data_is_gone_cells_that_read_other_data_are_measured():
+    assert not stops(GONE, GONE, GONE, name="mnist") and not stops(GONE, GONE, GONE, root="/elsewhere")
+    assert stops(DISK, DISK, DISK, name="mnist") and stops(GONE, GONE, GONE, image_size=7)
+    fetched = "refused", "dataset.download=true: could not fetch MNIST into /data"
+    assert stops(fetched, fetched, fetched) and not stops(fetched, fetched, fetched, download=True)
+
+
+def test_a_sweep_says_what_it_leaves(called: Callable[..., tuple[int, str]], tmp_path: Path):
+    words = ["dataset=mnist", f"dataset.root={tmp_path}", "seed=1,2,3,4,5", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    code, printed = called("-m", *SMALL, *words)
+    assert code == 1 and printed.count("refused: dataset.") == 3
+    line = next(line for line in printed.splitlines() if line.startswith("stopped, 3 cells in a row failed"))
+    assert "for one cause: dataset." in line and line.endswith(": 2 of 5 cells are left")
+    assert "\nTo resume: " in printed
+
+
+@pytest.mark.parametrize("size", [2, 3])  # the third fails within a batch, or stops one
+def test_batches_of_a_sweep_are_one_row(called: Callable[..., tuple[int, str]], tmp_path: Path, size: int):
+    words = ["dataset=mnist", f"dataset.root={tmp_path}", "seed=1,2,3,4,5,6", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    code, printed = called("-m", *SMALL, *words, f"hydra.sweeper.max_batch_size={size}")
+    assert code == 1 and printed.count("refused: dataset.") == 3 and printed.count("stopped, 3 cells in a row") == 1

@@ -1,7 +1,7 @@
 """Imitated internals of torch, torchao and torchtune, by names that these libraries do not promise to keep.
 
 With it, tensors without values behave as on a GPU that is not there, in several ranks that exchange nothing. A name is
-written in full, as an import, an attribute or a target to patch: `tests/estimate/test_torch_internals.py` looks each of
+written in full, as an import, an attribute or a target to patch: `tests/estimate/test_predict_memory.py` looks each of
 them up, and says which a new release has lost. Patches are of the whole process: call this in one of its own.
 """
 
