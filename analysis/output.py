@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ class Column:
 
     heading: empty: for programs alone. name: empty: for people alone. text: of a value that is not None; by default as
     the figure of that name. is_setting: a key with values as they are typed, which is shown in any case.
+    written: the texts, where a value does not say them.
+
+    Of the report's tables alone: code: the texts are code. group: under which an opened row has it. shown: at first,
+    else where all columns are asked for. telling: one of those that tell a row from the others.
     """
 
     heading: str
@@ -32,20 +36,35 @@ class Column:
     values: Sequence[Any]
     text: Callable[[Any], str] | None = None
     is_setting: bool = False
+    written: Sequence[str] = ()
+    code: bool = False
+    group: str = ""
+    shown: bool = True
+    telling: bool = False
 
-    @property
-    def texts(self) -> list[str]:
+    @cached_property
+    def texts(self) -> Sequence[str]:
         if self.is_setting:
             return list(map(grouping.typed, self.values))
         text = self.text or partial(figures.text, self.name)
-        return ["-" if value is None else text(value) for value in self.values]
+        return self.written or ["-" if value is None else text(value) for value in self.values]
+
+    @cached_property
+    def numbers(self) -> Sequence[float | None] | None:
+        """The values, by which rows are sorted and filtered; None for a column of texts."""
+        known = [value for value in self.values if value is not None]
+        is_number = known and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known)
+        return self.values if is_number else None
+
+    @property
+    def is_empty(self) -> bool:
+        return not {*self.texts} - {"-", ""}
 
 
 def table(columns: Iterable[Column], above: Sequence[str] = (), below: Sequence[str] = ()) -> Table:
     """The columns for people, without those that have nothing to show."""
-    texts = [(one.heading, one.texts, one.is_setting) for one in columns if one.heading]
-    shown = [(heading, own) for heading, own, is_setting in texts if is_setting or {*own} - {"-", ""}]
-    return Table([heading for heading, _ in shown], list(zip(*(own for _, own in shown), strict=True)), above, below)
+    shown = [one for one in columns if one.heading and (one.is_setting or not one.is_empty)]
+    return Table([one.heading for one in shown], list(zip(*(one.texts for one in shown), strict=True)), above, below)
 
 
 def rows(columns: Iterable[Column]) -> Rows:

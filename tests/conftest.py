@@ -44,6 +44,9 @@ from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
 from tests.helpers import wandb_stand_in
 
+Called = Callable[..., tuple[int, str]]  # the words of a command to its exit code and what it prints
+Measured = Callable[..., dict[str, Any]]  # the words of a run to its record
+
 SHARED = ROOT.parent / "shared" / "data"  # real data: tests that need it skip where it is absent
 
 SMALL = (
@@ -166,7 +169,7 @@ class Tuning(Measuring):
 
 
 @pytest.fixture(scope="session")
-def once(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def once(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """The same for tests that only read: what was measured with the same words before is not measured again."""
     return cache(Measuring(tmp_path_factory.mktemp("once")))
 
@@ -231,9 +234,7 @@ def command(
 
 
 @pytest.fixture
-def called(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[int, str]]]:
+def called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Called]:
     """The same within this process, whose fork server has imported everything: exit code, and what was printed. The
     entry may be a module."""
 

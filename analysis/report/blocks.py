@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.figures.vega import Figure
-from multicard.records import figures
+from analysis.output import Column
 from multicard.records.text_table import capital
-
-EMPTY = frozenset({"-", ""})
 
 
 @dataclass(frozen=True)
@@ -65,39 +63,6 @@ class PlainTable:
     notes: Sequence[str] = ()
     commands: Sequence[str] = ()
     wraps: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a grid.
-
-    key: its name in the data that is downloaded. texts: one per row, without control characters.
-    values: the numbers by which it sorts and is filtered; None for a column of text. code: the texts are code.
-    group: under which an opened row has it. shown: at first, else where all columns are asked for.
-    telling: one of those that tell a row from the others.
-    """
-
-    heading: str
-    key: str
-    texts: Sequence[str]
-    values: Sequence[float | None] | None = None
-    code: bool = False
-    group: str = ""
-    shown: bool = True
-    telling: bool = False
-
-    @staticmethod
-    def of(key: str, values: Sequence[Any], heading: str = "", form: str = "", **options: Any) -> "Column":
-        """Values as `form` or the registry of figures writes them; numbers sort and are filtered as numbers."""
-        known = [value for value in values if value is not None]
-        is_number = bool(known) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in known)
-        name = key if is_number else ""
-        texts = ["-" if one is None else form.format(one) if form else figures.text(name, one) for one in values]
-        return Column(heading or key, key, texts, values if is_number else None, **options)
-
-    @property
-    def is_empty(self) -> bool:
-        return set(self.texts) <= EMPTY
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.report.blocks import Column, Grid, Plot, Report
+from analysis.output import Column
+from analysis.report.blocks import Grid, Plot, Report
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
@@ -115,9 +116,10 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 
 def _column(column: Column) -> dict[str, Any]:
-    texts, values = [clean(text) for text in column.texts], column.values
-    options = {name: getattr(column, name) for name in ("heading", "key", "code", "group", "shown", "telling")}
+    texts, values = [clean(text) for text in column.texts], column.numbers
+    options = {name: getattr(column, name) for name in ("heading", "code", "group", "shown", "telling")}
     return options | {
+        "key": column.name,
         "texts": _packed(texts),
         "values": None if values is None else _packed([_short(value) for value in values]),
         "long": values is None and any(len(text) > LONG for text in texts),

@@ -7,19 +7,8 @@ from analysis.claims import Verdict, render
 from analysis.commands import table
 from analysis.experiments import Experiment, Panel
 from analysis.figures import captions, draw
-from analysis.report.blocks import (
-    Block,
-    Column,
-    Facts,
-    Fold,
-    Grid,
-    Heading,
-    Paragraph,
-    PlainTable,
-    Plot,
-    Section,
-    sentences,
-)
+from analysis.output import Column
+from analysis.report.blocks import Block, Facts, Fold, Grid, Heading, Paragraph, PlainTable, Plot, Section, sentences
 from analysis.runs.load import Run
 from multicard.config.job import count
 from papers import printed
@@ -91,6 +80,6 @@ def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
         "printed": [verdict.claim.printed for _, verdict in rows],
     }
     opened = {key: ["; ".join(each[key]) for each in details] for key in details[0]}
-    shown, hidden = ([Column.of(*each) for each in both.items() if any(each[1])] for both in (columns, opened))
-    commands = Column.of("measured by", [verdict.command for _, verdict in rows], code=True)
+    shown, hidden = ([Column(key, key, own) for key, own in both.items() if any(own)] for both in (columns, opened))
+    commands = Column("measured by", "measured by", [verdict.command for _, verdict in rows], code=True)
     return Grid(name, "claims", shown, [*hidden, *[commands] * (not commands.is_empty)], page_rows=100)

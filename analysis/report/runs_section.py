@@ -13,7 +13,8 @@ from typing import Any
 from analysis import rerun_commands
 from analysis.commands import list_runs
 from analysis.figures.setting_charts import mean_time_s
-from analysis.report.blocks import Block, Column, Fold, Grid, Heading, Section
+from analysis.output import Column
+from analysis.report.blocks import Block, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import Cell, of_setting
@@ -101,13 +102,11 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
     columns = [*_settings(rows, runs), *_results(rows, repeated), *_about(rows)]
     columns = [column for column in columns if not column.is_empty]
     said_once = (*list_runs.ABOUT, "marks")
-    same = [one for one in columns if one.key in said_once and len(rows) > 1 and len(set(one.texts)) == 1]
-    known = {column.key for column in columns}
+    same = [one for one in columns if one.name in said_once and len(rows) > 1 and len(set(one.texts)) == 1]
+    known = {column.name for column in columns}
     notes = [f"The same for all: {', '.join(f'{each.heading} {each.texts[0]}' for each in same)}."] if same else []
     notes += [note for key, note in NOTES.items() if key in known]
-    doubted = any(
-        DOUBTFUL in text for column in columns if column.key == "parallel_efficiency" for text in column.texts
-    )
+    doubted = any(DOUBTFUL in text for one in columns if one.name == "parallel_efficiency" for text in one.texts)
     notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * doubted
     name, single = KINDS[runs[0]["kind"]].title, [row.runs[0] if len(row.runs) == 1 else None for row in rows]
     commands = dict(zip((run.folder for run in runs), rerun_commands.of_cells(runs), strict=True))
@@ -151,16 +150,10 @@ def _settings(rows: Sequence[Row], runs: Sequence[Run]) -> list[Column]:
     shown.sort(key=lambda name: (name not in swept, "." in name))  # groups first
     rest = [name for name in (*axes, grouping.REPEATED, *_other_settings(runs, axes)) if name not in shown]
     names = grouping.short_names([*shown, *rest])
+    values = {name: [row.common(name) for row in rows] for name in names}
     return [
-        Column.of(
-            name,
-            [row.common(name) for row in rows],
-            names[name],
-            group=SETTINGS,
-            shown=name in shown,
-            telling=name in telling,
-        )
-        for name in names
+        Column(short, name, values[name], group=SETTINGS, shown=name in shown, telling=name in telling)
+        for name, short in names.items()
     ]
 
 
@@ -180,44 +173,42 @@ def _counts(rows: Sequence[Row]) -> Column:
     """How many runs a setting has, or which of them a part is; empty where nothing was repeated."""
     counts = [len(row.runs) if row.parent is None else None for row in rows]
     parts = [None if row.parent is None else f"run {at - row.parent}" for at, row in enumerate(rows)]
-    texts = (
-        [part or str(number) for part, number in zip(parts, counts, strict=True)] if any(parts) else ["-"] * len(rows)
-    )
-    return replace(Column.of("runs", counts, "n", telling=True), texts=texts)
+    texts = [(part or str(number)) if any(parts) else "-" for part, number in zip(parts, counts, strict=True)]
+    return Column("n", "runs", counts, written=texts, telling=True)
 
 
 def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
     first, *others = [_figure(name, rows, repeated) for name in SHOWN]
-    marks = Column.of("marks", [grouping.marks(row.runs) for row in rows])
+    marks = Column("marks", "marks", [grouping.marks(row.runs) for row in rows])
     hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in SHOWN]
-    hidden += [
-        Column.of(f"{phase}_share", [row.phase_share(phase) for row in rows], phase, "{:.1%}")
-        for phase in timing.PHASES
-    ]
+    shares = {phase: [row.phase_share(phase) for row in rows] for phase in timing.PHASES}
+    hidden += [Column(phase, f"{phase}_share", own, "{:.1%}".format) for phase, own in shares.items()]
     shown = [first, _counts(rows), *_speedup_columns(rows), *others, marks]
     return [replace(column, group=RESULT, shown=column in shown) for column in (*shown, *hidden)]
 
 
 def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
     values = [of_setting(row.runs, name) for row in rows]
-    column = Column.of(name, values, FIGURES[name].heading())
+    column = Column(FIGURES[name].heading(), name, values)
     texts = [
         intervals.text(name, interval)
         if row.is_apart(name) and (interval := repeated.figure(row.runs, name)) is not None
         else text
         for row, text in zip(rows, column.texts, strict=True)
     ]
-    return replace(column, texts=texts)
+    return replace(column, written=texts)
 
 
 def _speedup_columns(rows: Sequence[Row]) -> list[Column]:
     over_one = _speedups(rows)
     shares = [speedup and speedup / row.ranks for speedup, row in zip(over_one, rows, strict=True)]
-    per_rank = Column.of("parallel_efficiency", shares, "efficiency", "{:.0%}")
-    doubts = [DOUBTFUL * (share is not None and share > formulas.DOUBTFUL_EFFICIENCY) for share in shares]
+
+    def efficiency(share: float) -> str:
+        return f"{share:.0%}" + DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
+
     return [
-        Column.of("speedup", over_one, "x 1 GPU", "{:.2f}"),
-        replace(per_rank, texts=[text + doubt for text, doubt in zip(per_rank.texts, doubts, strict=True)]),
+        Column("x 1 GPU", "speedup", over_one, "{:.2f}".format),
+        Column("efficiency", "parallel_efficiency", shares, efficiency),
     ]
 
 
@@ -247,10 +238,10 @@ def _speedups(rows: Sequence[Row]) -> list[float | None]:
 
 def _about(rows: Sequence[Row]) -> list[Column]:
     columns = [
-        Column.of("name", [row.common("name") for row in rows], telling=True),
-        Column.of("commit", [grouping.commit(row.runs[0], absent="-") for row in rows], shown=False),
+        Column("name", "name", [row.common("name") for row in rows], telling=True),
+        Column("commit", "commit", [grouping.commit(row.runs[0], absent="-") for row in rows], shown=False),
         *(
-            Column.of(name, [row.common(name) for row in rows], shown=False)
+            Column(name, name, [row.common(name) for row in rows], shown=False)
             for name in ("hardware", "hosts", "started_at")
         ),
     ]
@@ -271,7 +262,7 @@ def _details(runs: Sequence[DetailedRun | None], commands: Sequence[str | None])
         "log": below("logs/r00.log"),
         "profile": below("profile"),
     }
-    columns = [Column.of(name, values, code=name != "diagnosis") for name, values in texts.items()]
+    columns = [Column(name, name, values, code=name != "diagnosis") for name, values in texts.items()]
     return [column for column in columns if not column.is_empty]
 
 
@@ -283,8 +274,8 @@ def _curve(run: Run) -> list[float]:
 def _skipped(skipped: Sequence[Skipped]) -> list[Block]:
     if not skipped:
         return []
-    folders = Column.of("folder", [str(record.folder) for record in skipped])
-    reasons = Column.of("why", [record.why for record in skipped])
+    folders = Column("folder", "folder", [str(record.folder) for record in skipped])
+    reasons = Column("why", "why", [record.why for record in skipped])
     title = f"{count(len(skipped), 'run folder')} without a record that can be used"
     return [Fold(title, [Grid("skipped", "skipped records", [folders, reasons])])]
 
@@ -296,7 +287,7 @@ def _failed(runs: Sequence[DetailedRun], axes: Sequence[str]) -> list[Block]:
     statuses = [f"{number} {status}" for status, number in Counter(clean(run["status"]) for run in runs).items()]
     title = f"{count(len(runs), 'run')} did not end ok: {', '.join(statuses)}"
     names = {name: name for name in ("status", "cause", "name")} | grouping.short_names(axes) | {"marks": "marks"}
-    columns = [Column.of(key, [run[key] for run in runs], short) for key, short in names.items()]
+    columns = [Column(short, key, [run[key] for run in runs]) for key, short in names.items()]
     shown = [column for column in columns if not column.is_empty]
     opened = _details(runs, rerun_commands.of_cells(runs))
     return [Fold(title, [Grid("failed", "runs that did not end ok", shown, opened)])]

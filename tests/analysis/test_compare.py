@@ -14,6 +14,7 @@ from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
 from multicard.records import run_folder
+from tests.analysis.conftest import Said
 from tests.helpers import records
 from tests.measure.test_series import autocorrelated
 
@@ -41,7 +42,9 @@ def compared(a: Path, b: Path, *by: str, common: bool = False, mix: bool = False
     return compare.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
 
 
-def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Said
+):
     a, same, twin = (sweep(tmp_path / name, seed=seed, runs=3) for name, seed in (("a", 0), ("same", 1), ("twin", 0)))
     slow = sweep(tmp_path / "slow", 1.1, seed=2, runs=3)
     fast = sweep(tmp_path / "fast", 1 / 1.1, seed=3, runs=3)
@@ -51,22 +54,20 @@ def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys
     assert {one.verdict for one in cells} == {"slower"}
     assert all(one.step is not None and one.step.ratio == pytest.approx(1.1, rel=0.03) for one in cells)
     assert {one.verdict for one in compared(a, fast)} == {"faster"}
-    command = ["compare", str(a)]
-    assert main([*command, str(slow), "--gate", "5%"]) == 1
+    assert main(["compare", str(a), str(slow), "--gate", "5%"]) == 1
     assert "gate 5%: 4 of 4 cells slower by more" in capsys.readouterr().out
-    assert main([*command, str(slow), "--gate", "10%"]) == 0
-    assert main([*command, str(slow)]) == 0 and main([*command, str(fast), "--gate", "0%"]) == 0
+    assert said("compare", a, slow, "--gate", "10%") and said("compare", a, slow)
+    assert said("compare", a, fast, "--gate", "0%")
 
 
-def test_without_a_repetition_nothing_is_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_without_a_repetition_nothing_is_decided(tmp_path: Path, said: Said):
     """Steps are sure that the runs differ by 5 %, but so may two runs of the same program."""
     a, b = sweep(tmp_path / "a", differ=0), sweep(tmp_path / "b", 1.05, seed=1, differ=0)
     cells = compared(a, b)
     assert {one.verdict for one in cells} == {"undecided: one run a side"}
     bounds = [one.step.bounds() for one in cells if one.step is not None]
     assert len(bounds) == 4 and all(of_one is not None and of_one[0] > 1.005 for of_one in bounds)
-    assert main(["compare", str(a), str(b), "--gate", "0.1%"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(said("compare", a, b, "--gate", "0.1%").split())
     assert "passed; 4 with too few runs or steps to judge" in printed and "nothing was repeated" in printed
     # One repeated cell tells how runs of the machine differ, and decides in all of them
     for seed in range(1, 6):
@@ -152,16 +153,13 @@ def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
     ],
 )
 def test_other_axes_are_refused_unless_they_are_compared(
-    key: str, value: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: str, value: Any, text: str, tmp_path: Path, said: Said, refused: Said
 ):
-    sides = [str(sweep(tmp_path / "a")), str(sweep(tmp_path / "b", **{key: value}))]
-    assert main(["compare", *sides]) == 1
-    error = capsys.readouterr().err
-    assert text in error and error.count("\n") == 1
-    assert main(["compare", *sides, "--by", key]) == 0
+    sides = sweep(tmp_path / "a"), sweep(tmp_path / "b", **{key: value})
+    assert text in refused("compare", *sides) and said("compare", *sides, "--by", key)
 
 
-def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, said: Said):
     seconds = {"precision=fp32": 0.1, "precision=fp16": 0.05, "precision=bf16": 0.04}
     for precision, gpus in product(seconds, (1, 2)):
         record = records.vision(precision=precision.partition("=")[2], gpus=gpus)
@@ -172,8 +170,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
     for one in by_precision:
         assert one.step is not None and one.step.ratio == pytest.approx(seconds[one.sides[1]] / seconds[one.sides[0]])
     assert [one.sides for one in compared(tmp_path, tmp_path, "gpus")] == [("gpus=1", "gpus=2")] * 3
-    assert main(["compare", str(tmp_path), "--by", "precision"]) == 0
-    assert capsys.readouterr().out.startswith(f"A, B: {tmp_path}, by precision\n")
+    assert said("compare", tmp_path, "--by", "precision").startswith(f"A, B: {tmp_path}, by precision\n")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +189,7 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, capsy
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(
-    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], text: str, tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     sweep(tmp_path / "a")
@@ -200,9 +197,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     for name in ("result.json", "config.yaml"):
         (b / "fp16-2" / name).unlink()
     records.write(tmp_path / "refused", records.vision(status="refused") | {"config": {}})
-    assert main(["compare", *words]) == 1
-    error = capsys.readouterr().err
-    assert text in error and error.count("\n") == 1
+    assert text in refused("compare", *words)
     assert len(compared(tmp_path / "a", b, common=True)) == len(compared(b, tmp_path / "a", common=True)) == 3
 
 

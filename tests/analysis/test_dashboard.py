@@ -74,27 +74,6 @@ def test_sending_twice_replaces_the_same_workspace(
     assert {name: sent[name] for name in built} | {"spec": json.loads(sent["spec"])} == built  # what a dry run writes
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["dashboard", "--project", "a/b"], "--project: 'a/b' is no name in W&B: W&B takes names"),
-        (["dashboard", "--project", ""], "--project: '' is no name in W&B"),
-        (["dashboard", "--entity", "a b?"], "--entity: 'a b?' is no name in W&B"),
-        (["dashboard", "--dry-run", "no/o.json"], "there is no folder no"),
-        (["sync", "--project", "a/b"], "W&B takes names of"),
-        (["sync", "--entity", ""], "W&B takes names of"),
-    ],
-)
-def test_bad_words_are_one_line(
-    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    error = capsys.readouterr().err
-    assert ended.value.code == 1 and text in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
 def test_what_the_server_refuses_is_one_line(
     wandb_server: Server,
     built: views.View,

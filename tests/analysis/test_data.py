@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.output import FORMATS
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
+from tests.analysis.conftest import Said
 from tests.conftest import ROOT
 from tests.helpers import records
 
@@ -50,7 +52,7 @@ def test_energy_of_more_than_the_training_is_none(tmp_path: Path):
     assert load.read([tmp_path]).runs[0]["energy_joules"] is None
 
 
-def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, said: Said):
     text = json.dumps(records.vision())
     broken = {
         "cut": text[: len(text) // 2],
@@ -76,8 +78,7 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys:
     assert set(why) == {*broken, "running"}
     assert why["future"] == "schema_version 2 is newer than this program's 1: update multicard"
     assert "$.total_s" in why["typed"] and "still being measured" in why["running"]
-    assert main(["list", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    printed = said("list", tmp_path)
     assert "1 run" in printed and "skipped 3 more" in printed and f"skipped {tmp_path}/bad/bytes: " in printed
 
 
@@ -86,12 +87,11 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, capsys:
     [("", (), "no run under"), ("none", (), "is no folder"), ("", (9, 9), "schema_version 9 is newer than this")],
 )
 def test_folders_without_a_run_that_can_be_read_are_refused(
-    folder: str, schema_versions: tuple[int, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: str, schema_versions: tuple[int, ...], says: str, tmp_path: Path, refused: Said
 ):
     records.write_all(tmp_path, *({"schema_version": version} for version in schema_versions))
-    assert main(["list", str(tmp_path / folder)]) == 1
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1 and ("(and 1 more)" in error) == bool(schema_versions)
+    error = refused("list", tmp_path / folder)
+    assert says in error and ("(and 1 more)" in error) == bool(schema_versions)
 
 
 def test_a_run_found_twice_counts_once(tmp_path: Path):
@@ -139,11 +139,10 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("exists(select * from words)", "does not exist"),  # nor a Python variable
     ],
 )
-def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, refused: Said):
     records.write(tmp_path / "a", records.vision())
-    assert main(["list", str(tmp_path), "--where", where]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("refused: --where: ") and error.count("\n") == 1 and told in error
+    error = refused("list", tmp_path, "--where", where)
+    assert error.startswith("--where: ") and told in error
 
 
 def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path):
@@ -178,17 +177,15 @@ def test_an_interrupted_command_ends_in_one_line(
     assert capsys.readouterr() == ("", "interrupted by SIGINT\n")
 
 
-def test_headings_are_the_names_that_columns_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_headings_are_the_names_that_columns_takes(tmp_path: Path, said: Said):
     records.write(tmp_path / "a", records.vision(precision="fp16"))
     records.write(tmp_path / "b", records.vision(gpus=2, hardware="NVIDIA H100", dirty=True))
     records.write(tmp_path / "c", records.llm())
-    assert main(["list", str(tmp_path)]) == 0
-    headings = [line.split() for line in capsys.readouterr().out.splitlines() if " status  total_s  " in line]
+    headings = [line.split() for line in said("list", tmp_path).splitlines() if " status  total_s  " in line]
     assert len(headings) == 2  # a table for each kind
     names = list(dict.fromkeys(name for line in headings for name in line))
     assert {"images_per_s", "tokens_per_s", "hardware", "marks"} <= set(names)
-    assert main(["list", str(tmp_path), "--columns", ",".join(names)]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == names
+    assert said("list", tmp_path, "--columns", ",".join(names)).splitlines()[0].split() == names
 
 
 def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: Path):
@@ -234,25 +231,21 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 
-def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Path, said: Said, refused: Said):
     records.write(tmp_path / "r" / "a", records.vision(total_s=1.23456789))
     words = ["list", str(tmp_path / "r"), "--csv", str(tmp_path / "o.csv"), "--columns"]
-    assert main([*words, "gpus,Total_s"]) == 0
+    assert "gpus  total_s\n   1    1.235" in said(*words, "gpus,Total_s")
     assert (tmp_path / "o.csv").read_text().splitlines() == ["gpus,total_s", "1,1.23456789"]
-    assert "gpus  total_s\n   1    1.235" in capsys.readouterr().out
-    assert main([*words, "gpus,nothing"]) == 1
-    assert main([*words, "gpus,Total_s", "--where", "gpus=9"]) == 0
-    assert (tmp_path / "o.csv").read_text() == "gpus,total_s\n" and "0 of 1 run\n" in capsys.readouterr().out
+    assert "nothing" in refused(*words, "gpus,nothing")
+    assert "0 of 1 run\n" in said(*words, "gpus,Total_s", "--where", "gpus=9")
+    assert (tmp_path / "o.csv").read_text() == "gpus,total_s\n"
 
 
-def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp_path: Path, said: Said):
     records.write(tmp_path / "a", records.vision())
     records.write(tmp_path / "b", records.vision(status="refused", cause={"message": "gpus=0: no"}) | {"config": {}})
     for words, shown in (["--sort", "status"], False), (["--where", "status='refused'"], True):
-        assert main(["list", str(tmp_path), *words]) == 0
-        printed = capsys.readouterr().out
+        printed = said("list", tmp_path, *words)
         assert ("gpus=0: no" in printed, "1 refused cell left out" in printed) == (shown, not shown)
 
 
@@ -287,13 +280,13 @@ def test_a_dash_gets_what_a_command_found_and_nothing_else(
     assert found["latex"].startswith("\\begin{table}\n") and found["latex"].endswith("\\end{table}\n")
 
 
-def test_files_are_all_written_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said):
     records.write(tmp_path / "r", records.vision())
-    file = str(tmp_path / "a")
-    assert main(["list", str(tmp_path), "--csv", file, "--json", file]) == 1
-    assert "two of them have one file" in capsys.readouterr().err and not Path(file).exists()
-    assert main(["list", "--csv", file, str(tmp_path), "--markdown", f"{file}.md"]) == 0
-    assert "1 run\n" in capsys.readouterr().out and Path(f"{file}.md").read_text().startswith("| ")
+    file, other = tmp_path / "a", tmp_path / "a.md"
+    assert "two of them have one file" in refused("list", tmp_path, "--csv", file, "--json", file)
+    assert not file.exists()
+    assert "1 run\n" in said("list", "--csv", file, tmp_path, "--markdown", other)
+    assert other.read_text().startswith("| ")
 
 
 @pytest.mark.parametrize(
@@ -305,17 +298,36 @@ def test_files_are_all_written_or_none(tmp_path: Path, capsys: pytest.CaptureFix
         (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
         (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
         *((["compare", ".", f"--gate={gate}"], "is no share; write") for gate in ("5", "1", "x%", "nan")),
+        (["list", ".", "--price", "dear"], "dear is no price of a GPU for an hour"),
+        (["best", ".", "--memory", "80"], "80 is no size; write 80GB or 80GiB"),
+        (["best", ".", "--accuracy", "99"], "99 is no share; write 99% or 0.99"),
+        (["best", ".", "--gpus", "0"], "0 is no number of GPUs"),
+        (["best", ".", "--goal", "fun"], "invalid choice"),
+        (["table", "table9", "."], "no experiment table9; there are table2, "),
+        (["table", "table5", "."], "table5 is not measured; this measures it: python tune_llm.py experiment=table5 "),
+        (["figure", "table9", "."], "no figure table9; there are all, table2"),
+        (["figure", "../x", "."], "no figure ../x"),
+        (["figure", "table2", "."], "table2: not measured: python train_vision.py experiment=table2 name=table2"),
+        (["figure", "all", "."], f"experiment=table2 name=table2 (nor any of {len(experiments.names()) - 1} others)"),
+        (["figure", "efficiency", "."], "efficiency: of 1 run none has what it shows"),
+        (["figure", "phases", ".", "--out", "a.gif"], "--out a.gif: a figure is written as .svg, .pdf, .png"),
+        (["report", ".", "--out", "."], "is no file; name one"),
+        (["report", "absent"], "absent is no folder"),
+        (["dashboard", "--project", "a/b"], "--project: 'a/b' is no name in W&B: W&B takes names"),
+        (["dashboard", "--project", ""], "--project: '' is no name in W&B"),
+        (["dashboard", "--entity", "a b?"], "--entity: 'a b?' is no name in W&B"),
+        (["dashboard", "--dry-run", "no/o.json"], "there is no folder no"),
+        (["sync", "--project", "a/b"], "W&B takes names of"),
+        (["sync", "--entity", ""], "W&B takes names of"),
+        (["export", "."], "the following arguments are required: --anonymous"),
     ],
 )
-def test_bad_arguments_are_one_line_and_make_no_folder(
-    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_a_command_cannot_do_is_one_line_and_leaves_nothing(
+    words: list[str], text: str, tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
 ):
     records.write(tmp_path / "r", records.vision())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(words)
-    error = capsys.readouterr().err
-    assert text in error and error.count("\n") == 1 and not (tmp_path / "no").exists()
+    assert text in refused(*words) and [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 @pytest.mark.usefixtures("processes")

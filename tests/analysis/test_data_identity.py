@@ -15,6 +15,7 @@ from analysis.runs import grouping, load
 from analysis.runs.details import read as details
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
+from tests.analysis.conftest import Said
 from tests.helpers import records
 
 
@@ -36,10 +37,7 @@ PHOTOS = {"dataset": "images", "dataset__root": "a"}
 
 def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
     runs = write(
-        tmp_path,
-        on(**PHOTOS),
-        on(**PHOTOS | {"dataset__root": "elsewhere"}, seed=1),
-        on("bbb", **PHOTOS, seed=2),
+        tmp_path, on(**PHOTOS), on(**PHOTOS | {"dataset__root": "elsewhere"}, seed=1), on("bbb", **PHOTOS, seed=2)
     )
     assert sizes(grouping.by_setting(runs)) == sizes(grouping.by_setting(runs, mix=True)) == [1, 2]
     assert [len(ranking.runs) for ranking in best.rankings(runs, mix=True)] == [2, 1]
@@ -58,21 +56,19 @@ def test_older_records_group_as_before(tmp_path: Path):
     assert sizes(grouping.by_setting(runs)) == [2] and "data" not in list_runs.differing(runs)
 
 
-def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, said: Said, refused: Said):
     write(tmp_path / "a", on("aaa"))
     write(tmp_path / "b", on("bbb"))
     write(tmp_path / "old", on(None))
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert "data is aaa in A and bbb in B (--by data if that is what you compare)" in capsys.readouterr().err
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--by", "data"]) == 0
-    assert "warning: data: aaa in A, bbb in B" in capsys.readouterr().out
-    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "b")]) == 0  # it does not say: as before
-    assert "data: nothing in A, bbb in B" in capsys.readouterr().out
+    why = "data is aaa in A and bbb in B (--by data if that is what you compare)"
+    assert why in refused("compare", tmp_path / "a", tmp_path / "b")
+    assert "warning: data: aaa in A, bbb in B" in said("compare", tmp_path / "a", tmp_path / "b", "--by", "data")
+    # it does not say: as before
+    assert "data: nothing in A, bbb in B" in said("compare", tmp_path / "old", tmp_path / "b")
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [({"threads": 8}, "threads=1 or 8"), ({"beside": 2}, "beside_others=false or true")],
+    ("change", "says"), [({"threads": 8}, "threads=1 or 8"), ({"beside": 2}, "beside_others=false or true")]
 )
 def test_cores_and_company_make_other_settings(change: dict[str, Any], says: str, tmp_path: Path):
     runs = write(tmp_path / "a", on(), on(seed=1), on(seed=2) | change)
@@ -88,7 +84,7 @@ def test_cores_and_company_make_other_settings(change: dict[str, Any], says: str
 def speedups(runs: list[Run]) -> list[float]:
     """Those of the report's table of runs, as far as they have one."""
     grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
-    (column,) = [column for column in grid.columns if column.key == "speedup"]
+    (column,) = [column for column in grid.columns if column.name == "speedup"]
     return [value for value in column.values or () if value is not None]
 
 
@@ -143,7 +139,7 @@ def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tm
     assert "above 110% of the ideal" in figure.caption
     grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
     assert any("above 110%" in note for note in grid.notes)
-    (efficiency,) = [column for column in grid.columns if column.key == "parallel_efficiency"]
+    (efficiency,) = [column for column in grid.columns if column.name == "parallel_efficiency"]
     assert sorted(efficiency.texts) == ["-", "-", "125%?", "98%"]
     assert main(["table", "table2", str(tmp_path / "r"), "--csv", str(tmp_path / "t.csv")]) == 0
     rows = [line.split(",") for line in (tmp_path / "t.csv").read_text().splitlines()]

@@ -12,11 +12,11 @@ import pytest
 import vl_convert
 
 from analysis import experiments
-from analysis.__main__ import main
 from analysis.figures import captions, chart_data, setting_charts, vega
 from analysis.figures import draw as figures
 from analysis.runs import load
 from multicard.records.figures import Scale
+from tests.analysis.conftest import Said
 from tests.helpers import grids, records
 from tests.helpers.grids import drawn, svg, texts
 
@@ -26,7 +26,6 @@ WRITTEN = {  # in figures whose measures are no axes
     "shares": ("Share of the profiled time (%)", "cudaLaunchKernel"),
     "copies": ("In a step, all ranks together (bytes)", "memcpy Device-to-Device"),
 }
-OTHERS = len(experiments.names()) - 1  # experiments but one
 
 
 @cache
@@ -161,38 +160,13 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 # The command
 
 
-def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, said: Said):
     grids.fill(tmp_path / "runs", "table3", device="cpu")
     out = tmp_path / "out"
-    assert main(["figure", "all", str(tmp_path / "runs"), "--out", str(out)]) == 0
-    printed_lines = capsys.readouterr().out.splitlines()
+    printed_lines = said("figure", "all", tmp_path / "runs", "--out", out).splitlines()
     assert printed_lines[0] == f"{out}/table3.svg: Training time and test accuracy by CPU ranks and pinned memory [c]"
     assert sorted(path.name for path in out.iterdir()) == ["table3.svg"]
     assert "table2: not measured: python train_vision.py experiment=table2 name=table2" in printed_lines
     assert "table5: not measured: python tune_llm.py experiment=table5 name=table5" in printed_lines
-    assert sum(": not measured: " in line for line in printed_lines) == OTHERS
+    assert sum(": not measured: " in line for line in printed_lines) == len(experiments.names()) - 1
     assert printed_lines[-1] == "c  CPU ranks, not GPUs"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["table9"], "no figure table9; there are all, table2"),
-        (["../x"], "no figure ../x"),
-        (["table2"], "table2: not measured: python train_vision.py experiment=table2 name=table2"),
-        (
-            ["all"],
-            f"table2: not measured: python train_vision.py experiment=table2 name=table2 (nor any of {OTHERS} others)",
-        ),
-        (["efficiency"], "efficiency: of 1 run none has what it shows"),
-        (["phases", "--out", "a.gif"], "--out a.gif: a figure is written as .svg, .pdf, .png"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-):
-    records.write(tmp_path / "runs" / "a", records.vision())
-    name, *rest = words
-    assert main(["figure", name, str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *rest]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"refused: {message}") and not (tmp_path / "out").exists()

@@ -11,7 +11,6 @@ import yaml
 from omegaconf import OmegaConf
 
 from analysis import experiments, same_setting
-from analysis.__main__ import main
 from analysis.experiments import Panel
 from analysis.report import papers_section
 from analysis.report.blocks import Facts, Fold
@@ -21,6 +20,7 @@ from multicard.config.llm import DATASETS
 from multicard.records.figures import FIGURES
 from papers import printed
 from papers.printed import PrintedFigure
+from tests.analysis.conftest import Said
 from tests.conftest import ROOT, composed
 from tests.helpers import papers_records, records
 
@@ -133,13 +133,12 @@ def same(value: Any, wanted: Any) -> bool:
     return sorted(value, key=str) == sorted(wanted, key=str) if both_lists else value == wanted
 
 
-def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path, said: Said):
     whole = {"dataset": {"name": "samsum", "rows": None}, "template": "summarize"}
     read = {"text_rows": {"read": 14_731, "cut": 0, "left_out": 0}}
     records.write(tmp_path / "whole", records.llm(**whole, **read))
     records.write(tmp_path / "part", records.llm(dataset={"name": "alpaca_cleaned", "rows": 500}))
-    assert main(["table", "table4", str(tmp_path), "--csv", "-"]) == 0
-    rows = {row["dataset"]: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    rows = {row["dataset"]: row for row in csv.DictReader(said("table", "table4", tmp_path, "--csv", "-").splitlines())}
     assert {name: (row["paper rows"], row["paper size_mb"]) for name, row in rows.items()} == {
         "alpaca_cleaned": ("51760", "24.1"),
         "grammar": ("185000000", "3710.5"),
@@ -151,8 +150,7 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
     assert all(
         rows[name]["template"] == rows[name]["paper template"] for name in ("alpaca_cleaned", "grammar", "samsum")
     )
-    assert main(["table", "table4", str(tmp_path)]) == 0
-    assert "no run here read the whole set" in capsys.readouterr().out
+    assert "no run here read the whole set" in said("table", "table4", tmp_path)
 
 
 def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
 from analysis.commands import predictions
 from analysis.report import page
 from analysis.report.blocks import Fold, Grid, PlainTable
 from analysis.report.expected_section import predictions_section
 from analysis.runs import load
+from tests.analysis.conftest import Said
 from tests.analysis.test_report import build
 from tests.helpers import records
 from tests.helpers.records import write_all as write
@@ -28,34 +28,31 @@ def scaled(folder: Path, **changes: Any) -> Path:
     return write(folder, *(records.vision(seed=seed, prediction=of) | changes for seed, of in enumerate(of_runs)))
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
+def printed(said: Said, *words: object) -> list[list[str]]:
     """The cells of each line that the command prints."""
-    assert main(["predictions", *words]) == 0
-    return [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    return [re.split(r"\s{2,}", line) for line in said("predictions", *words).splitlines()]
 
 
-def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_errors_bias_and_coverage_are_those_by_hand(tmp_path: Path, said: Said):
     write(tmp_path / "probed", records.vision(prediction=records.prediction("probed", 0.02, 0.1)))
     known = records.prediction(memory_basis="measured in 2 of this cell's runs")
     write(tmp_path / "known", records.vision(prediction=known))
-    runs = str(scaled(tmp_path / "scaled"))
+    runs = scaled(tmp_path / "scaled")
     by_hand = ["4", "15.0%", "15.0%", "+5.0%", "50%", "15% to 85%", "±15.0%"]
-    lines = printed(capsys, runs)
+    lines = printed(said, runs)
     for figure, basis in (("step", "scaled"), ("total", "scaled"), ("energy", "scaled"), ("memory", "computed")):
         assert [figure, basis, *by_hand] in lines
     worst = lines[lines.index(["worst:"]) + 2 :]
     ends = [(row[5], row[6], row[-1]) for row in worst[:2]]
     assert ends == [("+25.0%", "no", f"{runs}/03"), ("-20.0%", "no", f"{runs}/01")]
     assert len(worst[3]) == 8 and worst[4] == [""]  # a line for each run
-    assert ["memory", "measured", "1", "10.0%"] in [line[:4] for line in printed(capsys, str(tmp_path / "known"))]
-    both = printed(capsys, runs, str(tmp_path / "probed"))
+    assert ["memory", "measured", "1", "10.0%"] in [line[:4] for line in printed(said, tmp_path / "known")]
+    both = printed(said, runs, tmp_path / "probed")
     assert ["step", "probed", "1", "2.0%", "2.0%", "+2.0%", "100%", "21% to 100%", "±10.0%"] in both
     assert ["step", "all", "5", "10.0%", "12.4%", "+4.4%", "60%", "23% to 88%", "±15.0%"] in both
 
 
-def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(tmp_path: Path, said: Said):
     own = {"prediction": records.prediction(fits="no")}
     write(
         tmp_path,
@@ -71,14 +68,14 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(
     assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == ["peak_memory_bytes"] * 2
     assert {each.run["seed"] for each in compared.figures if each.column == "step_s"} == {0, 6}
     assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
-    notes = [note for line in printed(capsys, str(tmp_path)) for note in line]
+    notes = [note for line in printed(said, tmp_path) for note in line]
     for reason in ("others used its GPUs meanwhile", "others kept over a tenth of its cores busy", "ended diverged"):
         assert f"times and energy left out, {reason}: 1 run" in notes
     assert "times not known, no record like it: 1 run" in notes and "without a prediction: 1 run" in notes
     assert any(note.startswith("memory of CPU ranks not compared: it is resident") for note in notes)
 
 
-def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, said: Said):
     ends = [("yes", "ok"), ("yes", "ok"), ("yes", "oom"), ("tight", "ok"), ("no", "oom"), ("no", "oom")]
     runs = [
         records.vision(seed=seed, status=status, prediction=records.prediction(fits=fits))
@@ -86,18 +83,17 @@ def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, capsys: py
     ]
     on_cpu = records.vision(device="cpu", prediction=records.prediction(fits="yes"))
     shared = records.vision(gpu=records.gpu(by="python"), prediction=records.prediction(fits="yes"), status="oom")
-    lines = printed(capsys, str(write(tmp_path, *runs, on_cpu, shared)))
+    lines = printed(said, write(tmp_path, *runs, on_cpu, shared))
     assert ["yes", "2", "1"] in lines and ["tight", "1", "0"] in lines and ["no", "0", "2"] in lines
 
 
 @pytest.mark.parametrize("prediction", [None, {"basis": "unknown", "about": "all records were disturbed"}])
 def test_runs_without_a_prediction_are_refused_with_the_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], prediction: dict[str, Any] | None
+    tmp_path: Path, refused: Said, prediction: dict[str, Any] | None
 ):
     write(tmp_path, records.vision(prediction=prediction))
-    assert main(["predictions", str(tmp_path), "--csv", str(tmp_path / "p.csv")]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"refused: nothing can be compared of the runs under {tmp_path}") and "gpus=1,2" in line
+    line = refused("predictions", tmp_path, "--csv", tmp_path / "p.csv")
+    assert line.startswith(f"nothing can be compared of the runs under {tmp_path}") and "gpus=1,2" in line
     assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()
 
 

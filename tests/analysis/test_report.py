@@ -13,7 +13,6 @@ import pytest
 
 from analysis import report as analysis_report
 from analysis import rerun_commands
-from analysis.__main__ import main
 from analysis.commands.list_runs import output
 from analysis.figures.vega import Figure
 from analysis.report import page, runs_section
@@ -21,6 +20,7 @@ from analysis.report.blocks import Fold, Grid, Paragraph, PlainTable, Plot, Reco
 from analysis.runs import load
 from analysis.runs.details import read
 from analysis.stats.between_runs import RepeatedRuns
+from tests.analysis.conftest import Said
 from tests.helpers import records
 
 EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
@@ -120,9 +120,9 @@ def test_a_row_is_a_setting_with_its_speedups_and_opens_to_its_runs(tmp_path: Pa
                 steps = records.steps([0.1] * 40) | {"loss": [2.0 - step / 20 for step in range(40)]}
                 records.write(tmp_path / f"{precision}-{gpus}-{seed}", record, steps)
     grid = grid_of(tmp_path)
-    columns = {column.key: column.values or column.texts for column in grid.columns}
+    columns = {column.name: column.numbers or column.texts for column in grid.columns}
     assert grid.parents == [None, 0, 0, None, 3, 3, None, 6, 6, None, 9, 9]
-    texts = {column.key: column.texts for column in grid.columns}
+    texts = {column.name: column.texts for column in grid.columns}
     assert texts["runs"] == ["2", "run 1", "run 2"] * 4
     cells = list(zip(columns["precision"], columns["gpus"], texts["runs"], strict=True))
     one, four, run = (cells.index(("fp32", gpus, n)) for gpus, n in ((1, "2"), (4, "2"), (4, "run 2")))
@@ -145,7 +145,7 @@ def test_what_was_swept_stands_first_and_is_never_hidden(tmp_path: Path):
     for index, (key, value) in enumerate([("seed", 0), *swept.items()]):
         records.write(tmp_path / "one" / str(index), records.vision(**{key: value}))
     records.write(tmp_path / "other" / "0", records.vision(pin_memory=False) | {"name": "other"})
-    names = [column.key for column in grid_of(tmp_path).columns if column.shown]
+    names = [column.name for column in grid_of(tmp_path).columns if column.shown]
     assert {*names[:8]} == {key.replace("__", ".") for key in swept} and names[8] == "total_s"
     assert "pin_memory" not in names  # it differs between sweeps, and there is no room
 
@@ -189,18 +189,13 @@ def test_a_run_of_an_earlier_command_has_its_own_values(tmp_path: Path):
     assert commands == [f"python train_vision.py {words}" for words in own]
 
 
-def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, said: Said):
     sweep(tmp_path)
-    assert main(["report", str(tmp_path), "--title", "A & B"]) == 0
-    *_, finding, last = capsys.readouterr().out.splitlines()
+    *_, finding, last = said("report", tmp_path, "--title", "A & B").splitlines()
     assert finding.startswith("Run gpus=4 precision=fp16: ") and finding.endswith(".")
     assert last.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
     text = (tmp_path / "report.html").read_text()
     assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
-    with pytest.raises(SystemExit, match="1"):
-        main(["report", str(tmp_path), "--out", str(tmp_path)])
-    assert "is no file; name one" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "absent")]) == 1
 
 
 def recommended(report: Report) -> list[Recommendation]:
@@ -239,10 +234,10 @@ def test_columns_are_those_of_the_list_first_the_settings_that_tell_runs_apart(t
         records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
     found, grid = load.read([tmp_path]), grid_of(tmp_path)
     headings = next(line for line in output(found, found.runs, None).lines(None) if line.startswith("precision"))
-    assert {*re.split(r"\s{2,}", headings)} - {"status"} < {column.key for column in grid.columns}
+    assert {*re.split(r"\s{2,}", headings)} - {"status"} < {column.name for column in grid.columns}
     shown = [column.heading for column in grid.columns if column.shown]
     assert shown == ["precision", "lr", "total s", "accuracy", "images/s", "peak memory"]
     assert [column.heading for column in grid.columns if column.telling] == ["precision", "lr"]
-    hidden = {column.key: column.group for column in grid.columns if not column.shown}
+    hidden = {column.name: column.group for column in grid.columns if not column.shown}
     assert (hidden["step_s"], hidden["gpus"], hidden["commit"]) == ("Result", "Settings", "About the run")
     assert "marks c" in grid.notes[0] and "hardware AMD EPYC" in grid.notes[0]  # the same for all

@@ -14,6 +14,7 @@ from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.tracking import keys, run_record, upload
 from multicard.vision.workload import WORKLOAD
+from tests.analysis.conftest import Said
 from tests.conftest import SMALL, as_dict, composed, warm_up
 from tests.helpers import records
 from tests.helpers.wandb_stand_in import SUMMARY, Server
@@ -36,7 +37,9 @@ def ids(folders: list[Path]) -> list[str]:
     return [run_record.run_id(run_folder.decode((folder / "result.json").read_bytes())) for folder in folders]
 
 
-def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]):
+def test_every_record_is_uploaded_once(
+    tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str], said: Said
+):
     folders = written(tmp_path / "sweep")
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
     printed = capsys.readouterr()
@@ -56,10 +59,9 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     assert len(wandb_server.artifacts) >= 3
 
     calls = len(wandb_server.calls)
-    assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
-    assert "uploaded 0; W&B had 4 already" in capsys.readouterr().out and len(wandb_server.calls) == calls
-    assert main(["sync", str(tmp_path)]) == 0  # another project is another place
-    assert capsys.readouterr().out == "uploaded 4\n" and len(wandb_server.runs) == 4
+    assert "uploaded 0; W&B had 4 already" in said("sync", tmp_path, "--project", "trial")
+    assert len(wandb_server.calls) == calls
+    assert said("sync", tmp_path) == "uploaded 4\n" and len(wandb_server.runs) == 4  # another project, another place
     assert {stored.variables["project"] for stored in wandb_server.runs.values()} == {"multicard"}
 
 
@@ -90,14 +92,12 @@ def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path:
     assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (4, 4, 0)
 
 
-def test_a_sweep_of_probes_has_a_table_and_no_report(
-    tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str]
-):
+def test_a_sweep_of_probes_has_a_table_and_no_report(tmp_path: Path, wandb_server: Server):
     for gpus in (1, 2):
         record = records.vision(gpus=gpus)
         record["config"]["probe"]["enabled"] = True
         records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}-probe", record, records.steps([1.0] * 4))
-    assert main(["sync", str(tmp_path)]) == 0, capsys.readouterr().out
+    assert main(["sync", str(tmp_path)]) == 0
     (name,) = sweeps_of(wandb_server)
     summary = wandb_server.runs[name].summary
     assert summary[keys.SWEEP_TABLE]["nrows"] == 2 and keys.SWEEP_REPORT not in summary
@@ -122,7 +122,11 @@ def sweeps_of(server: Server) -> list[str]:
 
 
 def test_what_fails_is_tried_again_and_named(
-    tmp_path: Path, wandb_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    wandb_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    said: Said,
 ):
     first, second, _ = written(tmp_path / "sweep")
     whole, tries = upload.record, list[Path]()
@@ -142,8 +146,7 @@ def test_what_fails_is_tried_again_and_named(
     assert ids([second])[0] in wandb_server.runs and ids([first])[0] not in wandb_server.runs
 
     monkeypatch.setattr(upload, "record", whole)
-    assert main(["sync", str(tmp_path)]) == 0
-    assert "uploaded 1; W&B had 3 already" in capsys.readouterr().out
+    assert "uploaded 1; W&B had 3 already" in said("sync", tmp_path)
 
 
 def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb_server: Server):
@@ -162,15 +165,11 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb
     assert [row["_runtime"] for row in stored.history] == [row["_runtime"] for row in whole]
 
 
-def test_without_a_server_nothing_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_a_server_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Said):
     written(tmp_path / "sweep")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()
-    assert main(["sync", str(tmp_path)]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("refused: cannot reach http://127.0.0.1:9") and error.count("\n") == 1
+    assert refused("sync", tmp_path).startswith("cannot reach http://127.0.0.1:9")
     wandb.teardown()
 
 

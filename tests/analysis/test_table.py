@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from analysis import experiments
-from analysis.__main__ import main
 from analysis.commands import table as tables
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_SD
 from multicard.records.figures import FIGURES
 from papers import printed as papers
-from tests.conftest import ROOT
+from tests.analysis.conftest import Said
 from tests.helpers import grids, papers_records, records
 
 PRECISIONS = ("fp64", "fp32", "fp16")
@@ -63,7 +62,7 @@ def test_the_papers_own_times_give_their_tables_back(name: str, ratio: str, tmp_
     assert not any("another setting" in note for note in table.notes)
 
 
-def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, said: Said):
     table2(tmp_path, {("fp64", 1): 100.0, ("fp16", 1): 50.0, ("fp16", 2): 30.0})
     records.write(tmp_path / "oom", records.vision(**SETTING, precision="fp64", gpus=2, status="oom", total_s=None))
     (table,) = printed("table2", folder=tmp_path)
@@ -74,8 +73,7 @@ def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, capsys: pytest
     assert row(table, precision="fp16", gpus=2)["x 1 GPU"] == pytest.approx(5 / 3)
     assert row(table, precision="fp16", gpus=2)["x fp64"] is None
     assert row(table, precision="fp16", gpus=1)["x fp64"] == 2.0
-    assert main(["table", "table2", str(tmp_path)]) == 0
-    output = capsys.readouterr().out
+    output = said("table", "table2", tmp_path)
     assert "8 cells not measured: python train_vision.py experiment=table2 name=table2" in output
     assert re.search(r"fp64 +3 +not measured +-", output)
 
@@ -98,7 +96,7 @@ def test_a_cell_is_the_mean_of_its_runs_and_says_how_many(tmp_path: Path):
     assert any("failed: a�[31m rank died" in note for note in table.notes)
 
 
-def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, said: Said):
     times_s = {(precision, 1): 100.0 for precision in PRECISIONS}
     table2(tmp_path / "a", times_s)
     table2(tmp_path / "b", dict.fromkeys(times_s, 300.0), commit="f" * 40)
@@ -109,21 +107,18 @@ def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, capsys: pytest.C
         f"_size={size} commit={commit})"
         for size, commit in ((500, records.COMMIT[:9]), (500, "f" * 9), (224, records.COMMIT[:9]))
     }
-    assert main(["table", "table2", str(tmp_path), "--mix"]) == 0
-    output = capsys.readouterr().out
+    output = said("table", "table2", tmp_path, "--mix")
     assert "200.0" in output and "±" not in output  # the two commits' mean; neither was measured twice
     assert f"{records.COMMIT[:9]} on NVIDIA H200 on node1, {'f' * 9} on" in output
 
 
-def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, said: Said):
     table2(tmp_path / "a", {(precision, gpus): 10.0 for precision in PRECISIONS for gpus in (1, 2, 3, 4)})
     table2(tmp_path / "b", {("fp32", 1): 9.0, ("fp16", 1): 8.0}, batch_size=64)
     table2(tmp_path / "c", {("fp32", gpus): 9.0 for gpus in (1, 2, 3, 4)}, batch_size=128)  # one precision: no Table 2
-    assert main(["table", "table2", str(tmp_path)]) == 0
-    output = capsys.readouterr().out
+    output = said("table", "table2", tmp_path)
     assert "--all shows 1 more setting with" in output and "batch_size=64" not in output
-    assert main(["table", "table2", str(tmp_path), "--all"]) == 0
-    output = capsys.readouterr().out
+    output = said("table", "table2", tmp_path, "--all")
     assert "batch_size=64" in output and "batch_size=128" not in output
 
 
@@ -150,15 +145,6 @@ def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
     (table,) = printed("peak_memory", folder=tmp_path)
     assert row(table, method="dpo", template="instruct", gpus=1)["x lora"] == 2.0
     assert "x 1 GPU" not in table.headings
-
-
-def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    records.write(tmp_path / "run", records.vision())
-    assert main(["table", "table9", str(tmp_path)]) == 1
-    assert re.fullmatch(r"refused: no experiment table9; there are table2, .*\n", capsys.readouterr().err)
-    assert main(["table", "table5", str(tmp_path)]) == 1
-    command = "python tune_llm.py experiment=table5 name=table5"
-    assert capsys.readouterr().err == f"refused: table5 is not measured; this measures it: {command}\n"
 
 
 def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
@@ -192,7 +178,3 @@ def test_every_experiment_has_a_view_that_its_file_can_fill(name: str):
     assert set(experiment.view.measures) <= {*FIGURES, experiments.EFFICIENCY}
     assert all(value in experiment.swept[column] for column, value in experiment.view.base_values.items())
     assert experiment.title and not experiment.title.startswith("@")
-
-
-def test_every_file_of_the_experiments_is_known():
-    assert {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")} == {*experiments.names(), "all"}

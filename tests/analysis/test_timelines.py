@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import report
-from analysis.__main__ import main
 from analysis.figures import timelines, vega
 from analysis.report import page
 from analysis.report.blocks import Plot
@@ -20,6 +19,7 @@ from analysis.report.expected_section import plans_section, read_plans
 from analysis.runs import load
 from multicard.decide.plan import command
 from multicard.observe.energy import gpu_record, readings
+from tests.analysis.conftest import Said
 from tests.analysis.test_figure_files import vega_lite
 from tests.helpers import grids, records
 
@@ -112,26 +112,19 @@ def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_h
     assert drawn(file.parent) == []
 
 
-def test_the_loaders_have_them_beside_their_figure_or_say_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    def figures(folder: Path) -> str:
-        code = main(["figure", "loaders", str(folder), "--out", str(tmp_path / "out"), "--all"])
-        assert code == 0
-        return capsys.readouterr().out
-
+def test_the_loaders_have_them_beside_their_figure_or_say_what_is_missing(tmp_path: Path, said: Said, refused: Said):
     same = {"dataset": "images", "strategy": "ddp_ds", "dataset__image_size": 300}
     for gpus in (1, 2):
         for loader, layout, cache in (("torch", "nchw", "process"), ("dali", "nhwc", "none")):
             cell = same | {"gpus": gpus, "loader": loader, "layout": layout, "dataset__cache": cache}
             sampled(tmp_path / "gpus" / f"{loader}{gpus}", pauses=loader == "torch" and gpus > 1, **cell)
             records.write(tmp_path / "cpus" / f"{loader}{gpus}", records.vision("cpu", **cell))
-    printed = figures(tmp_path / "gpus")
+    printed = said("figure", "loaders", tmp_path / "gpus", "--out", tmp_path / "out", "--all")
     assert re.search(r"loaders-timelines\.svg: GPUs over time", printed) and "no run has" not in printed
-    printed = figures(tmp_path / "cpus")
+    printed = said("figure", "loaders", tmp_path / "cpus", "--out", tmp_path / "out", "--all")
     assert "loaders-timelines: no run has samples of GPUs (gpu.parquet)" in printed and ".svg: GPUs" not in printed
-    assert main(["figure", "timelines", str(tmp_path / "cpus")]) == 1
-    assert "timelines: of 4 runs none has samples of GPUs (gpu.parquet), which NVML gives" in capsys.readouterr().err
+    why = "timelines: of 4 runs none has samples of GPUs (gpu.parquet), which NVML gives"
+    assert why in refused("figure", "timelines", tmp_path / "cpus")
 
 
 # Plans

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from analysis.__main__ import main
 from analysis.report import running, watched
 from analysis.report.running import Onlooker
 from analysis.report.watch import Server
 from multicard.machine.environment import host
 from multicard.records import ownership
 from multicard.records.progress import Board
+from tests.analysis.conftest import Said
 from tests.analysis.test_report import swept
 from tests.conftest import PATIENCE_S, ROOT, SMALL
 from tests.helpers import records
@@ -114,16 +114,15 @@ def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: 
     board.remove()
 
 
-def test_the_page_is_for_who_knows_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refused: Said):
     end(tmp_path / "first", 2, begin(tmp_path / "first", 2))
     with served(tmp_path) as server:
         own = f"/{server.token}/"
         status, page = asked(server, own)
         assert status == 200 and b"connect-src 'self'" in page and b'id="running"' in page
-        assert main(["report", str(tmp_path)]) == 0  # whose file asks nothing of any server
+        said("report", tmp_path)  # whose file asks nothing of any server
         written = (tmp_path / "report.html").read_text()
         assert "connect-src" not in written and 'id="running"' not in written and "/state" not in written
-        capsys.readouterr()
         assert asked(server, f"{own}state", "localhost:9")[0] == 200  # at the other end of a tunnel
         for path, host in (
             ("/", None),
@@ -146,12 +145,11 @@ def test_the_page_is_for_who_knows_its_address(tmp_path: Path, capsys: pytest.Ca
             (["--watch", "--out", "x.html"], "--out: --watch serves the page"),
             (["--port", "99999"], "--port 99999: bind(): port must be 0-65535"),
         ):
-            assert main(["report", str(tmp_path), *words]) == 1
-            assert capsys.readouterr().err.startswith(f"refused: {cause}")
+            assert refused("report", tmp_path, *words).startswith(cause)
 
 
 def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
 ):
     monkeypatch.setattr(running, "OWNER_S", 0.0)
     sweep = tmp_path / "first"

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks import gpu_steps, on_gpu
 from benchmarks.gpu_steps import STEPS, Finding, Pass, Step
 from benchmarks.step import options as step_options
 from multicard.records import run_folder
-from tests.conftest import PATIENCE_S, ROOT, assert_gone, awaited, typed, typed_llm, warm_up
+from tests.conftest import PATIENCE_S, ROOT, Called, assert_gone, awaited, typed, typed_llm, warm_up
 from tests.helpers import own_process
 
 TUNING = ["lora", "dpo", "lora_fp32", "packed"]
@@ -180,9 +179,7 @@ def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [VISION, TUNING], ids=["vision", "tuning"])
-def test_a_pass_on_cpu_ranks(
-    names: list[str], tmp_path: Path, called: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_pass_on_cpu_ranks(names: list[str], tmp_path: Path, called: Called, monkeypatch: pytest.MonkeyPatch):
     """Its commands run where torch is imported already."""
 
     def run_command(command: list[str], output: Any, _: float) -> int | None:

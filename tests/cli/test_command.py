@@ -7,17 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multicard.messages import say
-from tests.conftest import ROOT, SMALL, command
+from tests.conftest import ROOT, SMALL, Called, command
 from tests.helpers import cells
-
-Called = Callable[..., tuple[int, str]]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Words of a command that cannot work: one line with the key and the remedy, and nothing left behind."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from multicard.sweep import executor, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import ROOT, typed_llm
+from tests.conftest import ROOT, Called, typed_llm
 from tests.helpers import cells, records
 
 RECORDS = str(ROOT / "tests" / "fixtures" / "records_v1")
@@ -133,11 +132,7 @@ COMPOSED = [
 
 @pytest.mark.parametrize(("words", "line"), COMPOSED, ids=[" ".join(words) for words, _ in COMPOSED])
 def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
-    words: list[str],
-    line: str,
-    called: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], line: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -16,10 +16,9 @@ from multicard.run.workload import Workload
 from multicard.sweep import cells
 from multicard.sweep.cells import Sweep
 from multicard.vision import workload as vision
-from tests.conftest import ROOT, has_dali
+from tests.conftest import ROOT, Called, has_dali
 
 Plan = Callable[..., list[RunConfig]]
-Called = Callable[..., tuple[int, str]]
 
 VISION, TUNING = "train_vision.py", "tune_llm.py"
 UP_TO_4 = {"gpus": {1, 2, 3, 4}}

@@ -2,14 +2,13 @@
 
 import gzip
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import wandb
@@ -17,7 +16,7 @@ import wandb
 from multicard.llm.data import row_sources
 from multicard.machine import network
 from multicard.vision.data import datasets
-from tests.conftest import typed, typed_llm
+from tests.conftest import Measured, typed, typed_llm
 from tests.vision.test_data import mnist_folder
 
 
@@ -146,9 +145,7 @@ def test_what_ends_a_fetch_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         row_sources.load(typed_llm("dataset=alpaca_cleaned", "dataset.rows=1"))
 
 
-def test_wandb_is_not_waited_for(
-    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, refusing: str
-):
+def test_wandb_is_not_waited_for(measured: Measured, monkeypatch: pytest.MonkeyPatch, refusing: str):
     monkeypatch.setattr(wandb, "setup", lambda *_: SimpleNamespace(settings=SimpleNamespace(base_url=refusing)))
     monkeypatch.setattr(wandb, "init", lambda **_: pytest.fail("it would retry for a minute and a half"))
     result = measured("tracker.mode=online")

@@ -31,7 +31,7 @@ from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.workload import WORKLOAD
 from multicard.workloads import WORKLOADS
-from tests.conftest import ROOT, SMALL, typed, typed_llm
+from tests.conftest import ROOT, SMALL, Called, typed, typed_llm
 from tests.helpers import records
 from tests.llm.test_llm_run import FIXED, ok, steps
 
@@ -256,7 +256,6 @@ def test_each_key_has_a_line_of_help(workload: Workload):
     assert all(len(description or "") <= 160 for description in keys.values())
 
 
-Called = Callable[..., tuple[int, str]]
 ASKED = "batch_size_asked=global"  # what the command line adds where batch_size is not given
 
 

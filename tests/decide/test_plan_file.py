@@ -58,10 +58,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"jobs": {"a": {"seconds": 10}}}, f"jobs.a.seconds: expected `keys | null`, got `int`{SECONDS}"),
     ({"jobs": {"a": {"seconds": {0: 10}}}}, f"jobs.a.seconds: expected `int` >= 1{SECONDS}"),
     ({"jobs": {"a": {"seconds": {1: math.nan}}}}, f"jobs.a.seconds: expected `float` > 0.0{SECONDS}"),
-    (
-        {"jobs": {"a": {"seconds": {1: [1, 2, 3]}}}},
-        "jobs.a.seconds.1: must be a number, or [value, low, high]",
-    ),
+    ({"jobs": {"a": {"seconds": {1: [1, 2, 3]}}}}, "jobs.a.seconds.1: must be a number, or [value, low, high]"),
     ({"jobs": {"a": GOOD | {"repeat": 150}, "b": GOOD | {"repeat": 51}}}, "jobs: are 201 runs; plan 200 at a time"),
     ({"jobs": {"a": GOOD | {"repeat": 0}}}, "jobs.a.repeat: expected `int` >= 1; write 3"),
     ({"jobs": {"a": GOOD | {"gpus": [1, 4]}}}, "jobs.a.gpus: [4] have no time in seconds; add it, or leave them out"),

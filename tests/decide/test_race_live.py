@@ -32,12 +32,11 @@ from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, Running, SameFailureError
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, typed
+from tests.conftest import SMALL, Called, composed, typed
 from tests.helpers import records
 from tests.helpers.cells import sweep
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked, measured, write_block
 
-Called = Callable[..., tuple[int, str]]
 Made = Callable[..., LiveRace]
 CPU = ("device=cpu", "race.figure=images_per_s")
 

@@ -29,15 +29,7 @@ from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed, typed_llm
 from tests.helpers import records
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
-from tests.helpers.past_runs import (
-    CPU,
-    H200,
-    config,
-    past,
-    predicted,
-    probe,
-    vision,
-)
+from tests.helpers.past_runs import CPU, H200, config, past, predicted, probe, vision
 
 # ---- the history
 
@@ -114,8 +106,7 @@ def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(re
 
 
 @pytest.mark.parametrize(
-    ("mark", "changes"),
-    [("&", {"load": records.load(8.0)}), ("!", {"device": "cuda", "gpu": records.gpu(by="other")})],
+    ("mark", "changes"), [("&", {"load": records.load(8.0)}), ("!", {"device": "cuda", "gpu": records.gpu(by="other")})]
 )
 def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mark: str, changes: Any):
     target, quiet = (H200, {"device": "cuda"}) if "device" in changes else (CPU, {})

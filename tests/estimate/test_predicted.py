@@ -1,6 +1,6 @@
 """Predictions on the command line: `predict=true`, the fewest probes, and `fit=`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
 from multicard.sweep import predicted, prediction_table, slurm_submit
 from multicard.sweep.prediction_table import Row
-from tests.conftest import typed
+from tests.conftest import Called, typed
 from tests.helpers import records
 
-Called = Callable[..., tuple[int, str]]
 H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 95830 << 20}
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from multicard.machine import environment, load
 from multicard.machine.environment import host
 from multicard.records import comparable, ownership, run_folder
-from tests.conftest import awaited
+from tests.conftest import Measured, awaited
 from tests.helpers import records
 
 BURN = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass"
@@ -61,7 +60,7 @@ def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
 
 
 def test_a_crowd_is_said_at_the_run_and_in_its_record(
-    measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(environment, "cores", lambda: 1)
     record = measured("gpus=2")

@@ -21,7 +21,7 @@ from multicard.run import outcome
 from multicard.vision import after_training
 from multicard.vision import workload as vision
 from multicard.vision.data.batch import Batch
-from tests.conftest import SMALL, composed, typed, typed_llm, warm_up
+from tests.conftest import SMALL, Measured, composed, typed, typed_llm, warm_up
 from tests.helpers import rank_work
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
@@ -173,7 +173,7 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
 
 
 @pytest.mark.slow
-def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
     plain = tuned("gpus=2", "method=qat")
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"))
     result = tuned("gpus=2", "method=qat", "profile=kineto", "profile.steps=3", "diagnose=true")
@@ -192,9 +192,7 @@ def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Callable[..., dict[str, A
     assert plain["diagnosis"] is None and plain["profile"] is None
 
 
-def test_steps_alone_exchange_neither_weights_nor_gradients(
-    tuned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-):
+def test_steps_alone_exchange_neither_weights_nor_gradients(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_and_count_exchanges")
     )

@@ -133,8 +133,7 @@ EIGHT = {("collective", "nccl AllReduce"): 8 * 3, ("collective", "nccl SendRecv"
 
 
 @pytest.mark.parametrize(
-    ("file", "ranks", "calls"),
-    [("kineto_ddp_a100.json.gz", 1, A100), ("kineto_dlrm_8rank.tar.gz", 8, EIGHT)],
+    ("file", "ranks", "calls"), [("kineto_ddp_a100.json.gz", 1, A100), ("kineto_dlrm_8rank.tar.gz", 8, EIGHT)]
 )
 def test_rows_of_traces_equal_the_sums_over_their_events(file: str, ranks: int, calls: dict[Any, int], tmp_path: Path):
     paths = [shared("traces") / file]

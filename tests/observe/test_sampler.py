@@ -28,7 +28,7 @@ from multicard.sweep import job
 from multicard.tracking import history
 from multicard.tracking.history import Timeline
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import PATIENCE_S, SMALL, awaited, composed, typed
+from tests.conftest import PATIENCE_S, SMALL, Measured, awaited, composed, typed
 from tests.helpers import records
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install, process
 
@@ -215,7 +215,7 @@ def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkey
     assert "ranks used GPU-b" in wrong["problem"] and "leave CUDA_DEVICE_ORDER unset" in wrong["problem"]
 
 
-def test_a_run_on_gpus_records_what_they_took(measured: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch):
+def test_a_run_on_gpus_records_what_they_took(measured: Measured, monkeypatch: pytest.MonkeyPatch):
     """All of a run but its ranks' devices: those compute on CPU."""
     gpus = [Gpu("GPU-a", compute=[process(1, 7)]), Gpu("GPU-b")]
     install(monkeypatch, Nvml(*gpus))

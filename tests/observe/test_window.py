@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,11 @@ from multicard.records import comparable
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable, Transfers
 from multicard.run import prepare
 from multicard.sweep import command
-from tests.conftest import typed, warm_up
+from tests.conftest import Measured, typed, warm_up
 from tests.helpers import records
 from tests.helpers.launching import launch
 from tests.helpers.profiler_files import Event, nsys_program, write_nsys
 
-Measured = Callable[..., dict[str, Any]]
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from PIL import Image
 from analysis.__main__ import main
 from docs import pictures
 from tests.analysis.test_compare import sweep
-from tests.conftest import ROOT, SHARED, has_dali
+from tests.conftest import ROOT, SHARED, Called, has_dali
 from tests.helpers import records
 from tests.helpers.report_view import CHROMIUM
 from tests.vision.test_sample_sources import FORMS
-
-Called = Callable[..., tuple[int, str]]
 
 FILES_OF_PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES_OF_PAGES}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from multicard.ranks import failures, interruption
 from multicard.ranks.failures import Interrupted
 from multicard.sweep import cells
 from multicard.sweep.executor import Executor
-from tests.conftest import ROOT, typed, warm_up
+from tests.conftest import ROOT, Called, typed, warm_up
 from tests.helpers.launching import launch
 
 DEADLINE_S = 60.0
@@ -52,9 +51,7 @@ def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Sig
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"interrupted by {number.name}\n")
 
 
-def test_while_a_sweep_is_composed_it_is_a_line(
-    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_while_a_sweep_is_composed_it_is_a_line(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cells, "compose", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
     code, printed = called("-m", "gpus=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert (code, printed) == (1, "interrupted by SIGTERM\n")

@@ -20,9 +20,8 @@ from multicard.ranks.gates import Pausing, blocks_file
 from multicard.records import rank_files
 from multicard.records.progress import Board
 from multicard.records.rank_files import RankProbe, RankReport
-from tests.conftest import awaited, typed
+from tests.conftest import Measured, awaited, typed
 
-Measured = Callable[..., dict[str, Any]]
 CPU = torch.device("cpu")
 HELD_S = 3.0  # ranks wait that long before each block of `race`
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +24,10 @@ from multicard.records import comparable, run_folder, table
 from multicard.records.progress import Board
 from multicard.run import outcome, preemption
 from multicard.run.preemption import StopOnWarning
-from tests.conftest import SMALL, awaited, typed
+from tests.conftest import SMALL, Called, Measured, awaited, typed
 from tests.helpers import records, wandb_file
 from tests.measure.test_series import autocorrelated
 from tests.tracking.test_runs import OFFLINE
-
-Measured = Callable[..., dict[str, Any]]
 
 
 def stopped(steps_s: Sequence[float] | np.ndarray, error: float = 0.01, seconds: float = 60.0) -> tuple[int, str]:
@@ -187,9 +185,7 @@ def written(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_probe_of_training_and_the_full_run_stand_side_by_side(
-    called: Callable[..., tuple[int, str]], tmp_path: Path
-):
+def test_a_probe_of_training_and_the_full_run_stand_side_by_side(called: Called, tmp_path: Path):
     words = [*SMALL, "gpus=2", "epochs=2", "model.width=0.35", "dataset.train_limit=256"]
     words += [f"hydra.run.dir={tmp_path / 'sweep'}"]
     code, printed = called(*words, "probe=true", "probe.seconds=0.001")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from multicard.records.schema_parts import Data
 from multicard.run import prepare
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, typed, typed_llm
+from tests.conftest import SMALL, Called, composed, typed, typed_llm
 
 
 def photographs(root: Path, red: int = 0) -> Path:
@@ -146,9 +145,7 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(
-    called: Callable[..., tuple[int, str]], tmp_path: Path
-):
+def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(called: Called, tmp_path: Path):
     root = photographs(tmp_path / "data")
     words = ["-m", *SMALL, "dataset=images", f"dataset.root={root}", "dataset.cache=none", "batch_size=8"]
     words += ["seed=1", f"hydra.sweep.dir={tmp_path}/sweep"]

@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,11 +22,9 @@ from multicard.llm import workload as llm
 from multicard.sweep import objective
 from multicard.sweep.axes import shrunk
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL
+from tests.conftest import SMALL, Called
 from tests.helpers import records
 from tests.helpers.cells import cell
-
-Called = Callable[..., tuple[int, str]]
 
 
 def test_a_figure_is_a_number_of_the_record():

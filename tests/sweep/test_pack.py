@@ -22,7 +22,7 @@ from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Executor, Running, Streak, cause_of
 from multicard.sweep.job import STARTS_JOBS, CellJob
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, command, composed, typed, warm_up
+from tests.conftest import SMALL, Called, command, composed, typed, warm_up
 from tests.helpers import cells, records
 from tests.helpers.cells import cell, sweep
 
@@ -103,7 +103,7 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
 
 @pytest.mark.parametrize("launcher", ["local", "submitit_local"])
 def test_several_nodes_are_refused_before_anything_starts(
-    launcher: str, called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     warm_up()
     started: list[Any] = []
@@ -191,7 +191,7 @@ def test_where_data_is_gone_cells_that_read_other_data_are_measured():
     assert stops(fetched, fetched, fetched) and not stops(fetched, fetched, fetched, download=True)
 
 
-def test_a_sweep_says_what_it_leaves(called: Callable[..., tuple[int, str]], tmp_path: Path):
+def test_a_sweep_says_what_it_leaves(called: Called, tmp_path: Path):
     words = ["dataset=mnist", f"dataset.root={tmp_path}", "seed=1,2,3,4,5", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     code, printed = called("-m", *SMALL, *words)
     assert code == 1 and printed.count("refused: dataset.") == 3
@@ -201,7 +201,7 @@ def test_a_sweep_says_what_it_leaves(called: Callable[..., tuple[int, str]], tmp
 
 
 @pytest.mark.parametrize("size", [2, 3])  # the third fails within a batch, or stops one
-def test_batches_of_a_sweep_are_one_row(called: Callable[..., tuple[int, str]], tmp_path: Path, size: int):
+def test_batches_of_a_sweep_are_one_row(called: Called, tmp_path: Path, size: int):
     words = ["dataset=mnist", f"dataset.root={tmp_path}", "seed=1,2,3,4,5,6", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     code, printed = called("-m", *SMALL, *words, f"hydra.sweeper.max_batch_size={size}")
     assert code == 1 and printed.count("refused: dataset.") == 3 and printed.count("stopped, 3 cells in a row") == 1

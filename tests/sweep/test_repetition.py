@@ -19,9 +19,9 @@ from multicard.run.prepare import typed
 from multicard.sweep import cells
 from multicard.sweep.cells import Cell
 from multicard.sweep.until_sure import Setting, UntilSure
+from tests.conftest import Called
 from tests.helpers import records
 
-Called = Callable[..., tuple[int, str]]
 Measured = list[tuple[str, int, int]]  # precision, seed and repetition of each run, in their order
 
 

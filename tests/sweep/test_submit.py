@@ -17,7 +17,7 @@ from multicard.sweep import slurm_submit, slurm_wait
 from multicard.sweep.executor import SameFailureError, Streak
 from multicard.sweep.job import SlurmJob
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import typed
+from tests.conftest import Called, typed
 from tests.helpers import cells, records
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
@@ -367,7 +367,7 @@ def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
         assert failure.log_tail == ("a", "slurmstepd: error: the end")
 
 
-def test_what_can_never_work_is_refused_before_it_is_submitted(called: Callable[..., tuple[int, str]], tmp_path: Path):
+def test_what_can_never_work_is_refused_before_it_is_submitted(called: Called, tmp_path: Path):
     words = ["-m", "method=dpo,qat", "dataset=alpaca_cleaned", "compile=true", "hydra/launcher=submitit_slurm"]
     code, printed = called(*words, "dry_run=true", f"hydra.sweep.dir={tmp_path}", entry="tune_llm.py")
     assert code == 1 and "refused: 2" in printed
@@ -381,12 +381,7 @@ def test_what_can_never_work_is_refused_before_it_is_submitted(called: Callable[
     ],
 )
 def test_a_refused_submission_is_a_line_and_leaves_no_job(
-    reason: str,
-    gpus: str,
-    line: str,
-    called: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    reason: str, gpus: str, line: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for program in ("sbatch", "srun"):
         path = tmp_path / "bin" / program
@@ -406,7 +401,7 @@ def test_a_refused_submission_is_a_line_and_leaves_no_job(
     assert sweep.exists() == (not line.startswith("hydra"))  # what holds for all cells leaves nothing
 
 
-def test_without_sbatch_the_launcher_says_so(called: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch):
+def test_without_sbatch_the_launcher_says_so(called: Called, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: None)
     code, printed = called("-m", "gpus=1", "device=cpu", "hydra/launcher=submitit_slurm", "name=never")
     assert code == 1 and printed.startswith("refused: hydra/launcher=submitit_slurm: no sbatch on this machine")

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +23,10 @@ from multicard.tracking.history import Timeline, step_figures, unix
 from multicard.tracking.wandb_run import Target, WandbRun
 from multicard.vision.workload import WORKLOAD
 from tests.cli.test_network import served
-from tests.conftest import ROOT, command, typed
+from tests.conftest import ROOT, Measured, command, typed
 from tests.helpers import records, wandb_file
 from tests.helpers.records import as_record
 
-Measured = Callable[..., dict[str, Any]]
 OFFLINE = ("tracker.mode=offline", "tracker.project=trial", "tracker.tags=[a,b]")
 PERCENT = 0.01
 
@@ -85,8 +83,7 @@ def assert_record(content: dict[str, Any], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [("vision", ("gpus=2", "epochs=2", "precision=bf16")), ("llm", ("gpus=2", "dataset.rows=40"))],
+    ("kind", "words"), [("vision", ("gpus=2", "epochs=2", "precision=bf16")), ("llm", ("gpus=2", "dataset.rows=40"))]
 )
 def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured, tuned: Measured):
     result = {"vision": measured, "llm": tuned}[kind](*words, *OFFLINE)

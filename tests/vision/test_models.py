@@ -1,7 +1,6 @@
 """Models by name: of torchvision and timm, from their own or a file's weights, with a frozen backbone."""
 
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from multicard.estimate.memory.simulate import simulate
 from multicard.vision import model_names, models, optim, tried, weights
 from multicard.vision.trial import Trial
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import composed, typed
+from tests.conftest import Called, composed, typed
 
-Called = Callable[..., tuple[int, str]]
 FAMILIES = {  # name to its size
     **{"resnet18": 32, "vit_b_16": 32, "regnet_y_400mf": 32, "maxvit_t": 224, "googlenet": 64, "swin_t": 32},
     **{

@@ -1,0 +1,220 @@
+"""Published tables replayed for `benchmarks.prediction`, and the fit of `estimate.scaling.PUBLISHED` to them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from multicard.estimate import published, scaling, steps
+from multicard.estimate.observations import StepObservation
+from multicard.estimate.published import Series
+from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
+
+HERE = "here"  # the machine of the replayed row
+NODE = "node"  # the key that tells the cells of another node from those of this one
+HALF = ("fp16", "amp")
+WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
+WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
+WITHOUT_PROBE = ("lambda", "lambda-2021")  # NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
+THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25, 1.5)
+CONSTANTS = (0, 0.005, 0.01, 0.015)
+FIT_NOISE = 0.01  # in place of NOISE, so that the many cases with a small d count
+
+
+class Outcome(NamedTuple):
+    predicted: float
+    low: float
+    high: float
+    printed: float
+
+
+def errors(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """The median and the mean of |predicted / printed - 1|."""
+    off = [abs(outcome.predicted / outcome.printed - 1) for outcome in outcomes]
+    return float(np.median(off)), float(np.mean(off))
+
+
+def half_width(outcomes: Sequence[Outcome]) -> float:
+    """The median of half an interval, on the scale of logarithms."""
+    return float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))
+
+
+def covered(outcomes: Sequence[Outcome]) -> float:
+    return float(np.mean([outcome.low <= outcome.printed <= outcome.high for outcome in outcomes]))
+
+
+def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
+    """T(8) of each row by a model of the families in `published.csv` without the row's."""
+    known = cases(published.sound())
+    models = {
+        family: fitted([case for case in known if case.family != family])
+        for family in sorted({row.family for row in rows})
+    }
+    outcomes: list[Outcome] = []
+    for row in rows:
+        if {1, 2, 8} <= row.rates.keys():
+            seen = _here(row, row.sample_s)
+            outcomes += _predicted([seen[1], seen[2]], seen[8], models[row.family])
+    return outcomes
+
+
+def papers_totals() -> list[Outcome]:
+    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
+    series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
+    for row in published.paper_totals():
+        setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
+        # a run is divided over its GPUs: on as many, as many times the share of one in the same total
+        seen = StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
+        series[row.series][row.gpus] = seen
+    return [outcome for of in series.values() for gpus in (3, 4) for outcome in _predicted([of[1], of[2]], of[gpus])]
+
+
+def precisions(probed: bool) -> dict[str, list[Outcome]]:
+    """Half precision from single on the same node and number of GPUs, by source.
+
+    Args:
+        probed: half precision is known on one GPU of the node, and nothing of other nodes. Otherwise only the gain of
+            the same workload is, on GPUs of the same kind and another family.
+    """
+    rows = published.sound()
+    halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    for row in rows:
+        half = halves.get((row.source, row.node, row.workload))
+        if row.precision in HALF or half is None:
+            continue
+        counts = sorted(row.rates.keys() & half.rates.keys())
+        if probed:  # per step, to which the exchange adds the same seconds in both precisions
+            single, probe = _here(row, row.step_s), _here(half, half.step_s)
+            for gpus in counts[1:] if counts[0] == 1 else ():
+                outcomes[row.source] += _predicted([single[1], single[gpus], probe[1]], probe[gpus])
+        elif row.source in WITHOUT_PROBE:  # per sample: the sources give half precision a larger batch
+            single, probe, others = _here(row, row.sample_s), _here(half, half.sample_s), _of_the_same_kind(row, rows)
+            for gpus in counts:
+                outcomes[row.source] += _predicted([single[gpus], *others], probe[gpus])
+    if probed:
+        outcomes["papers"] = _papers_with_probe()
+    return dict(outcomes)
+
+
+def _kind(row: Series) -> tuple[bool, bool]:
+    """HBM or not, and TF32 or not: the gain of a precision depends on both."""
+    return row.family.split()[0] in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
+
+
+def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
+    """The times of other families, both with TF32 or both without; with the same kind of memory where there is one."""
+    chip, (has_hbm, has_tf32) = row.family.split()[0], _kind(row)
+    others = [other for other in rows if other.family.split()[0] != chip and other.workload == row.workload]
+    alike = [other for other in others if other.source == row.source and _kind(other)[1] == has_tf32]
+    near = [other for other in alike if _kind(other)[0] == has_hbm]
+    if not any(other.precision in HALF for other in near):
+        near = alike
+    return [seen for other in near for seen in published.row_observations(other, other.sample_s)]
+
+
+def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservation]:
+    """A row's times as those of this machine, by number of GPUs."""
+    printed = published.row_observations(row, times_s)
+    settings = [{key: value for key, value in seen.setting.items() if key != NODE} for seen in printed]
+    return {
+        int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, HERE)
+        for setting, seen in zip(settings, printed, strict=True)
+    }
+
+
+def _predicted(
+    known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
+) -> list[Outcome]:
+    """The prediction of a step beside its time; empty where nothing can be predicted."""
+    predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
+    return [] if predicted is None else [Outcome(predicted.value, predicted.low, predicted.high, wanted.step_s)]
+
+
+def _papers_with_probe() -> list[Outcome]:
+    """Table 2: fp32 and fp16 on 2 to 4 GPUs, by fp64 on all and by themselves on one."""
+    totals = {(row.series[1], row.gpus): row.total_s for row in published.paper_totals() if row.series[0] == "table2"}
+
+    def seen(precision: str, gpus: int) -> StepObservation:
+        setting = {"precision.name": precision, "gpus": str(gpus)}
+        return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, HERE)
+
+    return [
+        outcome
+        for precision in ("fp32", "fp16")
+        for gpus in (2, 3, 4)
+        for outcome in _predicted([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))
+    ]
+
+
+# ---- the fit of growth with GPUs
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of a table: T(2) / T(1) - 1 and T(8) / T(1) - 1 of a workload on a family of GPUs."""
+
+    family: str
+    workload: str
+    growth_2: float
+    growth_8: float
+
+
+def cases(rows: Sequence[Series]) -> list[Case]:
+    """The rows with 1, 2 and 8 GPUs."""
+    growth = ((row, row.sample_s) for row in rows if {1, 2, 8} <= row.rates.keys())
+    return [Case(row.family, row.workload, t[2] / t[1] - 1, t[8] / t[1] - 1) for row, t in growth]
+
+
+def fit(rows: Sequence[Case]) -> Growth:
+    """The model that the cases support, without its interval.
+
+    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's distribution, of the
+    scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload, however many of its nodes were measured.
+    """
+    growth_2 = np.array([case.growth_2 for case in rows])
+    target = np.log1p([case.growth_8 for case in rows])
+    same = [(case.family, case.workload) for case in rows]
+    weights = np.array([1 / same.count(name) for name in same]) / (FIT_NOISE + NOISE_SLOPE * np.abs(growth_2))
+    points = np.array([(t, s, c) for t in THRESHOLDS for s in SLOPES for c in CONSTANTS])
+    limit, gain, base = points.T[:, :, None]
+    predicted = np.log1p(np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base)
+    log_likelihood = -(np.abs(predicted - target) * weights).sum(axis=1)
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
+    return Growth(*(likelihood @ points / likelihood.sum()).tolist())
+
+
+def fitted(rows: Sequence[Case]) -> Growth:
+    """`fit`, with the interval of split conformal prediction over families (Vovk et al. 2005; by groups: Dunn et al.
+    2023, J. Am. Stat. Assoc. 118:2491): each is scored by a fit without it."""
+    scores: dict[str, list[float]] = {}
+    for family in sorted({case.family for case in rows}):
+        others = fit([case for case in rows if case.family != family])
+        scores[family] = [score(others, case) for case in rows if case.family == family]
+    low, high = quantiles(scores, CONFIDENCE)
+    return replace(fit(rows), low=low, high=high)
+
+
+def score(growth: Growth, case: Case) -> float:
+    """log T(8) over the predicted, in units of the scale that grows with d."""
+    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
+    return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
+
+
+def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple[float, float]:
+    """The lower and the upper quantile of signed scores. A group has a weight of 1, however many members it has: near
+    duplicates would else stand for all groups."""
+    values = np.concatenate([np.asarray(group, float) for group in scores.values()])
+    weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in scores.values()])
+    tail = (1 - confidence) / 2
+    return -_upper(-values, weights, tail), _upper(values, weights, tail)
+
+
+def _upper(values: np.ndarray, weights: np.ndarray, tail: float) -> float:
+    """The least value that leaves no more than `tail` of the weight above it."""
+    order = np.argsort(values)
+    above = weights.sum() - np.cumsum(weights[order])
+    return float(values[order][np.argmax(above <= tail * weights.sum() + 1e-12)])
