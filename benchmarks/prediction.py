@@ -1,140 +1,265 @@
-"""Accuracy of predictions: one table with every goal, the value to beat, and the value reached.
+"""Accuracy of predicted steps: one table with every goal, the value to beat, and the value reached.
 
-    python -m benchmarks.prediction [--full]
+    python -m benchmarks.prediction
 
 Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with defects are left out;
-`multicard/estimate/published.csv` has the reasons. Peaks of memory are computed anew, of a few cells or, with --full,
-of all. Totals are those of `prediction_runs.csv`, whose runs on CPU ranks were predicted from their probes alone.
+`multicard/estimate/published.csv` has the reasons. `fitted` makes `estimate.scaling.PUBLISHED` of them. Of memory see
+`benchmarks.prediction_memory`, of your own runs `python -m analysis predictions`.
 """
 
-import csv
-import re
-import resource
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from benchmarks import prediction_replays as replays
-from benchmarks.common import configuration, machine, parser, python
-from multicard.estimate import published
-from multicard.estimate.memory import answers
-from multicard.estimate.memory.answers import Request
-from multicard.estimate.memory.facts import TextFacts
+import numpy as np
+
+from benchmarks.common import machine, parser
+from multicard.estimate import published, scaling, steps
+from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import Series
-from multicard.measure.timing import clock_s
+from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
 from multicard.records import text_table
 
-RUNS = Path(__file__).with_name("prediction_runs.csv")
-QUICK_CELLS = "width=0.25 dataset.image_size=64 precision=fp32 strategy=ddp_ds"
-LLAMA = ("model=llama3_8b", "tokenizer=embedded", "dataset=synthetic", "device=cpu")
+HERE = "here"  # the machine of the replayed row
+NODE = "node"  # the key that tells the cells of another node from those of this one
+HALF = ("fp16", "amp")
+WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
+WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
+WITHOUT_PROBE = ("lambda", "lambda-2021")  # NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
+THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25, 1.5)
+CONSTANTS = (0, 0.005, 0.01, 0.015)
+FIT_NOISE = 0.01  # in place of NOISE, so that the many cases with a small d count
+HEADINGS = ("", "to beat", "goal", "reached", "met")
+Row = tuple[str, str, str, str, str]
 
 
-class Row(NamedTuple):
-    what: str
-    to_beat: str
-    goal: str
-    reached: str
-    verdict: str
+class Outcome(NamedTuple):
+    predicted: float
+    low: float
+    high: float
+    printed: float
 
 
-def verdict(*reached: bool) -> str:
-    return "yes" if all(reached) else "no"
+def errors(outcomes: Sequence[Outcome]) -> tuple[float, float]:
+    """The median and the mean of |predicted / printed - 1|."""
+    off = [abs(outcome.predicted / outcome.printed - 1) for outcome in outcomes]
+    return float(np.median(off)), float(np.mean(off))
 
 
-def scaling_row(outcomes: Sequence[replays.Outcome]) -> Row:
-    median, mean = replays.errors(outcomes)
-    width, covered = replays.half_width(outcomes), replays.covered(outcomes)
-    reached = f"{median:.2%}, {mean:.2%}; ±{width:.1%}, {covered:.0%} covered ({len(outcomes)} cases)"
-    met = verdict(median <= 0.015, mean <= 0.03, width <= 0.08, 0.88 <= covered <= 0.95)
-    goal = "<= 1.5%, <= 3%; <= ±8%, 88-95% covered"
-    return Row("T(8) from T(1), T(2), Lambda fp16: median, mean; interval", "1.8%, 3.6%; ±12%", goal, reached, met)
+def covered(outcomes: Sequence[Outcome]) -> float:
+    return float(np.mean([outcome.low <= outcome.printed <= outcome.high for outcome in outcomes]))
+
+
+def lambda_fp16() -> list[Series]:
+    return [row for row in published.sound() if (row.source, row.precision) == ("lambda", "fp16")]
+
+
+def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
+    """T(8) of each row by a model of the families in `published.csv` without the row's."""
+    known = cases(published.sound())
+    models = {
+        family: fitted([case for case in known if case.family != family])
+        for family in sorted({row.family for row in rows})
+    }
+    outcomes: list[Outcome] = []
+    for row in rows:
+        if {1, 2, 8} <= row.rates.keys():
+            seen = _here(row, row.sample_s)
+            outcomes += _predicted([seen[1], seen[2]], seen[8], models[row.family])
+    return outcomes
+
+
+def papers_totals() -> list[Outcome]:
+    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
+    series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
+    for row in published.paper_totals():
+        setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
+        # a run is divided over its GPUs: on as many, as many times the share of one in the same total
+        seen = StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
+        series[row.series][row.gpus] = seen
+    return [outcome for of in series.values() for gpus in (3, 4) for outcome in _predicted([of[1], of[2]], of[gpus])]
+
+
+def precisions(probed: bool) -> dict[str, list[Outcome]]:
+    """Half precision from single on the same node and number of GPUs, by source.
+
+    Args:
+        probed: half precision is known on one GPU of the node, and nothing of other nodes. Otherwise only the gain of
+            the same workload is, on GPUs of the same kind and another family.
+    """
+    rows = published.sound()
+    halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
+    for row in rows:
+        half = halves.get((row.source, row.node, row.workload))
+        if row.precision in HALF or half is None:
+            continue
+        counts = sorted(row.rates.keys() & half.rates.keys())
+        if probed:  # per step, to which the exchange adds the same seconds in both precisions
+            single, probe = _here(row, row.step_s), _here(half, half.step_s)
+            for gpus in counts[1:] if counts[0] == 1 else ():
+                outcomes[row.source] += _predicted([single[1], single[gpus], probe[1]], probe[gpus])
+        elif row.source in WITHOUT_PROBE:  # per sample: the sources give half precision a larger batch
+            single, probe, others = _here(row, row.sample_s), _here(half, half.sample_s), _of_the_same_kind(row, rows)
+            for gpus in counts:
+                outcomes[row.source] += _predicted([single[gpus], *others], probe[gpus])
+    if probed:
+        outcomes["papers"] = _papers_with_probe()
+    return dict(outcomes)
+
+
+def _kind(row: Series) -> tuple[bool, bool]:
+    """HBM or not, and TF32 or not: the gain of a precision depends on both."""
+    return row.family.split()[0] in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
+
+
+def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
+    """The times of other families, both with TF32 or both without; with the same kind of memory where there is one."""
+    chip, (has_hbm, has_tf32) = row.family.split()[0], _kind(row)
+    others = [other for other in rows if other.family.split()[0] != chip and other.workload == row.workload]
+    alike = [other for other in others if other.source == row.source and _kind(other)[1] == has_tf32]
+    near = [other for other in alike if _kind(other)[0] == has_hbm]
+    if not any(other.precision in HALF for other in near):
+        near = alike
+    return [seen for other in near for seen in published.row_observations(other, other.sample_s)]
+
+
+def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservation]:
+    """A row's times as those of this machine, by number of GPUs."""
+    printed = published.row_observations(row, times_s)
+    settings = [{key: value for key, value in seen.setting.items() if key != NODE} for seen in printed]
+    return {
+        int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, HERE)
+        for setting, seen in zip(settings, printed, strict=True)
+    }
+
+
+def _predicted(
+    known: Sequence[StepObservation], wanted: StepObservation, model: scaling.Growth = scaling.PUBLISHED
+) -> list[Outcome]:
+    """The prediction of a step beside its time; empty where nothing can be predicted."""
+    predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
+    return [] if predicted is None else [Outcome(predicted.value, predicted.low, predicted.high, wanted.step_s)]
+
+
+def _papers_with_probe() -> list[Outcome]:
+    """Table 2: fp32 and fp16 on 2 to 4 GPUs, by fp64 on all and by themselves on one."""
+    totals = {(row.series[1], row.gpus): row.total_s for row in published.paper_totals() if row.series[0] == "table2"}
+
+    def seen(precision: str, gpus: int) -> StepObservation:
+        setting = {"precision.name": precision, "gpus": str(gpus)}
+        return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, HERE)
+
+    return [
+        outcome
+        for precision in ("fp32", "fp16")
+        for gpus in (2, 3, 4)
+        for outcome in _predicted([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))
+    ]
+
+
+# ---- the fit of growth with GPUs
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of a table: T(2) / T(1) - 1 and T(8) / T(1) - 1 of a workload on a family of GPUs."""
+
+    family: str
+    workload: str
+    growth_2: float
+    growth_8: float
+
+
+def cases(rows: Sequence[Series]) -> list[Case]:
+    """The rows with 1, 2 and 8 GPUs."""
+    growth = ((row, row.sample_s) for row in rows if {1, 2, 8} <= row.rates.keys())
+    return [Case(row.family, row.workload, t[2] / t[1] - 1, t[8] / t[1] - 1) for row, t in growth]
+
+
+def fit(rows: Sequence[Case]) -> Growth:
+    """The model that the cases support, without its interval.
+
+    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's distribution, of the
+    scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload, however many of its nodes were measured.
+    """
+    growth_2 = np.array([case.growth_2 for case in rows])
+    target = np.log1p([case.growth_8 for case in rows])
+    same = [(case.family, case.workload) for case in rows]
+    weights = np.array([1 / same.count(name) for name in same]) / (FIT_NOISE + NOISE_SLOPE * np.abs(growth_2))
+    points = np.array([(t, s, c) for t in THRESHOLDS for s in SLOPES for c in CONSTANTS])
+    limit, gain, base = points.T[:, :, None]
+    predicted = np.log1p(np.maximum(growth_2, FASTER_LIMIT) + gain * np.maximum(growth_2 - limit, 0.0) + base)
+    log_likelihood = -(np.abs(predicted - target) * weights).sum(axis=1)
+    likelihood = np.exp(log_likelihood - log_likelihood.max())
+    return Growth(*(likelihood @ points / likelihood.sum()).tolist())
+
+
+def fitted(rows: Sequence[Case]) -> Growth:
+    """`fit`, with the interval of split conformal prediction over families (Vovk et al. 2005; by groups: Dunn et al.
+    2023, J. Am. Stat. Assoc. 118:2491): each is scored by a fit without it."""
+    scores: dict[str, list[float]] = {}
+    for family in sorted({case.family for case in rows}):
+        others = fit([case for case in rows if case.family != family])
+        scores[family] = [score(others, case) for case in rows if case.family == family]
+    low, high = quantiles(scores, CONFIDENCE)
+    return replace(fit(rows), low=low, high=high)
+
+
+def score(growth: Growth, case: Case) -> float:
+    """log T(8) over the predicted, in units of the scale that grows with d."""
+    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
+    return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
+
+
+def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple[float, float]:
+    """The lower and the upper quantile of signed scores. A group has a weight of 1, however many members it has: near
+    duplicates would else stand for all groups."""
+    values = np.concatenate([np.asarray(group, float) for group in scores.values()])
+    weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in scores.values()])
+    high = (1 + confidence) / 2
+    low, high = (np.quantile(side * values, high, weights=weights, method="inverted_cdf") for side in (-1, 1))
+    return -float(low), float(high)
+
+
+# ---- the table
+
+
+def scaling_row() -> Row:
+    outcomes = scaling_far(lambda_fp16())
+    (median, mean), inside = errors(outcomes), covered(outcomes)
+    width = float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))  # half of an interval
+    reached = f"{median:.2%}, {mean:.2%}; ±{width:.1%}, {inside:.0%} covered ({len(outcomes)} cases)"
+    met = median <= 0.015 and mean <= 0.03 and width <= 0.08 and 0.88 <= inside <= 0.95
+    what, goal = "T(8) from T(1), T(2), Lambda fp16: median, mean; interval", "<= 1.5%, <= 3%; <= ±8%, 88-95% covered"
+    return what, "1.8%, 3.6%; ±12%", goal, reached, "yes" if met else "no"
 
 
 def papers_row() -> Row:
-    outcomes = replays.papers_totals()
-    median, covered = replays.errors(outcomes)[0], replays.covered(outcomes)
-    reached = f"{median:.1%}, {covered:.0%} inside ({len(outcomes)} times)"
-    met = verdict(median <= 0.02, covered == 1.0)
-    return Row("papers' Tables 2, 3: T(3), T(4) from T(1), T(2)", "1.1-3.2%", "<= 2% median, all inside", reached, met)
+    outcomes = papers_totals()
+    median, inside = errors(outcomes)[0], covered(outcomes)
+    reached = f"{median:.1%}, {inside:.0%} inside ({len(outcomes)} times)"
+    what, met = "papers' Tables 2, 3: T(3), T(4) from T(1), T(2)", median <= 0.02 and inside == 1.0
+    return what, "1.1-3.2%", "<= 2% median, all inside", reached, "yes" if met else "no"
 
 
-def precision_row(probed: bool) -> Row:
-    what, to_beat, goal = "a precision that was not probed", "9.8%", 0.09
-    if probed:
-        what, to_beat, goal = "a precision with a probe on one GPU", "-", 0.04
-    by_source = replays.precisions(probed)
+def precision_row(what: str, to_beat: str, goal: float, probed: bool) -> Row:
+    by_source = precisions(probed)
     pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
-    median = replays.errors(pooled)[0]
-    parts = [f"{source} {replays.errors(own)[0]:.1%} of {len(own)}" for source, own in by_source.items()]
-    reached = f"{median:.1%}, {replays.covered(pooled):.0%} covered ({', '.join(parts)})"
-    return Row(f"{what}: median", to_beat, f"<= {goal:.0%}", reached, verdict(median <= goal))
-
-
-def totals_row() -> Row:
-    with RUNS.open(newline="") as lines:
-        ran = [row for row in csv.DictReader(lines) if row["total_s"]]
-    measured = [row for row in ran if row["predicted_s"]]
-    figures = ("predicted_s", "low_s", "high_s", "total_s")
-    outcomes = [replays.Outcome(*(float(row[name]) for name in figures)) for row in measured]
-    median = replays.errors(outcomes)[0]
-    covered = replays.covered(outcomes)
-    entries = Counter(f"{row['entry']} on {row['gpus']}" for row in measured)
-    kinds = ", ".join(f"{count} {name}" for name, count in sorted(entries.items()))
-    unknown = f"; {len(ran) - len(measured)} not predicted" * (len(ran) > len(measured))
-    reached = f"{median:.1%}, {covered:.0%} covered ({len(outcomes)} runs: {kinds}{unknown})"
-    what, goal = "total time of a run from its probe, CPU ranks: median; interval", "<= 4%, 85-95% covered"
-    return Row(what, "-", goal, reached, verdict(len(outcomes) >= 30, median <= 0.04, 0.85 <= covered <= 0.95))
-
-
-def active_bytes_row(full: bool) -> Row:
-    """By `benchmarks.prediction_memory`, which prints a line of JSON a cell, the last but one its error."""
-    words = ["--gpus", "1", "--match", QUICK_CELLS] * (not full)
-    printed = python("-m", "benchmarks.prediction_memory", *words)
-    errors = [abs(float(percent)) / 100 for percent in re.findall(r'"([-+][\d.]+) %", "[\d.]+"\]', printed)]
-    within = sum(error <= 0.02 for error in errors)
-    reached = f"worst {max(errors):.2%}, {within} of {len(errors)} cells" + " (all with --full)" * (not full)
-    what = "peak of active bytes against torch's tracker on the real run, CPU"
-    return Row(what, "10%", "<= 2%", reached, verdict(within == len(errors)))
-
-
-def llama_row(full: bool) -> Row:
-    """Duration and memory of the process that computes a prediction, from start to end."""
-    methods = ("lora", "qlora", "dpo", "qat", "full") if full else ("lora", "qat")
-    cells = [(method, gpus) for method in methods for gpus in ((1, 2, 4, 8) if full else (1, 4))]
-    seconds: list[float] = []
-    failed: list[str] = []
-    for method, gpus in cells:
-        config = configuration("tune_llm", *LLAMA, f"method={method}", f"gpus={gpus}")
-        started_s = clock_s()
-        (peak,) = answers.computed([Request(config, TextFacts(128_256, 512))])
-        seconds.append(clock_s() - started_s)
-        failed += [f"{method} on {gpus}: {peak}"] * isinstance(peak, str)
-    # The largest of the children that have ended, which are those of the row above too
-    most_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    reached = f"at most {max(seconds):.0f} s, {most_bytes / 1e9:.1f} GB ({len(cells)} cells)"
-    reached += f"; {len(failed)} failed: {failed[0]}" if failed else ""
-    met = verdict(not failed, max(seconds) <= 20, most_bytes <= 3e9)
-    return Row("a prediction for Llama3-8B, any method, 1 to 8 GPUs", "-", "<= 20 s, <= 3 GB", reached, met)
-
-
-def lambda_fp16(table: Iterable[Series]) -> list[Series]:
-    return [row for row in table if (row.source, row.precision) == ("lambda", "fp16")]
+    median = errors(pooled)[0]
+    parts = [f"{source} {errors(own)[0]:.1%} of {len(own)}" for source, own in by_source.items()]
+    reached = f"{median:.1%}, {covered(pooled):.0%} covered ({', '.join(parts)})"
+    return f"{what}: median", to_beat, f"<= {goal:.0%}", reached, "yes" if median <= goal else "no"
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--full", action="store_true", help="all cells of memory, which takes half an hour")
-    options.add_argument("--times", action="store_true", help="no row of memory")
-    arguments = options.parse_args()
-    rows = [scaling_row(replays.scaling_far(lambda_fp16(published.sound()))), papers_row()]
-    rows += [precision_row(False), precision_row(True), totals_row()]
-    if not arguments.times:
-        rows += [active_bytes_row(arguments.full), llama_row(arguments.full)]
-        needs = "needs a GPU: docs/measuring.md has what was measured on one"
-        rows.append(Row("peak reserved on a GPU", "3%, ±10%", "<= 5%, <= 2% with a probe", needs, "-"))
-    for line in text_table.text(("", "to beat", "goal", "reached", "met"), rows, 200, "lllll", wrap=True):
-        print(line)
+    parser(__doc__).parse_args()
+    unprobed, probed = "a precision that was not probed", "a precision with a probe on one GPU"
+    rows = [scaling_row(), papers_row(), precision_row(unprobed, "9.8%", 0.09, False)]
+    rows.append(precision_row(probed, "-", 0.04, True))
+    print("\n".join(text_table.text(HEADINGS, rows, 200, "lllll", wrap=True)))
     count, sound = len(published.table()), len(published.sound())
     print(f"{count - sound} of {count} published rows left out for their defects; {machine()}")
 

@@ -11,17 +11,253 @@ Five times as fast with OMP_NUM_THREADS=1, as its matrices are small.
 a sweep: share of sweeps, one full run of each cell, whose best-looking cell is within 2 % of the best. wrong: races in
 which a cell that dropped out as beaten is better than the winner. covered: races whose winner's 95 % interval contains
 its true figure. sure: races that claim to be within 2 % with 95 % confidence; right: those of them that are.
+
+A row of a measured grid is a cell: its axes, the seconds of its steps after the warm-up, samples a step, seconds of
+training, and of its whole attempt. They are of
+
+    python train_vision.py -m dataset=digits model.width=0.35 dataset.image_size=48 device=cpu layout=nchw,nhwc \\
+        loader=torch,batched,device gpus=1,2 malloc=tuned,system optimizer.fused=false,true
+
+with `epochs=4 precision=fp32,bf16` (short) and `epochs=10 batch_size=16,32` (long), on two cores.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
+from scipy.signal import lfilter
 from scipy.stats import binomtest
 
 from benchmarks.common import machine, parser
-from benchmarks.race_replays import GRIDS, LONG, SHORT, Kind, MadeGrid, MeasuredGrid, Replay, World, replay, swept
-from multicard.decide.race.rules import RaceOptions
+from multicard.decide.race.posterior import Block, Prior
+from multicard.decide.race.processes import QUIET_S
+from multicard.decide.race.readings import NORMAL_95, rate
+from multicard.decide.race.rules import OUT, Race, RaceOptions, Verdict
 from multicard.records import text_table
+
+HERE = Path(__file__).parent
+STRETCH_S = 5.0  # of steps that follow one another as they were measured: longer than a machine's slow spells
+AXES: dict[str, tuple[object, ...]] = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "gpus": (1, 2),
+    "layout": ("nchw", "nhwc"),
+    "loader": ("batched", "device"),
+    "compile": (True, False),
+    "fused": (True, False),
+}
+FULL_S = 60.0  # a full run of a cell of middling speed, without its start
+STEP_S = 0.1  # a step of it
+SAMPLES = 32.0  # of a step
+BLOCK_S = 2.0
+UNMEASURED = 4  # steps before a block: the queue of its loader, the step after a pause
+PREDICTION_SD = 0.08
+SWEEP = 1000  # number of a cell's process in a sweep: none of a race's
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Properties of a made grid.
+
+    interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of neighbouring steps.
+    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: number of best cells that are
+    made equal. slowed: share of steps that take twice as long. predicted: cells have predictions.
+    """
+
+    start_s: float = 10.0
+    interaction: float = 0.05
+    between_runs: float = 0.01
+    between_steps: float = 0.04
+    correlation: float = 0.0
+    drift: float = 0.0
+    equal: int = 1
+    slowed: float = 0.0
+    predicted: bool = False
+
+
+class MadeGrid:
+    """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions.
+
+    settings: of each cell. predictions: priors of `Race`. truth: log figures (cells,). samples: of a step (cells,).
+    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process. block_s: of a block.
+    full_s: of a full run after its start (cells,).
+    """
+
+    def __init__(self, kind: Kind, seed: int) -> None:
+        self._kind, self._seed = kind, seed
+        rng = np.random.default_rng(seed)
+        cells = itertools.product(*AXES.values())
+        self.settings: list[Mapping[str, object]] = [dict(zip(AXES, values, strict=True)) for values in cells]
+        self.samples = np.full(len(self.settings), SAMPLES)
+        self.truth = np.zeros(len(self.settings))
+        for axis, values in AXES.items():
+            size = math.exp(rng.uniform(math.log(0.01), math.log(0.7)))
+            effects = dict(zip(values, rng.permutation(np.linspace(0, size, len(values))), strict=True))
+            self.truth += [effects[setting[axis]] for setting in self.settings]
+        self.truth += rng.normal(0, kind.interaction, len(self.truth))
+        order = np.argsort(-self.truth)
+        self.truth[order[: kind.equal]] = self.truth[order[0]]
+        self.truth += math.log(SAMPLES / STEP_S) - self.truth.mean()
+        self.start_s = self.sweep_start_s = kind.start_s
+        self.block_s = BLOCK_S
+        self.full_s = FULL_S * np.exp(-self.truth) / np.exp(-self.truth).mean()
+        walk = rng.normal(0, kind.drift / 10, 10_000)  # a second each
+        self._drift = np.cumsum(walk)
+        predicted = self.truth + rng.normal(0, PREDICTION_SD, len(self.truth))
+        priors = [Prior(float(figure), PREDICTION_SD, "scaled") for figure in predicted]
+        self.predictions: list[Prior | None] = [*priors] if kind.predicted else [None] * len(priors)
+
+    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
+        """Consecutive steps of a process that take about `seconds`, at a time of the race."""
+        kind = self._kind
+        own = np.random.default_rng((self._seed, cell, process)).normal(0, kind.between_runs)
+        rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
+        speed = self.truth[cell] + own + self._drift[min(int(now_s), len(self._drift) - 1)]
+        step_s = SAMPLES * math.exp(-speed)
+        count = max(3, round(seconds / step_s))
+        noise = correlated(rng.normal(0, 1, count), kind.correlation)
+        steps_s = step_s * (1 + kind.between_steps * noise)
+        return steps_s * np.where(rng.random(count) < kind.slowed, 2.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid that was measured in full.
+
+    start_s: of a process of a race, the mean of the starts in a race of it on two cores. block_s: of a block.
+    """
+
+    path: Path
+    axes: tuple[str, ...]
+    start_s: float
+    block_s: float
+
+
+REST = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
+SHORT = Grid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
+LONG = Grid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)
+GRIDS = {"short": SHORT, "long": LONG}
+
+
+class MeasuredGrid:
+    """A measured grid for replays, with the attributes of `MadeGrid`.
+
+    A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at random: within them
+    steps keep their correlation, stalls and slow spells (the circular block bootstrap of Politis and Romano 1992). The
+    truth is the mean of the measured run. That processes differ is added.
+
+    Args:
+        times: of its epochs that a full run has; the measured ones stand for all of them.
+    """
+
+    def __init__(self, grid: Grid, seed: int, between_runs: float = 0.01, times: int = 1) -> None:
+        rows: list[dict[str, Any]] = pq.read_table(grid.path).to_pylist()
+        self._seed, self._between_runs = seed, between_runs
+        self._steps_s = [np.array(row["steps_s"], float) for row in rows]
+        self.settings: list[Mapping[str, object]] = [{axis: row[axis] for axis in grid.axes} for row in rows]
+        self.samples = np.array([row["samples"] for row in rows])
+        self.truth = np.log(self.samples / [steps_s.mean() for steps_s in self._steps_s])
+        self.full_s = np.array([row["total_s"] for row in rows]) * times
+        self.start_s, self.block_s = grid.start_s, grid.block_s
+        self.sweep_start_s = float(np.mean([row["wall_s"] - row["total_s"] for row in rows]))
+        self.predictions: list[Prior | None] = [None] * len(rows)
+
+    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
+        own = np.random.default_rng((self._seed, cell, process)).normal(0, self._between_runs)
+        series = self._steps_s[cell]
+        count, stretch = (max(3, round(span_s / series.mean())) for span_s in (seconds, STRETCH_S))
+        rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
+        firsts = rng.integers(len(series), size=-(-count // stretch))
+        places = (firsts[:, None] + np.arange(stretch)).ravel()[:count] % len(series)
+        return series[places] * np.exp(-own)
+
+
+World = MadeGrid | MeasuredGrid
+
+
+def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:
+    """A first-order process (n,) of a variance of 1."""
+    if not correlation:
+        return normals
+    normals[1:] *= math.sqrt(1 - correlation**2)
+    return np.asarray(lfilter([1.0], [1.0, -correlation], normals))
+
+
+class Replay(NamedTuple):
+    """The outcome of a race.
+
+    loss: share by which its winner is slower than the best cell. share: of the grid's time that it took, where each
+    cell is a process of its own; of_sweep: where cells share a process. started: cells. dropped_wrongly: a cell that
+    dropped out as beaten is better than the winner. covered: the winner's 95 % interval contains its true figure.
+    """
+
+    loss: float
+    share: float
+    of_sweep: float
+    started: int
+    blocks: int
+    dropped_wrongly: bool
+    covered: bool
+    verdict: Verdict
+
+
+def swept(world: World) -> float:
+    """By how much the cell that looks best in a sweep, one full run of each, is slower than the best, as a share."""
+    now_s, figures = 0.0, []
+    for cell, full_s in enumerate(world.full_s):
+        steps_s = world.steps_s(cell, SWEEP, float(full_s), now_s)
+        now_s += world.start_s + float(steps_s.sum())
+        figures.append(math.log(world.samples[cell] / steps_s.mean()))
+    return -math.expm1(world.truth[int(np.argmax(figures))] - world.truth.max())
+
+
+def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> Replay:
+    """Run a race to its end, and its finals."""
+    full_s = world.start_s + float(np.median(world.full_s))
+    race = Race(world.settings, world.predictions, options, seed)
+    race.costs(world.start_s, world.block_s, full_s)
+    processes: dict[int, int] = {}
+    now_s, blocks = 0.0, 0
+
+    def train(cell: int, turn: int, seconds: float) -> tuple[Block, np.ndarray]:
+        steps_s = world.steps_s(cell, processes[cell], seconds, now_s)
+        return Block(cell, turn, *rate(steps_s, world.samples[cell] * len(steps_s)), processes[cell]), steps_s
+
+    while cells := race.next_round():
+        begun = [cell for cell in cells if cell not in processes or cell in race.fresh]
+        for cell in begun:
+            processes[cell] = processes.get(cell, -1) + 1
+            now_s += world.start_s
+        for cell in cells:
+            block, steps_s = train(cell, race.round, world.block_s)
+            race.add(block)
+            unmeasured = UNMEASURED * (2 if cell in begun else 1)  # a process leaves its first steps out besides
+            now_s += QUIET_S + float(steps_s.sum() + unmeasured * steps_s.mean())
+            blocks += 1
+        race.costs(world.start_s, world.block_s, full_s, now_s)
+    for turn, cell in race.final_runs:
+        processes[cell] += 1
+        block, steps_s = train(cell, turn, float(world.full_s[cell]))
+        race.add_full(block)
+        now_s += world.start_s + float(steps_s.sum())
+    verdict = race.verdict()
+    assert verdict.winner is not None
+    grid_s = float((world.start_s + world.full_s).sum())
+    loss = -math.expm1(world.truth[verdict.winner] - world.truth.max())
+    standings = race.standings
+    figure = world.truth[verdict.winner]
+    dropped_wrongly = any(one.state == OUT and world.truth[one.cell] > figure for one in standings)  # none fails here
+    winner = standings[verdict.winner]
+    covered = bool(abs(winner.log_figure - figure) <= NORMAL_95 * winner.error)
+    of_sweep = now_s / float((world.sweep_start_s + world.full_s).sum())
+    return Replay(loss, now_s / grid_s, of_sweep, len(processes), blocks, dropped_wrongly, covered, verdict)
+
+
+# ---- the table
 
 NEAR, SHARE, SHARE_FAST = 0.95, 0.15, 0.12  # goals: near the best, and of the time where a start costs 10 s and 3 s
 FIRST_SEED = 10_000  # the rules were tuned on smaller ones

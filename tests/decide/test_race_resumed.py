@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.race_replays import Kind, MadeGrid
+from benchmarks.race import Kind, MadeGrid
 from multicard.decide.race import live
 from multicard.decide.race.live import FOLDER, LiveRace
 from multicard.decide.race.rules import CLOSE, OUT

@@ -324,7 +324,7 @@ def dry_runs() -> Answers:
 
 # Benchmarks
 
-QUICK = ("prediction --times", "race --races 4")  # the same on every machine: what they draw is seeded
+QUICK = ("prediction", "race --races 4")  # the same on every machine: what they draw is seeded
 OF_MACHINE = re.compile(r"(^|; )[^;]*\d+ cores, load [\d.]+(, )?")
 
 
