@@ -79,13 +79,12 @@ def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -
 
 def copy_s(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> float:
     """Seconds of the fastest of `COPIES` copies, after one that has all pages in place."""
-    marks = timing.Marks(device)
     target.copy_(source)
-    marks.add()
+    laps = timing.Laps(device)
     for _ in range(COPIES):
         target.copy_(source, non_blocking=True)
-        marks.add()
-    return float(min(marks.seconds()))
+        laps.end()
+    return min(copy_s for _, copy_s in laps.known(wait=True))
 
 
 def within_bytes_per_s(device: torch.device) -> float:

@@ -73,10 +73,8 @@ def estimate(
     where = targets(configs, here=True) if where is None else where
     estimates = dict[int, Estimate]()
     for target in dict.fromkeys(where):
-        predictor, places = (
-            Predictor(target, known, commit, shared),
-            [n for n, own in enumerate(where) if own == target],
-        )
+        predictor = Predictor(target, known, commit, shared)
+        places = [place for place, own in enumerate(where) if own == target]
         own = [configs[place] for place in places]
         for place, config, prediction in zip(places, own, predictor.predict_all(own, effort), strict=True):
             estimates[place] = Estimate(config, target, prediction, predictor.start_s(config))

@@ -6,7 +6,6 @@ Raw samples are stored and statistics derived from them. Nothing here synchronis
 import os
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,98 +64,37 @@ def synchronize(device: "torch.device") -> None:
         torch.cuda.synchronize(device)
 
 
-class _Clock:
-    """Points in the device's work: events on CUDA, which do not synchronise and are used again, readings on CPU."""
+class Laps:
+    """Laps of the device's work, each with a label, read as soon as the device has passed them.
 
-    def __init__(self, device: "torch.device") -> None:
-        self.device, self.cuda = device, device.type == "cuda"
-        self._unused: list[Any] = []
-
-    def point(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        import torch
-
-        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, first: Any, second: Any) -> float:
-        """Seconds between two points that the device has passed."""
-        return first.elapsed_time(second) / 1e3 if self.cuda else second - first
-
-    def reuse(self, points: Sequence[Any]) -> None:
-        self._unused += points if self.cuda else ()
-
-
-class Marks:
-    """Points in the device's work, read after it."""
-
-    def __init__(self, device: "torch.device") -> None:
-        self._clock = _Clock(device)
-        self._marks: list[Any] = []
-
-    def clear(self) -> None:
-        self._clock.reuse(self._marks)
-        self._marks = []
-
-    def add(self) -> None:
-        self._marks.append(self._clock.point())
-
-    def seconds(self) -> list[float]:
-        """Seconds between consecutive marks. Waits for the device."""
-        synchronize(self._clock.device)
-        return [self._clock.seconds(*pair) for pair in pairwise(self._marks)]
-
-
-class StepEnds:
-    """Seconds of steps as soon as they are known, while the device works on.
-
-    On CUDA they are the time between events that the device has passed. Nothing waits for it except a host that is more
-    than `lead` steps ahead: the device has work for that long.
+    On CUDA they are the time between events in the stream, which do not synchronise and are used again; on CPU between
+    readings of a clock. Nothing waits for the device until `known(wait=True)`, except a host that is more than `lead`
+    laps ahead of it: the device has work for that long.
     """
 
-    def __init__(self, device: "torch.device", lead: int) -> None:
-        self._clock, self._lead = _Clock(device), lead
-        self._ends: list[Any] = []  # the end of the last step that is known, then those of the later ones
+    def __init__(self, device: "torch.device", lead: int | None = None) -> None:
+        self._device, self._lead, self._cuda = device, lead, device.type == "cuda"
+        self._unused: list[Any] = []
+        self._ends: list[tuple[int, Any]] = []
+        self._last = self._point()
 
     @property
     def pending(self) -> int:
-        """Steps that the device is not known to have ended."""
-        return len(self._ends) - 1
+        """Laps that the device is not known to have ended."""
+        return len(self._ends)
 
     def start(self) -> None:
-        """Begin an epoch, once the device has done all before."""
-        self._clock.reuse(self._ends)
-        self._ends = [self._clock.point()]
+        """Begin anew: what is pending counts no longer."""
+        for _, end in self._ends:
+            self._reuse(end)
+        self._reuse(self._last)
+        self._ends, self._last = [], self._point()
 
-    def add(self) -> None:
-        """Note that the host has ended a step."""
-        self._ends.append(self._clock.point())
-        if self._clock.cuda and self.pending >= self._lead:
-            self._ends[-1 - self._lead].synchronize()
-
-    def seconds(self) -> list[float]:
-        """Seconds of the steps that have ended since the last call."""
-        known = []
-        while self.pending and (not self._clock.cuda or self._ends[1].query()):
-            known.append(self._clock.seconds(*self._ends[:2]))
-            self._clock.reuse([self._ends.pop(0)])
-        return known
-
-
-class Laps:
-    """Laps of the device's work, each with a label, read as soon as the device has passed them, so that few are held
-    however long a run is. Waits for nothing until `known(wait=True)`."""
-
-    def __init__(self, device: "torch.device") -> None:
-        self._clock = _Clock(device)
-        self._last = self._clock.point()
-        self._ends: list[tuple[int, Any]] = []
-
-    def end(self, label: int) -> None:
+    def end(self, label: int = 0) -> None:
         """Credit the time since the last call to `label`."""
-        self._ends.append((label, self._clock.point()))
+        self._ends.append((label, self._point()))
+        if self._cuda and self._lead is not None and self.pending >= self._lead:
+            (self._ends[-1 - self._lead][1] if self.pending > self._lead else self._last).synchronize()
 
     def known(self, wait: bool = False) -> list[tuple[int, float]]:
         """The laps since the last call that the device has passed, each with its seconds.
@@ -164,18 +102,30 @@ class Laps:
         Args:
             wait: for the device, and return all.
         """
-        cuda, passed = self._clock.cuda, 0
         if wait:
-            synchronize(self._clock.device)
+            synchronize(self._device)
         laps = []
         for label, end in self._ends:
-            if cuda and not wait and not end.query():
+            if self._cuda and not wait and not end.query():
                 break
-            laps.append((label, self._clock.seconds(self._last, end)))
-            self._clock.reuse([self._last])
-            self._last, passed = end, passed + 1
-        del self._ends[:passed]
+            laps.append((label, self._last.elapsed_time(end) / 1e3 if self._cuda else end - self._last))
+            self._reuse(self._last)
+            self._last = end
+        del self._ends[: len(laps)]
         return laps
+
+    def _point(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        import torch
+
+        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _reuse(self, point: Any) -> None:
+        if self._cuda:
+            self._unused.append(point)
 
 
 class Ranges:
@@ -217,41 +167,40 @@ class StepTimer:
     """Measures the seconds of each step in each of `PHASES`.
 
     `begin(phase)` credits the time since the last call to the phase before. A step starts in DATA and ends with
-    OPTIMIZER. On CUDA a mark is an event in the stream, read after the epoch: figures are GPU time, and `data` is the
-    time that the GPU idles while the host prepares a batch. On CPU they are wall time.
+    OPTIMIZER. On CUDA figures are GPU time, read after the epoch, and `data` is the time that the GPU idles while the
+    host prepares a batch. On CPU they are wall time.
 
     Args:
         ranges: names the phases for a profiler.
     """
 
     def __init__(self, device: "torch.device", ranges: Ranges | None = None) -> None:
-        self._device, self._ranges, self._marks = device, ranges, Marks(device)
-        self._phases: list[int] = []
+        self._device, self._ranges, self._laps = device, ranges, Laps(device)
         self._now = DATA
         self._started_s = self.paused_s = 0.0
 
     def start(self) -> None:
         """Begin an epoch, in DATA."""
-        self._phases, self.paused_s = [], 0.0
-        self._marks.clear()
+        self.paused_s = 0.0
         self._enter(DATA)
+        self._laps.start()
         self._started_s = clock_s()
 
     def begin(self, phase: int) -> None:
-        self._phases.append(self._now)
+        ended = self._now
         self._enter(phase)
+        self._laps.end(ended)
 
     def leave_out(self, paused_s: float) -> None:
         """Count the time since the last call to no step: the run paused, for so many seconds of the host's clock."""
-        self._phases.append(PAUSED)
         self.paused_s += paused_s
         self._enter(self._now)
+        self._laps.end(PAUSED)
 
     def _enter(self, phase: int) -> None:
         self._now = phase
         if self._ranges is not None:
             self._ranges.open(PHASES[phase])
-        self._marks.add()
 
     def stop(self) -> tuple[float, np.ndarray]:
         """End the epoch.
@@ -263,15 +212,16 @@ class StepTimer:
             self._ranges.close()
         synchronize(self._device)
         wall_s = clock_s() - self._started_s - self.paused_s
-        return wall_s, phase_table(self._phases, self._marks.seconds())
+        return wall_s, phase_table(self._laps.known(wait=True))
 
 
-def phase_table(phases: Sequence[int], laps_s: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Sum laps (n,) by phase, but PAUSED, into seconds (steps, phases); a lap of OPTIMIZER ends its step."""
-    phase = np.asarray(phases, dtype=int)
+def phase_table(laps: Sequence[tuple[int, float]]) -> np.ndarray:
+    """Sum laps, each with its phase and seconds, by phase, but PAUSED, into seconds (steps, phases); a lap of OPTIMIZER
+    ends its step."""
+    phase, laps_s = np.array([phase for phase, _ in laps], int), np.array([lap_s for _, lap_s in laps], float)
     ends_step = phase == OPTIMIZER
     step = np.cumsum(ends_step) - ends_step  # steps that ended before this lap
     table = np.zeros((int(ends_step.sum()), len(PHASES)))
     counted = (step < len(table)) & (phase < len(PHASES))  # laps after the end of the last step belong to none
-    np.add.at(table, (step[counted], phase[counted]), np.asarray(laps_s, dtype=float)[counted])
+    np.add.at(table, (step[counted], phase[counted]), laps_s[counted])
     return table

@@ -29,7 +29,7 @@ from multicard.config.base import RunConfig
 from multicard.config.sweeps import share
 from multicard.measure import memory
 from multicard.measure.series import StopRule
-from multicard.measure.timing import Marks, StepEnds, clock_s, pause
+from multicard.measure.timing import Laps, clock_s, pause
 from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import HEARD_AFTER_S, Board
 from multicard.records.rank_files import RankProbe
@@ -53,7 +53,7 @@ class Probing:
         self._rule = None
         if rank.rank == 0:
             self._rule = StopRule(share(config.probe.error), config.probe.seconds, steps_per_epoch)
-        self._ends = StepEnds(device, LEAD)
+        self._laps = Laps(device, LEAD)
         self._passed = LEAD if device.type == "cuda" and rank.world_size > 1 else 0  # by other ranks, ahead of rank 0
 
     def begin(self) -> float:
@@ -61,14 +61,14 @@ class Probing:
         return 0.0
 
     def start_epoch(self) -> None:
-        self._ends.start()
+        self._laps.start()
         if self._rule is not None:
             self._rule.start_epoch()
 
     def step_ended(self, steps: int) -> float:
         """The host has ended the run's step `steps`, counted from 1. Returns the seconds that it paused, once the
         device had done its work."""
-        self._ends.add()
+        self._laps.end()
         self._take()
         if self._rule is not None and not self.board.stop_at:
             self._judge(self._rule, steps)
@@ -79,7 +79,7 @@ class Probing:
         ahead = self._passed + 1
         if self.nodes > 1:
             ahead += math.ceil(HEARD_AFTER_S["several"] / rule.fastest_s)
-        reason = rule.reason(ahead + self._ends.pending)
+        reason = rule.reason(ahead + self._laps.pending)
         if reason is not None:
             self.ended_by = reason
             self.board.ask_stop(steps + ahead)
@@ -93,7 +93,7 @@ class Probing:
         return as_on_rank_0(self.rank, self.ended_by != "run")
 
     def _take(self) -> None:
-        for step_s in self._ends.seconds():
+        for _, step_s in self._laps.known():
             if self._rule is not None:
                 self._rule.add(step_s)
 
@@ -131,8 +131,8 @@ class Pausing:
         self._after_pause, self._weight = prepared + 1, weight
         self._last_loss = last_loss or (lambda: self.board.read(rank.rank).loss)
         self._skip = max(warm_up, self._after_pause)  # steps that are not measured, from now on
-        self._marks = Marks(clock)  # the ends of steps in a row
-        self._counts: list[int] = []  # samples by each mark
+        self._laps = Laps(clock)  # steps in a row
+        self._counts: list[int] = []  # samples at their start, and at the end of each
         self._block: list[tuple[float, float]] = []  # seconds of each measured step, and its samples
         self._left_out: list[int] = []  # steps of the run, from 0, that were not measured
 
@@ -167,14 +167,13 @@ class Pausing:
         return RankProbe("race", self.steps_per_epoch, self._left_out)
 
     def _mark(self) -> None:
-        self._marks.add()
+        (self._laps.end if self._counts else self._laps.start)()
         self._counts.append(self.board.read(self.rank.rank).samples)
 
     def _collect(self) -> None:
-        """Add the steps between the marks to the block. Waits for the device."""
+        """Add the steps in a row to the block. Waits for the device."""
         samples = self._weight * np.diff(self._counts)
-        self._block += zip(map(float, self._marks.seconds()), map(float, samples), strict=True)
-        self._marks.clear()
+        self._block += zip((step_s for _, step_s in self._laps.known(wait=True)), map(float, samples), strict=True)
         self._counts = []
 
     def _pause(self, steps: int) -> float:

@@ -17,7 +17,7 @@ from analysis.__main__ import main
 from analysis.figures import vega
 from analysis.runs import load
 from multicard.llm.data import row_sources
-from multicard.observe.profiles import load as profiles
+from multicard.observe.profiles import metrics as profiles
 from multicard.records import run_folder
 from multicard.records.run_folder import finite
 from multicard.records.schema_environment import Environment

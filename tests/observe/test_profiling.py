@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from multicard.observe.profiles.load import read
-from multicard.observe.profiles.metrics import Profile
+from multicard.observe.profiles.metrics import Profile, read
 from multicard.records.schema_parts import ProfileRow
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, raw, write_kineto, write_nsys
 

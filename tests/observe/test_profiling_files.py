@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from multicard.observe.profiles.command import main
-from multicard.observe.profiles.load import read
-from multicard.observe.profiles.text import profile_lines
+from multicard.observe.profiles.command import main, profile_lines
+from multicard.observe.profiles.metrics import read
 from multicard.records.schema_parts import ProfileDerived
 from tests.helpers.profiler_files import BASE_US, Event, kineto_events, nsys_program, raw, write_kineto, write_nsys
 from tests.observe.test_profiling import MADE, figures, rows_of

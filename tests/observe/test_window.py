@@ -17,8 +17,7 @@ from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import nsys, run_profile
 from multicard.observe.profiles.capture import TrainingWindow, Window
-from multicard.observe.profiles.load import read
-from multicard.observe.profiles.metrics import Profile
+from multicard.observe.profiles.metrics import Profile, read
 from multicard.ranks import failures
 from multicard.ranks.process import Rank
 from multicard.records import comparable

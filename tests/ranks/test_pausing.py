@@ -36,27 +36,29 @@ def one_rank(number: int = 0) -> Any:
 
 
 class Ticks:
-    """Marks of a clock that goes on by a second with each step, and by 100 while nothing is marked."""
+    """Laps of a clock that goes on by a second with each step, and by 100 while nothing is marked."""
 
     now_s = 0.0
 
     def __init__(self, _: torch.device) -> None:
         self.marks: list[float] = []
 
-    def add(self) -> None:
+    def start(self) -> None:
+        self.marks = [Ticks.now_s]
+
+    def end(self) -> None:
         self.marks.append(Ticks.now_s)
 
-    def seconds(self) -> Any:
-        return np.diff(self.marks)
-
-    def clear(self) -> None:
-        self.marks = []
+    def known(self, wait: bool) -> list[tuple[int, float]]:
+        laps = [(0, float(lap_s)) for lap_s in np.diff(self.marks)]
+        self.marks = self.marks[-1:]
+        return laps if wait else []
 
 
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Pausing, Board]]:
     """Trains steps of 10 samples, of so many an epoch, to the step that ends the last of the blocks."""
-    monkeypatch.setattr(gates, "Marks", Ticks)
+    monkeypatch.setattr(gates, "Laps", Ticks)
     Ticks.now_s = 0.0
 
     def train(blocks: list[int], epoch: int, **options: Any) -> tuple[Pausing, Board]:
@@ -113,7 +115,7 @@ def test_the_time_of_a_pause_is_no_steps(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
     monkeypatch.setattr(timing, "clock_s", lambda: next(now))
     timer = StepTimer(CPU)
-    timer.start()  # marks at 0, starts at 1
+    timer.start()  # a lap starts at 1, the epoch at 2
     for phase in (FORWARD, OPTIMIZER, DATA):
         timer.begin(phase)
     timer.leave_out(1.0)

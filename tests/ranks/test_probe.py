@@ -16,7 +16,7 @@ from multicard.config.base import plain
 from multicard.config.placement import Placement
 from multicard.machine.slurm import Allocation
 from multicard.measure.series import GROWTH, LEAST_STEPS, StopRule
-from multicard.measure.timing import StepEnds
+from multicard.measure.timing import Laps
 from multicard.ranks import gates
 from multicard.ranks.gates import LEAD, Probing
 from multicard.ranks.process import Rank
@@ -105,30 +105,30 @@ class Event:
 def test_on_cuda_the_device_times_steps_and_only_a_host_far_ahead_waits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     Event.waited = []
-    ends = StepEnds(torch.device("cuda"), lead=3)
-    ends.start()
-    marks = ends._ends
+    laps = Laps(torch.device("cuda"), lead=3)
+    start = laps._last
     for _ in range(2):
-        ends.add()
-    assert ends.seconds() == [] and ends.pending == 2 and not Event.waited
-    start, first = marks[:2]
+        laps.end()
+    assert laps.known() == [] and laps.pending == 2 and not Event.waited
+    first = laps._ends[0][1]
     start.passed_s, first.passed_s = 10.0, 10.5
-    assert ends.seconds() == [0.5] and ends.pending == 1  # by the device's clock, of what it has passed
-    ends.add()
+    assert laps.known() == [(0, 0.5)] and laps.pending == 1  # by the device's clock, of what it has passed
+    laps.end()
     assert not Event.waited
-    ends.add()
+    laps.end()
     assert Event.waited == [first]  # the end of the step 3 ago
-    for number, event in enumerate(marks[1:], 1):
+    marks = [event for _, event in laps._ends]
+    for number, event in enumerate(marks, 1):
         event.passed_s = 10.5 + number
-    assert ends.seconds() == [1.0, 1.0, 1.0]
-    ends.start()
-    assert ends.pending == 0 and ends._ends[0] in (start, first, *marks)  # used again
+    assert laps.known() == [(0, 1.0)] * 3
+    laps.start()
+    assert laps.pending == 0 and laps._last in (start, first, *marks)  # used again
 
 
 def time_steps(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
     """Have every step take so long, and be known at once."""
-    ends = SimpleNamespace(start=lambda: None, add=lambda: None, seconds=lambda: [step_s], pending=0)
-    monkeypatch.setattr(gates, "StepEnds", lambda *_: ends)
+    laps = SimpleNamespace(start=lambda: None, end=lambda: None, known=lambda: [(0, step_s)], pending=0)
+    monkeypatch.setattr(gates, "Laps", lambda *_: laps)
 
 
 def rank_of(rank: int, world_size: int) -> Rank:

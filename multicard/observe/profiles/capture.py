@@ -95,7 +95,7 @@ class Window(_Profiler):
         self.first = config.skip + config.warmup
         self.total = self.first + self.steps
         self._done = 0
-        self._marks = timing.Marks(rank.device)
+        self._laps = timing.Laps(rank.device)
 
     def boundary(self) -> bool:
         """End the step before, if any, and begin the next; False after the last."""
@@ -105,9 +105,9 @@ class Window(_Profiler):
             self._warm_up()
         if self._done == self.first:
             self._start()
-            self._marks.add()
+            self._laps.start()
         elif self._done == self.total:
-            self._marks.add()
+            self._laps.end()
             self._stop()
             self._write()
             return False
@@ -119,8 +119,8 @@ class Window(_Profiler):
 
     def result(self) -> dict[str, Any]:
         """The window for the rank's file."""
-        (window_s,) = self._marks.seconds()
-        return self._facts(self.config, self.first, self.steps, window_s=float(window_s))
+        ((_, window_s),) = self._laps.known(wait=True)
+        return self._facts(self.config, self.first, self.steps, window_s=window_s)
 
 
 class TrainingWindow(_Profiler):

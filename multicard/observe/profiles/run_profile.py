@@ -7,8 +7,7 @@ import msgspec
 
 from multicard.config.base import ProfileWindow
 from multicard.config.keys import require
-from multicard.observe.profiles.load import read
-from multicard.observe.profiles.metrics import Profile
+from multicard.observe.profiles.metrics import Profile, read
 from multicard.observe.profiles.names import COPIES, RUN
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable
