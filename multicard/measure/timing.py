@@ -36,9 +36,16 @@ def in_hours(seconds: float) -> str:
 
 def process_started_s() -> float:
     """Start of this process on `clock_s`, to 10 ms; the interpreter's own start-up comes after it."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - (start_ticks() or 0) / os.sysconf("SC_CLK_TCK")
     return clock_s() - age_s
+
+
+def start_ticks(process: int | str = "self") -> int | None:
+    """When a process was started, in clock ticks since the machine was; None where that cannot be read."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return None
 
 
 def timestamp() -> str:
@@ -46,9 +53,10 @@ def timestamp() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def age_s(status: os.stat_result) -> float:
-    """Seconds since a file was written to or touched, by the system's clock: right to a second or so."""
-    return time.time() - status.st_mtime
+def age_s(status: os.stat_result, now_s: float | None = None) -> float:
+    """Seconds since a file was written to or touched, by the system's clock, or until another was: right to a second or
+    so."""
+    return (time.time() if now_s is None else now_s) - status.st_mtime
 
 
 def since_epoch_s() -> float:

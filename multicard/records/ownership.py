@@ -1,24 +1,61 @@
 """Who measures into a run folder now: a process, or a job of SLURM, claims it until it has left a record.
 
+A claim is a file beside the folder, under a name that nobody else takes. Its process holds a lock on it (of the open
+file description: the kernel releases it when the process ends, however that happens), and touches it now and then. Who
+claims first makes the file, and then looks at the others: of two that claim at once each sees the other, and at most
+one stays. So nothing is removed before it is held, and only by who holds it.
+
+Whether a claim still counts is said, in this order, by SLURM for its jobs; by the lock; by the process's number and
+start, on a file system without locks; and for a process elsewhere by when its file was touched last.
+
 A finished measurement is put aside meanwhile, until the new one has finished too.
 """
 
-import json
+import fcntl
 import os
+import random
+import secrets
 import shutil
+import struct
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
+from threading import Event, Thread
+
+import msgspec
+import psutil
+from msgspec import Struct
 
 from multicard.config.keys import require
 from multicard.machine import slurm
 from multicard.machine.environment import host
-from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json, write_json
+from multicard.measure.timing import age_s, pause, start_ticks
+from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json
 
-RUNNING = ".running.json"  # the marker in the folder: host, process and job
+RUNNING = ".running"  # ends the name of a claim: ".CELL.RANDOM.running"
+BEAT_S, LEASE_S = 10.0, 120.0  # a process elsewhere that has not touched its claim for so long is gone
+TRIES, RETRY_S = 5, 0.02  # of processes that claim at the same moment, and the longest pause between two
+CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+LOCK = struct.Struct("@hhqqi0q")  # struct flock: kind, whence, start, length, process
+
+
+class Claim(Struct):
+    """What stands in a claim. started: of the process, in clock ticks. locked: its file system has locks."""
+
+    host: str = ""
+    pid: int = 0
+    job: str | None = None
+    boot: str = ""
+    namespace: int = 0
+    started: int | None = None
+    locked: bool = False
+
+
+_own: dict[Path, tuple[int, Event]] = {}  # claims of this process: the locked descriptor, and what ends their touching
 
 
 def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
-    """Mark `folder` as being measured by this process, or by SLURM's `job`, until `release`.
+    """Have this process, or SLURM's `job`, alone measure into `folder`, until `release`.
 
     Files of an earlier try are removed.
 
@@ -31,32 +68,36 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     Raises:
         ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
     """
-    marker, key = folder / RUNNING, f"name={folder.parent.name}"
-    mine = {"host": host(), "pid": os.getpid(), "job": job}
-    before = read_json(marker)
-    if job is not None and before is not None and before.get("job") == job:
-        write_json(marker, mine)
-        return True
-    who = owner(folder)
-    require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {marker})")
+    key, who = f"name={folder.parent.name}", None
+    _drop(folder)
+    for _ in range(TRIES):
+        _mark(folder, job)
+        who = owner(folder, job)
+        if who is None:
+            break
+        _drop(folder)  # both may have just begun
+        pause(random.uniform(0, RETRY_S))
+    where = ", ".join(map(str, claims(folder)))
+    require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {where})")
+    keep = keep or (job is not None and is_held_by(folder, job, others=True))
+    _forget(folder, job)
     if keep:
-        write_json(marker, mine)
         return True
-    measured = finished(folder) is not None
-    status = (read_json(folder / RESULT) or {}).get("status")
-    problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered"
-    remedy = "use that version, choose another name=, or remove the folder"
-    require(measured or status not in DONE, f"{problem}; {remedy}")
-    if measured and not _aside(folder).exists():
-        folder.rename(_aside(folder))
+    try:
+        measured = finished(folder) is not None
+        status = (read_json(folder / RESULT) or {}).get("status")
+        problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, or altered"
+        remedy = "use that version, choose another name=, or remove the folder"
+        require(measured or status not in DONE, f"{problem}; {remedy}")
+        if measured and not _aside(folder).exists():
+            folder.rename(_aside(folder))
+    except BaseException:
+        _drop(folder)
+        raise
     try:
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        with marker.open("x") as file:
-            json.dump(mine, file)
-    except FileExistsError:
-        raise ValueError(f"{key}: another process has just begun to measure {folder.name}; wait for it") from None
     except OSError:
         disclaim(folder)
         raise
@@ -68,33 +109,137 @@ def disclaim(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(FileNotFoundError):
         _aside(folder).rename(folder)
+    _drop(folder)
 
 
 def owner(folder: Path, job: str | None = None) -> str | None:
     """The process or job that measures into `folder` now, unless it is this process, or SLURM's `job`."""
-    marked = read_json(folder / RUNNING)
-    if marked is None or (job is not None and marked.get("job") == job):
-        return None
-    import psutil
-
-    if marked.get("job") is not None:
-        return f"job {marked['job']}" if slurm.is_alive(marked["job"]) else None
-    if marked["host"] != host():
-        return f"process {marked['pid']} on {marked['host']}"
-    other = marked["pid"] != os.getpid() and psutil.pid_exists(marked["pid"])
-    return f"process {marked['pid']}" if other else None
+    ours, others = [], []
+    for path in claims(folder):
+        (ours if path in _own else others).append(path)
+    now_s = ours[0].stat().st_mtime if ours and others else None  # by the file server's clock
+    return next(filter(None, (_holder(path, job, now_s) for path in others)), None)
 
 
-def is_held_by(folder: Path, job: str) -> bool:
-    """True where SLURM's `job` claims `folder`, or died before it could release it."""
-    return (read_json(folder / RUNNING) or {}).get("job") == job
+def is_held_by(folder: Path, job: str, others: bool = False) -> bool:
+    """True where SLURM's `job` claims `folder`, or died before it could release it; by `others` than this process."""
+    return any(_read(path).job == job for path in claims(folder) if not (others and path in _own))
 
 
-def release(folder: Path) -> None:
-    """End a `claim`."""
-    (folder / RUNNING).unlink(missing_ok=True)
-    if finished(folder) is not None:
+def is_lost(folder: Path) -> bool:
+    """True where others took this process for dead, and its claim with it."""
+    return not any(path in _own for path in claims(folder))
+
+
+def release(folder: Path, job: str | None = None) -> None:
+    """End the claims of this process, of `job`, and of what is gone."""
+    if (not is_lost(folder) or owner(folder, job) is None) and finished(folder) is not None:
         shutil.rmtree(_aside(folder), ignore_errors=True)
+    _drop(folder)
+    _forget(folder, job)
+
+
+def claims(folder: Path) -> list[Path]:
+    """The files of all claims of a folder."""
+    folder = folder.absolute()
+    found = folder.parent.glob(f".{escape(folder.name)}.*{RUNNING}")
+    return sorted(path for path in found if _claimed_by(path) == folder)
+
+
+def _claimed_by(path: Path) -> Path:
+    """The folder that a claim is of."""
+    return path.with_name(path.name[1:].rsplit(".", 2)[0])
+
+
+def _mark(folder: Path, job: str | None) -> None:
+    """Make a claim of this process, which counts at once."""
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path, ended = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}{RUNNING}"), Event()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOSED, 0o644)
+    _own[path] = descriptor, ended
+    try:
+        here, locked = _here(), _lock(descriptor, fcntl.F_OFD_SETLK) is not None
+        os.write(descriptor, msgspec.json.encode(msgspec.structs.replace(here, job=job, locked=locked)))
+    except OSError:
+        _drop(folder)
+        raise
+    Thread(target=_touch, args=(path, ended), daemon=True).start()
+
+
+def _touch(path: Path, ended: Event) -> None:
+    with suppress(OSError):  # it is gone
+        while not ended.wait(BEAT_S):
+            os.utime(path, follow_symlinks=False)
+
+
+def _drop(folder: Path) -> None:
+    """End the claims of this process alone."""
+    for path in [path for path in _own if _claimed_by(path) == folder.absolute()]:
+        descriptor, ended = _own.pop(path)
+        ended.set()
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _forget(folder: Path, job: str | None) -> None:
+    """Remove claims that no longer count."""
+    for path in claims(folder):
+        if path not in _own and _holder(path, job) is None:
+            path.unlink(missing_ok=True)
+
+
+def _here() -> Claim:
+    """This process."""
+    boot, namespace = "", 0
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    return Claim(host(), os.getpid(), boot=boot, namespace=namespace, started=start_ticks())
+
+
+def _read(path: Path) -> Claim:
+    """What stands in a claim; of one that is just being made, or is none, nothing."""
+    with suppress(OSError, ValueError), os.fdopen(os.open(path, os.O_RDONLY | CLOSED), "rb") as file:
+        return msgspec.json.decode(file.read(1 << 12), type=Claim)
+    return Claim()
+
+
+def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | None:
+    """Who holds another's claim, unless it is SLURM's `job`; None where it is gone."""
+    marked, here = _read(path), _here()
+    if marked.job is not None:
+        return f"job {marked.job}" if marked.job != job and slurm.is_alive(marked.job) else None
+    where = "" if marked.host == here.host else f" on {marked.host or 'another machine'}"
+    return f"process {marked.pid}{where}" if _is_alive(path, marked, here, now_s) else None
+
+
+def _is_alive(path: Path, marked: Claim, here: Claim, now_s: float | None) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | CLOSED)
+    except OSError:  # it has been released, or is a link
+        return False
+    try:
+        status, is_free = os.fstat(descriptor), _lock(descriptor, fcntl.F_OFD_GETLK)
+    finally:
+        os.close(descriptor)
+    if is_free is False:
+        return True
+    if marked.boot == here.boot != "":
+        if marked.locked and is_free:
+            return False
+        if marked.namespace == here.namespace:
+            return psutil.pid_exists(marked.pid) and start_ticks(marked.pid) in (None, marked.started)
+    return age_s(status, now_s) < LEASE_S
+
+
+def _lock(descriptor: int, operation: int) -> bool | None:
+    """Take the lock of a claim, or ask whether it is free; None where the file system has no locks."""
+    try:
+        asked = fcntl.fcntl(descriptor, operation, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return None
+    return operation != fcntl.F_OFD_GETLK or LOCK.unpack(asked)[0] == fcntl.F_UNLCK
 
 
 def _aside(folder: Path) -> Path:
@@ -104,7 +249,7 @@ def _aside(folder: Path) -> Path:
 def clear(folder: Path) -> None:
     """Remove what an earlier start of the same job left, but for the list of its starts."""
     for path in folder.iterdir():
-        if path.name not in (RUNNING, SEGMENTS):
+        if path.name != SEGMENTS:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -127,10 +272,9 @@ def beside(folder: Path, hosts: set[str], before: dict[Path, tuple[int, int]]) -
     Args:
         before: `results` of the sweep when the run began.
     """
-    job = (read_json(folder / RUNNING) or {}).get("job")
-    running = {path.parent: read_json(path) or {} for path in folder.parent.glob(f"[!.]*/{RUNNING}")}
-    others = {other: marker for other, marker in running.items() if other != folder and marker.get("host") in hosts}
-    count = sum(owner(other, job) is not None for other in others)
+    running = {_claimed_by(path): _read(path) for path in folder.parent.glob(f".*{RUNNING}")}
+    mine = running.pop(folder, Claim())
+    count = sum(owner(other, mine.job) is not None for other, claim in running.items() if claim.host in hosts)
     for other in dict(results(folder.parent).items() - before.items()).keys() - {folder, *running}:
         ended = read(other)
         count += ended is not None and any(hosts & {*(part.hosts or ())} for part in ended.record.segments)

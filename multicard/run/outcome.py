@@ -193,7 +193,7 @@ def clean_up(folder: Path) -> None:
 
 def release_finished(folder: Path) -> None:
     """End the claim of a process that was killed between its record and its end."""
-    if (folder / ownership.RUNNING).exists() and ownership.owner(folder) is None:
+    if ownership.claims(folder) and ownership.owner(folder) is None:
         clean_up(folder)
         ownership.release(folder)
 

@@ -142,7 +142,7 @@ class SlurmJob(CellJob):
             with closing(Peers(allocation)) as peers:
                 peers.meet()  # else the other nodes would wait for this one
             outcome.clean_up(self.folder)
-            ownership.release(self.folder)
+            ownership.release(self.folder, allocation.job)
             return done.status
         began = {"predict": estimates.prediction, "started_s": process_started_s()}
         result = run.measure(self.workload, self.cfg, self.folder, True, allocation, self.requeue, **began)
@@ -169,7 +169,7 @@ class SlurmJob(CellJob):
         lost = failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
         if failure is not None and lost and allocation.node == 1:
             outcome.fail(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), failure, "failed")
-            ownership.release(self.folder)
+            ownership.release(self.folder, allocation.job)
         return "ended"
 
     def _run_ranks(self, allocation: Allocation) -> Failure | None:

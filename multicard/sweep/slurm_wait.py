@@ -143,7 +143,7 @@ class Queue:
                 continue  # accounting may not have heard yet of a job that the controller has forgotten
             status, failure = judge(job, state, cell.folder)
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status)
-            ownership.release(cell.folder)
+            ownership.release(cell.folder, job)
             lost.append(cell)
         return lost
 

@@ -19,7 +19,6 @@ import pytest
 from analysis.report import running, watched
 from analysis.report.running import Onlooker
 from analysis.report.watch import Server
-from multicard.machine.environment import host
 from multicard.records import ownership
 from multicard.records.progress import Board
 from tests.analysis.conftest import Said
@@ -37,7 +36,7 @@ def begin(sweep: Path, gpus: int, pid: int = 1) -> Board:
     folder = sweep / CELL.format(gpus, gpus)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(f"gpus: {gpus}\nnodes: 1\nepochs: 2\nlayout: {{name: nchw}}\n")
-    (folder / ownership.RUNNING).write_text(json.dumps({"host": host(), "pid": pid, "job": None}))
+    records.claim(folder, pid=pid)
     return Board(folder, gpus, create=True)
 
 
@@ -45,7 +44,8 @@ def end(sweep: Path, gpus: int, board: Board) -> None:
     """Leave the record of a cell, as its controller does."""
     board.remove()
     records.write(sweep / CELL.format(gpus, gpus), records.vision(gpus=gpus, total_s=100.0 / gpus))
-    (sweep / CELL.format(gpus, gpus) / ownership.RUNNING).unlink()
+    for path in ownership.claims(sweep / CELL.format(gpus, gpus)):
+        path.unlink()
 
 
 @contextmanager

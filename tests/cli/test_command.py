@@ -15,6 +15,7 @@ import pytest
 from multicard.messages import say
 from tests.conftest import ROOT, SMALL, Called, command
 from tests.helpers import cells
+from tests.helpers.records import claim
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -94,11 +95,11 @@ def test_a_refusal_leaves_a_measurement_alone(tmp_path: Path, called: Called):
     before = records(tmp_path / "s")
     (folder,) = (path.parent for path in (tmp_path / "s").glob("*/result.json"))
     (folder / "result.json").rename(folder / "aside.json")
-    (folder / ".running.json").write_text('{"host": "another", "pid": 1}')
+    claimed = claim(folder, pid=1)
     code, refused = called(*words)
     assert code == 1 and "is measuring" in refused
     assert (folder / "aside.json").exists() and not (folder / "result.json").exists()
-    (folder / ".running.json").unlink()
+    claimed.unlink()
     (folder / "aside.json").rename(folder / "result.json")
     assert called(*words)[0] == 0 and records(tmp_path / "s") == before
 

@@ -216,7 +216,7 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
     done: dict[Path, int] = {}
     for number in (signal.SIGINT, signal.SIGKILL):
         plan = subprocess.Popen(line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        marker = awaited(lambda: next(folder.glob("*epochs=1000*/.running.json"), None))
+        marker = awaited(lambda: next(folder.glob(".*epochs=1000*.running"), None))
         child = psutil.Process(awaited(lambda path=marker: run_folder.read_json(path))["pid"])
         plan.send_signal(number)
         printed = plan.communicate(timeout=PATIENCE_S)[0].decode()

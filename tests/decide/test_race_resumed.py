@@ -170,4 +170,4 @@ def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path:
     assert final["status"] == "ok" and final["probe"] is None and final["config"]["race"]["figure"] is None
     assert {probe["probe"]["ended_by"] for probe in probes} == {"race"}
     assert all(probe["load"]["others_cores"] >= 0 and probe["beside"] is None for probe in probes)
-    assert not [*tmp_path.glob(f"*/{ownership.RUNNING}")]
+    assert not [*tmp_path.glob(f".*{ownership.RUNNING}")]

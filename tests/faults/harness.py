@@ -31,7 +31,7 @@ GONE_WITHIN_S = 60.0  # what a command started ends after it
 TOKEN = "MULTICARD_FAULT_TRIAL"  # in the environment of all that the command starts, jobs of SLURM too
 # What a sweep's folder has while its runs go on, and no longer
 PASSING = (
-    ".running.json",
+    ".*.running",
     ".progress*",
     ".agent*",
     ".work*",

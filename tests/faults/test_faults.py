@@ -116,7 +116,7 @@ LONG = (  # in `make faults`
         mend=lambda trial: one_photograph(trial).unlink(), says=r"^(refused|failed): .*3\.jpg"),
     replace(READ, name="data-removed", words=(*PHOTOGRAPHS, "dataset.cache=none"), inside="hold@step3", at=held,
         act=then_release(move_away), mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",)),
-    replace(READ, name="one-cache", at=wrote("*/.running.json"), act=run_beside, code=0, statuses=("ok",),
+    replace(READ, name="one-cache", at=wrote(".*.running"), act=run_beside, code=0, statuses=("ok",),
         check=lambda trial: "the other run failed" if trial.commands[1].process.poll() else None),
     Fault("no-network", (*RUN, "gpus=2"), prefix=NO_ROUTE, code=0, statuses=("ok",), ends=("ok",), needs=no_namespace),
     Fault("strangers", (*RUN, "gpus=2", "seed=1"), inside="hold@step3", at=held, act=then_release(stranger), code=0,

@@ -19,7 +19,7 @@ from multicard.config.base import plain
 from multicard.llm import summary as llm_summary
 from multicard.measure import formulas, timing
 from multicard.observe.profiles.metrics import Profile
-from multicard.records import run_folder
+from multicard.records import ownership, run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
@@ -313,3 +313,11 @@ def write_all(folder: Path, *records: dict[str, Any], step_columns: dict[str, An
     for index, record in enumerate(records):
         write(folder / f"{index:02d}", record, step_columns)
     return folder
+
+
+def claim(folder: Path, **who: Any) -> Path:
+    """Claim a run folder as another process of this machine does, on a file system without locks. Returns the file."""
+    path = folder.with_name(f".{folder.name}.{len(ownership.claims(folder))}{ownership.RUNNING}")
+    told = msgspec.to_builtins(ownership._here()) | {"started": timing.start_ticks(who["pid"])} | who
+    run_folder.write_json(path, told)
+    return path

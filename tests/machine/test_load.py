@@ -76,7 +76,7 @@ def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -
     if hosts is not None:
         run_folder.write_json(folder / "result.json", records.vision(segments=[records.segment() | {"hosts": hosts}]))
     if marker:
-        run_folder.write_json(folder / ".running.json", {"job": None} | marker)
+        records.claim(folder, **marker)
     return folder
 
 

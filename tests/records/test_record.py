@@ -1,7 +1,6 @@
 """Files are whole or absent, and what a run left is found again; journals, and the board of the ranks."""
 
 import json
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
@@ -11,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from multicard.machine.environment import host
-from multicard.records import ownership, rank_files, run_folder, schema_page
+from multicard.records import rank_files, run_folder, schema_page
 from multicard.records.journal import Journal, JournalError
 from multicard.records.progress import Board, Progress
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
@@ -160,60 +158,6 @@ def test_only_measurements_are_kept(tmp_path: Path):
         run_folder.write_json(tmp_path / "result.json", records.vision(status=status))
         kept += [status] if run_folder.finished(tmp_path) is not None else []
     assert kept == ["ok", "oom", "diverged"]
-
-
-def test_a_folder_is_measured_into_by_one_process(tmp_path: Path):
-    folder, other = tmp_path / "sweep" / "cell", os.getppid()
-    ownership.claim(folder)
-    (folder / "result.json").write_text("{}")
-    ownership.claim(folder)  # the same process starts it again
-    assert [path.name for path in folder.iterdir()] == [ownership.RUNNING]
-
-    run_folder.write_json(folder / ownership.RUNNING, {"host": host(), "pid": other})
-    with pytest.raises(ValueError, match=f"name=sweep: process {other} is measuring cell"):
-        ownership.claim(folder)
-    assert (folder / ownership.RUNNING).exists()
-    run_folder.write_json(folder / ownership.RUNNING, {"host": host(), "pid": 2**22 + 1})
-    ownership.claim(folder)  # what a dead process was measuring is free
-    run_folder.write_json(folder / ownership.RUNNING, {"host": "another", "pid": 1})
-    with pytest.raises(ValueError, match=r"process 1 on another is measuring cell; .*remove .*/\.running\.json"):
-        ownership.claim(folder)
-    ownership.release(folder)
-    assert not list(folder.iterdir())
-
-
-def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path):
-    folder = tmp_path / "cell"
-    ownership.claim(folder)
-    ownership.disclaim(folder)
-    assert not list(tmp_path.iterdir())
-    run_folder.write_json(folder / "result.json", records.vision())
-    ownership.claim(folder)
-    ownership.disclaim(folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["cell"]
-    assert run_folder.finished(folder) is not None
-
-
-def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
-    folder = tmp_path / "cell-0a1b2c3d"
-    folder.mkdir()
-    run_folder.write_json(folder / "result.json", records.vision(name="1"))
-    for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
-        ownership.claim(folder)
-        run_folder.write_json(folder / "result.json", records.vision(name="2", status=status))
-        ownership.release(folder)
-        assert len(list(tmp_path.iterdir())) == left
-        assert run_folder.find_cell(tmp_path, "gpus=2-0a1b2c3d") == folder
-
-
-@pytest.mark.parametrize("change", [{"schema_version": 99}, {"total_s": "long"}])
-def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, change: dict[str, Any]):
-    path = tmp_path / "cell" / "result.json"
-    run_folder.write_json(path, records.vision() | change)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, or altered; use that"):
-        ownership.claim(path.parent)
-    assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["result.json"]
 
 
 def test_what_earlier_commands_refused_is_forgotten_but_for_what_jobs_left(tmp_path: Path):

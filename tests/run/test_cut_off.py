@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from multicard.machine.environment import host
-from multicard.records import ownership, run_folder
+from multicard.records import run_folder
 from multicard.run import attempts, outcome
 from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, warm_up
+from tests.helpers.records import claim
 
 WORDS = (*SMALL, "name=cut-off", "epochs=2", "dataset.train_limit=32", "dataset.test_limit=16", "model.width=0.25")
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}  # audit events
@@ -27,7 +27,7 @@ GONE = 2**30  # no process has this number
 
 
 def measure_until(cfg: DictConfig, folder: Path, change: int) -> None:
-    """Measure, but be killed just before a change to a file of `folder`.
+    """Measure, but be killed just before a change to a file of `folder`, or to its claim.
 
     Args:
         change: its number, from 0.
@@ -39,7 +39,9 @@ def measure_until(cfg: DictConfig, folder: Path, change: int) -> None:
             return
         path, last = arguments[0], arguments[-1]
         writes = event != "open" or bool(last & (os.O_WRONLY | os.O_RDWR))
-        within = isinstance(path, str | os.PathLike) and (str(folder) in str(path) or not Path(path).is_absolute())
+        within = isinstance(path, str | os.PathLike) and (
+            str(folder.parent) in str(path) or not Path(path).is_absolute()
+        )
         if writes and within and next(changes) == change:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -77,12 +79,12 @@ class Trained:
 
     def _copy(self, target: Path) -> None:
         shutil.copytree(self.folder, target)
-        run_folder.write_json(target / ownership.RUNNING, {"host": host(), "pid": GONE, "job": None})
 
     def killed(self, name: str) -> Path:
         """A folder as a killed controller left it."""
         cell = self.root / str(next(self.numbers)) / self.folder.parent.name / "cell"
         shutil.copytree(self.root / name, cell)
+        claim(cell, pid=GONE)
         return cell
 
 
@@ -105,7 +107,7 @@ def test_killed_at_any_change_of_its_folder_the_next_start_writes_the_same_recor
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)
         assert start(trained.cfg, folder) == trained.record, change
-        assert (files(folder), run_folder.read_steps(folder)) == (files(trained.folder), steps), change
+        assert (files(folder.parent), run_folder.read_steps(folder)) == (files(trained.folder.parent), steps), change
         if process.exitcode == 0:
             break
     assert change > 15

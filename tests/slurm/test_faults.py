@@ -53,7 +53,7 @@ def resume() -> None:
 
 def claim(trial: Trial) -> dict:
     """Who measures the first cell: the controller's process and its job."""
-    return json.loads((trial.first_run() / ownership.RUNNING).read_text())
+    return json.loads(ownership.claims(trial.first_run())[0].read_text())
 
 
 def node(trial: Trial) -> str:

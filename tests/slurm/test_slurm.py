@@ -225,7 +225,7 @@ def test_a_run_that_slurm_stops_goes_on_to_the_same_result(sweep: Sweep, stop: C
 def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_waits_for_them(sweep: Sweep):
     words = ("seed=1,2,3", "epochs=4")
     first = sweep.start(*words)
-    awaited(lambda: list(sweep.folder.glob("*/.running.json")))
+    awaited(lambda: list(sweep.folder.glob(".*.running")))
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1, output

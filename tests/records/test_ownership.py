@@ -1,0 +1,189 @@
+"""Claims of run folders: at most one process measures into one, whatever raced, was killed or has no locks."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.records import ownership, run_folder
+from tests.conftest import ROOT, awaited
+from tests.helpers import records
+
+GONE = 2**22 + 1  # no process has this number
+REFUSE = "def fcntl(*_): raise OSError(errno.ENOLCK, 'No locks available')"  # as some file systems do
+# Claims argv[1] on a file system with locks or without, says so, and measures until its input ends
+CLAIMS = f"""
+import errno, sys
+from pathlib import Path
+from multicard.records import ownership
+if sys.argv[2] == "refused":
+    {REFUSE}
+    ownership.fcntl.fcntl = fcntl
+try:
+    ownership.claim(Path(sys.argv[1]))
+    print("claimed", flush=True)
+    sys.stdin.read()
+except ValueError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.fixture(params=["locks", "refused"])
+def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file system with locks, and one that refuses them."""
+    if request.param == "refused":
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    return request.param
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def race(sweep: Path, rounds: int, number: int, barrier: Any, wins: Any, locks: str) -> None:
+    """Claim one folder after another at the same moment as the other racer, and measure where that is granted."""
+    if locks == "refused":
+        fcntl.fcntl = refuse
+    ownership.RETRY_S = 0.002
+    for each in range(rounds):
+        folder = sweep / str(each) / "cell"
+        barrier.wait()
+        try:
+            ownership.claim(folder)
+            (folder / "mine").write_text(str(number))
+            wins[2 * each + number] = 1
+        except ValueError as error:
+            assert "is measuring" in str(error), error
+        barrier.wait()
+        if wins[2 * each + number]:
+            assert (folder / "mine").read_text() == str(number)  # nobody has removed it, or written into it
+            ownership.release(folder)
+
+
+ROUNDS = [50, pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: str, rounds: int):
+    for each in range(0, rounds, 2):  # half of the folders have what a killed process left, or a measurement
+        records.put(tmp_path / str(each) / "cell", records.vision(status="ok" if each % 4 else "failed"))
+        for name in ("a", "b", "c"):
+            (tmp_path / str(each) / "cell" / name).touch()
+        records.claim(tmp_path / str(each) / "cell", pid=GONE)
+    context = multiprocessing.get_context("fork")
+    barrier, wins = context.Barrier(2), context.Array("b", 2 * rounds)
+    racers = [context.Process(target=race, args=(tmp_path, rounds, n, barrier, wins, locks)) for n in (0, 1)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0, 0]
+    granted = [sum(wins[2 * each : 2 * each + 2]) for each in range(rounds)]
+    assert granted.count(2) == 0 and granted.count(1) > 0.8 * rounds
+    assert not [*tmp_path.glob("*/.*.running")] and {path.name for path in tmp_path.glob("*/cell/*")} == {"mine"}
+
+
+HERE = {"pid": os.getppid()}
+CLAIMED = {  # what stands in another's claim, how long ago it was touched (seconds), and who still has the folder
+    "a process": (HERE, 999, "process {pid}"),
+    "a process that is gone": ({"pid": GONE}, 0, None),
+    "its number was used again": (HERE | {"started": 1}, 0, None),
+    "its lock is free": (HERE | {"locked": True}, 0, None),
+    "another start of the machine": (HERE | {"boot": "other"}, 999, None),
+    "another machine": (HERE | {"boot": "other", "host": "n2"}, 100, "process {pid} on n2"),
+    "another machine that is silent": (HERE | {"boot": "other", "host": "n2"}, 140, None),
+    "another namespace": (HERE | {"namespace": 1}, 100, "process {pid}"),
+    "another namespace that is silent": (HERE | {"namespace": 1}, 140, None),
+}
+
+
+@pytest.mark.parametrize("case", CLAIMED)
+def test_a_claim_counts_as_long_as_its_process_lives(tmp_path: Path, case: str):
+    (who, age_s, owner), folder = CLAIMED[case], tmp_path / "sweep" / "cell"
+    folder.mkdir(parents=True)
+    path = records.claim(folder, **who)
+    os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+    assert ownership.owner(folder) == (owner and owner.format(**who))
+    (folder / "kept").touch()
+    if owner is None:
+        assert not ownership.claim(folder) and not [*folder.iterdir()] and not path.exists()
+    else:
+        with pytest.raises(ValueError, match=f"^name=sweep: {owner.format(**who)} is measuring cell; .*remove {path}"):
+            ownership.claim(folder)
+        ownership.release(folder)  # of what is not its own nothing is undone
+        assert [*folder.parent.glob(".*")] == [path] and (folder / "kept").exists()
+
+
+def test_the_same_process_may_start_again(tmp_path: Path, locks: str):
+    folder = tmp_path / "cell"
+    for _ in range(2):
+        assert not ownership.claim(folder) and not [*folder.iterdir()] and len(ownership.claims(folder)) == 1
+        (folder / "result.json").write_text("{}")
+        assert ownership.owner(folder) is None and not ownership.is_lost(folder)
+    ownership.claims(folder)[0].unlink()
+    assert ownership.is_lost(folder)
+    ownership.release(folder)
+    assert not ownership.claims(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_processes_of_two_containers_do_not_take_each_others_folders(processes: None, tmp_path: Path, locks: str):
+    """Each is process 1 of a host of one name."""
+    folder = tmp_path / "cell"
+    unshared = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", CLAIMS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen([*unshared, str(folder), locks], **pipes) as first:
+        assert first.stdout is not None
+        said = first.stdout.readline()
+        if not said:
+            pytest.skip("needs PID namespaces")
+        assert said == "claimed\n"
+        second = subprocess.run([*unshared, str(folder), locks], **pipes | {"stdin": subprocess.DEVNULL}, check=True)
+        assert "process 1 is measuring cell" in second.stdout
+        first.kill()
+    path = ownership.claims(folder)[0]
+    if locks == "refused":
+        os.utime(path, (path.stat().st_mtime - 2 * ownership.LEASE_S,) * 2)
+    awaited(lambda: ownership.owner(folder) is None)
+    assert not ownership.claim(folder)
+    ownership.release(folder)
+
+
+def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path):
+    folder = tmp_path / "cell"
+    ownership.claim(folder)
+    ownership.disclaim(folder)
+    assert not list(tmp_path.iterdir())
+    run_folder.write_json(folder / "result.json", records.vision())
+    ownership.claim(folder)
+    ownership.disclaim(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["cell"]
+    assert run_folder.finished(folder) is not None
+
+
+def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
+    folder = tmp_path / "cell-0a1b2c3d"
+    folder.mkdir()
+    run_folder.write_json(folder / "result.json", records.vision(name="1"))
+    for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
+        ownership.claim(folder)
+        run_folder.write_json(folder / "result.json", records.vision(name="2", status=status))
+        ownership.release(folder)
+        assert len(list(tmp_path.iterdir())) == left
+        assert run_folder.find_cell(tmp_path, "gpus=2-0a1b2c3d") == folder
+
+
+@pytest.mark.parametrize("change", [{"schema_version": 99}, {"total_s": "long"}])
+def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, change: dict[str, Any]):
+    path = tmp_path / "cell" / "result.json"
+    run_folder.write_json(path, records.vision() | change)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, or altered; use that"):
+        ownership.claim(path.parent)
+    assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["result.json"]
