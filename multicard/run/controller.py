@@ -30,6 +30,8 @@ from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
 
+TAKEN = Failure("claim", "another process took its folder, as this one was silent for minutes; nothing is recorded")
+
 
 def measure(
     workload: Workload,
@@ -75,6 +77,9 @@ def measure(
                 if failure is not None and outcome.status_of(failure) not in run_folder.DONE and requeue(failure):
                     claimed = False  # the requeued job keeps its claim
                     measured.record.status = "requeued"
+                    return measured
+                if ownership.is_lost(folder):  # nothing in it is this run's any more
+                    measured.record.status, measured.record.cause = "failed", TAKEN
                     return measured
                 measured = outcome.complete(run, measured, mirror)
             except Exception as error:

@@ -27,6 +27,7 @@ from multicard.script import summary as script_summary
 from multicard.vision import summary as vision_summary
 from tests.conftest import composed, typed, typed_llm
 
+GONE = 2**22 + 1  # no process has this number
 COMMIT = "8fdd49003961b229ab73624738c1943cc72646c1"
 
 

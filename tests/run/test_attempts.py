@@ -11,6 +11,7 @@ from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.records.schema_parts import Segment
 from multicard.run import attempts
+from tests.helpers.records import GONE, claim
 
 JOB = Allocation(("n1", "n2"), job="12_3")
 PREEMPTED = Failure("preempted", "SLURM preempted the job")
@@ -56,6 +57,8 @@ def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
 def test_a_requeued_job_finds_its_folder_again(tmp_path: Path):
     folder = tmp_path / "sweep" / "cell"
     assert ownership.claim(folder, "12_3") is False
+    ownership.release(folder)
+    claim(folder, job="12_3", pid=GONE)  # of the start that SLURM ended
     (folder / "kept").write_text("")
     assert ownership.claim(folder, "12_3") is True
     assert (folder / "kept").exists()
@@ -66,12 +69,13 @@ def test_a_requeued_job_finds_its_folder_again(tmp_path: Path):
 
 def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "sweep" / "cell"
-    ownership.claim(folder, "12_3")
+    claimed = claim(folder, job="12_3", pid=GONE)
     monkeypatch.setattr(slurm, "is_alive", lambda job: job == "12_3")
     for other in ("13", None):
         with pytest.raises(ValueError, match=r"name=sweep: job 12_3 is measuring cell; wait for it"):
             ownership.claim(folder, other)
     monkeypatch.setattr(slurm, "is_alive", lambda _: False)
     assert ownership.claim(folder, "13") is False
-    claimed = [run_folder.read_json(path) or {} for path in ownership.claims(folder)]
-    assert [(one["host"], one["pid"], one["job"]) for one in claimed] == [(os.uname().nodename, os.getpid(), "13")]
+    assert not claimed.exists()
+    claims = [run_folder.read_json(path) or {} for path in ownership.claims(folder)]
+    assert [(one["host"], one["pid"], one["job"]) for one in claims] == [(os.uname().nodename, os.getpid(), "13")]

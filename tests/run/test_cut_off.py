@@ -19,11 +19,10 @@ from multicard.run import attempts, outcome
 from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, warm_up
-from tests.helpers.records import claim
+from tests.helpers.records import GONE, claim
 
 WORDS = (*SMALL, "name=cut-off", "epochs=2", "dataset.train_limit=32", "dataset.test_limit=16", "model.width=0.25")
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"}  # audit events
-GONE = 2**30  # no process has this number
 
 
 def measure_until(cfg: DictConfig, folder: Path, change: int) -> None:
