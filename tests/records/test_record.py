@@ -1,6 +1,7 @@
 """Files are whole or absent, and what a run left is found again; journals, and the board of the ranks."""
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
