@@ -152,7 +152,10 @@ BESIDE = ("name", "batch_size_auto", "rerun", "stop_on_divergence", "objective",
 NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
-    "": {"custom_sharded_layers": [], "global_batch_size": None, "batch_size_asked": None},
+    "": {
+        **{"custom_sharded_layers": [], "global_batch_size": None, "batch_size_asked": None},
+        **{"engine": "torchtune", "sharding": "fsdp"},
+    },
     "model": {"pointwise": "convolution", "weights": "random", "freeze": "none"},
     "dataset": {"revision": None, "split": None},
     "profile": {"window": "after", "budget_bytes": 1_000_000_000},
@@ -160,6 +163,8 @@ LATER: dict[str, dict[str, Any]] = {
 # Each of them with a key that was there before it: other workloads may have had a key of the same name all along
 LATER_KEYS = {
     "custom_sharded_layers": "recipe",
+    "engine": "recipe",
+    "sharding": "recipe",
     "global_batch_size": "batch_size",
     "batch_size_asked": "batch_size",
     "dataset.split": "dataset.skip_broken",

@@ -18,6 +18,16 @@ PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as i
 SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations shard apart from the layers
 
 
+class Engine(StrEnum):
+    torchtune = "torchtune"
+    trl = "trl"
+
+
+class Sharding(StrEnum):
+    fsdp = "fsdp"
+    ddp = "ddp"
+
+
 class Recipe(StrEnum):
     auto = "auto"
     single_device = "single_device"
@@ -197,8 +207,12 @@ class LlmConfig(TrainingConfig):
     model: DecoderConfig = key(MISSING, "what is tuned")
     tokenizer: Option = key(MISSING, "what turns text into tokens")
     precision: Option = key(MISSING, "number format of weights, activations and gradients")
+    engine: Engine = key(Engine.torchtune, "whose loop tunes: torchtune's recipes, or trl: TRL's trainers with PEFT")
+    sharding: Sharding = key(
+        Sharding.fsdp, "several GPUs: fsdp shards the weights (FSDP2); ddp keeps all on each GPU (engine=trl)"
+    )
     recipe: Recipe = key(
-        Recipe.auto, "single_device, distributed, or auto: single_device on one GPU where there is one"
+        Recipe.auto, "torchtune: single_device, distributed, or auto: single_device on one GPU where there is one"
     )
     weight_decay: float = key(0.01, "AdamW's weight decay", least=0)
     warmup_steps: Optional[int] = key(
@@ -243,13 +257,17 @@ class LlmConfig(TrainingConfig):
 
     @property
     def recipe_name(self) -> str:
-        """The file of torchtune's recipe: one GPU takes the single-device one where there is one."""
+        """The file of torchtune's recipe: one GPU takes the single-device one where there is one; or TRL's trainer."""
+        if self.engine is Engine.trl:
+            return "trl_dpo" if self.method.name == "dpo" else "trl_sft"
         alone = self.world_size == 1 and self.recipe is not Recipe.distributed
         single = self.method.single_device
         return single if alone and single is not None else self.method.distributed
 
     @property
     def distributed(self) -> bool:
+        if self.engine is Engine.trl:
+            return self.world_size > 1
         return self.recipe_name == self.method.distributed
 
     @property

@@ -13,6 +13,7 @@ import torch
 import torchtune.training
 import torchtune.utils
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from multicard.config.base import WindowConfig
 from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
@@ -114,7 +115,7 @@ def named_phases(recipe: Any, probe: Probe, ranges: Ranges) -> Iterator[None]:
 
 
 def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]] | None:
-    """Times of the ablations. `alone` and `core` leave out FSDP's exchange of weights and gradients, not the recipe's
+    """Times of the ablations. `alone` and `core` leave out the exchange of weights and gradients, not the recipe's
     all-reduces of counts and losses. All take the same batches in the same order: rows differ in length, and so do
     their steps."""
     rank, per_step = probe.rank, probe.config.gradient_accumulation_steps
@@ -156,7 +157,7 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
     if rank.device.type == "cuda":
         chosen["host"] = lambda count: steps(iter(cached), count)
     core = steps
-    if isinstance(recipe._model, FSDPModule) and rank.world_size > 1:
+    if isinstance(recipe._model, FSDPModule | DistributedDataParallel) and rank.world_size > 1:
         core = alone
         chosen["alone"] = lambda count: alone(feed(), count)
         chosen["core"] = lambda count: alone(iter(resident), count)

@@ -44,7 +44,9 @@ class PackedBatch(dict[str, Any]):
         ranks, whose mask is the same, the row numbers are counted: what would cross to a device.
         """
         moved = sum(self[name].nbytes for name in ("tokens", "labels", "input_pos"))
-        mask = self["mask"]
+        mask = self.get("mask")
+        if mask is None:  # of rows that are told apart by their positions
+            return moved
         dense = isinstance(mask, torch.Tensor) and device_type == "cuda"
         return moved + (mask.nbytes if dense else self["tokens"].nbytes)
 
@@ -84,6 +86,11 @@ def half(batch: Batch) -> Batch | None:
     size = len(batch["tokens"]) // 2
     parts = {key: half_mask(value, size) if key == "mask" else value[:size] for key, value in batch.items()}
     return parts if size else None
+
+
+def stacked(sequences: Sequences) -> dict[str, torch.Tensor]:
+    """Packed sequences as tokens, labels and input_pos (B, S), without a mask."""
+    return {name: torch.stack([each[name] for each in sequences]) for name in ("tokens", "labels", "input_pos")}
 
 
 def counted(collate: Callable[[Sequences], dict[str, Any]]) -> Callable[[Sequences], PackedBatch]:

@@ -1,4 +1,4 @@
-"""Collectives of a tuning rank: the bytes that it receives while a recipe trains, and FSDP without its exchange."""
+"""Collectives of a tuning rank: the bytes that it receives while a recipe trains, and FSDP or DDP without exchange."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.nn.parallel import DistributedDataParallel
 
 from multicard.measure.formulas import ring_all_reduce_bytes
 
@@ -29,8 +30,17 @@ class ReceivedBytes:
         return {kind: round(count) for kind, count in self.bytes.items()}
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Count what FSDP gathers and scatters for `model`."""
+        """Count what FSDP gathers and scatters for `model`, or DDP reduces: all gradients after a forward pass, but
+        within `no_sync`."""
         counts = self.bytes
+        gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+
+        def reduced(ddp: DistributedDataParallel, *_: Any) -> None:
+            if ddp.require_backward_grad_sync and torch.is_grad_enabled():
+                counts["all_reduce"] += ring_all_reduce_bytes(gradients, dist.get_world_size())
+
+        if isinstance(model, DistributedDataParallel):
+            model.register_forward_pre_hook(reduced)
 
         class Gather(DefaultAllGather):
             def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *rest: Any, **more: Any) -> Any:
@@ -75,10 +85,14 @@ class NoGradients(DefaultReduceScatter):
 
 @contextmanager
 def without_exchange(model: torch.nn.Module) -> Iterator[None]:
-    """Have FSDP's ranks exchange neither weights nor gradients: their results are worthless and take as long.
+    """Have ranks exchange neither weights nor gradients: their results are worthless and take as long.
 
     Call it after the measured training, whose bytes are counted no more then.
     """
+    if isinstance(model, DistributedDataParallel):
+        with model.no_sync():
+            yield
+        return
     _exchange_by(model, OwnShards(), NoGradients())
     try:
         yield

@@ -84,7 +84,7 @@ def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
 def unchanged(recipe: Any) -> Iterator[None]:
     """Keep weights, optimiser, schedule and counters of the recipe as they are while it takes steps."""
     counters = ("epochs_run", "total_epochs", "max_steps_per_epoch", "global_step")
-    before = {name: getattr(recipe, name) for name in counters}
+    before = {name: value for name, value in vars(recipe).items() if name in counters}
     wrapper = getattr(recipe, "_optim_ckpt_wrapper", None)  # where each weight steps in the backward pass
     optimisers = [recipe._optimizer] if wrapper is None else list(wrapper.optim_map.values())
     with ExitStack() as stack:

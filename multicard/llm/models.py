@@ -140,10 +140,10 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
         own = _facts(values)
     except (OSError, ValueError, AttributeError):
         raise ValueError(f"{key}: has no whole config.json; fetch the whole folder") from None
-    for name, value in _expected_facts(model, vocabulary).items():
+    for name, value in expected_facts(model, vocabulary).items():
         problem = f"{key}: config.json says {name} {own[name]}, not {value} as model={model.name}"
         require(own[name] == value, f"{problem}; choose the model that fits, or another folder")
-    expected = {_hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()}
+    expected = {hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()}
     # computed anew; the embedding once more, which torchtune leaves out of a Qwen's weights alone
     ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if family(model) is QWEN2_5 else []))
     unknown = [name for name in shapes if name not in expected and not name.endswith(ignored)]
@@ -181,7 +181,7 @@ def _facts(values: dict[str, Any]) -> dict[str, Any]:
     return own | {name: rope.get(name, default) for name, default in ROPE_DEFAULTS.items()}
 
 
-def _expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
+def expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
     """The same of a decoder that torchtune builds."""
     own = family(model)
     stretched = {"rope_type": "llama3", "factor": own.rope_factor, "low_freq_factor": 1, "high_freq_factor": 4}
@@ -203,6 +203,14 @@ def _expected_facts(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
     }
 
 
+def hugging_face_config(model: DecoderConfig, vocabulary: int) -> dict[str, Any]:
+    """transformers' configuration of the same decoder."""
+    facts = expected_facts(model, vocabulary)
+    rope = {name: facts.pop(name) for name in ROPE_DEFAULTS}
+    known = {name: value for name, value in rope.items() if value is not None}
+    return facts | {"rope_parameters": known, "max_position_embeddings": model.max_seq_len}
+
+
 HUGGING_FACE = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.scale": "model.norm.weight",
@@ -216,7 +224,7 @@ HUGGING_FACE = {
 }
 
 
-def _hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str) -> str:
     """Hugging Face's name of one of torchtune's tensors."""
     if name in HUGGING_FACE:
         return HUGGING_FACE[name]

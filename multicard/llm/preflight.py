@@ -15,7 +15,7 @@ from multicard.config.llm import (
     SyntheticConfig,
 )
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import methods, models
+from multicard.llm import engines, methods, models
 from multicard.llm.data import chat, row_sources, templates, tokenizer
 from multicard.records.content import Blob, text_blob
 
@@ -42,6 +42,7 @@ _LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need 
 
 def refuse(config: LlmConfig) -> None:
     """Refuse a method or a template that does not go with the other options."""
+    engines.check(config)
     methods.check(config)
     templates.check(config)
 

@@ -17,9 +17,37 @@ from torchtune.modules import attention_utils
 
 from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
-from multicard.llm import batches, labelled_rows, methods
+from multicard.llm import batches, compiling, labelled_rows, methods, torchtune_config
 from multicard.llm.step_probe import Batches, Probe
 from multicard.records.schema_parts import TextRows
+
+
+@contextmanager
+def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[Any]:
+    """The recipe that the run's configuration names, set up.
+
+    Args:
+        cfg: as in torchtune.yaml, which is written anew where the warm-up differs.
+        run_cfg: with which the recipe is run.
+    """
+    config, rank = probe.config, probe.rank
+
+    def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
+        warmup = torchtune_config.warmup_steps(config, steps)
+        probe.report.content.warmup_steps = warmup
+        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:  # the number of steps was not known, or is less
+            cfg["lr_scheduler"]["num_warmup_steps"] = warmup
+            torchtune_config.write_yaml(config, cfg, probe.report.folder)
+        scheduler["num_warmup_steps"] = warmup
+        return scheduler
+
+    module, recipe_class = load(config.recipe_name)
+    with patched(module, rank.device), compiling.in_mode(config):
+        recipe = measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
+        recipe.setup(cfg=run_cfg)
+        if rank.rank == 0:
+            recipe._metric_logger.listener = probe.log
+        yield recipe
 
 
 def load(name: str) -> tuple[ModuleType, type]:
@@ -44,9 +72,7 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
                 loader.collate_fn = batches.counted(loader.collate_fn)
             elif "output" in probe.config.custom_sharded_layers and (chunks := self._model.num_output_chunks):
                 loader.collate_fn = batches.evened(loader.collate_fn, chunks, self._tokenizer.pad_id)
-            probe.pad_id = self._tokenizer.pad_id
-            probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
-            check_steps(loader, probe.config)
+            note(loader, probe, self._tokenizer.pad_id)
             measured = Batches(loader, probe)
             return (*sampler, measured) if sampler else measured
 
@@ -67,6 +93,13 @@ def measured(recipe: type, probe: Probe, on_schedule: Callable[[DictConfig, int]
                 client.save_checkpoint = self.save_checkpoint
 
     return Measured
+
+
+def note(loader: Any, probe: Probe, pad_id: int) -> None:
+    """Have the probe count the loader's rows and tokens. Refuses (ValueError) less than one step."""
+    probe.pad_id = pad_id
+    probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
+    check_steps(loader, probe.config)
 
 
 def check_steps(loader: Any, config: LlmConfig) -> None:

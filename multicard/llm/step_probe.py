@@ -14,7 +14,7 @@ import torch
 
 from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Engine, LlmConfig
 from multicard.llm import methods
 from multicard.llm.batches import COUNTS, Batch, count, mapped
 from multicard.measure import memory, timing
@@ -160,8 +160,8 @@ class Probe:
         if self.substitute is not None:
             return
         figures = {key: float(payload[key]) for key in ("loss", "lr", *REWARDS) if key in payload}
-        if self.pairs and self.config.distributed:
-            figures["loss"] /= self.rank.world_size  # torchtune sums it over the ranks
+        if self.pairs and self.config.distributed and self.config.engine is Engine.torchtune:
+            figures["loss"] /= self.rank.world_size  # its recipe sums it over the ranks
         self.logged.append(figures)
         self.loss = figures["loss"]
 

@@ -18,7 +18,8 @@ from multicard.records.steps import COLUMNS
 from multicard.run.workload import settings
 
 AXES = (
-    *("method", "recipe", "template", "dataset", "dataset.rows", "model", "model.weights", "tokenizer", "precision"),
+    *("engine", "sharding", "method", "recipe", "template", "dataset", "dataset.rows", "model", "model.weights"),
+    *("tokenizer", "precision"),
     *("gpus", "nodes", "pin_memory", "batch_size", "gradient_accumulation_steps", "max_seq_len", "max_steps", "packed"),
     *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
 )
@@ -58,7 +59,7 @@ def summarise(
     pairs = methods.chosen(config).pairs
     record.loss, record.rewards = Loss(), Rewards() if pairs else UNSET
     if table and len(table["loss"]):
-        # rank 0 logs the loss of all; DPO's is divided by the number of ranks, over which torchtune sums it
+        # rank 0 logs the loss of all
         logged = {name: column[table["rank"] == 0] for name, column in table.items()}
         losses = logged["loss"]
         record.loss = Loss(float(losses[0]), float(losses[-1]), _last_tenth(losses))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, ChatConfig, LlmConfig, StoredTextConfig
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, ChatConfig, Engine, LlmConfig, StoredTextConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models, preflight
 from multicard.llm.data import templates, tokenizer
@@ -12,7 +12,8 @@ from multicard.records import run_folder
 
 
 def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, Any]:
-    """Write rows and tokenizer to `folder/inputs`, and torchtune's configuration to `folder/torchtune.yaml`.
+    """Write rows and tokenizer to `folder/inputs`, and of its own engine torchtune's configuration to
+    `folder/torchtune.yaml`.
 
     Returns:
         That configuration. `lr_scheduler.num_warmup_steps` is None where only torchtune will know the number of steps.
@@ -26,7 +27,8 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
         special = tokenizer.special_tokens(len(inputs.token_ranks))
         run_folder.write_json(folder / "inputs" / "special_tokens.json", special)
     cfg = torchtune_config(config, placement.device, inputs, _relative_to_cwd(folder))
-    write_yaml(config, cfg, folder)
+    if config.engine is Engine.torchtune:
+        write_yaml(config, cfg, folder)
     return cfg
 
 

@@ -1,8 +1,9 @@
-"""A rank's part of a tuning run: set up torchtune's recipe, measure it and run it."""
+"""A rank's part of a tuning run: set up the engine's recipe, measure it and run it."""
 
 import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
 
 # isort: split
+import importlib
 import logging
 import os
 import shutil
@@ -27,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard.config.llm import LlmConfig
 from multicard.config.sweeps import pauses
-from multicard.llm import after_tuning, compiling, recipes, torchtune_config
+from multicard.llm import after_tuning, compiling, engines, recipes
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TuningReport
 from multicard.measure import memory
@@ -41,7 +42,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     """Run the recipe that `config` names and leave rank files and steps in `folder`.
 
     Args:
-        cfg: torchtune's configuration, as in torchtune.yaml.
+        cfg: torchtune's configuration, as in torchtune.yaml; other engines take rows, tokenizer and weights from it.
     """
     device = rank.device
     memory.reset_peak_memory(device)
@@ -52,27 +53,12 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     report = TuningReport(rank, folder, config)
     probe, traffic = Probe(rank, config, report), ReceivedBytes()
     cache = folder / ".datasets"
-
-    def on_schedule(scheduler: DictConfig, steps: int) -> DictConfig:
-        warmup = torchtune_config.warmup_steps(config, steps)
-        report.content.warmup_steps = warmup
-        if scheduler["num_warmup_steps"] != warmup and rank.rank == 0:  # the number of steps was not known, or is less
-            cfg["lr_scheduler"]["num_warmup_steps"] = warmup
-            torchtune_config.write_yaml(config, cfg, folder)
-        scheduler["num_warmup_steps"] = warmup
-        return scheduler
-
-    module, recipe_class = recipes.load(config.recipe_name)
-    with recipes.patched(module, device), compiling.in_mode(config), traffic.all_reduces():
-        run_cfg = run_configuration(cfg, cache)
-        recipe = recipes.measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
-        recipe.setup(cfg=run_cfg)
-        if rank.rank == 0:
-            recipe._metric_logger.listener = probe.log
+    engine = importlib.import_module(engines.WORK[config.engine])
+    with traffic.all_reduces(), engine.prepared(probe, cfg, run_configuration(cfg, cache)) as recipe:
         probe.steps_per_epoch = recipe._steps_per_epoch
         if config.probe.enabled:
             probe.probing = probing(recipe, probe)
-        report.built(recipes.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
+        report.built(engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
             report.add(compiling.compile_now(recipe, probe))
         traffic.watch(recipe._model)
@@ -91,7 +77,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
         shutil.rmtree(cache, ignore_errors=True)
-        run_folder.remove_empty(folder / "tune_run")  # which torchtune's checkpointers create
+        run_folder.remove_empty(folder / "tune_run")  # which the engines create
     if dist.is_initialized():
         dist.barrier()  # no rank closes its store while another still needs it
     recipe.cleanup()

@@ -1,0 +1,260 @@
+"""`engine=trl`: TRL's SFTTrainer and DPOTrainer, with the attributes of torchtune's recipes by which runs are measured.
+
+Rows, tokens, batches and their order, random weights and adapters are those of `engine=torchtune`; the engines differ
+in the model's code, the loop, sharding and the loss alone.
+"""
+
+import os
+import sys
+import warnings
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import multicard.llm.before_torchtune  # noqa: F401  sets variables that the libraries below read when imported
+
+# isort: split
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchtune.datasets  # noqa: F401  before its own parts, which import each other in a circle
+import transformers
+from accelerate.state import DistributedType, PartialState
+from datasets import Dataset
+from omegaconf import DictConfig
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+from torchtune import config as components
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
+
+from multicard.config import compilation
+from multicard.config.llm import LlmConfig, Sharding
+from multicard.llm import batches, methods, recipes, torchtune_config
+from multicard.llm.batches import Batch
+from multicard.llm.step_probe import REWARDS, Batches, Probe
+from multicard.llm.trl import models
+from multicard.ranks.process import Rank
+
+warnings.filterwarnings("ignore", ".*gradient_checkpointing` is deprecated", FutureWarning)  # TRL's own name
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+FOREVER = sys.maxsize // 2  # steps of a pass that its batches end
+
+
+class Feed(Batches):
+    """The measured batches, with the names that transformers has for their parts."""
+
+    def __init__(self, loader: Any, probe: Probe) -> None:
+        super().__init__(loader, probe)
+        self.per_step = probe.config.gradient_accumulation_steps
+        limit = probe.config.max_steps
+        self.steps = min(len(loader) // self.per_step, limit or FOREVER)
+
+    def __len__(self) -> int:
+        return self.steps * self.per_step
+
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return map(named, super().__iter__())
+
+
+def named(batch: Batch) -> dict[str, torch.Tensor]:
+    if isinstance(batch, tuple):
+        return {"input_ids": batch[0], "labels": batch[1]}
+    parts = {"input_ids": batch["tokens"], "labels": batch["labels"]}
+    return parts | ({"position_ids": batch["input_pos"]} if "input_pos" in batch else {})
+
+
+def loader(probe: Probe, cfg: DictConfig) -> DataLoader[Any]:
+    """torchtune's rows, in the batches and in the order of its recipes."""
+    config, rank = probe.config, probe.rank
+    tokenizer = components.instantiate(cfg.tokenizer)
+    rows = components.instantiate(cfg.dataset, tokenizer)
+    collate = padded_collate_dpo if methods.chosen(config).pairs else padded_collate_sft
+    padded = partial(collate, padding_idx=tokenizer.pad_id, ignore_idx=CROSS_ENTROPY_IGNORE_IDX)
+    loaded = DataLoader(
+        rows,
+        config.batch_size,
+        sampler=DistributedSampler(rows, rank.world_size, rank.rank, shuffle=True, seed=0),  # torchtune's seed
+        collate_fn=batches.counted(batches.stacked) if config.packed else padded,
+        drop_last=True,
+        pin_memory=config.pin_memory and rank.device.type == "cuda",
+    )
+    recipes.note(loaded, probe, tokenizer.pad_id)
+    probe.copies = 1
+    return loaded
+
+
+def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
+    """TRL's trainer on measured batches. `train()` prepares all, and notes with what an epoch is run."""
+    rank, pad_id = probe.rank, probe.pad_id
+
+    class Measured(base):
+        arguments: dict[str, Any] | None = None  # of an epoch
+
+        def get_train_dataloader(self) -> Any:
+            return feed
+
+        def _run_epoch(self, **arguments: Any) -> None:
+            if self.arguments is None:
+                self.arguments, self.control.should_training_stop = arguments, True
+            else:
+                super()._run_epoch(**arguments)
+
+        def get_batch_samples(self, *arguments: Any, **keywords: Any) -> Any:
+            samples, items = super().get_batch_samples(*arguments, **keywords)
+            self.control.should_epoch_stop |= not samples  # the pass is at its end, or a probe
+            return samples, items
+
+        def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+            if probe.ranges is not None and not probe.moves:
+                probe.ranges.open("h2d")
+            inputs = super()._prepare_inputs(inputs)
+            tokens = inputs["input_ids"]
+            if "position_ids" not in inputs:  # packed rows are told apart by their positions
+                inputs["attention_mask"] = (tokens != pad_id).long()
+                inputs["input_ids"] = tokens.clamp(min=0)
+            if base is DPOTrainer:
+                inputs["completion_mask"] = (inputs.pop("labels") != CROSS_ENTROPY_IGNORE_IDX).long()
+            return inputs
+
+        def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+            super().log(logs, *arguments, **keywords)
+            if "loss" in logs and rank.rank == 0:
+                shown = {name: logs[name] for name in ("loss", *REWARDS) if name in logs}
+                probe.log(shown | {"lr": self.lr_scheduler.get_last_lr()[0]})
+
+    return Measured
+
+
+class Recipe:
+    """A trainer that is ready, with what torchtune's recipes have."""
+
+    def __init__(self, trainer: Any, probe: Probe, feed: Feed) -> None:
+        self._trainer, self._probe, self._dataloader = trainer, probe, feed
+        self._model, self._optimizer = trainer.model_wrapped, trainer.optimizer.optimizer
+        self._lr_scheduler, self._steps_per_epoch = trainer.lr_scheduler, feed.steps
+        self.epochs_run, self.total_epochs = 0, probe.config.epochs
+        self.max_steps_per_epoch: int | None = feed.steps
+
+    def train(self) -> None:
+        """Train as the trainer does, epoch by epoch."""
+        trainer, steps = self._trainer, self.max_steps_per_epoch or FOREVER
+        trainer.state.global_step = trainer._globalstep_last_logged = 0
+        trainer.state.max_steps = FOREVER  # its own count would end the training after steps that were not measured
+        per_epoch = {"steps_in_epoch": steps * self._dataloader.per_step, "num_update_steps_per_epoch": steps}
+        trainer.control.should_training_stop = False
+        for epoch in range(self.epochs_run, self.total_epochs):
+            handler = trainer.callback_handler
+            trainer.control = handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+            trainer._run_epoch(**trainer.arguments | per_epoch | {"epoch": epoch})
+            self._probe.end_epoch()
+
+    def cleanup(self) -> None:
+        """Nothing to close."""
+
+
+@contextmanager
+def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator[Recipe]:
+    """The recipe, ready to train: its model on the device, sharded or copied as `sharding` says."""
+    config, rank = probe.config, probe.rank
+    os.environ.setdefault("OMP_NUM_THREADS", str(rank.threads))  # or accelerate sets torch's threads to others
+    if rank.world_size == 1:
+        os.environ.pop("LOCAL_RANK", None)  # or accelerate takes the run for a distributed one
+    loaded = loader(probe, run_cfg)
+    feed = Feed(loaded, probe)
+    folder = probe.report.folder / "tune_run"
+    args = arguments(config, rank, feed.steps, folder)
+    report = probe.report.content
+    report.warmup_steps = args.warmup_steps
+    base, adapters = (DPOTrainer if methods.chosen(config).pairs else SFTTrainer), models.adapters(config)
+    model = models.built(config, cfg, rank.device)
+    if rank.device.type == "cpu" and fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model in silence
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
+    if base is DPOTrainer:
+        placeholder = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    trainer = trainer_class(base, probe, feed)(
+        model=model,
+        args=args,
+        train_dataset=Dataset.from_list([placeholder]),
+        processing_class=models.no_tokenizer(),
+        peft_config=adapters,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    models.adapt(trainer.model, config, cfg)
+    if config.compile:
+        for layer in models.layers(trainer.model):
+            layer.compile(mode=compilation.mode(config.compile))
+    trainer.train()
+    yield Recipe(trainer, probe, feed)
+
+
+def fsdp(config: LlmConfig) -> bool:
+    return config.world_size > 1 and config.sharding is Sharding.fsdp
+
+
+def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
+    """The trainer's arguments: what torchtune's recipes do, where TRL's defaults differ."""
+    options: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": rank.device.type == "cpu",
+        "per_device_train_batch_size": config.batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "num_train_epochs": config.epochs,
+        "learning_rate": config.lr,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": torchtune_config.warmup_steps(config, config.epochs * steps),
+        "weight_decay": config.weight_decay,
+        "optim": "adamw_torch_fused",
+        "max_grad_norm": 0.0,  # no clipping
+        "bf16": False,  # no autocast: weights, adapters and optimiser have the run's precision
+        "fp16": False,
+        "seed": config.seed,
+        "logging_steps": 1,  # reads the loss on the host in every step, as the recipes do
+        "logging_nan_inf_filter": False,
+        "gradient_checkpointing": config.activation_checkpointing and not fsdp(config),
+        "max_length": None,  # rows are cut where they are made
+        "ddp_find_unused_parameters": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "log_level": "error",
+    }
+    if fsdp(config):
+        options["fsdp"] = True
+        options["fsdp_config"] = {"version": 2, "activation_checkpointing": config.activation_checkpointing}
+    is_dpo = methods.chosen(config).pairs
+    args = DPOConfig(**options, beta=config.method.beta) if is_dpo else SFTConfig(**options)  # pyright: ignore[reportAttributeAccessIssue]
+    args._n_gpu = min(args._n_gpu, 1)  # of several visible GPUs a rank takes its own
+    return args
+
+
+def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int]:
+    """As `recipes.check_built`. RuntimeError: another wrapper, type or method than asked for runs in truth."""
+    model: torch.nn.Module = recipe._model
+    kinds = {Sharding.fsdp: FSDPModule, Sharding.ddp: DistributedDataParallel}
+    wrapper = next((name for name, kind in kinds.items() if isinstance(model, kind)), None)
+    asked = config.sharding if config.world_size > 1 else None
+    if wrapper is not asked:
+        raise RuntimeError(f"sharding={asked}: accelerate wrapped the model as {wrapper} ({type(model).__name__})")
+    parameters, dtype = list(model.parameters()), models.DTYPES[config.precision.name]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    others = {parameter.dtype for parameter in trained} - {dtype}
+    if others:
+        raise RuntimeError(f"precision={config.precision.name}: weights are trained in {others}")
+    return {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameters": sum(parameter.numel() for parameter in trained),
+        "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "nf4_tensors": 0,
+        "fake_quantised_linears": 0,
+    }

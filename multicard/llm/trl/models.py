@@ -1,0 +1,96 @@
+"""Models of transformers for `engine=trl`: those that torchtune builds, with the same weights, and PEFT's adapters."""
+
+from pathlib import Path
+from typing import Any
+
+import peft.tuners.lora.torchao
+import torch
+import transformers
+from peft import LoraConfig
+from torch import nn
+
+from multicard.config.llm import LlmConfig
+from multicard.llm import methods, models
+from multicard.llm.torchtune_components import random_weights
+
+# PEFT refuses the torchao that torchtune needs
+peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> Any:
+    """The model on the device, with the weights that torchtune's would have, without adapters."""
+    dtype = DTYPES[config.precision.name]
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    if config.model.weights != models.RANDOM:
+        folder = Path(config.model.weights).expanduser()
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"": device}, **options)
+    sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
+    with device:
+        model = transformers.AutoModelForCausalLM.from_config(sizes, **options)
+    for name, weight in torchtunes(config, cfg, device).items():
+        if "lora" not in name:
+            with torch.no_grad():
+                model.get_parameter(models.hugging_face_name(name)).copy_(permuted(name, weight.generated(), config))
+    return model
+
+
+def torchtunes(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """torchtune's random weights, adapters too, each generated when it is asked for."""
+    component = {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
+    return random_weights(component, config.seed, DTYPES[config.precision.name], device.type)
+
+
+def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor:
+    """A weight (out, in) with the rows of each head as transformers has them: torchtune's rotary embedding turns pairs
+    of neighbours, that of transformers a head's first half with its second. torchtune has Qwen's as transformers."""
+    if models.family(config.model) is models.QWEN2_5 or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return weight
+    pairs = weight.view(-1, config.model.head_dim // 2, 2, weight.shape[1])
+    return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def adapters(config: LlmConfig) -> LoraConfig | None:
+    """PEFT's configuration of the method's adapters."""
+    options = config.method
+    if not isinstance(options, methods.LoraConfig):
+        return None
+    names = [models.hugging_face_name(f"layers.0.{name}.weight") for name in methods.adapted(options)]
+    return LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
+        lora_dropout=options.lora_dropout,
+        target_modules=[name.split(".")[-2] for name in names],
+        task_type="CAUSAL_LM",
+    )
+
+
+def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any]) -> None:
+    """Have adapters begin as torchtune's do, in the run's precision; PEFT's are in float32."""
+    if not isinstance(config.method, methods.LoraConfig):
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(DTYPES[config.precision.name])
+    for name, weight in torchtunes(config, cfg, model.device).items():
+        if "lora_a" in name:
+            stem = models.hugging_face_name(name.replace("lora_a.", "")).removesuffix(".weight")
+            with torch.no_grad():
+                model.get_parameter(f"base_model.model.{stem}.lora_A.default.weight").copy_(weight.generated())
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The model's decoder layers."""
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in kinds]
+
+
+def no_tokenizer() -> Any:
+    """A tokenizer that the trainers ask for, and do not use: rows come as tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = Tokenizer(WordLevel({"<unk>": 0, "<pad>": 1, "<eos>": 2}, unk_token="<unk>"))
+    names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)

@@ -1,0 +1,143 @@
+"""TRL's trainers beside torchtune's recipes: the same rows, batches, weights and adapters give the same losses."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from multicard.config.placement import place
+from multicard.llm import preflight, torchtune_config
+from multicard.ranks.process import Rank
+from multicard.records import rank_files, run_folder
+from multicard.records.progress import Board
+from multicard.records.rank_files import LlmReport
+from tests.conftest import Tuning, typed_llm
+
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
+
+SHORT = ("device=cpu", "max_steps=3", "dataset.rows=40", "template=grammar")
+ROUNDING = {"fp32": 2e-5, "bf16": 3e-3}  # of a loss of about 7; in bf16 a step of its last bit is 3e-2
+Steps = dict[str, np.ndarray]
+Both = Callable[..., tuple[Any, Any]]
+
+
+def tuned_here(folder: Path, *words: str) -> tuple[LlmReport, Steps]:
+    """A run of one CPU rank in this process: its report and its steps."""
+    from multicard.llm import tune
+
+    config = typed_llm(*SHORT, *words)
+    preflight.refuse(config)
+    (folder / "ranks").mkdir(parents=True)
+    (folder / "steps").mkdir()
+    Board(folder, 1, create=True)
+    cfg = torchtune_config.write(config, place(config, 0), folder)
+    tune.tune(Rank(0, 0, 1, torch.device("cpu"), "gloo", torch.get_num_threads()), config, folder, cfg)
+    table = run_folder.read_steps(folder)
+    return rank_files.read(folder)[0], {name: table[name].to_numpy() for name in table.column_names}
+
+
+@pytest.fixture
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
+    """Report and steps of both engines with the same words."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*words: str) -> tuple[Any, Any]:
+        return tuple(tuned_here(tmp_path / name, f"engine={name}", *words) for name in ("torchtune", "trl"))
+
+    return run
+
+
+SAME_COLUMNS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", "lr")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["method=lora", "lr=3e-3"],
+        ["method=full", "gradient_accumulation_steps=2", "epochs=2"],
+        ["method=dpo", "lr=3e-3", "activation_checkpointing=true"],
+        ["packed=true", "max_seq_len=256"],
+        ["model=qwen2_5_tiny", "max_seq_len=64", "method.lora_attn_modules=[q_proj,k_proj]"],
+        ["model.tied=true", "method=full", "precision=bf16"],
+    ],
+    ids=" ".join,
+)
+def test_one_rank_takes_the_same_steps_in_both_engines(both: Both, words: list[str]):
+    (theirs, expected), (ours, steps) = both(*words)
+    dtype = "bf16" if "precision=bf16" in words else "fp32"
+    assert np.abs(steps["loss"] - expected["loss"]).max() < ROUNDING[dtype]
+    assert expected["loss"][0] != expected["loss"][-1]
+    for name in SAME_COLUMNS:
+        np.testing.assert_allclose(steps[name], expected[name], rtol=1e-6, err_msg=name)
+    for name in ("parameters", "trainable_parameters", "parameter_bytes", "warmup_steps", "text_rows", "vocabulary"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    rewards = ("rewards_chosen", "rewards_rejected", "rewards_accuracies")
+    assert all(np.allclose(steps[name], expected[name], atol=1e-4, equal_nan=True) for name in rewards)
+    assert (steps["data_s"] > 0).all() and (steps["step_s"] > steps["data_s"]).all()
+
+
+def test_a_run_that_diverges_stops_at_the_end_of_the_epoch(both: Both):
+    for report, steps in both("method=full", "lr=1e30", "epochs=3", "warmup_steps=0"):
+        assert len(report.epochs) == 1 and not np.isfinite(steps["loss"][-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["method=qat"], "method=qat: engine=trl cannot tune with it .*fake quantisation"),
+        (["method=full", "optimizer_in_bwd=true"], "optimizer_in_bwd=true: TRL has no such option"),
+        (["recipe=distributed"], "recipe=distributed: is torchtune's"),
+        (["gpus=2", "custom_sharded_layers=[output]"], r"custom_sharded_layers=\['output'\]: accelerate shards"),
+        (["method.apply_lora_to_output=true"], "method.apply_lora_to_output=true: TRL's loss"),
+        (["sharding=ddp"], "sharding=ddp: one GPU shares nothing"),
+        (["engine=torchtune", "sharding=ddp", "gpus=2"], "sharding=ddp: torchtune's recipes know FSDP2 alone"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(words: list[str], problem: str):
+    with pytest.raises(ValueError, match=problem):
+        preflight.refuse(typed_llm("engine=trl", *words))
+
+
+def test_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("multicard.llm.engines.find_spec", lambda name: None if name == "peft" else object())
+    with pytest.raises(ValueError, match=r"engine=trl: needs peft; run: pip install -e '\.\[trl\]'"):
+        preflight.refuse(typed_llm("engine=trl"))
+
+
+def test_a_key_that_came_later_changes_no_identity():
+    assert typed_llm("engine=torchtune", "sharding=fsdp").identity() == typed_llm().identity()
+    assert len({typed_llm("gpus=2", *words).identity() for words in ([], ["engine=trl"], ["sharding=ddp"])}) == 3
+
+
+@pytest.mark.parametrize("method", ["lora", "dpo"])
+def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: str):
+    """FSDP gathers all weights for each pass, but the root once; DDP reduces all gradients of a step."""
+    words = (f"method={method}", "gpus=2", "dataset.rows=40", "max_steps=3", "model.vocab_size=1600", "lr=3e-3")
+    runs = [tuned(*words), tuned(*words, "engine=trl"), tuned(*words, "engine=trl", "sharding=ddp")]
+    assert [run["status"] for run in runs] == ["ok"] * 3
+    losses = [run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in runs]
+    for own in losses[1:]:
+        assert np.nanmax(np.abs(own - losses[0])) < ROUNDING["fp32"]
+    sharded, copied = (run["communication_bytes"] for run in runs[1:])
+    trained = runs[0]["trainable_parameters"]
+    assert sharded["reduce_scatter"] == 3 * trained * 4 / 2 and sharded["all_reduce"] == 0
+    assert copied == sharded | {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 3 * trained * 4}
+    passes, embedded = (3 if method == "dpo" else 2), 2 * 1600 * 256 + 256  # of the root, embedding, norm and output
+    layers = runs[0]["parameters"] - embedded
+    assert sharded["all_gather"] == 3 * (passes * layers + (passes - 1) * embedded) * 4 / 2
+
+
+def test_another_wrapper_than_asked_for_is_an_error():
+    from multicard.llm.trl import engine
+
+    recipe: Any = SimpleNamespace(_model=torch.nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match=r"sharding=fsdp: accelerate wrapped the model as None \(Linear\)"):
+        engine.check_built(recipe, typed_llm("engine=trl", "gpus=2"))
+    with pytest.raises(RuntimeError, match="precision=bf16: weights are trained in"):
+        engine.check_built(recipe, typed_llm("engine=trl", "precision=bf16"))
