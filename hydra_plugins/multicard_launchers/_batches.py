@@ -9,13 +9,13 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from multicard import workloads
-from multicard.config.job import Device, count
+from multicard.config.job import Auto, Device, count
 from multicard.config.keys import require
 from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.records.journal import JournalError
-from multicard.sweep import auto_batch, auto_gpus, axes, cells, executor, objective, predicted, slurm_submit, slurm_wait
+from multicard.sweep import auto, axes, cells, executor, objective, predicted, slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace, SameFailureError, Streak
@@ -48,11 +48,9 @@ class Batches:
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         refuse_race(config, self.on_slurm, sweeper._target_ == CELLS, sweeper.get("max_batch_size"))
         objective.refuse(self.command.workload, config.objective)
-        if config.get("batch_size_auto"):  # a key of training, not of scripts
-            auto_batch.refuse(config, self.on_slurm, self.packs, sweeper._target_ == CELLS)
-            job_overrides = auto_batch.resolve(self.command, self.context, config, job_overrides, self.on_slurm)
-        if config.gpus_auto:
-            job_overrides = self._with_gpus(job_overrides)
+        if config.auto is not None:
+            auto.refuse(config, self.on_slurm, self.packs, sweeper._target_ == CELLS)
+            job_overrides = self._with_values(job_overrides)
         if sweeper._target_ != CELLS:
             return self._measure_for_another(job_overrides, first)
         if config.repeat == AUTO:
@@ -61,15 +59,14 @@ class Batches:
             self._measure_batch(job_overrides, first)
         return []
 
-    def _with_gpus(self, job_overrides: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-        """Add the number of GPUs that is chosen for each cell, where `gpus=auto` has a meaning."""
+    def _with_values(self, job_overrides: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+        """Replace what is auto by the value that is chosen for each cell; its GPUs are leased."""
         config = self.config
-        auto_gpus.refuse(config, self.on_slurm, self.packs)
         self.leases.close()
-        on_gpus = config.device is not Device.cpu
-        with nullcontext() if self.packs else shares.kept_to_unleased(on_gpus):
-            resolved, own = auto_gpus.resolve(self.command, self.context, config, job_overrides)
-            if not self.packs:
+        leases = config.auto is Auto.gpus and not self.packs
+        with shares.kept_to_unleased(config.device is not Device.cpu) if leases else nullcontext():
+            resolved, own = auto.resolve(self.command, self.context, config, job_overrides, self.on_slurm)
+            if leases:
                 self.leases.enter_context(shares.announced(own))  # before others may choose
         return resolved
 

@@ -13,8 +13,8 @@ from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
-from multicard.config.base import AUTO_BATCH, GLOBAL
-from multicard.config.job import AUTO_GPUS
+from multicard.config.base import GLOBAL
+from multicard.config.job import AUTO
 from multicard.config.keys import require
 from multicard.config.sweeps import REPETITION, SWITCHED
 from multicard.messages import say
@@ -22,29 +22,29 @@ from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 # Keys with one value for all cells of a sweep
-ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "gpus_auto")
-ONE_VALUE += ("batch_size_auto", "predict.enabled", "predict.gpu", "predict.memory")
+ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "auto")
+ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
 FOLLOWS = f"batch_size_asked={GLOBAL}"
-AUTO = {"gpus=auto": AUTO_GPUS, "gpus_auto=true": AUTO_GPUS}
-AUTO |= {"batch_size=auto": AUTO_BATCH, "batch_size_auto=true": AUTO_BATCH}
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
 
 def switched(words: list[str], workload: Workload) -> list[str]:
-    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` and `batch_size=auto`
-    as their keys; with what tells that a rank's batch follows from the global one, whatever an experiment or a preset
+    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` and the like as
+    their keys; with what tells that a rank's batch follows from the global one, whatever an experiment or a preset
     has for it; with the options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written
     where the defaults do not have the group, as `experiment=NAME`.
 
     Raises:
-        ValueError: `glob()` that matches nothing.
+        ValueError: `glob()` that matches nothing, or several keys that are `auto`.
     """
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
     keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
+    autos = [word for word in words if word in AUTO]
+    require(len(autos) < 2, f"{' '.join(autos)}: one key alone can be auto; give the value of the others")
     words = [part for word in words for part in AUTO.get(word, (word,))]
     parted = [word.partition("=") for word in words]
     words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]

@@ -141,14 +141,12 @@ class TrackerConfig:
             )
 
 
-# What batch_size=auto is read as; cells keep the second beside the size that is found
-AUTO_BATCH = ("batch_size=1", "batch_size_auto=true", "hydra.mode=MULTIRUN")
 GLOBAL = "global"  # the `batch_size_asked` of a batch size that follows from `global_batch_size`
 ACCUMULATED = "gradient_accumulation_steps"  # key of tuning; training does not accumulate
 FOLLOWING = ("batch_size", ACCUMULATED)  # keys that may follow from others
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-BESIDE = ("name", "batch_size_auto", "rerun", "stop_on_divergence", "objective", "price", "tracker")
+BESIDE = ("name", "rerun", "stop_on_divergence", "objective", "price", "tracker")
 NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
@@ -232,7 +230,6 @@ class TrainingConfig(RunConfig):
     seed: int = key(0, "seed of the weights, the order of samples and augmentation", least=0)
     epochs: int = key(1, "passes over the training set", least=1)
     batch_size: int = key(1, "samples per rank and step; auto: the most that fit each cell's memory", least=1)
-    batch_size_auto: bool = key(False, "what batch_size=auto sets")
     global_batch_size: Optional[int] = key(
         None, "samples of a step over all ranks, on any number of them; null is what batch_size makes", least=1
     )

@@ -23,11 +23,23 @@ class Numa(StrEnum):
     none = "none"
 
 
+class Auto(StrEnum):
+    gpus = "gpus"
+    batch_size = "batch_size"
+    max_seq_len = "max_seq_len"
+
+
 # What gpus=auto is read as: an experiment's axis is replaced, and a single run is a sweep of one cell
-AUTO_GPUS = ("gpus=1", "gpus_auto=true", "hydra.mode=MULTIRUN")
+AUTO = {
+    word: (f"{key}={2 if key is Auto.max_seq_len else 1}", f"auto={key}", "hydra.mode=MULTIRUN")
+    for key in Auto
+    for word in (f"{key}=auto", f"auto={key}")
+}
 # Keys of `JobConfig` that do not change what is measured, and so are no part of a cell's identity
 ASKED = (
-    "gpus_auto",
+    "auto",
+    "gpus_auto",  # of older records, as batch_size_auto
+    "batch_size_auto",
     "cpus_per_gpu",
     "memory_gb",
     "time_min",
@@ -46,7 +58,7 @@ class JobConfig:
     gpus: int = key(
         1, "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times", least=1
     )
-    gpus_auto: bool = key(False, "what gpus=auto sets, until the number is chosen")
+    auto: Optional[Auto] = key(None, "what gpus=auto and the like set: the key whose value is chosen for each cell")
     nodes: int = key(1, "nodes; more than one needs hydra/launcher=submitit_slurm", least=1)
     device: Device = key(Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device")
     numa: Numa = key(Numa.node, "node binds each rank to the NUMA node of its GPU (needs numactl); none does not")

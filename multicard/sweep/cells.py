@@ -187,7 +187,7 @@ def compose(
             composed.hydra.sweep.subdir = cell.folder.name
         cell.overrides[number] = list(overrides)
         placed[setting] = cell
-    words_of = [cell.overrides[cell.number] for cell in placed.values()]
+    words_of = [[w for w in cell.overrides[cell.number] if not w.startswith("auto=")] for cell in placed.values()]
     for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
         cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
     several = f"{len(alike)} of {total} cells measure the same as others: left out"

@@ -24,7 +24,7 @@ from multicard.sweep.prediction_table import WIDTH, Row
 
 # Words that a command of probes leaves out, or sets itself
 LEFT_OUT = ("-m", "--multirun", "experiment=", "predict.", "probe.enabled=", "dry_run=", "repe", "rerun=")
-LEFT_OUT += ("batch_size_asked=", "batch_size_auto=")
+LEFT_OUT += ("batch_size_asked=", "auto=")
 SLURM_NODES = {  # by device
     "cuda": "SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb",
     "cpu": "SLURM's nodes are taken to have this machine's processor",

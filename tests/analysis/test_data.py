@@ -117,7 +117,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("COLUMNS('gpus$') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
-    message = r'^--sort: no column "gpu"; did you mean gpus, gpus_auto, cpus_per_gpu, "price.gpu_hour"\? \(list --csv'
+    message = r'^--sort: no column "gpu"; did you mean gpus, cpus_per_gpu, "price.gpu_hour"\? \(list --csv'
     with pytest.raises(ValueError, match=message):
         found(None, "gpu")
 

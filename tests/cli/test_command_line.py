@@ -66,7 +66,7 @@ def test_what_a_command_takes_is_not_refused(words: list[str]):
     [
         ("epochs=1 -m gpus=1,2", "-m epochs=1 gpus=1,2", ""),
         ("epochs=1 lr=2 ++epochs=2", "lr=2 ++epochs=2", "epochs=1: left out, as ++epochs=2 comes later"),
-        ("--cfg job -m gpus=2 gpus=auto --package job", "-m --cfg job gpus=1 gpus_auto=true hydra.mode=MULTIRUN "
+        ("--cfg job -m gpus=2 gpus=auto --package job", "-m --cfg job gpus=1 auto=gpus hydra.mode=MULTIRUN "
          "--package job", "gpus=2: left out, as gpus=auto comes later"),
         ("-m dataset=glob(*) layout=glob(*w)", "-m dataset=digits,mnist,images layout=nchw", ""),
         ("hydra.x={A:1} ++hydra.x={B:2}", "hydra.x={A:1} ++hydra.x={B:2}", ""),
@@ -115,7 +115,7 @@ COMPOSED = [
     (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
     (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
     (["gpus=auto", "hydra.run.dir=x"], "hydra.run.dir=x: gpus=auto makes a sweep; use hydra.sweep.dir"),
-    (["gpus_auto=true", "cpus_per_gpu=0"], "cpus_per_gpu=0: must be 1 or more"),
+    (["auto=gpus", "cpus_per_gpu=0"], "cpus_per_gpu=0: must be 1 or more"),
     (["tracker=wandb"], "tracker=wandb: has keys of its own; set those"),
     (["experiment=shared/vision"], "experiment=shared/vision: is a part of experiments; train_vision.py has image_"),
     (["-m", "gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),

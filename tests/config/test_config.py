@@ -194,7 +194,7 @@ def test_placement(overrides: list[str], devices: int, expected: tuple[str, str,
 
 def test_the_identity_is_what_is_measured():
     one = typed("name=a").identity()
-    unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "objective=total_s", "max_jobs=3", "gpus_auto=true")
+    unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "objective=total_s", "max_jobs=3", "auto=gpus")
     assert one == typed(*unmeasured).identity()
     others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
     assert len({one, *(other.identity() for other in others)}) == 5

@@ -20,6 +20,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from multicard import workloads
+from multicard.config.job import AUTO
 from multicard.config.keys import require
 from multicard.estimate import target
 from multicard.records.schema_parts import Interval
@@ -232,7 +233,7 @@ def _check_words(job: Job, key: str) -> None:
         group = re.split(r"[./@]", name)[0]
         reason = PLANNED.get(group) if name == group or group in ("predict", "probe", "race", "hydra") else None
         require(reason is None, f"{key}: {word}: {reason}")
-        require(word != "batch_size=auto", f"{key}: {word}: a plan is of given sizes; give it, as batch_size=32")
+        require(word not in AUTO, f"{key}: {word}: a plan is of given sizes; write the number")
 
 
 def _interval(figure: float | list[float]) -> Interval:

@@ -24,7 +24,7 @@ from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
 from multicard.machine import environment
 from multicard.records.schema_parts import Interval
-from multicard.sweep import auto_gpus
+from multicard.sweep import auto
 from multicard.sweep.cells import Cell, Refused, cell_of, task_of
 from multicard.sweep.predicted import fewest_probes, was_probed
 
@@ -234,7 +234,7 @@ def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> l
         except ValueError as error:
             raise ValueError(f"jobs.{job.name}.run: {error}") from None
     found = []
-    for gpus in job.allowed or sorted(job.times) or auto_gpus.counts(node.gpus):
+    for gpus in job.allowed or sorted(job.times) or auto.counts(node.gpus):
         run = JobRun(job, gpus, f"the node has {node.gpus}" if gpus > node.gpus else "")
         found.append(run if cfg is None or run.problem else _with_cell(run, cfg, node, sweep, repetition))
     return found

@@ -98,7 +98,7 @@ def _text_facts(config: LlmConfig) -> TextFacts:
     rows, vocabulary = None, config.model.vocab_size
     if not (isinstance(data, StoredTextConfig) and data.data_files is None):  # what is on the hub is not fetched for it
         inputs = preflight.prepare(config)
-        rows, vocabulary = longest_row(config, inputs), inputs.vocabulary
+        rows, vocabulary = max(_row_tokens(config, inputs), default=None), inputs.vocabulary
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
     if config.packed or rows is not None:
         return TextFacts(vocabulary, limit if config.packed else min(rows or limit, limit))
@@ -106,10 +106,17 @@ def _text_facts(config: LlmConfig) -> TextFacts:
     return TextFacts(vocabulary, expected, least, limit)
 
 
-def longest_row(config: LlmConfig, inputs: Inputs) -> int | None:
-    """Tokens of the longest row, or answer of a pair, uncut; None without rows."""
-    if not inputs.rows:
+def all_tokens(config: LlmConfig) -> int | None:
+    """Tokens of all rows, uncut; None where they are not at hand."""
+    if isinstance(config.dataset, StoredTextConfig) and config.dataset.data_files is None:
         return None
+    return sum(_row_tokens(config, preflight.prepare(config), every=True))
+
+
+def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[int]:
+    """Tokens of the rows with the most text, or of every row, uncut; of pairs each answer counts as a row."""
+    if not inputs.rows:
+        return []
     pairs = methods.chosen(config).pairs
     rows = [{name: row[name]} for row in inputs.rows for name in row_sources.CHOICES] if pairs else inputs.rows
     texts = [[*_around(config, row), *row_sources.strings(row)] for row in rows]
@@ -117,9 +124,9 @@ def longest_row(config: LlmConfig, inputs: Inputs) -> int | None:
         0 if "pieces" in row else next((len(value) for value in row.values() if isinstance(value, list)), 2)
         for row in rows
     ]
-    longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[-CANDIDATES:]
+    longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[0 if every else -CANDIDATES :]
     count = _counter(config, inputs)
-    return max(sum(map(count, texts[place])) + MESSAGE_TOKENS * messages[place] for place in longest) + ROW_TOKENS
+    return [sum(map(count, texts[place])) + MESSAGE_TOKENS * messages[place] + ROW_TOKENS for place in longest]
 
 
 def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:

@@ -1,0 +1,293 @@
+"""`gpus=auto`, `batch_size=auto` and `max_seq_len=auto`: a value for each cell, chosen before its folder is named.
+
+The number of GPUs, or CPU ranks, is that of the least predicted time, or all there are where none is predicted. The
+other two are the largest that fit: the memory of powers of two is predicted, then that of sizes between the largest
+that fits and the next; a short probe confirms the choice, or lowers it. The command line writes `gpus=auto` as
+`gpus=1 auto=gpus`, and a single run as a sweep of one cell. Cells keep `auto` beside the value that replaces the one
+here, so that a later command takes it again.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+
+from multicard.config.base import RunConfig
+from multicard.config.job import Auto, Device, count
+from multicard.config.keys import require
+from multicard.config.llm import LlmConfig
+from multicard.config.placement import place
+from multicard.config.sweeps import is_elsewhere, starts_nothing
+from multicard.estimate.estimates import Effort, Estimate, estimate
+from multicard.estimate.memory import facts
+from multicard.estimate.target import targets
+from multicard.machine import shares
+from multicard.measure.memory import available_memory_bytes
+from multicard.measure.timing import in_hours
+from multicard.messages import say
+from multicard.records import run_folder
+from multicard.records.run_folder import Run
+from multicard.records.text_table import in_bytes
+from multicard.sweep.cells import NAMED_CELLS, Cell, Refused, cell_of, task_of
+from multicard.sweep.command import Command
+from multicard.sweep.task import run
+
+REPEATS = ("seed=", "repetition=")  # begin words in which cells of one value may differ
+LEAST = {Auto.gpus: 1, Auto.batch_size: 1, Auto.max_seq_len: 128}  # the first value that is tried
+MOST = 1 << 12  # of rows whose number is not known
+TRIES = 3  # probes: where memory runs out, of the two next smaller sizes too
+PROBE_S = 5.0  # of training
+RANK_BYTES = 600_000_000  # of a CPU rank beside its tensors
+REMEDIES = {
+    Auto.gpus: "give the numbers, as gpus=1,2",
+    Auto.batch_size: "give the size, as batch_size=32",
+    Auto.max_seq_len: "give the length, as max_seq_len=512",
+}
+
+
+@dataclass
+class Search:
+    """The search for the value of cells that differ in their seed or repetition alone, at these places of the sweep.
+    found: values that will do, with the reason; the largest is taken."""
+
+    command: Command
+    composed: DictConfig
+    places: list[int] = field(default_factory=list)
+    found: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problem: str = "nothing is predicted of it"
+
+    @property
+    def key(self) -> Auto:
+        return self.composed.auto
+
+    @property
+    def value(self) -> int:
+        return max(self.found, default=LEAST[self.key])
+
+    @property
+    def sweep(self) -> Path:
+        return Path(str(self.composed.hydra.sweep.dir))
+
+    def cell(self, value: int, seed: int | None = None, probes: bool = False) -> Cell | Refused:
+        """The cell with a value, or its probe."""
+        cfg, word = task_of(self.composed), f"{self.key}={value}"
+        cfg[self.key] = value
+        if seed is not None:
+            cfg.seed = seed
+        if probes:
+            cfg.repeat, cfg.repetition, cfg.tracker.mode, cfg.diagnose = "1", 1, "disabled", False
+            cfg.probe.enabled, cfg.probe.seconds = True, PROBE_S
+        return cell_of(self.command.workload, self.composed, cfg, self.sweep, [word], label=f"{word} ")
+
+    def take_measured(self, runs: Sequence[Run]) -> None:
+        """Take the value of an earlier command's run, with any seed, or of the probe that confirmed it."""
+        seen = {(run.record.config[self.key], run.record.config.get("seed")) for run in runs}
+        cells = [cell for value, seed in seen if isinstance(cell := self.cell(value, seed), Cell)]
+        own = {cell.config.identity(): cell.cfg[self.key] for cell in cells}
+        alike = [value for run in runs for digits, value in own.items() if f"-{digits}" in run.folder.name]
+        self.found = dict.fromkeys(alike[:1], "measured so before")
+
+    def on_each_number(self) -> list[Cell]:
+        """The cells on the numbers of GPUs that can work."""
+        found, machine = list[Cell](), shares.machine()
+        on_cpu = not machine.gpus or self.composed.device is Device.cpu
+        for gpus in counts(len(machine.cpus if on_cpu else machine.gpus)):
+            cell = self.cell(gpus)
+            if isinstance(cell, Cell):
+                with suppress(ValueError):
+                    self.command.workload.fits(cell.config, place(cell.config, len(machine.gpus)))
+                    found.append(cell)
+        return found
+
+    def of_next_sizes(self) -> list[Cell]:
+        """The cells of powers of two up to the most that makes sense; once some fit, of sizes above the largest and
+        below the next."""
+        least, most = LEAST[self.key], self._most()
+        sizes = {1 << power for power in range(least.bit_length() - 1, most.bit_length())} | {most}
+        if self.found:
+            between = {self.value * quarters // 4 for quarters in (5, 6, 7)}
+            sizes = {size for size in between if self.value < size < most and size % least == 0}
+        return [cell for size in sorted(sizes) if size and isinstance(cell := self.cell(size), Cell)]
+
+    def _most(self) -> int:
+        """A rank's samples; tokens of the longest row, or of packed ones a sequence's part of a step; 0: not known."""
+        limit = self.composed.model.max_seq_len if self.key is Auto.max_seq_len else 1
+        one = self.cell(limit)
+        if isinstance(one, Refused):
+            return 0
+        known = facts.sizes(one.config)
+        if isinstance(known, facts.ImageFacts):
+            return -(-known.train // (self.composed.gpus * self.composed.nodes))
+        if self.key is Auto.batch_size:
+            return MOST
+        if isinstance(known, str):
+            self.problem = known
+            return 0
+        config, unit = one.config, LEAST[self.key]
+        assert isinstance(config, LlmConfig)
+        sequences = config.batch_size * config.world_size * config.gradient_accumulation_steps
+        all_tokens = facts.all_tokens(config) if config.packed else None
+        tokens = max(known.lengths) + unit - 1 if all_tokens is None else all_tokens // sequences
+        return min(limit, max(unit, tokens // unit * unit))
+
+    def took(self, probe: Cell) -> bool:
+        """Take what the value's probe has shown. False where memory ran out."""
+        assert probe.result is not None
+        status, seen = probe.result.status, probe.result.record.probe
+        if status == "interrupted":
+            raise KeyboardInterrupt
+        if status == "oom":
+            del self.found[self.value]
+            self.notes.append(f"memory ran out at {probe.cfg[self.key]}")
+        else:
+            self.notes.append(f"confirmed by {count(seen.steps, 'step')}" if seen else f"its probe {status}")
+        return status != "oom"
+
+
+def refuse(config: Any, on_slurm: bool, packs: bool, own_sweeper: bool) -> None:
+    """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on this machine, beside
+    each other unless they want all of it."""
+    key, remedy = config.auto, REMEDIES[config.auto]
+    folders = [word for word in config.hydra.overrides.hydra if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
+    alone = len(folders) == 1 and folders[0].startswith("hydra.run.dir=")
+    require(not alone, f"{''.join(folders)}: {key}=auto makes a sweep; use hydra.sweep.dir")
+    require(config.cpus_per_gpu >= 1, f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more")
+    beside, races, profile = packs and config.exclusive is False, config.race.figure is not None, config.profile.name
+    if key is Auto.gpus:
+        rules = (
+            (not beside or config.max_jobs == 1, "cells beside each other are for multicard plan, as its jobs; or"),
+            (not on_slurm, "is of this machine, not of SLURM's;"),
+            (not is_elsewhere(config), "is of this machine, not of predict.gpu;"),
+            (not races, "a race is by what cells measure, not by predictions;"),
+            (not config.probe.enabled, "is by predictions, which probes are made for;"),
+        )
+    else:
+        whole = config.global_batch_size if key is Auto.batch_size else None
+        rules = (
+            (whole is None, f"global_batch_size={whole} says what a step has; leave it out, or"),
+            (not races, "a race compares sizes that are given;"),
+            (not beside, "cells beside each other share their memory;"),
+            (own_sweeper, "needs multicard's own sweeper; leave hydra/sweeper out, or"),
+            (str(profile) == "none", f"is confirmed by a probe; leave out profile={profile}, or"),
+            (not on_slurm or is_elsewhere(config), "SLURM's GPUs are not known; give predict.gpu, or"),
+        )
+    for works, problem in rules:
+        require(works, f"{key}=auto: {problem} {remedy}")
+
+
+def resolve(
+    command: Command, context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], on_slurm: bool
+) -> tuple[list[list[str]], list[RunConfig]]:
+    """The overrides of each cell with its value, and the configurations of those that can work. Nothing confirms a size
+    for a command that starts nothing here.
+
+    Raises:
+        ValueError: no max_seq_len is known to fit a cell.
+    """
+    key, searches = config.auto, dict[tuple[str, ...], Search]()
+    for index, words in enumerate(job_overrides):
+        alike = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
+        if alike not in searches:
+            searches[alike] = Search(command, context.config_loader.load_sweep_config(config, [*words]))
+        searches[alike].places.append(index)
+    earlier = {sweep: _earlier(sweep, key) for sweep in {search.sweep for search in searches.values()}}
+    for search in searches.values():
+        search.take_measured([] if config.rerun else earlier[search.sweep])
+    left = [search for search in searches.values() if not search.found]
+    unknown = _by_time(left) if key is Auto.gpus else set[int]()
+    if key is not Auto.gpus:
+        _by_memory(left, probes=not (on_slurm or starts_nothing(config)))
+    for search in searches.values():
+        labels = " ".join(f"[{place + 1}/{len(job_overrides)}]" for place in search.places)
+        label = labels if len(search.places) <= NAMED_CELLS else count(len(search.places), "cell")
+        why = ", ".join(filter(None, (search.found.get(search.value, search.problem), *search.notes)))
+        told = search.found or key is not Auto.max_seq_len or isinstance(search.cell(search.value), Refused)
+        require(bool(told), f"{label} {key}=auto: cannot be told ({why}); {REMEDIES[key]}")
+        say(f"{label} {key}=auto: {search.value} ({why})")
+    if len(unknown) > 1:
+        say(f"to choose by times, probe first: the same with gpus={','.join(map(str, sorted(unknown)))} probe=true")
+    replaced = {key, "auto", "hydra.mode"}
+    command.forget(*replaced)  # each cell has its own value
+    values = {place: search.value for search in searches.values() for place in search.places}
+    own = [[word for word in words if word.partition("=")[0] not in replaced] for words in job_overrides]
+    chosen = [search.cell(search.value) for search in searches.values() if search.found]
+    resolved = [[*words, f"{key}={values[place]}", f"auto={key}"] for place, words in enumerate(own)]
+    return resolved, [cell.config for cell in chosen if isinstance(cell, Cell)]
+
+
+def counts(most: int) -> tuple[int, ...]:
+    """1, 2, 4 and so on, and `most`."""
+    return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
+
+
+def _earlier(sweep: Path, key: Auto) -> list[Run]:
+    """Finished runs of a sweep whose value counts: of GPUs any, of sizes that which was found; probes come last."""
+    runs = [run for path in sorted(sweep.glob(f"*/{run_folder.RESULT}")) if (run := run_folder.finished(path.parent))]
+    if key is Auto.gpus:
+        return [run for run in runs if not run.record.is_probe]
+    runs = [run for run in runs if run.record.config.get("auto") == key]
+    return sorted((r for r in runs if not r.record.is_probe or r.status == "ok"), key=lambda run: run.record.is_probe)
+
+
+def _by_time(searches: Sequence[Search]) -> set[int]:
+    """Choose numbers of GPUs by predicted times. Returns those of cells of which none is predicted."""
+    tried = [(search, cell) for search in searches for cell in search.on_each_number()]
+    answers = estimate([cell.config for _, cell in tried], tried[0][1].folder) if tried else []
+    unknown = set[int]()
+    for search in searches:
+        own = [answer for (other, _), answer in zip(tried, answers, strict=True) if other is search]
+        fitting = [answer for answer in own if answer.prediction.fits != "no"] or own
+        totals_s = {each.config.gpus: each.prediction.total_s for each in fitting}
+        seconds = {gpus: total_s.value for gpus, total_s in totals_s.items() if total_s is not None}
+        times = {gpus: in_hours(value) for gpus, value in seconds.items()}
+        if times:
+            gpus = min(times, key=lambda gpus: (seconds[gpus], gpus))
+            others = ", ".join(f"{other}: {time}" for other, time in times.items() if other != gpus)
+            least = f"the least predicted time, {times[gpus]}"
+            search.found[gpus] = f"{least}; {others or 'of other numbers none is predicted'}"
+        elif own:
+            search.found[max(totals_s)] = "no time is predicted, so all there are"
+            unknown |= {each.config.gpus for each in own}
+        else:
+            search.problem = "no number can work"
+    return unknown
+
+
+def _by_memory(searches: Sequence[Search], probes: bool) -> None:
+    """Find the largest sizes that fit by prediction, and confirm them by probes."""
+    for _ in range(2):  # powers of two, then what lies between
+        tried = [(search, cell) for search in searches for cell in search.of_next_sizes()]
+        configs = [cell.config for _, cell in tried]
+        answers = estimate(configs, tried[0][1].folder, targets(configs), Effort.all) if tried else []
+        for (search, cell), answer in zip(tried, answers, strict=True):
+            (fits, needs), size, none = _verdict(answer), cell.cfg[search.key], not answer.prediction.memory_bytes
+            if fits:
+                search.found[size] = f"predicted {needs}"
+            elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1
+                search.problem = needs if none else f"not even {size} fits: {needs}"
+        searches = [search for search in searches if search.found]
+    for _ in range(TRIES if probes else 0):
+        pairs = [(search, search.cell(search.value, probes=True)) for search in searches if search.found]
+        probing = [(search, probe) for search, probe in pairs if isinstance(probe, Cell)]
+        with shares.announced([probe.config for _, probe in probing]):
+            for search, probe in probing:
+                run(search.command, probe)
+        searches = [search for search, probe in probing if not search.took(probe)]
+
+
+def _verdict(answer: Estimate) -> tuple[bool, str]:
+    """Whether all of a run's interval fits, and its memory in words; CPU ranks share what the machine has left."""
+    prediction, has, extra = answer.prediction, answer.target.memory_bytes, 0
+    needed, fits = prediction.memory_bytes, prediction.fits == "yes"
+    if needed is None or has is None:
+        return False, str(prediction.memory_basis)
+    if answer.target.device_type == "cpu":
+        has, extra = available_memory_bytes() // answer.config.gpus, RANK_BYTES
+        fits = prediction.fits != "no" and needed.high + extra <= has
+    high = in_bytes(needed.high + extra)
+    return fits, f"{in_bytes(needed.value + extra)}, at most {high} of {in_bytes(has)}"
