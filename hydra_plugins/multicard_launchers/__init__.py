@@ -64,7 +64,8 @@ class CellSweeper(BasicSweeper):
             folder = Path(self.config.hydra.sweep.dir)
             folder.mkdir(parents=True, exist_ok=True)
             if not self.config.probe.enabled:  # else the command of the results beside them would be lost
-                OmegaConf.save(self.config, folder / "multirun.yaml")
+                # closed to others: overrides may hold secrets (hydra.job.env_set, hydra.launcher.setup)
+                run_folder.write_text(folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600)
                 run_folder.forget_refused(folder)
         first = 0
         for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):

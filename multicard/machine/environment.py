@@ -68,17 +68,21 @@ def _version(package: str) -> str | None:
 
 
 def git(folder: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that holds `folder`, and whether tracked files differ from it; None outside of one."""
+    """Commit of the checkout that tracks files of `folder`, and whether tracked files differ from it; None outside of
+    one. Variables of git, as a hook has them, name no other repository."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
-    def ask(*words: str) -> str:
+    def ask(*words: str) -> bytes:
         command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(command, capture_output=True, check=True, timeout=10, env=variables).stdout.strip()
 
     try:
+        if not ask("ls-files", "."):
+            return None  # installed below somebody's own repository
         # what was changed but not committed, as 8 hex digits; None where nothing was
         changes = ask("diff", "HEAD", "--no-ext-diff", "--binary")
-        digest = sha256(changes.encode()).hexdigest()[:8] if changes else None
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changes), "changes": digest}
+        digest = sha256(changes).hexdigest()[:8] if changes else None
+        return {"commit": ask("rev-parse", "HEAD").decode(), "dirty": bool(changes), "changes": digest}
     except (OSError, subprocess.SubprocessError):
         return None
 

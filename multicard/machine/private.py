@@ -1,9 +1,11 @@
 """Files that are closed to other users, so that none of them can have code run as this one."""
 
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multicard.config.keys import require
@@ -24,6 +26,25 @@ def folder(path: Path, remedy: str) -> Path:
     require(own, f"{path}: belongs to another user, or is a link; {remedy}")
     path.chmod(0o700)
     return path
+
+
+def no_link(path: str | Path, flags: int, mode: int = 0o666, folder: int | None = None) -> int:
+    """Open a file, in an open folder where there is one. A link, or a pipe that nobody reads, is an OSError: who may
+    write to a folder could have put one there, to have this user write to another file."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=folder)
+
+
+def writers(path: Path) -> str | None:
+    """Who beside this user may write to a folder; None where nobody may. A user's own group, of the user's name, is the
+    user alone."""
+    status = path.stat()
+    if status.st_mode & stat.S_IWOTH:
+        return "all users"
+    names = []
+    with suppress(KeyError):  # a number without a name
+        names = [pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid).gr_name]
+    shared = bool(status.st_mode & stat.S_IWGRP) and len({*names} or {status.st_uid, status.st_gid}) > 1
+    return f"group {names[1] if names else status.st_gid}" if shared else None
 
 
 def opened(path: str) -> Path:

@@ -234,5 +234,6 @@ def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
     if exitcode == UNWRITABLE:
         return Failure("disk", f"hydra.run.dir: rank {rank} cannot write to {folder}; free some space", **where)
     if exitcode < 0:
-        return Failure("signal", f"rank {rank} was killed by {signal.Signals(-exitcode).name}", **where)
+        name = signal.Signals(-exitcode).name if -exitcode in {*signal.Signals} else f"signal {-exitcode}"
+        return Failure("signal", f"rank {rank} was killed by {name}", **where)
     return Failure("exit", f"rank {rank} exited with code {exitcode}", **where)

@@ -19,6 +19,7 @@ of either.
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ import numpy as np
 
 from multicard.config.base import RunConfig
 from multicard.config.sweeps import share
+from multicard.machine import private
 from multicard.measure import memory
 from multicard.measure.series import StopRule
 from multicard.measure.timing import Laps, clock_s, pause
@@ -199,7 +201,7 @@ class Pausing:
         self._block = []
         path = blocks_file(self.folder, self.rank.rank)
         path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
+        with os.fdopen(private.no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _wait(self, steps: int) -> None:

@@ -6,6 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
+from multicard.machine import private
+
 MOST_BYTES, KEPT_BYTES = 16 << 20, 1 << 20  # of a log, and of each part of one that grew longer
 LOOK_S = 0.5
 
@@ -36,14 +38,13 @@ def shorten(folder: Path, left_out: dict[Path, int]) -> None:
         left_out: bytes by log; added to.
     """
     for path in folder.glob("logs/r*.log"):
-        with suppress(OSError), path.open("rb+") as log:
+        with suppress(OSError), os.fdopen(private.no_link(path, os.O_RDWR | os.O_APPEND), "rb+") as log:
             size = log.seek(0, os.SEEK_END)
             if size <= MOST_BYTES:
                 continue
             log.seek(size - KEPT_BYTES)
             last = log.read()
             left_out[path] = left_out.get(path, 0) + size - 2 * KEPT_BYTES
-            os.truncate(path, KEPT_BYTES)
+            log.truncate(KEPT_BYTES)
             note = f"\n... about {left_out[path]:,} bytes are left out here: a log keeps its first and last part ...\n"
-            with path.open("ab") as end:
-                end.write(note.encode() + last)
+            log.write(note.encode() + last)

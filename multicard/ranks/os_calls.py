@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+from multicard.machine import private
+
 # Signals that a terminal or SLURM sends to every process of a job: the controller answers them for its ranks
 SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
 
@@ -63,7 +65,7 @@ def adopt_orphans() -> None:
 def redirect(log: Path) -> None:
     """Append all output of this process and its children to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = private.no_link(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

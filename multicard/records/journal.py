@@ -4,6 +4,7 @@ One command at a time has a journal. A line that was cut off does not count.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +52,8 @@ class Journal:
             remedy = f"choose another name, or remove {path}"
             require(not changed, f"{owner}: it was cut off with another {changed}; {remedy}")
             head = None
-        self._file = path.open("a" if text else "w")
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if text else os.O_TRUNC)
+        self._file = os.fdopen(private.no_link(path, flags), "a" if text else "w")
         if text and not text.endswith("\n"):
             self._file.write("\n")  # after the line that was cut off
         if head is not None:

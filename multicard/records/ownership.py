@@ -27,7 +27,7 @@ import psutil
 from msgspec import Struct
 
 from multicard.config.keys import require
-from multicard.machine import slurm
+from multicard.machine import private, slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import age_s, pause, start_ticks
 from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json
@@ -35,7 +35,6 @@ from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read,
 RUNNING = ".running"  # ends the name of a claim: ".CELL.RANDOM.running"
 BEAT_S, LEASE_S = 10.0, 120.0  # a process elsewhere that has not touched its claim for so long is gone
 TRIES, RETRY_S = 5, 0.02  # of processes that claim at the same moment, and the longest pause between two
-CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 LOCK = struct.Struct("@hhqqi0q")  # struct flock: kind, whence, start, length, process
 
 
@@ -156,7 +155,7 @@ def _mark(folder: Path, job: str | None) -> None:
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     path, ended = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}{RUNNING}"), Event()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOSED, 0o644)
+    descriptor = private.no_link(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     _own[path] = descriptor, ended
     try:
         here, locked = _here(), _lock(descriptor, fcntl.F_OFD_SETLK) is not None
@@ -200,7 +199,7 @@ def _here() -> Claim:
 
 def _read(path: Path) -> Claim:
     """What stands in a claim; of one that is just being made, or is none, nothing."""
-    with suppress(OSError, ValueError), os.fdopen(os.open(path, os.O_RDONLY | CLOSED), "rb") as file:
+    with suppress(OSError, ValueError), os.fdopen(private.no_link(path, os.O_RDONLY), "rb") as file:
         return msgspec.json.decode(file.read(1 << 12), type=Claim)
     return Claim()
 
@@ -216,7 +215,7 @@ def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | No
 
 def _is_alive(path: Path, marked: Claim, here: Claim, now_s: float | None) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | CLOSED)
+        descriptor = private.no_link(path, os.O_RDONLY)
     except OSError:  # it has been released, or is a link
         return False
     try:

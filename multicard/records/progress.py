@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multicard.machine import private
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,7 +53,7 @@ class Board:
         self.path = folder / (f"{FILE}-{node}" if node else FILE)
         size = _HEADER.size + ranks * _SLOT.size
         flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0)
-        descriptor = os.open(self.path, flags, 0o644)
+        descriptor = private.no_link(self.path, flags, 0o644)
         try:
             if create:
                 os.posix_fallocate(descriptor, 0, size)  # a full disk says so here, not by SIGBUS later

@@ -25,6 +25,7 @@ import json
 import math
 import os
 import re
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ import numpy as np
 from msgspec import Struct
 
 from multicard.config.base import NOT_IDENTITY
+from multicard.machine import private
 from multicard.records import steps
 from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord
 from multicard.records.schema_environment import Environment
@@ -51,24 +53,31 @@ MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
 LONGEST = 120  # characters of the changed axes that a folder's name shows
 REFUSED = "0" * 8  # in place of the identity of a configuration that is too wrong to have one
-PARTIAL = re.compile(r"\..+\.\d+")  # what `replacing` writes first
+PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}")  # what `replacing` writes first
 BAD = ("failed", "interrupted", "timeout", "refused")  # a sweep that holds one of these exits with 1
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a power cut too."""
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a power cut too. A link
+    in its place is replaced, not followed, and nobody can guess the name of what is written first."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    folder, partial = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with partial.open("wb") as file:
+        new = private.no_link(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, folder)
+        with os.fdopen(new, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+        os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException as error:
+        with suppress(FileNotFoundError):
+            os.unlink(partial, dir_fd=folder)
+        if isinstance(error, OSError) and error.filename == partial:
+            error.filename = str(path)
         raise
+    finally:
+        os.close(folder)
 
 
 def cache(part: str) -> Path:
@@ -76,8 +85,8 @@ def cache(part: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / part
 
 
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    with replacing(path, mode) as file:
         file.write(text.encode())
 
 

@@ -178,7 +178,7 @@ def prepare(
             raise
     except OSError as error:
         remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
-        raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror}); {remedy}") from None
+        raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror or error}); {remedy}") from None
     return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
+from multicard.machine import private
 from multicard.measure.timing import clock_s, process_started_s
 from multicard.messages import say
 from multicard.ranks.failures import in_a_line
@@ -65,6 +66,9 @@ class Command:
             measured = [run.folder for run in self.runs if run.status == "ok"]
             if self.is_sweep and measured and not probes:
                 self._show_conclusion(measured)
+        for sweep in {run.folder.parent for run in self.runs if run.folder.exists()}:
+            if (others := private.writers(sweep)) is not None:
+                say(f"{others} may write to {sweep}, and falsify its records; chmod go-w {sweep}", error=True)
         bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
         return 1 if bad or self.abandoned or self.would_refuse else 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from multicard.config.placement import place
 from multicard.machine import devices, environment, shares, topology
-from tests.conftest import typed
+from tests.conftest import ROOT, typed
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
@@ -101,7 +101,7 @@ def test_cuda_numbers_gpus_as_nvml_does_unless_the_user_chose(monkeypatch: pytes
     assert environment.collect()["cuda_device_order"] == "FASTEST_FIRST"
 
 
-def test_the_commit_and_whether_it_was_changed(tmp_path: Path):
+def test_the_commit_and_whether_it_was_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def git(*words: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         command = ["git", "-C", str(tmp_path), *identity, *words]
@@ -118,8 +118,13 @@ def test_the_commit_and_whether_it_was_changed(tmp_path: Path):
     (tmp_path / "a").write_text("2")
     changed = environment.git(tmp_path)
     assert changed is not None and changed["dirty"]
-    (tmp_path / "a").write_text("3")
-    assert (environment.git(tmp_path) or {})["changes"] != changed["changes"]
+    (tmp_path / "a").write_bytes(b"caf\xe9")  # no UTF-8
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", "false")
+    again = environment.git(tmp_path) or {}
+    assert again["commit"] == changed["commit"] and again["changes"] != changed["changes"]
+    (tmp_path / "installed").mkdir()
+    assert environment.git(tmp_path / "installed") is None  # nothing in it is the repository's
 
 
 def test_what_is_recorded_is_complete():

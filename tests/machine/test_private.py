@@ -6,7 +6,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,16 @@ import torch
 
 from multicard.config.placement import Placement
 from multicard.machine import private
-from multicard.ranks import checkpoint, elastic
+from multicard.ranks import checkpoint, elastic, logs, os_calls
 from multicard.ranks.process import Job, Rank
+from multicard.records import run_folder
+from multicard.records.journal import Journal
+from multicard.records.progress import Board
+from multicard.records.run_folder import Run
+from multicard.sweep.command import Command
+from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT
+from tests.helpers import records
 
 CPU = Placement("cpu", "gloo", 1, False)
 
@@ -52,6 +60,55 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ValueError, match="theirs: belongs to another user"):
         private.folder(tmp_path / "theirs", "")
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {  # by the file that another user replaced by a link
+    "cell/result.json": lambda path: run_folder.write_json(path, {"status": "ok"}),
+    f"cell/.result.json.{os.getpid()}": lambda path: run_folder.write_json(path.with_name("result.json"), {}),
+    "cell/logs/r00.log": os_calls.redirect,
+    "cell/logs/r01.log": lambda path: logs.shorten(path.parents[1], {}),
+    "cell/.progress": lambda path: Board(path.parent, 1, create=True),
+    "race/total_s.jsonl": lambda path: Journal(path, "race"),
+    "plan/events.lock": lambda path: Journal(path.with_suffix(".jsonl"), "plan"),
+}
+
+
+@pytest.mark.parametrize("planted", WRITERS)
+def test_what_is_written_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str):
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # the log stays that of the test
+    victim, link = tmp_path / "victim", tmp_path / planted
+    victim.write_bytes(b"mine")
+    os.truncate(victim, logs.MOST_BYTES + 1)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    with suppress(OSError):
+        WRITERS[planted](link)
+    with victim.open("rb") as file:
+        assert file.read(4) == b"mine" and victim.stat().st_size == logs.MOST_BYTES + 1
+    assert stat.S_ISREG((link if planted == "cell/result.json" else victim).lstat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "writers"),
+    [(0o755, 0, None), (0o775, 0, None), (0o775, 1, "group daemon"), (0o775, 60_001, "group 60001"),
+     (0o1777, 0, "all users")],
+)  # fmt: skip
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_sweeps_folder_that_others_may_write_to_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, group: int, writers: str | None
+):
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    os.chown(folder, -1, group)
+    folder.chmod(mode)
+    assert private.writers(folder) == writers
+    command = Command(WORKLOAD)
+    command.runs = [Run(folder / "cell", records.as_record(records.vision(status="refused")))] * 2
+    assert command.close() == 1 and not capsys.readouterr().err  # nothing is written
+    (folder / "cell").mkdir()
+    command.close()
+    said = f"{writers} may write to {folder}, and falsify its records; chmod go-w {folder}\n"
+    assert capsys.readouterr().err == (said if writers else "")
 
 
 def test_compiled_code_is_kept_where_only_the_owner_can_put_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
