@@ -6,7 +6,7 @@ commit is another panel, never a second figure in a cell.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -96,6 +96,11 @@ class Experiment:
     def has(self, cell: Cell) -> bool:
         """True if it measures a cell of its axes."""
         return not any(entry.items() <= dict(cell).items() for entry in self.excluded)
+
+    def prints(self, cell: Mapping[str, Any]) -> bool:
+        """True if the papers have a cell, or cells like this part of one."""
+        inside = all(value in self.swept[column] for column, value in cell.items() if column in self.swept)
+        return inside and not any(entry.items() <= cell.items() for entry in self.papers.beyond)
 
     def follows(self, column: str, axis: str) -> bool:
         """True if a column has one value for each of an axis, as the template of a data set."""

@@ -43,7 +43,9 @@ def differences(panel: Panel) -> list[Difference]:
     known = panel.experiment.papers
     apart = []
     for column, wanted in known.all.items():
-        values, instead = {run[column] for run in panel.runs}, known.instead.get(column)
+        absent = None if column in known.printed else wanted  # what is chosen was so before records had the key
+        values = {run.columns.get(column, absent) for run in panel.runs}
+        instead = known.instead.get(column)
         if column in panel.experiment.swept or isinstance(wanted, list) or values == {wanted}:
             continue
         if instead is None or values != {instead.value}:

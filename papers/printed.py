@@ -147,11 +147,12 @@ class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Columns and their values; a list is an axis."""
+    """Columns and their values; a list is an axis. beyond: cells of the experiment that the papers do not have."""
 
     printed: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
     instead: dict[str, Instead] = {}
+    beyond: tuple[dict[str, Any], ...] = ()
 
     @property
     def all(self) -> dict[str, Any]:
@@ -161,11 +162,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """settings.yaml.
 
-    hardware, versions: the papers' node and packages. templates: by text data set, as printed.
+    hardware, memory_gib, versions: the papers' node, its memory and packages. templates: by text data set, as printed.
     extract: a part of the file that experiments share. kinds, experiments: settings by kind of run and by experiment.
     """
 
     hardware: str
+    memory_gib: dict[str, float]
     versions: dict[str, str]
     templates: dict[str, str]
     extract: dict[str, Any]
@@ -181,7 +183,8 @@ def papers() -> Papers:
 def settings(kind: str, experiment: str) -> Settings:
     """The settings of an experiment, with those of its kind."""
     common, own = papers().kinds[kind], papers().experiments.get(experiment, Settings())
-    return Settings(common.printed | own.printed, common.chosen | own.chosen, common.instead | own.instead)
+    by_column = (common.printed | own.printed, common.chosen | own.chosen, common.instead | own.instead)
+    return Settings(*by_column, own.beyond)
 
 
 @cache

@@ -23,6 +23,7 @@ from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.text_table import clean
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
+HALF, ILLUSTRATED = "half measured", "illustrated"  # of a claim: comparisons are missing, or its runs may not decide
 PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated
 Scale = Callable[[float], float | None]
 
@@ -201,6 +202,7 @@ class Comparison:
     what: what is compared ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
     over, under: the bounds between which the claim has the figure, in `unit`.
     runs: of both sides; empty where a cell was not measured.
+    beyond: True in cells that the papers do not have.
     interval: the interval of the measured ratio at a confidence; None where `settled`.
     stands_for: the number of comparisons from which this one was picked, for the correction of the confidence.
     settled: verdict and text of a comparison that has no number.
@@ -213,6 +215,7 @@ class Comparison:
     over: float
     under: float
     runs: tuple[Run, ...] = ()
+    beyond: bool = False
     interval: AtConfidence | None = None
     stands_for: int = 1
     settled: tuple[str, str] | None = None

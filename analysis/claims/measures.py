@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import UNSET
 
 from analysis.claims.comparison import Figure, Readings, Sides
-from analysis.runs.grouping import MEMORY, is_exact
+from analysis.runs.grouping import MEMORY, is_exact, ranks
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
@@ -46,29 +46,21 @@ def _column(name: str) -> Figure:
     return figure
 
 
-TIME, PEAK = _column("total_s"), _column("peak_memory_bytes")
+TIME, STEP, PEAK = _column("total_s"), _column("step_s"), _column("peak_memory_bytes")
 ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
 
 
-def _pauses_s(readings: Readings, run: Run) -> tuple[list[float], float]:
-    """The time until the first batch of each epoch after the first one, and the time of these epochs."""
+def _a_rank(figure: Figure) -> Figure:
+    return lambda readings, run: figure(readings, run) / ranks(run)
+
+
+def share_of_pauses(readings: Readings, run: Run) -> float:
+    """The time until the first batch of each epoch after the first one / that of these epochs and their evaluations."""
     epochs = readings.training(run).epochs
     missing = "pauses between epochs need two epochs, and the times of all of them"
     pauses_s = _known([epoch.first_batch_s for epoch in epochs[1:]], missing)
     ended_s = _known([epoch.ended_s for epoch in epochs], missing)
-    return pauses_s, ended_s[-1] - ended_s[0]
-
-
-def pause_s(readings: Readings, run: Run) -> float:
-    """The mean time of an epoch in which all ranks wait for its first batch."""
-    pauses_s, _ = _pauses_s(readings, run)
-    return sum(pauses_s) / len(pauses_s)
-
-
-def share_of_pauses(readings: Readings, run: Run) -> float:
-    """The share of these pauses in the time from the end of one evaluation to the end of the next."""
-    pauses_s, epochs_s = _pauses_s(readings, run)
-    return sum(pauses_s) / epochs_s
+    return sum(pauses_s) / (ended_s[-1] - ended_s[0])
 
 
 def share_of_reading(readings: Readings, run: Run) -> float:
@@ -97,7 +89,10 @@ def trained_h2d_bytes(readings: Readings, run: Run) -> float:
 
 
 def share_of_tensors(readings: Readings, run: Run) -> float:
-    """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels."""
+    """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels; of
+    photographs alone, which a file holds in another size than a tensor."""
+    if run["dataset"] != "images":
+        raise ValueError("not of photographs: dataset=images")
     moved, samples, size_px = readings.record(run).transfer_bytes, run["samples_trained"], run["dataset.image_size"]
     images, precision = moved.h2d_images if moved else UNSET, PRECISIONS.get(run["precision"])
     if images is UNSET or images.train is None or not samples or not size_px or precision is None:
@@ -193,7 +188,7 @@ STREAM, EVENT = _metric("api", "cudaStreamSynchronize"), _metric("api", "cudaEve
 MEMCPY, DESTROY = _metric("api", "cudaMemcpyAsync"), _metric("api", "cudaEventDestroy")
 BROADCAST, ALL_GATHER = _metric("collective", "nccl Broadcast"), _metric("collective", "nccl AllGather")
 FOUR = _combined(sum, COPYING, LAUNCHING, STREAM, communicating)  # of 2503.15252, Fig. 3
-MEMCPY_AND_REST = _combined(sum, MEMCPY, LAUNCHING, STREAM, communicating)
+OTHERS = (LAUNCHING, STREAM, communicating, BROADCAST, DESTROY)  # than copies, which change with the precision
 FIVE = _combined(sum, LAUNCHING, STREAM, COPYING, EVENT, ALL_GATHER)  # of 2505.22905, Fig. 15
 
 
@@ -259,6 +254,23 @@ def time_in(sides: Sides, figure: Figure) -> Interval:
     return sides.ratio(figure)
 
 
+def falls_over_others(sides: Sides, metric: RankFigure) -> Interval:
+    """How many times a metric's seconds fall from top to bottom / those of the other metric that falls most."""
+    figures = [_mean_of_ranks(one, per_step=True) for one in (metric, *OTHERS)]
+    own, *falls = (time_in(sides, one).mapped(math.log) for one in figures if any(sides.values(one)[0]))
+    return intervals.difference(own, max(falls, key=lambda fall: fall.estimate)).mapped(math.exp)
+
+
+def with_iteration(sides: Sides, figure: Figure) -> Interval:
+    """A figure where an iteration takes longer / where it takes less, of whichever side; without bounds where the
+    iterations are not told apart."""
+    iteration = sides.ratio(STEP)
+    longer = sides if iteration.estimate > 1 else replace(sides, top=sides.bottom, bottom=sides.top)
+    told = iteration.low is not None and iteration.high is not None and not iteration.low <= 1 <= iteration.high
+    ratio = longer.ratio(figure)
+    return ratio if told else Interval(ratio.estimate, None, None, ratio.basis)
+
+
 # By name
 
 
@@ -291,12 +303,11 @@ _FIVE_CALLS = (
     "part of cudaLaunchKernel, cudaStreamSynchronize, cudaEventSynchronize, AllGather and host-to-device copies in the "
     "profiled time"
 )
+_THAN_OTHERS = "/ that of the other call, or collectives, that falls most"
 _OF_FOUR = "in the sum with copies to the device, cudaStreamSynchronize and"
-_OF_REST = "in the sum with cudaLaunchKernel, cudaStreamSynchronize and collectives"
 MEASURES = {
     "time": _ratio("time", TIME, "total_s"),  # of the whole training, with its evaluations
-    "iteration": _ratio("time of an iteration", _column("step_s"), "step_s"),
-    "time_in_pauses": _ratio("time of an epoch in which the ranks wait for its first batches", pause_s),
+    "iteration": _ratio("time of an iteration", STEP, "step_s"),
     "share_of_pauses": _form(
         "share of an epoch in which the ranks wait for its first batches", Sides.share, share_of_pauses
     ),
@@ -306,10 +317,13 @@ MEASURES = {
         *(Sides.factor, cost_of_nsys),
     ),
     "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
-    "images_trained": _exact("number of images trained, each time that one was", "samples_trained"),
+    "images_trained": _form(
+        "images that a GPU trained on, each time that it did", Sides.exact_ratio, _a_rank(_column("samples_trained"))
+    ),
     "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
     "bytes_between_ranks": _exact("bytes that a rank receives in collectives", "received_bytes"),
     "bytes_for_training": _form("bytes copied for training to all devices", Sides.exact_ratio, trained_h2d_bytes),
+    "bytes_for_a_rank": _form("bytes copied for training to a device", Sides.exact_ratio, _a_rank(trained_h2d_bytes)),
     "bytes_copied": _form("bytes copied to, within and from the devices", Sides.exact_ratio, copied_bytes),
     "share_of_tensors": Measure(
         "bytes of the images copied for training / those of three channels of their size and precision",
@@ -327,18 +341,32 @@ MEASURES = {
     "time_broadcasting": _time_in("time of ncclDevKernel_Broadcast", BROADCAST),
     "share_of_launches": _ratio(f"share of cudaLaunchKernel {_OF_FOUR} collectives", _over(LAUNCHING, FOUR)),
     "share_of_collectives": _ratio(f"share of collectives {_OF_FOUR} cudaLaunchKernel", _over(communicating, FOUR)),
-    "share_of_copies": _ratio(f"share of host-to-device copies {_OF_REST}", _over(COPYING, FOUR)),
-    "share_of_memcpy": _ratio(f"share of cudaMemcpyAsync {_OF_REST}", _over(MEMCPY, MEMCPY_AND_REST)),
+    "copies_over_others": Measure(
+        f"fall of host-to-device copies {_THAN_OTHERS}", partial(falls_over_others, metric=COPYING)
+    ),
+    "memcpy_over_others": Measure(f"fall of cudaMemcpyAsync {_THAN_OTHERS}", partial(falls_over_others, metric=MEMCPY)),
+    "launching_with_iteration": _form(
+        "part of cudaLaunchKernel in the profiled time, where an iteration takes longer / where it takes less",
+        *(with_iteration, _over(LAUNCHING, window)),
+    ),
+    "launches_over_copies": _form(
+        "cudaLaunchKernel and cudaStreamSynchronize / host-to-device copies",
+        *(Sides.factor, _over(_combined(sum, LAUNCHING, STREAM), COPYING)),
+    ),
     "share_launching": _ratio("part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)),
     "share_synchronising": _ratio("part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)),
+    "share_waiting": _form("part of cudaStreamSynchronize in the profiled time", Sides.share, _over(STREAM, window)),
     "share_of_five": _ratio(_FIVE_CALLS, _over(FIVE, window)),
     "share_of_calls": _form(
         "part of launches and synchronisation in a rank's CUDA calls", Sides.share, _mean_of_ranks(waiting_share)
     ),
     "share_copying": _form("part of host-to-device copies in the profiled time", Sides.share, _over(COPYING, window)),
-    "first_calls_over_all_gather": _form(
-        "the lesser of cudaEventSynchronize and cudaLaunchKernel / AllGather",
-        *(Sides.factor, _over(_combined(min, EVENT, LAUNCHING), ALL_GATHER)),
+    "first_calls_over_others": _form(
+        "the lesser of cudaEventSynchronize and cudaLaunchKernel / the greatest of the other three",
+        *(Sides.factor, _over(_combined(min, EVENT, LAUNCHING), _combined(max, ALL_GATHER, STREAM, COPYING))),
     ),
-    "all_gather_over_copies": _form("AllGather / host-to-device copies", Sides.factor, _over(ALL_GATHER, COPYING)),
+    "all_gather_over_rest": _form(
+        "AllGather / the greater of cudaStreamSynchronize and host-to-device copies",
+        *(Sides.factor, _over(ALL_GATHER, _combined(max, STREAM, COPYING))),
+    ),
 }

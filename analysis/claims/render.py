@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED, UNMEASURED
+from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import Verdict, labels
 from analysis.output import Output
 from analysis.runs.columns import legend
@@ -15,12 +15,16 @@ from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
-from multicard.records.text_table import clean
+from multicard.records.text_table import clean, first_few
 
 WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal
+BEYOND = ", beside the papers' cells"
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
+MOST_UNLIKE = 8  # differences from the papers' setting that a note below the table names
 MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
-SUMMARISED = {HOLDS: "hold", FAILS: "do not hold", UNDECIDED: "undecided", UNMEASURED: "not measured"}
+SUMMARISED = {HOLDS: "hold", FAILS: "do not hold"} | {
+    verdict: verdict for verdict in (UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)
+}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
 
@@ -82,24 +86,21 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
     keys = ("name", "section", "says", "source", "counted", "note", "printed", "test", "experiment")
     about = {"claim" if key == "says" else key: getattr(claim, key) for key in keys}
     judged = {key: value for key, value in asdict(verdict).items() if key != "claim"}
-    return about | judged | {"of_gpus": verdict.of_gpus, "decides": verdict.decides}
+    return about | judged | {"decides": verdict.decides}
 
 
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
     counts = Counter(verdict.verdict for verdict in verdicts)
     phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
     lines = [f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"]
-    measured_ones = [verdict for verdict in verdicts if verdict.verdict != UNMEASURED]
-    undecisive = sum(not verdict.decides for verdict in measured_ones)
-    if undecisive:
-        which = "all" if undecisive == len(measured_ones) else str(undecisive)
+    if counts[ILLUSTRATED]:
         lines.append(
-            f"{which} of those measured are of CPU ranks, shared GPUs or shrunk runs (see the marks): such verdicts "
-            "neither confirm nor refute the papers"
+            "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other keys); they neither "
+            "confirm nor refute the papers"
         )
-    exact = [verdict.claim.name for verdict in measured_ones if verdict.decides and not verdict.of_gpus]
+    exact = [verdict.claim.name for verdict in verdicts if verdict.decides and verdict.unlike]
     if exact:
-        lines.append(f"decided here as on GPUs, since what they compare is counted: {', '.join(exact)}")
+        lines.append(f"decided all the same, since what they compare is counted: {', '.join(exact)}")
     return lines
 
 
@@ -110,14 +111,14 @@ def _explained(verdicts: Sequence[Verdict]) -> list[str]:
         *summary(verdicts),
         "in brackets: intervals, which together cover the figures of a claim at 95 % (Bonferroni); counted figures of "
         "single runs have none",
-        "a claim holds if all of its comparisons do (an `up to`: if one does); it is undecided if an interval contains "
-        "a bound, or there is none",
+        "a claim holds if all comparisons of the papers' cells do (an `up to`: if one does); it is undecided if an "
+        "interval contains a bound, or there is none",
     ]
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
         lines.append(f"figures without brackets: nothing was repeated on the machine: {REMEDY}")
-    unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
+    unlike = dict.fromkeys(choice for verdict in verdicts for choice in (*verdict.unlike, *verdict.instead))
     if unlike:
-        lines.append(f"{UNLIKE}  the papers had otherwise: {', '.join(unlike)}")
+        lines.append(f"{UNLIKE}  the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}")
     if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
         lines.append(f"{DOUBTFUL}  {DOUBTFUL_MEANING}")
     return [*lines, *legend(verdict.marks for verdict in verdicts)]
@@ -128,13 +129,14 @@ def _row(verdict: Verdict) -> list[str]:
     note = [f"({claim.note})"] if claim.note else []
     says = "\n".join([claim.name, claim.says, *note, *(f"{paper}, {place}" for paper, place in claim.cited.items())])
     lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
-    measured = [*listed(verdict), f"n={verdict.n}{lost}"] if verdict.figures else [verdict.why]
+    missing = [verdict.why] if verdict.shows == HALF else []
+    measured = [*listed(verdict), *missing, f"n={verdict.n}{lost}: {verdict.setting}"] if verdict.n else [verdict.why]
     return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
 
 
 def marked(verdict: Verdict) -> str:
-    marks = verdict.marks + UNLIKE * bool(verdict.unlike)
-    return f"{verdict.verdict} [{marks}]" if marks else verdict.verdict
+    marks = verdict.marks + UNLIKE * bool(verdict.unlike or verdict.instead)
+    return f"{verdict.said} [{marks}]" if marks else verdict.said
 
 
 def listed(verdict: Verdict) -> list[str]:
@@ -146,13 +148,11 @@ def listed(verdict: Verdict) -> list[str]:
         numbers = [(figure.estimate, index) for index, (_, figure) in enumerate(own) if figure.estimate is not None]
         if len(own) > MAX_LISTED:
             shown = [own[index] for _, index in (min(numbers), max(numbers))] if numbers else own[:MAX_LISTED]
-        lines += [f"{label}: {figure.text}" for label, figure in shown]
+        lines += [f"{label}: {figure.text}" + BEYOND * figure.beyond for label, figure in shown]
         if len(own) > MAX_LISTED:
             counts = Counter(figure.verdict for _, figure in own).items()
             phrases = [f"{n} {kind if n == 1 else SUMMARISED[kind]}" for kind, n in counts]
             lines.append(f"least and greatest of {len(own)}: {', '.join(phrases)}")
-    if len(known) < verdict.asked:
-        lines.append(f"{len(known)} of {count(verdict.asked, 'comparison')}")
     return lines
 
 
@@ -163,7 +163,7 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
     lines = [f"{same}:"] if same else []
     for figure, label in zip(figures, labels(figures), strict=True):
         basis = "; ".join(part for part in (figure.basis, figure.why) if part)
-        lines.append(f"{label}: {figure.text}, {figure.verdict}" + f" ({basis})" * bool(basis))
+        lines.append(f"{label}: {figure.text}, {figure.verdict}" + f" ({basis})" * bool(basis) + BEYOND * figure.beyond)
     return {
         "says": [f"{claim.says} ({claim.source})" + f"; {claim.note}" * bool(claim.note)],
         "paper": [claim.printed] if claim.printed else [],
@@ -178,7 +178,8 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def _measured(verdict: Verdict) -> str:
-    unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
+    apart = ", ".join((*verdict.unlike, *verdict.instead))
+    unlike = f"; other than the papers': {apart}" if apart else ""
     return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
 
 

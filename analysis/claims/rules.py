@@ -2,7 +2,8 @@
 
 A rule is an entry under `rules` of a claim, and makes comparisons of a panel of the claim's experiment. Cells are
 compared that are alike in all swept columns but the axis in question. A comparison whose cells were not measured has no
-runs, so that a verdict can say how much of the claim it rests on.
+runs, so that a verdict can say how much of the claim it rests on. One in cells that the papers do not have is beyond
+them, and decides nothing.
 """
 
 import math
@@ -33,6 +34,7 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
+from papers import printed
 
 _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -41,27 +43,46 @@ OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operat
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="rule"):
     """A rule of a claim, which makes comparisons.
 
-    over, under: the bounds, in `unit`.
+    over, under: the bounds, in `unit`; bounds: the word of `words.yaml` that they are of, multiplied by `times`.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
     """
 
     unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
+    bounds: str = ""
+    times: float = 1.0
     only: dict[str, Any] = {}
 
     def comparison(
-        self, what: str, cell: Cell, runs: Sequence[Run] = (), interval: AtConfidence | None = None, **more: Any
+        self,
+        panel: Panel,
+        what: str,
+        where: Cell,
+        cells: Sequence[Mapping[str, Any]],
+        interval: AtConfidence | None = None,
+        **more: Any,
     ) -> Comparison:
-        return Comparison(what, _typed(cell), UNITS[self.unit], self.over, self.under, tuple(runs), interval, **more)
+        """A comparison of these cells, without runs where one of them has none that ended ok."""
+        groups = [_ok_runs(panel, cell) for cell in cells]
+        runs = tuple(run for group in groups for run in group) if all(groups) else ()
+        beyond = not all(map(panel.experiment.prints, cells))
+        bounds = UNITS[self.unit], self.over, self.under
+        return Comparison(what, _typed(where), *bounds, **{"runs": runs, "beyond": beyond} | more, interval=interval)
+
+    def unlike(self, runs: Sequence[Run]) -> list[str]:
+        """What keeps runs of the papers' setting from deciding."""
+        return []
 
     @property
     def text(self) -> str:
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
+        word, factor = rule.pop("bounds", ""), rule.pop("times", 1)
         limits = (("above", rule.pop("over", None)), ("below", rule.pop("under", None)))
         bounds = " and ".join(f"{side} {limit:g}" for side, limit in limits if limit is not None)
-        parts = [f"{bounds} {UNITS[self.unit].name}"] if bounds else []
+        bounds = f"{bounds} {UNITS[self.unit].name}" if bounds else ""
+        parts = [f"{word}{f' times {factor:g}' * (factor != 1)} ({bounds})" if word else bounds] if bounds else []
         parts += [kind.replace("_", " ")] if kind != "contrast" else []
         parts += [f"{key} {_in_words(value, key)}" for key, value in rule.items() if key != "unit"]
         parts += [f"where {_in_words(only)}"] if only else []
@@ -73,7 +94,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
 
     axis: a swept column, or several of them.
     pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
-        the value before the other one.
+        the value before the other one, for "*" before each.
     """
 
     measure: str
@@ -87,8 +108,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     def comparisons(self, panel: Panel) -> list[Comparison]:
         pairs: Sequence[tuple[Any, Any]] = self.pairs
         if len(self.axes) == 1:
-            values = _values(panel, self.axes[0])
-            pairs = [([top], [bottom]) for pair in self.pairs for top, bottom in _expanded(pair, values)]
+            pairs = [([top], [bottom]) for pair in self.pairs for top, bottom in _pairs(panel, self.axes[0], pair)]
         sides = [tuple(dict(zip(self.axes, side, strict=True)) for side in pair) for pair in pairs]
         return [
             self._compared(panel, cell, top, bottom)
@@ -100,15 +120,14 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     def _compared(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
         first, second = (bottom, top) if UNITS[self.unit].of_bottom else (top, bottom)
         what = f"{_typed(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
-        tops, bottoms = (_ok_runs(panel, {**dict(cell), **side}) for side in (top, bottom))
-        if not (tops and bottoms):
-            return self.comparison(what, cell)
-        most = _most(self.measure, tops, bottoms)
-        return self.comparison(what, cell, (*tops, *bottoms), _measured(self.measure, tops, bottoms), most=most)
+        cells = [{**dict(cell), **side} for side in (top, bottom)]
+        tops, bottoms = (_ok_runs(panel, each) for each in cells)
+        most = _most(self.measure, tops, bottoms) if tops and bottoms else math.inf
+        return self.comparison(panel, what, cell, cells, _measured(self.measure, tops, bottoms), most=most)
 
 
 class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
-    """The share that `bottom` saves of the top's measure is larger on the fewest GPUs than on the most."""
+    """The share that `bottom` saves of the top's measure is larger on fewer GPUs than on the next more."""
 
     measure: str
     axis: str
@@ -118,27 +137,25 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     over: float = 0.0
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
-        return [self._compared(panel, cell) for cell in _cells(panel, [self.axis, "gpus"], self.only)]
+        steps = _pairs(panel, "gpus", ("next_fewer", "*"))
+        cells = _cells(panel, [self.axis, "gpus"], self.only)
+        return [self._compared(panel, cell, *step) for cell in cells for step in steps]
 
-    def _compared(self, panel: Panel, cell: Cell) -> Comparison:
-        sides_by_gpus = {
-            gpus: [_ok_runs(panel, {**dict(cell), self.axis: value, "gpus": gpus}) for value in (self.top, self.bottom)]
-            for gpus in _values(panel, "gpus")
-        }
-        measured = [(gpus, sides) for gpus, sides in sides_by_gpus.items() if all(sides)]
-        if len(measured) < 2:
-            return self.comparison("gain on fewest against most GPUs", cell)
-        (few, at_fewest), (many, at_most) = measured[0], measured[-1]
+    def _compared(self, panel: Panel, cell: Cell, few: int, many: int) -> Comparison:
+        sides = [
+            [{**dict(cell), self.axis: value, "gpus": gpus} for value in (self.top, self.bottom)]
+            for gpus in (few, many)
+        ]
 
         def interval(readings: Readings, confidence: float) -> Interval:
-            gains = [
-                _measured(self.measure, *sides)(readings, confidence).mapped(lambda ratio: 1 - 1 / ratio)
-                for sides in (at_fewest, at_most)
-            ]
-            return intervals.difference(*gains)
+            at_few, at_many = (
+                _measured(self.measure, *(_ok_runs(panel, one) for one in both))(readings, confidence) for both in sides
+            )
+            return intervals.difference(*(gain.mapped(lambda ratio: 1 - 1 / ratio) for gain in (at_few, at_many)))
 
-        runs = [run for side in (*at_fewest, *at_most) for run in side]
-        return self.comparison(f"gain with gpus={few} against gpus={many}", cell, runs, interval)
+        return self.comparison(
+            panel, f"gain with gpus={few} against gpus={many}", cell, [*sides[0], *sides[1]], interval
+        )
 
 
 class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
@@ -149,7 +166,7 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [
-            self.comparison(self.what, cell, runs, _measured(self.measure, runs, ()))
+            self.comparison(panel, self.what, cell, [dict(cell)], _measured(self.measure, runs, ()))
             for cell in _cells(panel, [], self.only)
             if panel.experiment.has(cell)
             for runs in [_ok_runs(panel, dict(cell))]
@@ -174,16 +191,16 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
         return [self._compared(panel, cell) for cell in _cells(panel, [self.axis], self.only)]
 
     def _compared(self, panel: Panel, cell: Cell) -> Comparison:
-        column = MEASURES[self.measure].column
-        groups = [(value, _ok_runs(panel, {**dict(cell), self.axis: value})) for value in _values(panel, self.axis)]
+        column, cells = MEASURES[self.measure].column, _papers_cells(panel, cell, [self.axis])
+        groups = [(one[self.axis], _ok_runs(panel, one)) for one in cells]
         measured = [(figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))]
-        if len(measured) < 2:
-            return self.comparison(f"{self.axis}: best against worst", cell)
+        if not len(groups) == len(measured) > 1:
+            return self.comparison(panel, f"{self.axis}: best against worst", cell, cells, runs=())
         measured.sort(key=operator.itemgetter(0))
         (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval, pairs = _measured(self.measure, most, least), math.comb(len(measured), 2)
-        return self.comparison(what, cell, (*most, *least), interval, stands_for=pairs)
+        return self.comparison(panel, what, cell, cells, interval, runs=(*most, *least), stands_for=pairs)
 
 
 class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
@@ -193,12 +210,14 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     spread along `axis` has to exceed the largest along `than`.
 
     than, than_measure: the other axis and the other measure; by default the same ones.
+    logarithms: how many times as large the logarithm of the spread has to be.
     """
 
     measure: str
     axis: str
     than: str = ""
     than_measure: str = ""
+    logarithms: float = 1.0
     over: float = 1.0
 
     @property
@@ -210,28 +229,31 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
         return [self._compared(panel, cell, axes) for cell in _cells(panel, axes, self.only)]
 
     def _compared(self, panel: Panel, cell: Cell, axes: list[str]) -> Comparison:
-        wide, narrow = _groups_along(panel, cell, axes), _groups_along(panel, cell, axes[::-1])
+        cells = _papers_cells(panel, cell, axes)
+        wide, narrow = _groups_along(panel, cells, axes[0]), _groups_along(panel, cells, axes[-1])
         named = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
         what = f"spread of {' against '.join(named)}".replace("_", " ")
-        if not (wide and narrow):
-            return self.comparison(what, cell)
         (measure, _), (other, _) = self.sides
 
         def interval(readings: Readings, confidence: float) -> Interval:
             least = min((_spread(measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE)
             greatest = max((_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE)
-            return intervals.difference(least.mapped(math.log), greatest.mapped(math.log)).mapped(math.exp)
+            more = least.mapped(math.log), greatest.mapped(lambda ratio: self.logarithms * math.log(ratio))
+            return intervals.difference(*more).mapped(math.exp)
 
-        runs = {id(run): run for groups in (*wide, *narrow) for group in groups for run in group}
         pairs = sum(math.comb(len(groups), 2) for groups in (*wide, *narrow))
-        return self.comparison(what, cell, tuple(runs.values()), interval, stands_for=pairs)
+        return self.comparison(panel, what, cell, cells, interval, stands_for=pairs)
 
 
 class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
-    """Runs of cells end with a status: `ok`, or `oom` where memory runs out. cells: each by some swept columns."""
+    """Runs of cells end with a status: `ok`, or `oom` where memory runs out. Machines of the papers' memory decide.
+
+    cells: each by some swept columns. memory: of a GPU, or of the host.
+    """
 
     cells: list[dict[str, Any]]
     status: Literal["ok", "oom"]
+    memory: Literal["gpu", "host"]
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [self._compared(panel, cell) for cell in self.cells]
@@ -242,20 +264,36 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
         verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
         settled = verdict, " and ".join(sorted(statuses))
-        return self.comparison("it ends", tuple(cell.items()), runs, settled=settled)
+        more: dict[str, Any] = {"runs": tuple(runs), "beyond": False, "settled": settled}
+        return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **more)
+
+    def unlike(self, runs: Sequence[Run]) -> list[str]:
+        theirs = printed.papers().memory_gib[self.memory]
+        machines = [run.environment() for run in runs]
+        parts = [machine.gpus[0] if machine.gpus else None for machine in machines]
+        parts = parts if self.memory == "gpu" else [machine.cpu for machine in machines]
+        sizes = [(part.memory_bytes or 0) / 2**30 if part else 0 for part in parts]
+        other = sorted({f"{size:.0f}" for size in sizes if not 0.9 < size / theirs < 1.1})
+        return [f"{self.memory} memory={' or '.join(other)} GiB (papers: {theirs:g})"] if other else []
 
 
 AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 
-def _groups_along(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[list[tuple[Run, ...]]]:
-    """Groups of runs along the first axis, for each value of the other; where two or more groups were measured."""
-    along, *others = axes
-    several = [
-        [runs for value in _values(panel, along) if (runs := _ok_runs(panel, {**dict(cell), **beside, along: value}))]
-        for beside in ([{axis: value} for axis in others for value in _values(panel, axis)] or [{}])
-    ]
-    return [groups for groups in several if len(groups) > 1]
+def _papers_cells(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[dict[str, Any]]:
+    """The cells along some axes that the papers have; all of them where they have none."""
+    along = [dict(zip(axes, values, strict=True)) for values in product(*(_values(panel, axis) for axis in axes))]
+    cells = [{**dict(cell), **one} for one in along if panel.experiment.has((*cell, *one.items()))]
+    return [one for one in cells if panel.experiment.prints(one)] or cells
+
+
+def _groups_along(panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str) -> list[list[tuple[Run, ...]]]:
+    """The runs of the cells along an axis, for each value of the others."""
+    groups: dict[Cell, list[tuple[Run, ...]]] = {}
+    for cell in cells:
+        rest = tuple((column, value) for column, value in cell.items() if column != axis)
+        groups.setdefault(rest, []).append(_ok_runs(panel, cell))
+    return [runs for runs in groups.values() if len(runs) > 1]
 
 
 def _spread(measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:
@@ -275,15 +313,22 @@ def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
     return formulas.DOUBTFUL_EFFICIENCY * (1 if measure == "iteration" else more / fewer)
 
 
+def _pairs(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """The pairs that a pair stands for: of the papers' values of an axis, then of all, where others were measured."""
+    values = _values(panel, axis)
+    printed = [value for value in values if value in panel.experiment.swept[axis]]
+    return list(dict.fromkeys((*_expanded(pair, printed or values), *_expanded(pair, values))))
+
+
 def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
     """The pairs that "*", "first" and "next_fewer" stand for, of the values of an axis."""
+    if pair[0] == "next_fewer":
+        return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
     top, bottom = (values[0] if side == "first" else side for side in pair)
     if top == "*":
         return [(value, bottom) for value in values if value != bottom]
     if bottom == "*":
         return [(top, value) for value in values if value != top]
-    if top == "next_fewer":
-        return [(before, after) for before, after in pairwise(values) if after == bottom]
     return [(top, bottom)]
 
 

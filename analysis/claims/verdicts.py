@@ -1,11 +1,15 @@
 """The papers' claims, and verdicts on them from the runs at hand.
 
 Each comparison of a claim is judged by its whole interval, and the intervals of a claim together cover at 95 %. The
-claim holds if all of its comparisons do, and does not if one is refuted (an "up to": the other way round).
+claim holds if all comparisons of the paper's cells do, and does not if one is refuted (an "up to": the other way
+round). Where some are missing and none decides, it is half measured.
+
+Runs decide where they have the paper's setting (`same_setting`) but for what the experiment has otherwise for a reason.
+Others illustrate a claim: they are shown with what differs, and never decide.
 
 Where several settings can test a claim (image sizes, machines, commits), each is judged by itself and never averaged.
-The verdict is that of the most telling: GPUs before CPU ranks, full scale before smoke, then the setting that is most
-like the paper's, the one with the most comparisons, and the newest.
+The verdict is that of the most telling: what may decide, then the setting that is most like the paper's, its GPU, the
+one with the most comparisons, and the newest.
 """
 
 import difflib
@@ -16,7 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from analysis.claims.comparison import FAILS, HOLDS, UNDECIDED, UNMEASURED, Comparison, Readings
+from analysis import same_setting
+from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED, Comparison, Readings
 from analysis.claims.rules import AnyRule
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
@@ -28,10 +33,11 @@ from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean, first_few
+from papers import printed
 
 MAX_NAMED = 3  # comparisons, or cells, that a line names
-NOT_THE_PAPERS = ("oversubscribed", "cpu_ranks", "smoke")  # marks of runs that say nothing of the papers' GPUs
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
+WORDS: dict[str, dict[str, Any]] = msgspec.yaml.decode(Path(__file__).with_name("words.yaml").read_bytes())
 PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
 
@@ -43,9 +49,9 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     places: its table, figure or section by key of PAPERS; empty where neither paper has it.
     printed: the papers' own figures; empty where the sentence has them all.
     experiment: of conf/experiment, whose cells test the claim.
-    needs: which comparisons must hold: `all` that were measured, `one` of them (an "up to"), or all of `every_cell`.
-    counted: True if it follows from what a program does and not from a machine, so that CPU ranks and shrunk runs
-        decide it as GPUs do.
+    needs: which comparisons of the paper's cells must hold: `all`, or `one` of them (an "up to").
+    counted: True if it follows from what a program does and not from a machine or setting, so that CPU ranks and
+        shrunk runs decide it as GPUs do.
     note: a caveat that is printed with the claim.
     """
 
@@ -56,14 +62,13 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: list[AnyRule]
     places: dict[Literal[2503, 2505], str] = {}
     printed: str = ""
-    needs: Literal["all", "one", "every_cell"] = "all"
+    needs: Literal["all", "one"] = "all"
     note: str = ""
     counted: bool = False
 
     @property
     def test(self) -> str:
-        least = {"all": "", "one": " (in one cell)", "every_cell": " (all of them)"}[self.needs]
-        return "; ".join(rule.text for rule in self.rules) + least
+        return "; ".join(rule.text for rule in self.rules) + " (in one cell)" * (self.needs == "one")
 
     @property
     def cited(self) -> dict[str, str]:
@@ -75,7 +80,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_claims(content: bytes) -> tuple[Claim, ...]:
-    """Claims of a YAML file, with the keys under `all` of their section; rules are contrasts where they do not say.
+    """Claims of a YAML file, with the keys under `all` of their section; rules are contrasts where they do not say, and
+    have the bounds of their word.
 
     Raises:
         msgspec.ValidationError: an unknown key or rule, or a value of the wrong type, with its place in the file.
@@ -85,9 +91,15 @@ def load_claims(content: bytes) -> tuple[Claim, ...]:
         common = written.pop("all", {})
         for name, claim in written.items():
             rules = claim["rules"] if isinstance(claim["rules"], list) else [claim["rules"]]
-            own = {"name": name, "section": section, "rules": [{"rule": "contrast"} | rule for rule in rules]}
-            claims.append(common | claim | own)
+            bounded = [{"rule": "contrast"} | _bounds(rule) | rule for rule in rules]
+            claims.append(common | claim | {"name": name, "section": section, "rules": bounded})
     return msgspec.convert(claims, tuple[Claim, ...])
+
+
+def _bounds(rule: dict[str, Any]) -> dict[str, Any]:
+    word = WORDS[rule["bounds"]] if "bounds" in rule else {}
+    limits = {side: word[side] * rule.get("times", 1) for side in ("over", "under") if side in word}
+    return limits | {key: word[key] for key in ("unit",) if key in word}
 
 
 CLAIMS = tuple(claim for file in FILES for claim in load_claims(file.read_bytes()))
@@ -114,6 +126,7 @@ class ClaimFigure:
     verdict: of this comparison alone.
     runs: how many are compared. basis: the samples behind the interval.
     part: index of the claim's rule.
+    beyond: True in cells that the papers do not have: it decides nothing.
     doubtful: True if it is more than GPUs can give.
     """
 
@@ -132,6 +145,7 @@ class ClaimFigure:
     text: str = "-"
     why: str = ""
     part: int
+    beyond: bool = False
     doubtful: bool = False
 
 
@@ -150,19 +164,22 @@ class Other:
 class Verdict:
     """A claim, and what the runs say of it.
 
-    verdict: `holds`, `does not hold`, `undecided` or `not measured`.
-    asked: comparisons that all cells of the paper would give there. lost: cells without a run that ended ok, and how
-        they ended. why: what decided the verdict, or why nothing could.
+    verdict: `holds`, `does not hold`, `undecided`, `half measured` or `not measured`, or `illustrated` by runs that may
+        not decide. shows: what these have of the others.
+    asked: comparisons that all cells of the paper give there. lost: cells without a run that ended ok, and how they
+        ended. why: what decided the verdict, what is missing, or why nothing could.
     figures: of the most telling setting; empty where nothing was measured.
     n: runs compared. marks: of all of them.
     setting: what was measured, and where. apart: what tells it from other settings of the experiment.
-    unlike: what the experiment chooses for all cells and these runs had otherwise.
-    command: measures the claim; None where it was measured.
+    unlike: what keeps these runs from deciding: keys with their values, and the papers'. instead: what the experiment
+        has otherwise than printed, for a reason, so that they decide all the same.
+    command: measures the claim, or what is missing; None where it was measured.
     others: other settings, each judged by itself.
     """
 
     claim: Claim
     verdict: str
+    shows: str = ""
     figures: tuple[ClaimFigure, ...] = ()
     asked: int = 0
     n: int = 0
@@ -171,74 +188,83 @@ class Verdict:
     setting: str = ""
     apart: str = ""
     unlike: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
 
     @property
-    def of_gpus(self) -> bool:
-        """True for runs that say something of the papers: full scale, on GPUs that no ranks shared."""
-        return bool(self.n) and not {mark.sign for mark in MARKS if mark.column in NOT_THE_PAPERS} & {*self.marks}
+    def decides(self) -> bool:
+        """True if it confirms or refutes the papers, or would with more runs."""
+        return bool(self.n) and self.verdict != ILLUSTRATED
 
     @property
-    def decides(self) -> bool:
-        """True if it confirms or refutes the papers: runs of their GPUs, or what CPU ranks count as GPUs do."""
-        return self.of_gpus or (bool(self.n) and self.claim.counted)
+    def said(self) -> str:
+        return f"{self.verdict}: {self.shows}" if self.verdict == ILLUSTRATED else self.verdict
 
 
 class _Candidate:
-    """A claim's comparisons in one panel."""
+    """A claim's comparisons in one panel: those of the paper's cells, or of others alone, and those beside them."""
 
     def __init__(self, claim: Claim, panel: Panel) -> None:
         self.claim, self.panel = claim, panel
         comparisons = [(part, one) for part, rule in enumerate(claim.rules) for one in rule.comparisons(panel)]
-        self.asked, self.parts = len(comparisons), len({part for part, _ in comparisons})
         self.measured = [(part, comparison) for part, comparison in comparisons if comparison.runs]
+        self.beyond = all(comparison.beyond for _, comparison in self.measured)
+        self.asked = [comparison for _, comparison in comparisons if self.beyond or not comparison.beyond]
         self.runs: list[Run] = list({id(run): run for _, one in self.measured for run in one.runs}.values())
+        differences = same_setting.differences(panel)
+        self.instead = [difference.text for difference in differences if difference.why]
+        self.unlike = [difference.text for difference in differences if not difference.why]
+        self.unlike += [text for rule in claim.rules for text in rule.unlike(self.runs)]
+        self.unlike += ["cells beyond the papers'"] * self.beyond
+        self.unlike += ["GPUs shared by ranks"] * any(run["oversubscribed"] for run in self.runs)
+        self.decides = claim.counted or not self.unlike
 
     @property
-    def unlike(self) -> list[str]:
-        run, chosen = self.runs[0], self.panel.experiment.chosen
-        options = {group: run[group] if run[group] is not None else run[f"{group}.name"] for group in chosen}
-        return [f"{group}={option}" for group, option in chosen.items() if options[group] != option]
-
-    @property
-    def weight(self) -> tuple[int, int, int, str]:
-        real = sum(not any(run[column] for run in self.runs) for column in NOT_THE_PAPERS)
+    def weight(self) -> tuple[bool, int, bool, int, str]:
+        is_papers_gpu = all(str(run["hardware"]).startswith(printed.HARDWARE) for run in self.runs)
         newest = max(str(run["started_at"] or "") for run in self.runs)
-        return real, -len(self.unlike), len(self.measured), newest
+        own = sum(self.beyond or not comparison.beyond for _, comparison in self.measured)
+        return self.decides, -len(self.unlike), is_papers_gpu, own, newest
 
     def judge(self, readings: Readings) -> Verdict:
         confidence = intervals.bonferroni(sum(comparison.stands_for for _, comparison in self.measured))
-        figures = tuple(_figure(comparison, part, readings, confidence) for part, comparison in self.measured)
-        verdict, lost = self._verdict(figures), _lost_cells(self.panel)
-        why = _why(verdict, figures, self.asked, lost)
-        judged = Verdict(self.claim, verdict, asked=self.asked, lost=lost, why=why)
-        if verdict == UNMEASURED:
-            return replace(judged, command=self.panel.command)
+        judged = [(one, _figure(one, part, readings, confidence)) for part, one in self.measured]
+        deciding = [(one, figure) for one, figure in judged if self.beyond or not one.beyond]
+        shows, lost = self._shows([figure for _, figure in deciding]), _lost_cells(self.panel)
+        known = [one for one, figure in deciding if figure.verdict != UNMEASURED]
+        missing = labels([one for one in self.asked if one not in known]) if shows == HALF else []
+        why = _why(shows, [figure for _, figure in deciding], len(self.asked), missing, lost)
+        verdict = shows if self.decides or shows == UNMEASURED else ILLUSTRATED
+        command = self.panel.experiment.command if verdict == ILLUSTRATED else self.panel.command
+        verdict = Verdict(self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command)
+        if shows == UNMEASURED:
+            return verdict
         marks = "".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs))
-        judged = replace(judged, figures=figures, n=len(self.runs), marks=marks, unlike=tuple(self.unlike))
-        return replace(judged, setting=_setting(self.panel.experiment, self.runs), apart=clean(self.panel.apart))
+        about = {"unlike": tuple(self.unlike), "instead": tuple(self.instead), "apart": clean(self.panel.apart)}
+        about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs), "marks": marks}
+        about |= {"setting": _setting(self.panel.experiment, self.runs)}
+        return replace(verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None)
 
-    def _verdict(self, figures: Sequence[ClaimFigure]) -> str:
-        known = [figure for figure in figures if figure.verdict != UNMEASURED]
-        verdicts = {figure.verdict for figure in known}
-        if not verdicts:
-            return UNMEASURED
+    def _shows(self, figures: Sequence[ClaimFigure]) -> str:
+        known = [figure.verdict for figure in figures if figure.verdict != UNMEASURED]
         one_decides, all_decide = (HOLDS, FAILS) if self.claim.needs == "one" else (FAILS, HOLDS)
-        if one_decides in verdicts:
+        if one_decides in known:
             return one_decides
-        cells_missing = self.claim.needs == "every_cell" and len(known) < self.asked
-        parts_missing = len({figure.part for figure in known}) < self.parts
-        return all_decide if verdicts == {all_decide} and not cells_missing and not parts_missing else UNDECIDED
+        if len(known) < len(self.asked):
+            return HALF if known else UNMEASURED
+        return all_decide if {*known} == {all_decide} else UNDECIDED
 
 
 def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
     """The verdict on each claim, in their order."""
+    apart = [[run for run in runs if bool(run["oversubscribed"]) is shared] for shared in (False, True)]
     panels_by_experiment = {
-        name: panels(load(name), runs, mix) for name in dict.fromkeys(claim.experiment for claim in claims)
+        name: [panel for part in apart for panel in panels(load(name), part, mix)]
+        for name in dict.fromkeys(claim.experiment for claim in claims)
     }
-    readings = Readings(runs)
+    readings = Readings(apart[0] or runs)
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
 
 
@@ -250,12 +276,12 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
     if not verdicts:
         return Verdict(claim, UNMEASURED, why="no runs of these cells", command=load(claim.experiment).command)
     first, *rest = verdicts
-    others = tuple(Other(one.apart, one.setting, one.verdict, one.marks, len(one.figures)) for one in rest if one.n)
+    others = tuple(Other(one.apart, one.setting, one.said, one.marks, len(one.figures)) for one in rest if one.n)
     return replace(first, others=others)
 
 
 def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
-    keys = ("what", "where", "over", "under")
+    keys = ("what", "where", "over", "under", "beyond")
     about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {"runs": len(comparison.runs)}
     figure, unit = ClaimFigure(**about, part=part, confidence=confidence), comparison.unit
     if comparison.settled is not None:
@@ -273,8 +299,9 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
     return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
 
 
-def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequence[str]) -> str:
-    """The comparisons that decided a verdict, how much of the claim was measured, and cells that did not end well."""
+def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, missing: Sequence[str], lost: Sequence[str]) -> str:
+    """The comparisons that decided a verdict, how much of the claim was measured, what is missing, and cells that did
+    not end well."""
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
     reasons = []
     if verdict == FAILS:
@@ -286,13 +313,15 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, lost: Sequenc
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:
         reasons.append(f"{measured} of {count(asked, 'comparison')}")
+    if missing:
+        reasons.append(f"missing: {first_few(missing, MAX_NAMED)}")
     reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
     if lost:
         reasons.append(f"not ok: {first_few(lost, MAX_NAMED)}")
     return clean("; ".join(reasons))
 
 
-def labels(figures: Sequence[ClaimFigure]) -> list[str]:
+def labels(figures: Sequence[ClaimFigure] | Sequence[Comparison]) -> list[str]:
     """A label for each figure that tells it from the others: its cell, what is compared, or both."""
     if len({figure.where for figure in figures}) == len(figures) and len({figure.what for figure in figures}) == 1:
         return [figure.where or figure.what for figure in figures]

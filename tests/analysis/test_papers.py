@@ -117,7 +117,8 @@ def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
     config = OmegaConf.to_container(composed(f"experiment={name}", *first, entry=entry))
     assert isinstance(config, dict)
     own = flat({str(key): value for key, value in config.items()})
-    own = {key.removesuffix(".name") if key != "profile.name" else key: value for key, value in own.items()}
+    of_groups = ("profile.name", "optimizer.name")  # whose columns are no axes
+    own = {key if key in of_groups else key.removesuffix(".name"): value for key, value in own.items()}
     own = {key: str(value) if isinstance(value, list) else value for key, value in own.items()}  # as in a column
     own |= {key: [*values] for key, values in experiment.swept.items()}
     if own.get("template", "") is None:
