@@ -7,8 +7,7 @@ from analysis import experiments
 from analysis.experiments import Experiment, Panel
 from analysis.figures import ALL
 from analysis.figures.effect_charts import effects_alone
-from analysis.figures.experiment_charts import by_measure
-from analysis.figures.profile_charts import copies, metrics
+from analysis.figures.experiment_charts import by_measure, copies, metrics
 from analysis.figures.setting_charts import efficiency, losses, phases, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines

@@ -10,12 +10,10 @@ from typing import Any
 from analysis import claims, experiments
 from analysis.answers import answers
 from analysis.figures import vega
-from analysis.report import expected_section, machine_section, page
-from analysis.report.answer_section import of_answers
+from analysis.report import page, sections
 from analysis.report.blocks import Report
 from analysis.report.papers_section import of_papers
 from analysis.report.runs_section import of_runs
-from analysis.report.settings_sections import of_effects, of_efficiency
 from analysis.report.watch import Watch
 from analysis.runs import details, load
 from analysis.runs.columns import MARKS
@@ -35,7 +33,7 @@ def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: boo
     path = default_path(folders) if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    report = build(found or load.read(folders), title or _title(folders), mix, expected_section.read_plans(folders))
+    report = build(found or load.read(folders), title or _title(folders), mix, sections.read_plans(folders))
     size_bytes = page.write(path, report)
     return "\n".join(filter(None, [report.answer, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"]))
 
@@ -45,7 +43,7 @@ def watched(folders: Sequence[Path], title: str | None, mix: bool, price: float 
     name = title or _title(folders)
 
     def made() -> Report:
-        return build(load.read(folders, price=price), name, mix, expected_section.read_plans(folders))
+        return build(load.read(folders, price=price), name, mix, sections.read_plans(folders))
 
     return Watch(folders, made, lambda reason: Report(name, timestamp(), reason, [], {}, []))
 
@@ -66,23 +64,23 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
     repeated = RepeatedRuns(runs)
     panels = [(experiment, experiments.panels(experiment, runs, mix, repeated)) for experiment in loaded]
     found_out = answers(runs, mix)
-    sections = [
-        of_answers(found_out, runs),
-        of_effects([answer.ranking for answer in found_out]),
+    made = [
+        sections.of_answers(found_out, runs),
+        sections.of_effects([answer.ranking for answer in found_out]),
         of_runs(runs, found.skipped, repeated, mix),
-        of_efficiency(runs),
-        expected_section.predictions_section(runs),
-        expected_section.plans_section(plans),
+        sections.of_efficiency(runs),
+        sections.of_predictions(runs),
+        sections.of_plans(plans),
         of_papers(runs, panels, claims.judge(runs, mix)),
-        machine_section.section(runs),
+        sections.of_machine(runs),
     ]
     return Report(
         title,
         timestamp(),
         _summary(found),
-        machine_section.warnings(runs),
+        sections.warnings(runs),
         {mark.sign: mark.meaning for mark in MARKS if any(run[mark.column] for run in runs)},
-        [section for section in sections if section.blocks],
+        [section for section in made if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
         found_out[0].sentence if found_out else "",
     )

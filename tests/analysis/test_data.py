@@ -47,11 +47,6 @@ def test_the_builder_makes_records_as_the_entries_leave_them(
     assert len(measured_s) == statistics["count"] == run["steps"] > 0
 
 
-def test_energy_of_more_than_the_training_is_none(tmp_path: Path):
-    records.write(tmp_path / "v", records.vision(gpu=records.gpu() | {"covers": "sampled"}))
-    assert load.read([tmp_path]).runs[0]["energy_joules"] is None
-
-
 def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, said: Said):
     text = json.dumps(records.vision())
     broken = {

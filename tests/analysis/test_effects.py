@@ -10,7 +10,7 @@ import pytest
 from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import what_matters
 from analysis.report.blocks import Paragraph, Plot
-from analysis.report.settings_sections import NO_GAIN, of_effects
+from analysis.report.sections import NO_GAIN, of_effects
 from analysis.runs import load
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread

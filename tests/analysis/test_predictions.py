@@ -11,7 +11,7 @@ import pytest
 from analysis.commands import predictions
 from analysis.report import page
 from analysis.report.blocks import Fold, Grid, PlainTable
-from analysis.report.expected_section import predictions_section
+from analysis.report.sections import of_predictions
 from analysis.runs import load
 from tests.analysis.conftest import Said
 from tests.analysis.test_report import build
@@ -109,6 +109,6 @@ def test_the_section_is_there_where_a_run_was_predicted_or_says_why_nothing_is_c
     assert "predict" not in shown  # nor 0.11 s, 110 s: tables of results have what was measured alone
     slowed = {"device": "cpu", "load": records.load(others_cores=8.0)}
     runs = load.read([write(tmp_path / "slow", records.vision(**slowed, prediction=records.prediction()))]).runs
-    (paragraph,) = predictions_section(runs).blocks
+    (paragraph,) = of_predictions(runs).blocks
     assert "others kept over a tenth of its cores busy" in str(paragraph)
-    assert not predictions_section([replace(run, prediction=None) for run in runs]).blocks
+    assert not of_predictions([replace(run, prediction=None) for run in runs]).blocks

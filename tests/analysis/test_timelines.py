@@ -15,7 +15,7 @@ from analysis import report
 from analysis.figures import timelines, vega
 from analysis.report import page
 from analysis.report.blocks import Plot
-from analysis.report.expected_section import plans_section, read_plans
+from analysis.report.sections import of_plans, read_plans
 from analysis.runs import load
 from multicard.decide.plan import command
 from multicard.observe.energy import gpu_record, readings
@@ -188,7 +188,7 @@ def test_the_report_has_the_plans_of_its_folders_and_passes_other_files_over(tmp
     (tmp_path / "plan.json").write_text("[1, 2")
     read = read_plans([tmp_path, sweep])
     assert len(read) == 1
-    (plot,) = plans_section(read).blocks
+    (plot,) = of_plans(read).blocks
     assert isinstance(plot, Plot) and "Makespan 0:02:40 planned; 0:05:20 in fact" in plot.figure.caption
     html = page.html(report.build(load.read([sweep]), "Runs", mix=False, plans=read))
-    assert 'id="plans"' in html and not plans_section([]).blocks
+    assert 'id="plans"' in html and not of_plans([]).blocks

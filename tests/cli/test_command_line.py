@@ -77,7 +77,7 @@ def test_words_are_read_as_they_are_meant(words: str, read: str, told: str, caps
     assert capsys.readouterr().err.strip() == told
 
 
-SLURM = "hydra/launcher=submitit_slurm"
+SLURM, RACE = "hydra/launcher=submitit_slurm", ["-m", "race=images_per_s", "seed=0,1"]
 COMPOSED = [
     (["gpus=1.5"], "gpus=1.5: must be a whole number"),
     (["lr=abc"], "lr=abc: must be a number"),
@@ -127,6 +127,30 @@ COMPOSED = [
     ([SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"], "hydra.launcher.array_parallelism=0: must be a who"),
     ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "hydra.launcher.setup=x: write it as [command,...]"),
     ([SLURM, "device=cpu", "+hydra.launcher.mail=me"], "hydra.launcher.mail: submitit has no such option; use hydra"),
+    (["repeat=3"], "repeat=3: several runs are a sweep; add -m"),
+    (["repeat=no"], "repeat=no: must be 1 or more, or auto"),
+    (["repetition=0"], "repetition=0: must be 1 or more"),
+    (["-m", "repeat=1,2"], "repeat=1,2: takes one value, not a sweep"),
+    (["-m", "precision=fp32,bf16", "repeat=0"], "repeat=0: must be 1 or more, or auto"),
+    (["-m", "repeat=auto", "repeat_max=1"], "repeat_max=1: must be 2 or more"),
+    (["-m", "repeat=auto", "repeat_error=0"], "repeat_error=0: must be above 0% and below 100%"),
+    (["-m", "repeat=auto", "repeat_error=1%%"], "repeat_error=1%%: must be above 0% and below 100%"),
+    (["-m", "repeat=auto", "repeat.error=2%"], "repeat.error=2%: write repeat_error=2%"),
+    (["gpus=2", "predict.gpu=nonsense", "predict=true"], "predict.gpu=nonsense: no such GPU; choose one of b200, "),
+    (["-m", "gpus=2", "predict.gpu=nonsense", "predict=true"], "predict.gpu=nonsense: no such GPU; choose one of b200"),
+    (["-m", "gpus=2", "predict.gpu=nonsense"], "predict.gpu=nonsense: no such GPU; choose one of b200, "),
+    ([*RACE, SLURM], "race=images_per_s: runs on one machine, within a job, as by srun --ntasks=1 "),
+    ([*RACE, "probe=true"], "race=images_per_s: its cells are probes by themselves; leave out probe=true"),
+    ([*RACE, "hydra/sweeper=basic"], "race=images_per_s: is a search by itself; leave out hydra/sweeper"),
+    ([*RACE, "hydra.sweeper.max_batch_size=2"], "race=images_per_s: is of all cells at once; leave out hydra.sweeper."),
+    ([*RACE, "repeat=2"], "race=images_per_s: measures cells by turns, and the best three times; leave out repeat=2"),
+    ([*RACE, "nodes=2"], "race=images_per_s: measures cells by turns, on one machine; leave out nodes=2"),
+    ([*RACE, "profile=kineto"], "race=images_per_s: measures cells by turns; leave out profile=kineto"),
+    ([*RACE, "diagnose=true"], "race=images_per_s: measures cells by turns; leave out diagnose=true"),
+    (["-m", "race=images_per_s,tokens_per_s"], "race.figure=images_per_s,tokens_per_s: takes one value, not a sweep"),
+    (["-m", "race=total_s", "seed=0,1"], "race=total_s: choose one of images_per_s, samples_per_s, tokens_per_s"),
+    (["-m", "race=tokens_per_s", "dry_run=true"], "race=tokens_per_s: train_vision.py has race=images_per_s"),
+    (["race=images_per_s"], "race=images_per_s: needs cells to choose from, a sweep; add -m"),
 ]
 
 

@@ -80,9 +80,19 @@ ALONE = """
 gpus=0 nodes=0 epochs=0 batch_size=0 seed=-1 lr=0 lr=inf num_workers=-1 dataset.train_limit=0 dataset.crop=0
 target_accuracy=97 stop_at_target=true seed=9223372036854775808 dataset.image_size=31 model.width=0
 optimizer.momentum=1 optimizer.weight_decay=-1 tracker.project=a/b tracker.entity=a/b
+price.gpu_hour=0 price.gpu_hour=-2.49 price.gpu_hour=nan price.gpu_hour=inf
 """
 REFUSED = [
     *(([word], word) for word in ALONE.split()),
+    (["race.figure=images_per_s", "race.confidence=0.3"], "race.confidence=0.3: must be 0.5 or more"),
+    (["race.figure=images_per_s", "race.tolerance=2x"], "race.tolerance=2x: must be above 0%"),
+    (["race.figure=images_per_s", "race.block=0.0"], "race.block=0.0: must be above 0"),
+    (["probe.enabled=true", "repeat=auto"], "probe=true: measures a short run as it is"),
+    (["probe.enabled=true", "profile=kineto"], "probe=true: measures a short run as it is"),
+    (["probe.enabled=true", "diagnose=true"], "probe=true: measures a short run as it is"),
+    (["profile=kineto", "profile.steps=null"], "profile.steps=null: give the steps, or profile.seconds"),
+    (["device=cpu", "predict.gpu=h100-80gb"], "predict.gpu=h100-80gb: device=cpu has no GPU; leave one of them out"),
+    (["scale=smoke", "predict.memory=80GB"], "predict.memory=80GB: scale=smoke has no GPU; leave one of them out"),
     (["loader=dali", "loader.threads=0"], "loader.threads=0: must be 1 or more, or null"),
     (["model.name=resnet18", "model.width=2"], "model.width=2"),
     (["dataset=images", "dataset.root=x", "dataset.cache=none", "dataset.skip_broken=true"], "dataset.skip_broken"),
@@ -195,7 +205,7 @@ def test_placement(overrides: list[str], devices: int, expected: tuple[str, str,
 def test_the_identity_is_what_is_measured():
     one = typed("name=a").identity()
     unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "objective=total_s", "max_jobs=3", "auto=gpus")
-    assert one == typed(*unmeasured).identity()
+    assert one == typed(*unmeasured, "race.figure=images_per_s", "price.gpu_hour=2.49").identity()
     others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
     assert len({one, *(other.identity() for other in others)}) == 5
     assert len(one) == 8

@@ -266,14 +266,3 @@ def test_a_race_and_its_full_runs_take_no_longer_than_the_grid():
     small = race_of(5)
     small.costs(10.0, 2.0, 1000.0)
     assert small.most_s == 2000.0  # three of the five full runs fit after it
-
-
-def test_a_race_that_had_ended_keeps_its_finalists_when_it_goes_on():
-    race = Race(EIGHT, [None] * 8)
-    for turn in range(3):
-        for cell, figure in enumerate(APART):
-            race.add(Block(cell, turn, figure, 0.005, 0))
-    race.next_round()
-    race.end(rules.CLOSE, [7, 6])
-    assert race.next_round() == [] and (race.finalists, race.ending) == ((7, 6), rules.CLOSE)
-    assert race.standings[0].reason.startswith(rules.BEATEN) and len(race.final_runs) == 6

@@ -321,18 +321,3 @@ def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
     words = ["predict=true", "device=cpu", f"hydra.sweep.dir={tmp_path / 's'}", "gpus=2,8"]
     code, printed = called("-m", *words)
     assert code == 1 and f"[2/2] {line}; use gpus=2 or fewer\n" in printed and "1 run to measure" in printed
-
-
-@pytest.mark.parametrize("words", [["-m", "predict=true"], ["predict=true"], ["-m"]])
-def test_a_gpu_that_is_not_known_is_refused_with_the_names(words: list[str], called: Called, tmp_path: Path):
-    more = [f"hydra.{mode}.dir={tmp_path / 's'}" for mode in ("run", "sweep")]
-    code, printed = called(*words, "gpus=2", *more, "predict.gpu=nonsense")
-    assert code == 1 and printed.startswith("refused: predict.gpu=nonsense: no such GPU; choose one of b200, ")
-    assert printed.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("word", ["device=cpu", "scale=smoke"])
-@pytest.mark.parametrize("asked", ["predict.gpu=h100-80gb", "predict.memory=80GB"])
-def test_cpu_ranks_are_predicted_on_no_gpu(word: str, asked: str):
-    with pytest.raises(ValueError, match=f"{asked}: {word} has no GPU; leave one of them out"):
-        typed(asked, word)

@@ -230,12 +230,6 @@ def test_a_probe_of_tuning_stops_all_ranks_after_the_same_step(tuned: Measured):
     assert [epoch["steps"] for epoch in record["epochs"]] == [2]
 
 
-@pytest.mark.parametrize("word", ["repeat=auto", "profile=kineto", "diagnose=true"])
-def test_what_a_probe_cannot_be_is_refused(word: str):
-    with pytest.raises(ValueError, match=f"probe=true: measures a short run as it is.*; leave out {word}"):
-        typed("probe.enabled=true", word)
-
-
 def test_no_run_is_compared_with_a_probe():
     made = records.vision()
     own = {"config": made["config"] | {"probe": plain(typed("probe.enabled=true"))["probe"]}}

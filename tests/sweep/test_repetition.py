@@ -99,24 +99,6 @@ def test_only_repetitions_that_are_missing_are_measured(sweep: Callable[..., Any
     assert again == [("fp32", 0, 2)]
 
 
-def test_a_single_run_cannot_be_repeated_and_bad_counts_are_refused(called: Called, tmp_path: Path):
-    run_in = f"hydra.run.dir={tmp_path}/run"
-    for words, reason in (
-        (["repeat=3"], "refused: repeat=3: several runs are a sweep; add -m"),
-        (["repeat=no"], "refused: repeat=no: must be 1 or more, or auto"),
-        (["repetition=0"], "refused: repetition=0: must be 1 or more"),
-        (["-m", "repeat=1,2"], "refused: repeat=1,2: takes one value, not a sweep"),
-        (["-m", "precision=fp32,bf16", "repeat=0"], "refused: repeat=0: must be 1 or more, or auto"),
-        (["-m", "repeat=auto", "repeat_max=1"], "refused: repeat_max=1: must be 2 or more"),
-        (["-m", "repeat=auto", "repeat_error=0"], "refused: repeat_error=0: must be above 0% and below 100%"),
-        (["-m", "repeat=auto", "repeat_error=1%%"], "refused: repeat_error=1%%: must be above 0% and below 100%"),
-        (["-m", "repeat=auto", "repeat.error=2%"], "refused: repeat.error=2%: write repeat_error=2%"),
-    ):
-        code, printed = called(*words, "device=cpu", run_in, f"hydra.sweep.dir={tmp_path}/run")
-        assert (code, printed.strip()) == (1, reason), words
-        assert not (tmp_path / "run").exists(), words
-
-
 def steps_of(sd: float, slower: float = 1.0) -> Callable[[str, int], float]:
     """Runs that differ by `sd`, with a seed of their own each; those of bf16 take `slower` times as long."""
 

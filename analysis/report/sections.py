@@ -1,0 +1,205 @@
+"""The sections of a report but those of the runs and of the papers: what each has of some runs, as blocks."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis import rerun_commands
+from analysis.answers import Answer
+from analysis.commands import predictions
+from analysis.commands.best import Ranking, rankings
+from analysis.figures import timelines
+from analysis.figures.effect_charts import UNREPEATED, what_matters
+from analysis.figures.setting_charts import efficiency, losses, phases, trade_off_of
+from analysis.figures.vega import numbered
+from analysis.report.blocks import (
+    Block,
+    Facts,
+    Fold,
+    Heading,
+    Paragraph,
+    PlainTable,
+    Plot,
+    Recommendation,
+    Section,
+    sentences,
+)
+from analysis.runs import grouping
+from analysis.runs.columns import MARKS
+from analysis.runs.details import DetailedRun
+from analysis.runs.grouping import ACCURACY
+from analysis.runs.load import Run
+from multicard.config.job import count
+from multicard.records import run_folder
+from multicard.records.schema_environment import Cpu
+from multicard.records.text_table import clean, in_bytes
+
+# ---- What to run, how sure that is, what limits it and what to try next, for each workload
+
+MOST_WORKS = 6  # whose recommendation the page has
+
+
+def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
+    """The recommendation for the newest workload, and the others folded away; without any, why there is none."""
+    known = [_recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])]
+    blocks: list[Block] = [*known[:1]] or [Paragraph(f"Nothing can be recommended: {_reason(runs)}.")]
+    rest = len(answers) - len(known)
+    more = [Paragraph(f"{rest} more: python -m analysis best", quiet=True)] * (rest > 0)
+    blocks += [Fold(count(len(answers) - 1, "other workload"), [*known[1:], *more])] if len(answers) > 1 else []
+    return Section("answers", "What to run", "", blocks)
+
+
+def _reason(runs: Sequence[Run]) -> str:
+    try:
+        rankings(runs)
+    except ValueError as error:
+        return str(error) if any(run["status"] == "ok" for run in runs) else f"{error}; the causes are below"
+    return "no setting has a time"
+
+
+def _recommendation(answer: Answer, place: int) -> Recommendation:
+    chart = trade_off_of(answer.ranking, numbered("trade_off", place))
+    plots = [Plot(chart)] if chart is not None else []
+    typed = answer.command or answer.setting
+    return Recommendation(answer.work, answer.statement, answer.marks, typed, [*_facts(answer)], plots)
+
+
+def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
+    yield "What it takes", f"{answer.takes}.", ""
+    yield from (("Other settings", line, "") for line in answer.others)
+    known = {"What limits it": answer.limit, "What to try next": answer.next, "On GPUs": answer.elsewhere}
+    yield from ((name, advice.sentence, advice.command or "") for name, advice in known.items() if advice is not None)
+
+
+# ---- What each setting gains, alone and together
+
+MOST_EFFECTS = 4  # plots: time and accuracy of two workloads
+MOST_PLOTS = 2  # of a subsection
+MOST_COMMANDS = 20  # that a figure names
+NO_GAIN = "Accuracy: no setting changes it by more than these runs tell from chance."
+
+
+def of_effects(rankings: Sequence[Ranking]) -> Section:
+    """A chart of each workload's time, and one of its accuracy where something changes that; all gains as a table."""
+    blocks: list[Block] = []
+    found = what_matters(rankings)
+    for index, one in enumerate(found[:MOST_EFFECTS]):
+        if one.measure == ACCURACY and not any(effects[0].gain.is_told for effects in one.by_axis):
+            blocks.append(Paragraph(NO_GAIN, quiet=True))
+            continue
+        rows = [[one.change(each), one.gain(each), str(each.blocks)] for own in one.by_axis for each in own]
+        table = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)
+        depends = [Paragraph(f"It depends: {sentence}.") for sentence in one.interactions]
+        depends += [Paragraph(f"{UNREPEATED}.")] * (not one.is_repeated)
+        blocks += [Plot(one.figure(numbered("effects", index))), *depends, Fold("Every value as a table", [table])]
+    if len(found) > MOST_EFFECTS:
+        blocks.append(Paragraph("More, of other workloads: python -m analysis figure effects", quiet=True))
+    return Section("matters", "What matters", "What does each setting gain alone, everything else equal?", blocks)
+
+
+def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
+    commands = rerun_commands.of_sweeps(runs)[:MOST_COMMANDS]
+    blocks: list[Block] = []
+    charts = {"Scaling": efficiency(runs), "A step": phases(runs), "Learning": losses(runs)}
+    for title, drawn in charts.items():
+        plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
+        blocks += [Heading(title), *plots] if plots else []
+        if len(drawn) > MOST_PLOTS:
+            rest = f"{len(drawn) - MOST_PLOTS} more, of other settings or data sets: python -m analysis figure"
+            blocks.append(Paragraph(f"{rest} {drawn[MOST_PLOTS].name.partition('-')[0]}", quiet=True))
+    question = "What does each setting gain, where does its time go, and what does it take?"
+    return Section("settings", "Efficiency", question, blocks)
+
+
+# ---- What was expected: predictions and plans, and what became of them
+
+COMMAND = "As text, CSV and JSON: python -m analysis predictions."
+PLAN_FILES = ("plan.json", "*/plan.json", ".plan/plan.json", "*/.plan/plan.json")  # below a folder of the report
+PLAN_KEYS = {"makespan_s", "in_turn_s", "jobs"}  # of every plan
+
+
+def of_predictions(runs: Sequence[Run]) -> Section:
+    """Errors and coverage, the poorest predictions folded away; empty where no run has a prediction."""
+    compared = predictions.compare(runs)
+    blocks: list[Block] = []
+    notes = [sentences([line]) for line in compared.notes]
+    errors, verdicts, poorest = predictions.tables(compared)
+    if errors.rows:
+        about = [*(sentences([line]) for line in predictions.NOTES), *notes, COMMAND]
+        folded = Fold("The poorest predictions", [PlainTable("", poorest.headings, poorest.rows)])
+        blocks += [PlainTable("", errors.headings, errors.rows, about), folded]
+    elif compared.verdicts or {*compared.left_out} - {predictions.UNPREDICTED}:
+        blocks.append(Paragraph(" ".join(notes), quiet=True))
+    if verdicts.rows:
+        title = "Memory: what was predicted, and how the runs ended"
+        blocks.append(PlainTable(title, verdicts.headings, verdicts.rows))
+    question = "How well was each run foretold before it started?"
+    return Section("predictions", "Predicted against measured", question, blocks)
+
+
+def read_plans(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The plans below folders, as `python -m multicard plan --json` and `--run` leave them; others are passed over."""
+    paths = {path.resolve() for folder in folders for pattern in PLAN_FILES for path in folder.glob(pattern)}
+    plans = (run_folder.read_json(path) for path in sorted(paths))
+    return [plan for plan in plans if plan is not None and PLAN_KEYS <= plan.keys()]
+
+
+def of_plans(plans: Sequence[Mapping[str, Any]]) -> Section:
+    """A chart of each plan, whose data have the times and the end of each job; empty where there is none."""
+    figures = (timelines.plan_chart(f"plan_{number}", plan) for number, plan in enumerate(plans, 1))
+    plots = [Plot(figure) for figure in figures if figure is not None]
+    return Section("plans", "Plans", "What runs where, and when, and did it come out so?", plots)
+
+
+# ---- What the runs were measured on, and the marks that they carry
+
+MOST_VALUES = 8  # of a fact
+PACKAGES = ("torch", "torchvision", "timm", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
+
+
+def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Each mark of the runs, with how many have it and its meaning."""
+    lines = []
+    for mark in MARKS:
+        count = sum(bool(run[mark.column]) for run in runs)
+        if count:
+            every = "The run" if len(runs) == 1 else f"All {len(runs):,} runs"
+            share = every if count == len(runs) else f"{count:,} of {len(runs):,} runs"
+            lines.append((mark.sign, f"{share}: {mark.meaning}"))
+    return lines
+
+
+def of_machine(runs: Sequence[DetailedRun]) -> Section:
+    rows: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, value in _about_machine(run):
+            if value is not None:
+                rows.setdefault(name, {})[clean(str(value))] = None
+    facts = []
+    for name, values in rows.items():
+        rest = [f"and {len(values) - MOST_VALUES} more"] * (len(values) > MOST_VALUES)
+        facts.append((name, [*list(values)[:MOST_VALUES], *rest]))
+    question = "What were the figures measured on? They hold for this hardware, these versions and this code."
+    return Section("machine", "Machine and code", question, [Facts(facts)])
+
+
+def _about_machine(run: DetailedRun) -> Iterator[tuple[str, str | None]]:
+    environment, cpu = run.surroundings, run.surroundings.cpu or Cpu()
+    gpus, packages = environment.gpus, environment.packages
+    yield "Computed on", "CPU ranks" if run["device"] == "cpu" else None
+    if gpus:
+        sizes = sorted({in_bytes(gpu.memory_bytes) for gpu in gpus if gpu.memory_bytes is not None})
+        names = sorted({str(gpu.name) for gpu in gpus})
+        yield "GPUs", f"{len(gpus)} x {', '.join(names)}" + (f", {', '.join(sizes)} each" if sizes else "")
+    yield from (("Driver", gpu.driver) for gpu in gpus)
+    known = (environment.topology or {}).get("links")
+    links = [link.get("link") for link in (known if isinstance(known, list) else ()) if isinstance(link, dict)]
+    counts = Counter(str(link or "an unknown path") for link in links)  # as nvidia-smi names them: "6 pairs by NV18"
+    yield "Links", ", ".join(f"{count(pairs, 'pair')} by {link}" for link, pairs in counts.items()) or None
+    yield "CPU", f"{cpu.model}, {cpu.cores_online or '?'} cores" if cpu.model is not None else None
+    yield "Memory", in_bytes(cpu.memory_bytes) if cpu.memory_bytes is not None else None
+    yield "Host", run["hosts"]
+    yield "Commit", grouping.commit(run)
+    versions = [f"{name} {packages[name]}" for name in PACKAGES if packages.get(name) is not None]
+    yield "Versions", ", ".join([*versions, f"Python {environment.python or '?'}"]) if versions else None
