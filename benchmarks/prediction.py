@@ -3,8 +3,8 @@
     python -m benchmarks.prediction
 
 Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with defects are left out;
-`multicard/estimate/published.csv` has the reasons. `fitted` makes `estimate.scaling.PUBLISHED` of them. Of memory see
-`benchmarks.prediction_memory`, of your own runs `python -m analysis predictions`.
+`multicard/estimate/published.csv` has the reasons. `fitted` makes `estimate.scaling.PUBLISHED` of them. Your own
+runs are compared by `python -m analysis predictions`.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The workloads of all entries: their schemas in Hydra's store, their option groups and their experiments."""
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,20 @@ def defaults(kind: str) -> dict[str, Any]:
     own: Any = OmegaConf.to_container(OmegaConf.load(_file(workload)), resolve=False)
     keys = {field.name: field.default for field in fields(workload.schema) if field.default is not MISSING}
     return keys | {key: value for key, value in own.items() if not isinstance(value, dict | list)} | _defaults(workload)
+
+
+def known_keys(workload: Workload) -> dict[str, set[Any]]:
+    """Every group and key that a command line may set, with the keys of all options, and their types."""
+    types: dict[str, set[Any]] = {name: set() for name in groups(workload)}
+    schemas: list[tuple[str, type]] = [("", workload.schema)]
+    schemas += [(f"{group}.", schema) for group, options in workload.options.items() for schema in options.values()]
+    while schemas:
+        prefix, schema = schemas.pop()
+        for field in fields(schema):
+            types.setdefault(prefix + field.name, set()).add(field.type)
+            if isinstance(field.type, type) and is_dataclass(field.type):
+                schemas.append((f"{prefix}{field.name}.", field.type))
+    return types
 
 
 def _file(workload: Workload) -> Path:

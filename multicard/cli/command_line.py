@@ -4,7 +4,6 @@ line with the key and the remedy."""
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn, Optional
 
 from hydra._internal.utils import get_args_parser
@@ -138,7 +137,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
     Raises:
         ValueError: with the option and its alternatives.
     """
-    known, groups = known_keys(workload), workloads.groups(workload)
+    known, groups = workloads.known_keys(workload), workloads.groups(workload)
     sweepers = [str(override.value()) for override in chosen if override.key_or_group == "hydra/sweeper"]
     searches = not {*sweepers[-1:]} <= {"cells", "basic"}  # Optuna's and Ax's take intervals
     for override in chosen:
@@ -249,25 +248,11 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], s
 
 
 def _explain_key(key: str, workload: Workload) -> str:
-    known = known_keys(workload)
+    known = workloads.known_keys(workload)
     if key in known:
         return f"{key}: not a key of the option chosen for {key.partition('.')[0]}; --help shows those it has"
     for other in workloads.WORKLOADS:
-        if key in known_keys(other):
+        if key in workloads.known_keys(other):
             return f"{key}: belongs to {other.entry}"
     near = difflib.get_close_matches(key, known, n=3)
     return f"{key}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--help shows all keys")
-
-
-def known_keys(workload: Workload) -> dict[str, set[Any]]:
-    """Every group and key that a command line may set, with the keys of all options, and their types."""
-    types: dict[str, set[Any]] = {name: set() for name in workloads.groups(workload)}
-    schemas: list[tuple[str, type]] = [("", workload.schema)]
-    schemas += [(f"{group}.", schema) for group, options in workload.options.items() for schema in options.values()]
-    while schemas:
-        prefix, schema = schemas.pop()
-        for field in fields(schema):
-            types.setdefault(prefix + field.name, set()).add(field.type)
-            if isinstance(field.type, type) and is_dataclass(field.type):
-                schemas.append((f"{prefix}{field.name}.", field.type))
-    return types

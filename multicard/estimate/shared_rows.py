@@ -7,11 +7,11 @@ names of models, hardware and versions. No path, host, name, id or text of a use
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import yaml
@@ -25,7 +25,7 @@ from multicard.machine import environment
 from multicard.records.figures import FIGURES, MONEY
 from multicard.records.schema_parts import Count, Float, Int
 from multicard.vision import model_names, models
-from multicard.workloads import WORKLOADS
+from multicard.workloads import WORKLOADS, known_keys
 
 MOST_BYTES = 20_000_000  # of a file
 LICENCE = "CC0-1.0"
@@ -107,23 +107,17 @@ def is_public(kind: str, key: str, value: Any) -> bool:
 def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     """The keys of a kind's settings, and the words that their values may be."""
     (workload,) = (workload for workload in WORKLOADS if workload.name == kind)
-    options = [(f"{group}.", schema) for group, own in workload.options.items() for schema in own.values()]
-    found = [pair for prefix, schema in [("", workload.schema), *options] for pair in _keys(schema, prefix)]
-    enums = [each for _, hint in found for each in (hint, *get_args(hint)) if isinstance(each, type)]
-    words = {str(word.value) for each in enums if issubclass(each, Enum) for word in each}
+    types = {
+        key: [part for hint in own for part in (hint, *get_args(hint))] for key, own in known_keys(workload).items()
+    }
+    types = {key: own for key, own in types.items() if own and not any(map(is_dataclass, own))}  # no groups
+    enums = [each for own in types.values() for each in own if isinstance(each, type) and issubclass(each, Enum)]
+    words = {str(word.value) for each in enums for word in each}
     for file in CONF.glob("*/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
     words |= {models.RANDOM, models.PRETRAINED}  # of model.weights, which may be a path too
-    names = {key for key, _ in found if key.partition(".")[0] not in history.NOT_IDENTITY}
+    names = {key for key in types if key.partition(".")[0] not in history.NOT_IDENTITY}
     return frozenset(names), frozenset(word for word in words if word and "$" not in word)
-
-
-def _keys(schema: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(schema)
-    for each in fields(schema):
-        hint = hints[each.name]
-        inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
-        yield from [(prefix + each.name, hint)] if inner is None else _keys(inner, f"{prefix}{each.name}.")
 
 
 def _strings(content: Any) -> Iterator[str]:

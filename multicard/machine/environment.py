@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sysconfig
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -100,11 +101,10 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def cpu_set() -> str:
-    """The cores of this process's affinity, as Linux writes a list of CPUs: "0-7,16-23"."""
-    cpus = sorted(os.sched_getaffinity(0))
-    firsts = [cpu for cpu in cpus if cpu - 1 not in cpus]
-    lasts = [cpu for cpu in cpus if cpu + 1 not in cpus]
+def spans(numbers: Collection[int]) -> str:
+    """Numbers as Linux writes a list of CPUs: "0-7,16-23"."""
+    firsts = [number for number in sorted(numbers) if number - 1 not in numbers]
+    lasts = [number for number in sorted(numbers) if number + 1 not in numbers]
     pairs = zip(firsts, lasts, strict=True)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 

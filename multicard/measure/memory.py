@@ -61,7 +61,8 @@ def available_memory_bytes() -> int:
     """Memory of this machine that processes can still have; no more than the limit of their control groups."""
     import psutil
 
-    return min([psutil.virtual_memory().available, *_cgroup_limits_bytes()])
+    limits = _cgroup_files("memory.limit_in_bytes", "memory.max")  # version 1 has a number above all memory for none
+    return min([psutil.virtual_memory().available, *(int(text) for text in limits if text.strip().isdecimal())])
 
 
 def device_memory(device: str) -> DeviceMemory | None:
@@ -102,11 +103,6 @@ def oom_kills() -> int | None:
         if "oom_kill" in counts:
             return int(counts["oom_kill"])
     return None
-
-
-def _cgroup_limits_bytes() -> list[int]:
-    """The memory limits of this process's control groups; version 1 has a number above all memory for none."""
-    return [int(text) for text in _cgroup_files("memory.limit_in_bytes", "memory.max") if text.strip().isdecimal()]
 
 
 def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[str]:

@@ -173,11 +173,9 @@ class StopRule:
         late = self._trained_s + ahead * self._series_s / max(1, count) >= self.seconds
         if late or (count >= steps and self._trained_s >= trained_s):
             self._look_at = math.ceil(GROWTH * count), self._trained_s + APART_S
-            known = count >= LEAST_STEPS and self._is_known(mean_step(np.array(self._series)))
+            half_width = mean_step(np.array(self._series)).half_width if count >= LEAST_STEPS else None
+            known = half_width is not None and half_width <= self.error
             if known and (self._seemed_known or late):
                 return "error"
             self._seemed_known = known
         return "seconds" if late else None
-
-    def _is_known(self, mean: MeanStep) -> bool:
-        return mean.half_width is not None and mean.half_width <= self.error

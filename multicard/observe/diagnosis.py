@@ -106,21 +106,16 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
     }
 
 
-def _spread_s(rounds_s: dict[str, list[float]]) -> dict[str, float]:
-    """Range over the rounds of what each cost would save within a round: what drifts with the machine cancels."""
-    rounds = [dict(zip(rounds_s, times, strict=True)) for times in zip(*rounds_s.values(), strict=True)]
-    saves_s = [saved_s(times) for times in rounds]
-    known = {cost: [saved[cost] or 0.0 for saved in saves_s] for cost in DESCRIPTIONS}
-    return {cost: max(values) - min(values) for cost, values in known.items()}
-
-
 def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> Diagnosis:
     """The record's `diagnosis`, by each rank's seconds per step by ablation and round; `advise` gives the option to try
     next for a bound."""
     rounds_s = slowest(ranks)
     step_s = {name: median(values) for name, values in rounds_s.items()}
     saves_s = saved_s(step_s)
-    spread_s = _spread_s(rounds_s)
+    # range over the rounds of what each cost saves within one: what drifts with the machine cancels
+    saved = [saved_s(dict(zip(rounds_s, times, strict=True))) for times in zip(*rounds_s.values(), strict=True)]
+    by_cost = {cost: [each[cost] or 0.0 for each in saved] for cost in DESCRIPTIONS}
+    spread_s = {cost: max(values) - min(values) for cost, values in by_cost.items()}
     largest = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
     most_s, whole = saves_s[largest] or 0.0, step_s["whole"]
     clear = most_s > spread_s[largest]

@@ -189,7 +189,7 @@ class Record(Struct, kw_only=True):
 
     @property
     def samples_trained(self) -> int | None:
-        return None
+        return _sum(epoch.samples for epoch in getattr(self, "epochs", ()))
 
     @property
     def ranks(self) -> int:
@@ -244,7 +244,7 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     @property
     def samples_trained(self) -> int | None:
         """of all epochs, each time that one was trained on; distinct ones in records of early versions"""
-        return _sum(epoch.samples_trained for epoch in self.epochs) or _sum(epoch.samples for epoch in self.epochs)
+        return _sum(epoch.samples_trained for epoch in self.epochs) or super().samples_trained
 
     @property
     def cost_per_thousand_images(self) -> float | None:
@@ -282,10 +282,6 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     mfu: Annotated[Number, "model FLOPs as a share of the devices' peak, 0 to 1"] = None
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
 
-    @property
-    def samples_trained(self) -> int | None:
-        return _sum(epoch.samples for epoch in self.epochs)
-
 
 class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     """The keys of a run of a script, beside those of all runs.
@@ -314,10 +310,6 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     test_accuracy: Annotated[Share, "the last that multicard.log(accuracy=...) told on rank 0"] = None
     logged: Annotated[dict[str, Float], "the last value of each other name that multicard.log told on rank 0"] = {}
     seen: Annotated[list[str], "what the hooks saw of the script, and what they could not see"] = []
-
-    @property
-    def samples_trained(self) -> int | None:
-        return _sum(epoch.samples for epoch in self.epochs)
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

@@ -89,8 +89,7 @@ def redefine(folder: Path, record: AnyRecord) -> None:
     Without steps.parquet only the counts are left. On one rank both definitions are the same.
     """
     stored = record.steps
-    ranks = int(record.axes.get("gpus") or 1) * int(record.axes.get("nodes") or 1)
-    if stored is None or stored.definition == formulas.STEP_DEFINITION or ranks == 1 or stored.mean is None:
+    if stored is None or stored.definition == formulas.STEP_DEFINITION or record.ranks == 1 or stored.mean is None:
         return
     try:
         figures = formulas.statistics(measured_s(folder, record), 0)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from multicard.machine.devices import used_gpu
-from multicard.machine.environment import cpu_set, host
+from multicard.machine.environment import host, spans
 from multicard.observe.energy.readings import Counters
 from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
@@ -41,7 +41,7 @@ class Report(Generic[Content]):
             device=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "cpu",
             gpu=used_gpu(rank.device),
             threads=rank.threads,
-            cpus=cpu_set(),  # left to it by NUMA binding, or by whoever started the command
+            cpus=spans(os.sched_getaffinity(0)),  # left to it by NUMA binding, or by whoever started the command
             flags=flags,
             openmp={name: value for name, value in sorted(os.environ.items()) if name.startswith(("OMP_", "GOMP_"))},
             **figures,

@@ -118,11 +118,6 @@ class Sweep:
         self.cells.remove(cell)
         self.refused.append(cell.refused(reason, is_mistake))
 
-    def refuse_all(self, reason: str) -> None:
-        """Take all cells out of those that are measured, for one reason."""
-        for cell in [*self.cells]:
-            self.refuse(cell, reason)
-
     def record_refused(self) -> None:
         """Record the mistakes that have no record yet."""
         for cell in self.refused:

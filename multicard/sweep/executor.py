@@ -126,11 +126,19 @@ class Executor:
         return cell.result
 
     def interrupt(self) -> None:
-        """End what runs, and take the records."""
+        """Have what runs record its interruption and end, and take the records.
+
+        A second signal would disturb the writing of a record; the terminal may have sent one too. A job that has just
+        been submitted appears later than its cell.
+        """
         signalled: set[int] = set()
         while not all(process.has_ended() for process in self.running):
             for process in self.running:
-                _interrupt(process, signalled)
+                with suppress(psutil.NoSuchProcess):
+                    for child in psutil.Process(process.pid).children():
+                        if child.pid not in signalled:
+                            signalled.add(child.pid)
+                            child.send_signal(signal.SIGINT)
             pause(POLL_S)
         for process in [*self.running]:
             self.collect(process, interrupted=True)
@@ -148,17 +156,6 @@ def ending_on_error(executor: Executor) -> Iterator[None]:
             say(f"{why}: ending what runs", error=True)
         executor.interrupt()
         raise
-
-
-def _interrupt(process: Running, signalled: set[int]) -> None:
-    """Have the job record its interruption and end, unless it was signalled before: a second signal would disturb the
-    writing of the record. The terminal may have sent the same signal. A job that has just been submitted appears later
-    than its cell."""
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children():
-            if child.pid not in signalled:
-                signalled.add(child.pid)
-                child.send_signal(signal.SIGINT)
 
 
 class Pace:

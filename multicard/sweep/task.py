@@ -43,7 +43,8 @@ class Task:
             if cfg.dry_run:
                 cells.check(sweep, sweep.left)
         except ValueError as error:
-            sweep.refuse_all(str(error))
+            for cell in [*sweep.cells]:
+                sweep.refuse(cell, str(error))
         if sweep.refused:
             sweep.refused[0].record(keep=False)
         elif cfg.dry_run and sweep.left:

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from multicard.decide.plan import carry_out, command, planning, schedule, tasks
+from multicard.decide.plan import command, planning, schedule, tasks
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task, quantile
 from multicard.decide.plan.tasks import PlannedNode
 from multicard.estimate.totals import exact
+from multicard.machine import environment
 from multicard.records.schema_parts import Interval
 from tests.conftest import ROOT
 
@@ -245,7 +246,7 @@ def test_the_chart_has_a_row_for_each_gpu():
 
 
 def test_ranges_and_efficiency():
-    assert [carry_out.ranges(ids) for ids in ((0,), (0, 1, 2), (0, 2))] == ["0", "0-2", "0 2"]
+    assert [environment.spans(ids) for ids in ((0,), (0, 1, 2), (0, 2), ())] == ["0", "0-2", "0,2", ""]
     one = task({1: 100, 4: 50})
     assert [command.efficiency(one, option) for option in one.options] == [1.0, 0.5]
     assert command.efficiency(task({1: 100}), task({1: 100}).options[0]) is None

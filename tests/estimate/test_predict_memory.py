@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import multicard.llm.before_torchtune  # noqa: F401  torchtune's parts import each other in a circle without it
-from benchmarks import prediction_memory as truth
 from multicard.config.base import NOT_IDENTITY, RunConfig, plain
 from multicard.config.placement import Placement
 from multicard.estimate import peaks
@@ -33,6 +32,7 @@ from multicard.records.progress import Board
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision import models
 from tests.conftest import typed, typed_llm
+from tests.helpers import real_peaks
 
 IMAGES, TEXT = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 64)
 TINY = ("dataset=digits", "model.width=0.25", "batch_size=4")
@@ -193,12 +193,20 @@ def test_what_falls_back_in_silence_is_an_error():
 
 @pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path, words):
-    real, threads = truth.Peaks(), torch.get_num_threads()
+    real, threads = real_peaks.Peaks(), torch.get_num_threads()
     Board(tmp_path, 1, create=True)
     torch.set_num_threads(1)
-    truth.train_vision(typed(*TINY, "gpus=1", *words), Rank(0, 0, 1, CPU, "gloo", 1), tmp_path, real)
+    real_peaks.train_vision(typed(*TINY, "gpus=1", *words), Rank(0, 0, 1, CPU, "gloo", 1), tmp_path, real)
     torch.set_num_threads(threads)
     assert images(*words, device="cpu").active_bytes == pytest.approx(real.most_bytes, rel=0.02)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("cell", [*real_peaks.cells()], ids=lambda cell: f"gpus={cell[0]} {' '.join(cell[2])}")
+def test_every_cell_on_the_cpu_takes_what_is_predicted(cell: real_peaks.Cell):
+    assert abs(real_peaks.error(*cell)) <= 0.02
 
 
 # ---- requests and answers

@@ -9,6 +9,7 @@ from typing import Any
 from multicard.config.keys import require
 from multicard.decide.plan import planning
 from multicard.decide.plan.schedule import Option, Placed, Schedule, Task
+from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours, pause, since_epoch_s
 from multicard.messages import say
 from multicard.ranks import interruption
@@ -208,7 +209,7 @@ class CarryingOut:
             process = self.executor.start(cell, share)
             each.cell, each.gpus, each.gpu_ids, each.start_s = cell, option.gpus, each.placed.gpu_ids, now_s
             each.limit_s = _latest_s(option)
-            where = f"{self.noun}{'s' if option.gpus > 1 else ''} {ranges(each.gpu_ids)}"
+            where = f"{self.noun}{'s' if option.gpus > 1 else ''} {spans(each.gpu_ids)}"
             planned = f"{in_hours(each.placed.start_s)} to {in_hours(each.placed.end_s)}"
             log = f"{self.executor.folder}/{process.pid}_0_log.out"
             say(f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}")
@@ -319,13 +320,6 @@ class CarryingOut:
         """The tasks that have not ended well, and why."""
         lost = [each for each in self.progress if each.status != "ok"]
         return [f"{each.task.name}: {each.status or 'not run'}{each.cause and f': {each.cause}'}" for each in lost]
-
-
-def ranges(ids: Sequence[int]) -> str:
-    """Ascending numbers as "0-3" or "0 2"."""
-    if len(ids) > 1 and ids[-1] - ids[0] == len(ids) - 1:
-        return f"{ids[0]}-{ids[-1]}"
-    return " ".join(map(str, ids))
 
 
 def _latest_s(option: Option) -> float:

@@ -19,10 +19,11 @@ from multicard.config.base import check_name
 from multicard.config.job import count
 from multicard.config.keys import require
 from multicard.decide.plan import jobs_file, planning, tasks
-from multicard.decide.plan.carry_out import FOLDER, CarryingOut, ranges
+from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task
+from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours
 from multicard.messages import Parser, say
 from multicard.records import run_folder, text_table
@@ -155,7 +156,7 @@ def _row(job: Mapping[str, Any]) -> list[str]:
         late = f" ({in_hours(job['late_s'])} late)" if job["late_s"] else ""
         deadline = f"{in_hours(abs(job['deadline_s']))}{passed}{late}"
     share = "" if efficient is None else f"{efficient:.0%}"
-    return [job["name"], str(job["gpus"]), ranges(job["gpu_ids"]), *times, likely, share, job["basis"], deadline]
+    return [job["name"], str(job["gpus"]), spans(job["gpu_ids"]), *times, likely, share, job["basis"], deadline]
 
 
 def efficiency(task: Task, option: Option) -> float | None:
@@ -245,7 +246,7 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         seconds = [job[key] for key in ("planned_start_s", "planned_end_s", "start_s", "end_s")]
         times = ["" if each is None else in_hours(each) for each in seconds]
         ratio = "" if job["ratio"] is None else f"{job['ratio']:.0%}"
-        rows.append([job["name"], str(job["gpus"] or ""), ranges(job["gpu_ids"]), *times, ratio, job["status"]])
+        rows.append([job["name"], str(job["gpus"] or ""), spans(job["gpu_ids"]), *times, ratio, job["status"]])
     shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, WIDTH)]
     makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
     if makespan_s is not None and planned_s:

@@ -1,6 +1,6 @@
 """Bytes of live storages by kind, counted where operators are dispatched: for fake tensors and real ones.
 
-torch's own `torch.distributed._tools.MemTracker` counts the same totals, and `benchmarks/prediction_memory.py` compares
+torch's own `torch.distributed._tools.MemTracker` counts the same totals, and `tests/helpers/real_peaks.py` compares
 the two. It is not used here because it sees neither what is inside NF4 tensors, which have no `__tensor_flatten__`, nor
 which kind FSDP's buffers are, and it keeps statistics of each module that triple the time of a step.
 """

@@ -1,19 +1,15 @@
-"""Predicted peak memory against the truth on the CPU: `python -m benchmarks.prediction_memory`.
+"""Predicted peak memory against the truth on the CPU.
 
 Each cell's steps are taken twice: with tensors that have no values, as `multicard.estimate.memory` does, and for real,
 by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker;
 where that cannot follow (FSDP, frozen weights, NF4), our counter on the real tensors. Gloo's threads hold gathered
 weights for longer in some runs than in others: tuning on 2 ranks is measured three times, and the least counts.
-
-    python -m benchmarks.prediction_memory --gpus 1 --match precision=fp16
 """
 
 import itertools
-import json
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchmarks.common import configuration, parser
+from benchmarks.common import configuration
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
@@ -35,7 +31,6 @@ from multicard.estimate.memory.simulate import crossing_channels, simulate
 from multicard.estimate.memory.tracker import Tracker
 from multicard.llm import methods, recipes, torchtune_config
 from multicard.ranks.process import Rank
-from multicard.records import text_table
 from multicard.records.progress import Board
 from multicard.vision import models, optim
 from multicard.vision.data.batch import Batch
@@ -46,6 +41,15 @@ from multicard.vision.strategy import STRATEGIES
 STEPS, AGAIN = 3, 3
 IMAGES, ROWS = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 96)
 MODELS = {"tiny": ("model.width=0.25", "dataset.image_size=64"), "full": ("dataset.image_size=96",)}
+
+
+Cell = tuple[int, str, tuple[str, ...]]  # GPUs, entry and words
+
+
+def cells() -> Iterator[Cell]:
+    for gpus in (1, 2):
+        yield from ((gpus, "train_vision", ("dataset=digits", *words)) for words in vision_cells(gpus))
+        yield from ((gpus, "tune_llm", ("model=llama3_tiny", *words)) for words in tuning_cells(gpus))
 
 
 def vision_cells(gpus: int) -> Iterator[tuple[str, ...]]:
@@ -168,31 +172,9 @@ def real(entry: str, words: tuple[str, ...], ranks: int) -> int:
         return int(Path(folder, "peak").read_text())
 
 
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--gpus", type=int, choices=(1, 2))
-    options.add_argument("--match", default="", help="cells whose words contain this")
-    arguments = options.parse_args()
-    rows: list[tuple[str, ...]] = []
-    errors: list[float] = []
-    for gpus in (arguments.gpus,) if arguments.gpus else (1, 2):
-        cells = [("train_vision", ("dataset=digits", *words)) for words in vision_cells(gpus)]
-        cells += [("tune_llm", ("model=llama3_tiny", *words)) for words in tuning_cells(gpus)]
-        for entry, own in [cell for cell in cells if arguments.match in " ".join(cell[1])]:
-            words = (*own, f"gpus={gpus}", "device=cpu", "name=prediction")
-            vision = entry == "train_vision"
-            truth = min(real(entry, words, gpus) for _ in range(1 if vision or gpus == 1 else AGAIN))
-            started_s = time.process_time()
-            peak = simulate(configuration(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes
-            seconds = time.process_time() - started_s
-            errors.append(abs(peak / truth - 1))
-            mib = [f"{each / 2**20:.2f}" for each in (peak, truth)]
-            rows.append((" ".join(words[:-2]), *mib, f"{100 * (peak / truth - 1):+.2f} %", f"{seconds:.1f}"))
-            print(json.dumps(rows[-1]), flush=True)
-    for line in text_table.text(("cell", "predicted MiB", "truth MiB", "error", "CPU s"), rows, 160):
-        print(line)
-    print(f"{len(errors)} cells, {sum(error <= 0.02 for error in errors)} within 2 %, worst {100 * max(errors):.2f} %")
-
-
-if __name__ == "__main__":
-    main()
+def error(gpus: int, entry: str, words: tuple[str, ...]) -> float:
+    """The predicted peak over the real one, less 1."""
+    words = (*words, f"gpus={gpus}", "device=cpu", "name=prediction")
+    vision = entry == "train_vision"
+    truth = min(real(entry, words, gpus) for _ in range(1 if vision or gpus == 1 else AGAIN))
+    return simulate(configuration(entry, *words), IMAGES if vision else ROWS, "cpu").active_bytes / truth - 1
