@@ -16,11 +16,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import msgspec
 
@@ -28,6 +30,7 @@ from multicard.config.placement import Placement
 from multicard.machine import devices, environment, private
 from multicard.machine.environment import host
 from multicard.measure import memory
+from multicard.messages import say
 from multicard.ranks import logs
 from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space
 from multicard.ranks.os_calls import SHARED_SIGNALS
@@ -46,6 +49,7 @@ CODE_CACHE, COMPILERS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREAD
 # of a quiet machine's speed
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 SPINS = 10_000
+SILENT_S, PATIENCE_S = 2.0, 30  # of the agent, until it kills ranks that it has told to end
 
 
 def warm_up(device: str, modules: list[str]) -> None:
@@ -128,6 +132,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     _count_by_nvml()
     if placement.device == "cpu":
         spin_briefly()  # where nothing was warmed up
+    from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
@@ -138,7 +143,8 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     try:
         job = replace(job, folder=job.folder.absolute(), variables=_variables(placement, job.allocation.nodes))
         config = _config(placement, job, agent_logs)
-        with private.imports(), logs.bounded(job.folder):
+        close = _saying_what_it_waits_for(PContext.close)
+        with private.imports(), logs.bounded(job.folder), mock.patch.object(PContext, "close", close):
             if job.wrapper:
                 with _handed_over((work, arguments, job)) as path:
                     elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), path)
@@ -154,6 +160,20 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     finally:
         shutil.rmtree(agent_logs, ignore_errors=True)
     return None
+
+
+def _saying_what_it_waits_for(close: Callable[..., None]) -> Callable[..., None]:
+    def said(*arguments: Any, **keywords: Any) -> None:
+        line = f"waiting for ranks that go on after SIGTERM: they are killed {PATIENCE_S} s after it"
+        waiting = Timer(SILENT_S, say, [line], {"error": True})
+        waiting.daemon = True
+        waiting.start()
+        try:
+            close(*arguments, **keywords)
+        finally:
+            waiting.cancel()
+
+    return said
 
 
 def _config(placement: Placement, job: Job, logs: Path) -> "LaunchConfig":

@@ -4,6 +4,7 @@ import ctypes
 import os
 import select
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -12,6 +13,10 @@ from multicard.machine import private
 
 # Signals that a terminal or SLURM sends to every process of a job: the controller answers them for its ranks
 SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
+
+
+SAVING_S = 5.0  # that a rank which is to end has for `before_end`
+before_end: list[Callable[[], object]] = []  # called on the controller's SIGTERM, in a thread of their own
 
 
 def follow(controller: int) -> None:
@@ -31,6 +36,9 @@ def _obey(controller: int) -> None:
     while True:
         received = signal.sigwaitinfo(SHARED_SIGNALS)
         if received.si_signo == signal.SIGTERM and received.si_pid == controller:
+            for call in before_end:  # it may wait for a device that waits for other ranks
+                (saving := Thread(target=call, daemon=True)).start()
+                saving.join(SAVING_S)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.raise_signal(signal.SIGTERM)
 

@@ -94,6 +94,7 @@ class Recorder:
         self._counts: list[tuple[int, int, int]] = []  # samples, tokens, batches
         self._samples = self._tokens = self._unknown_samples = 0  # the last: steps of which they are not known
         self._left_out: list[int] = []
+        self._pass_from, self._closed = 0, False  # the step at which the last pass over the data ended
         self._step_s = self._data_s = self._evaluate_s = 0.0
         self._total_s = self._span_s = self._lapsed_s = self._paused_s = 0.0
         self._pending_loss: Any = None
@@ -139,6 +140,7 @@ class Recorder:
         """There is no further batch."""
         if trains:
             self._lap(DATA)
+            self._pass_from = self.steps
         else:
             self._end_evaluation()
 
@@ -288,10 +290,11 @@ class Recorder:
         self.is_over = True
 
     def close(self) -> None:
-        """Write the report and the steps. Waits for the device."""
+        """Write the report and the steps, once. Waits for the device."""
         self.is_over = True
-        if self._started_s is None:
+        if self._started_s is None or self._closed:
             return
+        self._closed = True
         self._take(wait=True)
         self.report.counters.read()
         content, steps = self.report.content, len(self._times)
@@ -299,6 +302,10 @@ class Recorder:
             np.array(self._times).reshape(-1, 2),
             np.array(self._counts[:steps], dtype=np.int64).reshape(-1, 3),
         )
+        usual = np.median(counts[:, 2]) if steps and not self._marked else 0
+        ahead = [number for number in range(self._pass_from, steps)[:2] if counts[number, 2] > usual > 0]
+        for number in ahead[:1]:  # the loader was a batch ahead, as Accelerate's is, and that was not trained on
+            counts[number] = [counts[number, 0] * usual // counts[number, 2], counts[number, 1], usual]
         losses, told = self.losses.read(steps)
         columns = {
             "step_s": times[:, 0],

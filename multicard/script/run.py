@@ -35,13 +35,13 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     if rank.device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(words.variables(config))
-    path = Path(config.script)
     sys.argv = [config.script, *words.words(config)]
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(Path.cwd() if words.module(config) else Path(config.script).resolve().parent))
     recorder = Recorder(rank, config, folder)
+    os_calls.before_end.append(recorder.close)
     try:
         with hooks.installed(recorder):
-            _call(path, config)
+            _call(config)
             atexit._run_exitfuncs()
     except BaseException:
         with suppress(Exception):  # what was measured before; a broken device may not tell it
@@ -56,7 +56,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
         raise ValueError(f"script={config.script}: {NO_STEP}")
 
 
-def _call(path: Path, config: ScriptConfig) -> None:
+def _call(config: ScriptConfig) -> None:
     own, exit_at_once = os.getpid(), os._exit
 
     def exit_as_rank(code: int) -> NoReturn:
@@ -68,7 +68,10 @@ def _call(path: Path, config: ScriptConfig) -> None:
     code: object = 1  # of a process that the script forked, where an exception ends it
     try:
         with mock.patch.object(os, "_exit", exit_as_rank):
-            runpy.run_path(str(path), run_name="__main__")
+            if module := words.module(config):
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(config.script, run_name="__main__")
         code = 0
     except EndedError:
         return

@@ -1,7 +1,11 @@
 """The words and environment variables by which a script gets its arguments. No shell reads them."""
 
 import re
+import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -13,6 +17,30 @@ PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")  # negative ones, which argparse does not take for an option
 # Variables by which ranks find one another
 LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def module(config: ScriptConfig) -> str:
+    """The module of `script=-m NAME`; empty where the script is a file."""
+    return config.script[3:].strip() if config.script.startswith("-m ") else ""
+
+
+def file(config: ScriptConfig) -> Path:
+    """The file that starts. A module is looked for as `python -m` does, but nothing is imported for it.
+
+    Raises:
+        ValueError: there is no such module.
+    """
+    if not (name := module(config)):
+        return Path(config.script)
+    spec, places = None, [str(Path.cwd()), *sys.path]
+    for part in accumulate(name.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(part, places) if places else None
+        places = spec and spec.submodule_search_locations
+    if places:
+        spec = PathFinder.find_spec(f"{name}.__main__", places)
+    problem = f"script={config.script}: there is no such module to start, seen from {Path.cwd()}"
+    require(spec is not None and spec.has_location, f"{problem}; a package needs __main__.py")
+    return Path(str(spec and spec.origin))
 
 
 def words(config: ScriptConfig) -> list[str]:

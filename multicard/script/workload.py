@@ -20,8 +20,9 @@ def check(config: ScriptConfig) -> None:
     Raises:
         ValueError: with the key and the remedy.
     """
-    path, key = Path(config.script), f"script={config.script}"
-    require(path.exists(), f"{key}: there is no such file; the path is relative to {Path.cwd()}")
+    path, key = words.file(config), f"script={config.script}"
+    remedy = f"the path is relative to {Path.cwd()}, and 'script=-m NAME' starts a module"
+    require(path.exists(), f"{key}: there is no such file; {remedy}")
     require(path.is_file(), f"{key}: is no file; give the script that torchrun would start")
     try:
         ast.parse(path.read_bytes())
@@ -34,22 +35,24 @@ def check(config: ScriptConfig) -> None:
 
 
 def code(config: ScriptConfig) -> Parts:
-    """The script, and the Python files of its folder and of the packages in it."""
-    path = Path(config.script)
+    """The script, and the Python files of its folder, or of a module's outermost package, and of the packages in it."""
+    path = words.file(config)
     if not path.is_file():
         raise ValueError(f"script={config.script}: there is no such file")
-    files, folders = [path], [path.parent]
+    root = path.parents[max(0, words.module(config).count(".") - (path.stem != "__main__"))]
+    files, folders = [path], [root]
     while folders and len(files) < MOST_FILES:
         folder = folders.pop()
         files += sorted(file for file in folder.glob("*.py") if file.is_file() and not file.samefile(path))
         folders += sorted((each.parent for each in folder.glob("*/__init__.py")), reverse=True)
-    return {"script": [(str(file.relative_to(path.parent)), file) for file in files[:MOST_FILES]]}
+    return {"script": [(str(file.relative_to(root)), file) for file in files[:MOST_FILES]]}
 
 
 def describe(config: ScriptConfig) -> list[str]:
     """What will run, in parts of a line."""
     steps = [] if config.steps is None else [count(config.steps, "step")]
-    return [shlex.join([config.script, *words.words(config)]), *steps]
+    name = words.module(config)
+    return [shlex.join([*(["-m", name] if name else [config.script]), *words.words(config)]), *steps]
 
 
 PRELOAD = ("multicard.script.run", "pyarrow.parquet", "hydra.main")

@@ -73,6 +73,19 @@ def test_accumulated_batches_make_a_step(tmp_path: Path):
     assert "gradients of 2 batches make a step" in reports[0].seen
 
 
+def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path):
+        for steps in (6, 4):  # a whole pass, and one that is cut short; as Accelerate's loaders read
+            batches = iter(DataLoader(training.data, 8))
+            ahead = next(batches)
+            for _ in range(steps):
+                batch, ahead = ahead, next(batches, None)
+                training.loss(batch).backward()
+                training.optimizer.step()
+    assert sum(column(tmp_path, "samples")) == 10 * 8 and column(tmp_path, "batches") == [2, 1, 1, 1, 1, 0, 1, 1, 1, 1]
+
+
 def test_the_first_of_two_optimisers_counts(tmp_path: Path):
     training = Training()
     second = torch.optim.Adam(torch.nn.Linear(1, 1).parameters())

@@ -1,5 +1,9 @@
 """Runs of scripts on two gloo ranks: records, ends, bad scripts, a sweep that is resumed."""
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +13,11 @@ import pytest
 from analysis.answers import answers
 from analysis.runs import load
 from multicard.records import run_folder
+from multicard.records.content import fingerprint
 from multicard.run import controller
-from multicard.script.workload import WORKLOAD
-from tests.conftest import command, composed
+from multicard.script.workload import WORKLOAD, code
+from tests.conftest import ROOT, command, composed
+from tests.script.test_words import typed
 
 pytestmark = pytest.mark.usefixtures("processes")
 Script = Callable[[str], str]
@@ -109,6 +115,42 @@ def test_nothing_that_a_script_starts_outlives_it(script: Script):
 def test_a_script_that_ends_in_its_own_way_is_measured(script: Script, body: str):
     run = measured(script(body), "warmup_steps=1")
     assert run.record.status == "ok" and run.record.epochs[0].steps == 240
+
+
+def test_a_module_starts_as_python_starts_it(script: Script, tmp_path: Path):
+    (tmp_path / "pkg" / "sub").mkdir(parents=True)
+    (tmp_path / "pkg" / "__init__.py").write_text("print('imported', flush=True)")
+    (tmp_path / "pkg" / "sub" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "sub" / "part.py").write_text("lr = 0.1")
+    body = "from . import part\nassert sys.argv[0].endswith('sub/__main__.py') and sys.argv[1:] == ['--lr', '0.2']\n"
+    script(body + TRAIN, "pkg/sub/__main__.py")
+    record = measured("-m pkg.sub", "args.lr=0.2", "steps=3").record
+    assert (record.status, record.cause) == ("ok", None) and record.axes["script"] == "-m pkg.sub"
+    cause = measured("-m pkg.none").record.cause
+    assert cause and "script=-m pkg.none: there is no such module to start, seen from" in cause.message
+    parts = code(typed("script=-m pkg.sub"))  # the whole of the outermost package
+    assert [name for name, _ in parts["script"]] == ["sub/__main__.py", "__init__.py", "sub/__init__.py", "sub/part.py"]
+    assert record.data and record.data.fingerprint == fingerprint(parts).fingerprint
+    (tmp_path / "pkg" / "sub" / "part.py").write_text("lr = 0.3")
+    assert record.data.fingerprint != fingerprint(parts).fingerprint
+
+
+def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(script: Script, tmp_path: Path):
+    body = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os.kill(os.getpid(), 9)))\n"
+    body += "for number in range(10**9):\n    loss_of(data[:8]).backward(); optimizer.step()\n"
+    body += "    number == 60 and open('on', 'w')"
+    words = [f"script={script(body)}", "device=cpu", "tracker.mode=disabled", f"hydra.run.dir={tmp_path}/out"]
+    line = [sys.executable, str(ROOT / "measure_script.py"), *words]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while not Path("on").exists() and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        printed = process.communicate(timeout=60)[1]
+    assert "waiting for ranks that go on after SIGTERM: they are killed 30 s after it" in printed
+    (made,) = (tmp_path / "out").glob("*/result.json")
+    run = run_folder.read(made.parent)
+    assert run is not None and run.record.status == "interrupted" and (run.record.epochs[0].steps or 0) > 60
+    assert run.record.step_s and run_folder.read_steps(run.folder).num_rows == run.record.epochs[0].steps
 
 
 def test_a_log_keeps_its_ends(script: Script):

@@ -306,3 +306,9 @@ def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_p
     with pytest.raises(ValueError, match=r"^dataset\.split=0\.5: .* has val to test on; leave"):
         shutil.copytree(fill(tmp_path / "a" / "train"), tmp_path / "a" / "val")
         datasets.check(options(tmp_path / "a", "dataset.split=0.5"))
+
+
+def test_a_pipe_among_images_is_refused_and_not_read(tmp_path: Path):
+    os.mkfifo(fill(tmp_path / "root") / "bee" / "x.png")
+    with pytest.raises(ValueError, match=r"bee/x\.png: is no file, or a link that leads nowhere; remove it"):
+        datasets.check(options(tmp_path / "root", "dataset.split=0.4"))

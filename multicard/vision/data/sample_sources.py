@@ -79,20 +79,22 @@ def images_in(folder: Path) -> list[Path]:
     """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
 
     Raises:
-        ValueError: a link to a folder that is read already, as in a circle of links.
+        ValueError: a link to a folder that is read already, as in a circle of links; a pipe, which would never end.
         OSError: a folder that cannot be read.
     """
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    images, seen = [], set()
-    for part, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+    images, seen, folders = [], set(), [os.fspath(folder)]
+    while folders:
+        part = folders.pop()
         real = os.path.realpath(part)
         require(real not in seen, f"{part}: leads to a folder of {folder} that is read already; remove this link")
         seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        images += [(part, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+        with os.scandir(part) as entries:  # tells files without a call for each
+            for entry in (entry for entry in entries if not entry.name.startswith(".")):
+                if entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.name.lower().endswith(SUFFIXES):
+                    require(entry.is_file(), f"{entry.path}: is no file, or a link that leads nowhere; remove it")
+                    images.append((part, entry.name))
     return [Path(*image) for image in sorted(images)]
 
 
