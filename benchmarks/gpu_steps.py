@@ -316,7 +316,7 @@ def images(count: int, epochs: int = 2) -> Words:
     return {"dataset.train_limit": count, "dataset.test_limit": count // 6, "epochs": epochs}
 
 
-COMPILED = ("--layouts", "nhwc", "--only-compiled", "--compile", "default", "--pointwise", "convolution", "linear")
+COMPILED = ("--layouts", "nhwc", "--only-compiled", "--compile", "default", "--depthwise", "convolution", "triton")
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
 FP32: Words = {"precision": "fp32"}  # fp16 is slow on CPUs
 TOO_LARGE: Words = {  # as in tests/gpu/test_cuda.py
@@ -339,7 +339,7 @@ STEPS = [
         lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32),
         of_runs(rate, extrapolated("300 s (goal)"))),
     Step("step", "the training step alone, eager", 60, step_alone(), of_step),
-    Step("compiled", "compiled; pointwise as matrix products too", 15 + 4 * 35,
+    Step("compiled", "compiled; depthwise by Triton too", 15 + 4 * 35,
         step_alone(*COMPILED), of_step, skip=gpu_only("it compiles for minutes")),
     Step("papers", "Table 2 on one GPU, extrapolated", 3 * 15 + 48 + 28 + 20,  # fp64, fp32, fp16
         lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),

@@ -1,12 +1,12 @@
 """Duration of a training step by precision, layout and compilation, without its input; and the memory's ceiling.
 
     python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5] [--precisions fp16 bf16]
-        [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear]
+        [--layouts nhwc] [--compile [MODE ...]] [--pointwise convolution linear] [--depthwise convolution triton]
     python -m benchmarks.step --bandwidth
 
 `--compile` measures compiled steps too, in the default mode or in each of these: default, reduce-overhead,
-max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `linear` goes with nhwc
-alone: see multicard.vision.pointwise.
+max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out. `linear` and
+`triton` go with nhwc alone: see multicard.vision.pointwise and multicard.vision.depthwise.
 
 All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the training loop. Prints
 medians over the rounds. On a GPU images/s are beside the ceiling set by the memory's bandwidth: MobileNetV2 uses each
@@ -38,18 +38,29 @@ from torchvision import models
 
 from benchmarks.common import configuration, device_here, interleaved, machine, parser, quartiles
 from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
-from multicard.config.vision import Pointwise
+from multicard.config.vision import Depthwise, Pointwise
 from multicard.machine import environment
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
 from multicard.records import text_table
 from multicard.vision.compiling import inductor_options
+from multicard.vision.depthwise import with_kernels
 from multicard.vision.optim import optimizer_of
 from multicard.vision.pointwise import with_matrix_products
 from multicard.vision.precision import PRECISIONS, choose
 
-HEADINGS = ("precision", "layout", "compiled", "pointwise", "step, ms", "quartiles", "images/s", "memory's ceiling")
+HEADINGS = (
+    "precision",
+    "layout",
+    "compiled",
+    "pointwise",
+    "depthwise",
+    "step, ms",
+    "quartiles",
+    "images/s",
+    "memory's ceiling",
+)
 STEPS = 6  # a turn
 COPIES, COPY_BYTES = 10, {"cuda": 2**31, "cpu": 2**28}
 GRAPHS_A_COMBINATION = 4  # at most: one for its shape, and again where a global flag changed in between
@@ -122,14 +133,17 @@ class Cell(NamedTuple):
     layout: str
     mode: str | None
     pointwise: str
+    depthwise: str
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
     """The combinations that the options ask for."""
     modes = [] if args.only_compiled and args.compile is not None else [None]
     modes += (args.compile or ["default"]) if args.compile is not None else []
-    combined = [Cell(*values) for values in product(args.precisions, args.layouts, modes, args.pointwise)]
-    return [cell for cell in combined if cell.layout == "nhwc" or cell.pointwise == "convolution"]
+    combined = [
+        Cell(*values) for values in product(args.precisions, args.layouts, modes, args.pointwise, args.depthwise)
+    ]
+    return [cell for cell in combined if cell.layout == "nhwc" or cell[3:] == ("convolution",) * 2]
 
 
 def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[], float]:
@@ -139,6 +153,8 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
     model = models.mobilenet_v2(num_classes=10)
     if cell.pointwise == "linear":
         with_matrix_products(model)
+    if cell.depthwise == "triton":
+        with_kernels(model)
     model = model.to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if cell.mode is not None:
         model.compile(dynamic=False, options=inductor_options(cell.mode, cell.layout))
@@ -179,8 +195,9 @@ def options() -> argparse.ArgumentParser:
     result.add_argument("--layouts", nargs="+", default=["nchw", "nhwc"], choices=["nchw", "nhwc"])
     result.add_argument("--compile", nargs="*", choices=MODES, metavar="MODE", help="measure compiled steps too")
     result.add_argument("--only-compiled", action="store_true", help="leave out the steps that are not compiled")
-    linear = "linear with nhwc alone"
-    result.add_argument("--pointwise", nargs="+", default=["convolution"], choices=list(Pointwise), help=linear)
+    for option, kinds in (("--pointwise", Pointwise), ("--depthwise", Depthwise)):
+        alone = "the second with nhwc alone"
+        result.add_argument(option, nargs="+", default=["convolution"], choices=list(kinds), help=alone)
     return result
 
 
@@ -192,7 +209,6 @@ def main() -> None:
     if args.bandwidth:
         print_bandwidth(device)
         return
-    torch.backends.cudnn.benchmark = True
     # each combination compiles the same code anew; beyond the limit of 8, torch would go on uncompiled
     torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
     torch._dynamo.config.fail_on_recompile_limit_hit = True
@@ -208,11 +224,11 @@ def main() -> None:
         ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=cell.mode is not None)
         images = args.batch_size / (middle / 1000)
         figures = f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"
-        rows.append((cell.precision, cell.layout, cell.mode or "no", cell.pointwise, *figures))
+        rows.append((cell.precision, cell.layout, cell.mode or "no", *cell[3:], *figures))
     print("\n".join(text_table.text(HEADINGS, rows)))
     for row in rows:
-        figures = {"step_ms": row[4], "images_per_s": row[6], "ceiling": row[7]}
-        print(json.dumps({"step": f"{row[0]}, {row[1]}, compiled {row[2]}, {row[3]}", **figures}))
+        figures = {"step_ms": row[5], "images_per_s": row[7], "ceiling": row[8]}
+        print(json.dumps({"step": f"{row[0]}, {row[1]}, compiled {row[2]}, {row[3]}, {row[4]}", **figures}))
 
 
 if __name__ == "__main__":

@@ -128,6 +128,11 @@ class Pointwise(StrEnum):
     linear = "linear"
 
 
+class Depthwise(StrEnum):
+    convolution = "convolution"
+    triton = "triton"
+
+
 class Freeze(StrEnum):
     none = "none"
     backbone = "backbone"
@@ -138,6 +143,10 @@ class ModelConfig:
     name: str = key(MISSING, "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it")
     width: float = key(1.0, "MobileNetV2's width multiplier", above=0)
     pointwise: Pointwise = key(Pointwise.convolution, "1 x 1 convolutions: convolution, or linear with layout=nhwc")
+    depthwise: Depthwise = key(
+        Depthwise.convolution,
+        "3 x 3 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
+    )
     weights: str = key("random", "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth")
     freeze: Freeze = key(Freeze.none, "backbone: the last layer alone trains, and all else computes as in evaluation")
 

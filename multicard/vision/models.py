@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from multicard.config.keys import require
-from multicard.config.vision import Freeze, ModelConfig, Pointwise
+from multicard.config.vision import Depthwise, Freeze, ModelConfig, Pointwise
 from multicard.records.content import Blob
 from multicard.vision import model_names
 
@@ -62,11 +62,15 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     model = BUILDERS.get(config.name, library)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
-    if config.pointwise is Pointwise.convolution:
-        return model
-    from multicard.vision.pointwise import with_matrix_products
+    if config.pointwise is Pointwise.linear:
+        from multicard.vision.pointwise import with_matrix_products
 
-    return with_matrix_products(model)
+        with_matrix_products(model)
+    if config.depthwise is Depthwise.triton:
+        from multicard.vision.depthwise import with_kernels
+
+        with_kernels(model)
+    return model
 
 
 def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":

@@ -53,8 +53,8 @@ def test_bytes_of_a_step_count_each_tensor_as_often_as_it_is_read_or_written():
 )
 def test_the_modes_of_steps_are_those_asked_for(words: str, modes: list[str | None]):
     args = step.options().parse_args([*words.split(), "--precisions", "fp32", "--pointwise", "convolution", "linear"])
-    linear = [Cell("fp32", "nhwc", mode, "linear") for mode in modes]
-    plain = [Cell("fp32", layout, mode, "convolution") for layout in ("nchw", "nhwc") for mode in modes]
+    linear = [Cell("fp32", "nhwc", mode, "linear", "convolution") for mode in modes]
+    plain = [Cell("fp32", layout, mode, "convolution", "convolution") for layout in ("nchw", "nhwc") for mode in modes]
     assert sorted(step.cells(args), key=str) == sorted(linear + plain, key=str)
 
 

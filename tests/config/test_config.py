@@ -61,7 +61,7 @@ def test_each_option_has_its_function(group: str):
 def test_a_preset_changes_what_was_not_chosen():
     fast = typed("preset=fast")
     assert (fast.loader.name, fast.layout.name, fast.precision.name) == ("device", "nhwc", "half")
-    assert (fast.compile, fast.cudnn_benchmark, fast.optimizer.fused) == (None, True, True)
+    assert (fast.compile, fast.model.depthwise, fast.optimizer.fused) == (None, "triton", True)
     mine = typed("preset=fast", "precision=fp32", "layout=nchw", "compile=false", "optimizer=adam")
     assert (mine.loader.name, mine.layout.name, mine.precision.name) == ("device", "nchw", "fp32")
     assert (mine.compile, mine.optimizer.name, mine.optimizer.fused) == (False, "adam", True)

@@ -87,6 +87,8 @@ TRAINED = [
     ("strategy.sync_batchnorm=true", "gpus=2"),
     ("preset=fast", "epochs=2", "dataset.train_limit=100"),
     ("preset=fast", "compile=max-autotune-no-cudagraphs", "model.pointwise=linear"),
+    ("layout=nhwc", "model.depthwise=triton", "precision=fp64"),
+    ("cudnn_benchmark=true", "epochs=2", "dataset.train_limit=100"),
 ]
 
 
@@ -107,7 +109,7 @@ def test_everything_trains(measured: Measured, words: tuple[str, ...]):
     assert environment["gpus"][0]["name"] and environment["ranks"][0]["device"] != "cpu"
     if "preset=fast" in words:
         assert result["compile_s"] > 0
-        assert flags["cudnn_benchmark"] and flags["autocast_dtype"] in ("bfloat16", "float16")
+        assert flags["autocast_dtype"] in ("bfloat16", "float16")
 
 
 def test_energy_and_state_are_the_gpus_own(measured: Measured):
