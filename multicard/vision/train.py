@@ -106,11 +106,10 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         report.add(compiler.cuda_graphs(device, config.compile))
     if loop.probing is not None:
         report.content.probe = loop.probing.result()
-        report.write()
     if loop.window.config is not None and not loop.stopped:  # who stops a run leaves it little time
         lost = "profile.window=start: lost when the run was stopped; it went on without the profiler"
         report.content.profile = loop.window.close() or {"error": lost}
-        report.write()
+    report.write()
     if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
 
