@@ -335,18 +335,18 @@ LORA: Words = LLAMA | {"method": "lora"}
 STEPS = [
     Step("machine", "versions, bandwidth of copies, nvidia-smi", 25,
         lambda run: module("benchmarks.step", "--bandwidth"), of_machine),
-    Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 15 + 40 + 2 * 10 + 5,  # compile, epochs, profile
+    Step("goal", "20,000 images at 500 px, 2 epochs, profiled", 15 + 60 + 2 * 15 + 15,  # compile, epochs, profile
         lambda run: run.train("goal", GOAL | images(20_000) | {"profile": "kineto"}, FP32),
         of_runs(rate, extrapolated("300 s (goal)"))),
     Step("step", "the training step alone, eager", 60, step_alone(), of_step),
-    Step("compiled", "compiled; depthwise by Triton too", 15 + 4 * 35,
+    Step("compiled", "compiled; depthwise by Triton too", 15 + 4 * 60,
         step_alone(*COMPILED), of_step, skip=gpu_only("it compiles for minutes")),
     Step("papers", "Table 2 on one GPU, extrapolated", 3 * 15 + 48 + 28 + 20,  # fp64, fp32, fp16
         lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
         of_runs(extrapolated()), skip=no_room_for_fp64),
-    Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 2 * (15 + 40),
+    Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 2 * (15 + 20),
         lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), of_tuning()),
-    Step("packed", "Llama3-8B: LoRA, packed and compiled", 2 * (15 + 35 + 40),
+    Step("packed", "Llama3-8B: LoRA, packed and compiled", 2 * (15 + 60 + 20),
         lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), of_tuning(PUBLISHED)),
     Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),
     Step("dpo", "Llama3-8B: DPO", 15 + 55, lambda run: run.tune("dpo", LLAMA | {"method": "dpo"}), of_tuning()),

@@ -110,7 +110,7 @@ def run_command(command: Sequence[str], output: Any, limit_s: float) -> int | No
         return None
     finally:
         if child.poll() is None:
-            child.terminate()
+            child.send_signal(signal.SIGINT)  # at which pytest, too, says what failed so far
             with suppress(subprocess.TimeoutExpired):
                 child.wait(GRACE_S)
         with suppress(ProcessLookupError):

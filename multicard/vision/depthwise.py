@@ -6,7 +6,7 @@ cuDNN has no fast kernel for it where images have 250 pixels a side: on an H200,
 """
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -74,8 +74,8 @@ def depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
         -1, 9
     ).T.contiguous()  # so that the threads, which have a few channels each, read neighbours
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        sizes = *x.shape[2:], height, width, channels
-        _forward[grid](x, by_tap, y, *sizes, stride, total, ROWS, COLUMNS, CHANNELS, num_warps=WARPS)
+        sizes, launch = (*x.shape[2:], height, width, channels), cast("Any", _forward[grid])
+        launch(x, by_tap, y, *sizes, stride, total, ROWS, COLUMNS, CHANNELS, num_warps=WARPS)
     return y
 
 
