@@ -39,7 +39,7 @@ class Run:
 
     def record(self) -> AnyRecord:
         """The record, read again: 10,000 runs are held as columns alone. Raises ValueError where it is broken now."""
-        return run_folder.decode((self.folder / RESULT).read_bytes())
+        return run_folder.decode(run_folder.read_bytes(self.folder / RESULT))
 
     def measured_s(self) -> np.ndarray:
         """Seconds of each step (n,) after the warm-up (`records.steps`); raises ValueError without a file of them."""
@@ -116,7 +116,7 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
 def _read(folder: Path, probes: bool, price: float | None) -> Run | Skipped | None:
     """The run in a folder; None where it is a probe, unless they are wanted."""
     try:
-        record = run_folder.decode((folder / RESULT).read_bytes())
+        record = run_folder.decode(run_folder.read_bytes(folder / RESULT))
     except OSError as error:
         return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
     except ValueError as error:

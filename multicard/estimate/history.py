@@ -185,7 +185,7 @@ def _run(modified_ns: int, path: str, inode: int) -> PastRun | None:
     of a newer version."""
     del modified_ns, inode
     with suppress(OSError, ValueError, RecursionError):
-        record = DECODER.decode(Path(path).read_bytes())
+        record = DECODER.decode(run_folder.read_bytes(Path(path)))
         if record.schema_version <= SCHEMA_VERSION and record.status in FINISHED:
             return PastRun(record)
     return None

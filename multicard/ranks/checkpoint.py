@@ -20,7 +20,7 @@ from multicard.records import run_folder
 def latest(folder: Path) -> int | None:
     """The step after which the run resumes; None where it has no complete checkpoint."""
     saved = run_folder.read_json(_latest_file(folder))
-    return None if saved is None else saved["steps"]
+    return None if saved is None else saved.get("steps")
 
 
 def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
     """
     import torch
 
-    saved = run_folder.read_json(_latest_file(folder)) or {"steps": 0, "world_size": rank.world_size}
+    saved = {"steps": 0, "world_size": rank.world_size} | (run_folder.read_json(_latest_file(folder)) or {})
     ranks, world_size = saved["world_size"], rank.world_size
     problem = f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {world_size}"
     require(ranks == world_size, f"{problem}; use as many as before, or start again with rerun=true")

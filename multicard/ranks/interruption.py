@@ -26,7 +26,15 @@ WAITS_IN |= {"submit_process", "submit_array"}
 
 
 def end_at_once() -> None:
-    """Have each signal end this process with a line: while it only imports, there is nothing to record."""
+    """Have each signal end this process with a line: while it only imports, there is nothing to record. Standard
+    streams that are closed lead nowhere: else the next files would take their numbers, and what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+            if nothing != number:
+                os.close(nothing)
     for number in _answerable(SIGNALS):
         signal.signal(number, _exit)
 

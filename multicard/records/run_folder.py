@@ -21,6 +21,7 @@
 | result.json | status, axes and summary; written last |
 """
 
+import errno
 import json
 import math
 import os
@@ -115,10 +116,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; of what is none, as a pipe that nobody writes to, an OSError."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such file, or no regular one", str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None where it is absent or not whole."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -179,7 +187,7 @@ def _report(mismatch: str) -> None:
 def read_environment(folder: Path) -> Environment:
     """The environment of a run; empty where it is absent or broken."""
     try:
-        return msgspec.json.decode((folder / ENVIRONMENT).read_bytes(), type=Environment)
+        return msgspec.json.decode(read_bytes(folder / ENVIRONMENT), type=Environment)
     except (OSError, ValueError, RecursionError):
         return Environment()
 
@@ -277,7 +285,9 @@ def remove_empty(folder: Path) -> None:
 
 def read_segments(folder: Path) -> list[Attempt]:
     """The starts of the run, in order; one that left no `end` was cut off."""
-    return msgspec.convert((read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt])
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert((read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt])
+    return []
 
 
 def write_segments(folder: Path, segments: list[Attempt]) -> None:
@@ -329,15 +339,25 @@ def is_probe(record: AnyRecord, folder: Path) -> bool:
 
 
 def finished(folder: Path) -> Run | None:
-    """The run in a folder, if it is one that need not be measured again."""
+    """The run in a folder, if it is one that need not be measured again: its steps are whole, where they are kept."""
     run = read(folder)
-    return run if run is not None and run.status in DONE else None
+    return run if run is not None and run.status in DONE and not _is_cut_off(folder / steps.STEPS) else None
+
+
+def _is_cut_off(path: Path) -> bool:
+    """True of a Parquet file without its end, which is written last."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            return file.read() != b"PAR1"
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
 
 
 def read(folder: Path) -> Run | None:
     """The run in a folder; None before it has left a record, or where that is broken."""
     try:
-        record = decode((folder / RESULT).read_bytes())
+        record = decode(read_bytes(folder / RESULT))
     except (OSError, ValueError):
         return None
     steps.redefine(folder, record)

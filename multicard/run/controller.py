@@ -127,7 +127,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         remedy = "see that there is network and you are logged in (wandb login), or use tracker.mode=offline"
         return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
     try:
-        board = Board(folder, placement.world_size, create=True)
+        board = Board(folder, placement.world_size, create=True, node=0)
     except OSError as error:
         return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
     try:

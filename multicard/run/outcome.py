@@ -20,7 +20,7 @@ from multicard.observe import diagnosis
 from multicard.observe.energy import gpu_record
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line, no_space
-from multicard.ranks.process import LOG_LINES
+from multicard.ranks.process import LOG_LINES, log_file
 from multicard.records import comparable, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
@@ -175,6 +175,9 @@ def not_recorded(run: Run, error: Exception) -> Run:
         return run
     remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
     message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"
+    if not any(log_file(run.folder, 0).parent.glob("*")):
+        places = "TMPDIR, whose path must be short, the environment and the limits of the shell"
+        message = f"no rank could be started ({in_a_line(error)}); see {places}"
     lines = "".join(traceback.format_exception(error)).splitlines()[-LOG_LINES:]
     run.record.cause = Failure("record", message, log_tail=tuple(lines))
     if run_folder.finished(run.folder) is None:

@@ -234,14 +234,16 @@ def cell_of(
 
 
 def settle(sweep: Sweep) -> None:
-    """Take the records of cells that were measured before, and refuse cells that were measured on other data than lies
-    there now."""
+    """Take the records of cells that were measured before, and refuse cells whose folder holds the record of another,
+    or that were measured on other data than lies there now."""
     fingerprints: dict[str, Any] = {}
     for cell in list(sweep.cells):
         run = None if cell.cfg.rerun else run_folder.finished(cell.folder)
         if run is None:
             continue
         changed = prepare.changed_data(cell.workload, cell.config, run.record.data, fingerprints)
+        if run.record.identity not in (None, cell.config.identity()):
+            changed = f"name={cell.folder.parent.name}: {cell.folder.name} holds the record of another cell; remove it"
         if changed is not None:
             sweep.refuse(cell, changed)
             continue

@@ -51,6 +51,24 @@ def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Sig
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"interrupted by {number.name}\n")
 
 
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_lead_nowhere(closed: str, tmp_path: Path):
+    """Else a file of a record has the number of standard output."""
+    code = f"""
+import sys
+from multicard.ranks import interruption
+interruption.end_at_once()
+print("out", flush=True), print("error", file=sys.stderr, flush=True), sys.stdin.read()
+sys.stdout.isatty()
+with open({str(tmp_path / "file")!r}, "w") as file:
+    file.write(str(file.fileno()))
+"""
+    line = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    subprocess.run(line, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
+    assert int((tmp_path / "file").read_text()) > 2
+
+
 def test_while_a_sweep_is_composed_it_is_a_line(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cells, "compose", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
     code, printed = called("-m", "gpus=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")

@@ -4,14 +4,18 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multicard.ranks import checkpoint
 from multicard.records import ownership, run_folder
+from multicard.run import attempts
 from tests.conftest import ROOT, awaited
 from tests.helpers import records
 from tests.helpers.records import GONE
@@ -67,19 +71,28 @@ def race(sweep: Path, rounds: int, number: int, barrier: Any, wins: Any, locks: 
 
 
 KEPT = ("result.json", "a", "b", "c")
-ROUNDS = [50, pytest.param(500, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.nightly)]
+ROUNDS = [
+    50,
+    pytest.param(500, marks=pytest.mark.slow),
+    pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+]
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: str, rounds: int):
+    records.put(tmp_path / "ok", records.vision())
+    records.put(tmp_path / "failed", records.vision(status="failed"))
     for each in range(0, rounds, 2):  # half of the folders have what a killed process left, or a measurement
-        records.put(tmp_path / str(each) / "cell", records.vision(status="ok" if each % 4 else "failed"))
+        folder = tmp_path / str(each) / "cell"
+        shutil.copytree(tmp_path / ("ok" if each % 4 else "failed"), folder)
         for name in KEPT[1:]:
-            (tmp_path / str(each) / "cell" / name).touch()
-        records.claim(tmp_path / str(each) / "cell", pid=GONE)
+            (folder / name).touch()
+        records.claim(folder, pid=GONE)
     context = multiprocessing.get_context("fork")
     barrier, wins = context.Barrier(2), context.Array("b", 2 * rounds)
-    racers = [context.Process(target=race, args=(tmp_path, rounds, n, barrier, wins, locks)) for n in (0, 1)]
+    racers = [
+        context.Process(target=race, args=(tmp_path, rounds, n, barrier, wins, locks), daemon=True) for n in (0, 1)
+    ]
     for racer in racers:
         racer.start()
     for racer in racers:
@@ -181,11 +194,42 @@ def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
         assert run_folder.find_cell(tmp_path, "gpus=2-0a1b2c3d") == folder
 
 
-@pytest.mark.parametrize("change", [{"schema_version": 99}, {"total_s": "long"}])
-def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, change: dict[str, Any]):
-    path = tmp_path / "cell" / "result.json"
-    run_folder.write_json(path, records.vision() | change)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, or altered; use that"):
-        ownership.claim(path.parent)
-    assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["result.json"]
+def cut_off(folder: Path) -> None:
+    run_folder.write_parquet(folder / "steps.parquet", {"step": [1]})
+    os.truncate(folder / "steps.parquet", 100)
+
+
+def changed(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: run_folder.write_json(folder / "result.json", records.vision() | changes)
+
+
+WRONG: dict[str, Callable[[Path], None]] = {
+    "a newer schema": changed(schema_version=99),
+    "another type": changed(total_s="long"),
+    "its steps cut off": cut_off,
+    "no steps": lambda folder: (folder / "steps.parquet").touch(),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, wrong: str):
+    folder = tmp_path / "sweep" / "cell"
+    records.put(folder, records.vision())
+    WRONG[wrong](folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert run_folder.finished(folder) is None
+    with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, altered, or its "):
+        ownership.claim(folder)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before and not ownership.claims(folder)
+
+
+def test_what_is_no_record_is_measured_again(tmp_path: Path):
+    for number, wrong in enumerate(("{}", '{"status": 1}', "[]", "", "\0", None)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        os.mkfifo(folder / "result.json") if wrong is None else (folder / "result.json").write_text(wrong)
+        run_folder.write_json(folder / "segments.json", {"segments": number})
+        run_folder.write_json(folder / "checkpoint" / "latest.json", {"step": 1})
+        assert run_folder.finished(folder) is None and not attempts.is_trained(folder, 1)
+        assert checkpoint.latest(folder) is None
+        assert not ownership.claim(folder) and not [*folder.iterdir()]
