@@ -239,7 +239,7 @@ def diagnosis(record: Record) -> Finding:
 
 def of_tuning(against: str = "") -> Read:
     """Seconds an iteration and tokens per second, beside a figure of others; out of memory is an answer too."""
-    axes = ("method", "precision", "batch_size")
+    axes = ("engine", "method", "precision", "batch_size")
 
     def tokens(record: Record) -> Finding:
         speed, peak = record["tokens_per_s"]["non_padding"], in_bytes(record["peak_memory_bytes"]["max"])
@@ -290,6 +290,10 @@ def no_room_for_fp64(run: Pass) -> str:
 
 def dali_absent(_: Pass) -> str:
     return "" if find_spec("nvidia") and find_spec("nvidia.dali") else "DALI is not installed"
+
+
+def engines() -> str:
+    return "torchtune,trl" if find_spec("trl") and find_spec("peft") else "torchtune"
 
 
 def module(name: str, *words: object) -> list[str]:
@@ -344,8 +348,10 @@ STEPS = [
     Step("papers", "Table 2 on one GPU, extrapolated", 3 * 15 + 48 + 28 + 20,  # fp64, fp32, fp16
         lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
         of_runs(extrapolated()), skip=no_room_for_fp64),
-    Step("lora", "Llama3-8B, random weights: LoRA and QLoRA", 2 * (15 + 20),
-        lambda run: run.tune("lora", LLAMA | run.text() | {"method": "lora,qlora"}), of_tuning()),
+    Step("lora", "Llama3-8B, random weights: LoRA by each engine", 2 * (15 + 20),
+        lambda run: run.tune("lora", LORA | run.text() | {"engine": engines()}), of_tuning()),
+    Step("qlora", "Llama3-8B: QLoRA", 15 + 20,
+        lambda run: run.tune("qlora", LLAMA | run.text() | {"method": "qlora"}), of_tuning()),
     Step("packed", "Llama3-8B: LoRA, packed and compiled", 2 * (15 + 60 + 20),
         lambda run: run.tune("packed", LORA | PACKED, SMALL_PACKED), of_tuning(PUBLISHED)),
     Step("tests", "pytest -m gpu", 90, tests, of_tests, skip=gpu_only("its tests need a CUDA device")),

@@ -20,7 +20,7 @@ from multicard.records import run_folder
 from tests.conftest import PATIENCE_S, ROOT, Called, assert_gone, awaited, typed, typed_llm, warm_up
 from tests.helpers import own_process
 
-TUNING = ["lora", "dpo", "lora_fp32", "packed"]
+TUNING = ["lora", "qlora", "dpo", "lora_fp32", "packed"]
 VISION = [step.name for step in STEPS if step.name not in TUNING]
 
 
@@ -158,7 +158,7 @@ def test_the_extrapolation_is_exact_where_images_take_the_same_time():
 def test_a_run_that_diverged_is_no_pass_and_one_out_of_memory_an_answer_of_tuning(
     name: str, status: str, passed: bool | None, tmp_path: Path
 ):
-    axes = {"precision": "fp16", "method": "lora", "batch_size": 6}
+    axes = {"precision": "fp16", "engine": "trl", "method": "lora", "batch_size": 6}
     run_folder.write_json(tmp_path / "a" / "result.json", {"status": status, "cause": {"message": "why"}, "axes": axes})
     (read,) = [step.read for step in STEPS if step.name == name]
     (finding,) = read(tmp_path, "")
