@@ -34,7 +34,6 @@ SITE = {
     "additional_parameters": {"reservation": "mine"},
 }
 
-
 ASKED = [
     (["gpus=4"], Resources(1, 4, 8, None, 60, False)),
     (["gpus=4", "device=cpu"], Resources(1, 0, 8, None, 60, False)),
@@ -166,8 +165,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 def test_all_jobs_are_asked_about_in_one_call(answers: Answers):
     asked = answers(squeue="7_0|RUNNING|n1|None\n7_1|PENDING||Priority\n9|COMPLETED|n2|None\n")
     states = slurm.queued(["7_0", "7_1", "7_2", "9"])
-    assert states == {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
-    assert len(asked) == 1
+    expected = {"7_0": State("RUNNING", "n1", reason="None"), "7_1": State("PENDING", "", reason="Priority")}
+    assert states == expected and len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -230,19 +229,14 @@ def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(
     before = dict(os.environ)
     with slurm.submitting({"partition"}):
         left = {name for name in os.environ if name.startswith(("SLURM", "SBATCH"))}
-    assert left == {"SLURM_CONF", "SBATCH_WCKEY"}
-    assert dict(os.environ) == before
+    assert left == {"SLURM_CONF", "SBATCH_WCKEY"} and dict(os.environ) == before
 
 
 def test_jobs_that_never_begin_are_told_from_those_that_wait():
-    reasons = (
-        "DependencyNeverSatisfied",
-        "PartitionTimeLimit",
-        "QOSMaxWallDurationPerJobLimit",
-        "Priority",
-        "PartitionNodeLimit",  # or nodes that are down
-    )
-    assert [State("PENDING", reason=reason).never_begins for reason in reasons] == [True, True, True, False, False]
+    never = ("DependencyNeverSatisfied", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit")
+    assert all(State("PENDING", reason=reason).never_begins for reason in never)
+    waits = ("Priority", "PartitionNodeLimit")  # this, too, where nodes are down
+    assert not any(State("PENDING", reason=reason).never_begins for reason in waits)
 
 
 @pytest.mark.parametrize("has_left", ["its folder", "the queue"])
@@ -361,8 +355,7 @@ def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
     (tmp_path / ".submitit").mkdir()
     (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
     judged, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
-    assert judged == status
-    assert words in failure.message
+    assert judged == status and words in failure.message
     if failure.log:
         assert failure.log_tail == ("a", "slurmstepd: error: the end")
 
