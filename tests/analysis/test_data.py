@@ -216,8 +216,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "d": records.vision(dirty=True),
     }
     assert list(marked) == [mark.sign for mark in MARKS]
-    for index, record in enumerate(marked.values()):
-        records.write(tmp_path / f"{index:02d}", record)
+    records.write_all(tmp_path, *marked.values())
     records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
     found = load.read([tmp_path])
     assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]

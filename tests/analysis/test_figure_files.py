@@ -38,9 +38,7 @@ def vega_lite() -> jsonschema.Draft7Validator:
 
 
 def write(folder: Path, *run_records: dict[str, Any]) -> list[load.Run]:
-    for index, record in enumerate(run_records):
-        records.write(folder / f"{index:02d}", record)
-    return load.read([folder]).runs
+    return load.read([records.write_all(folder, *run_records)]).runs
 
 
 def test_efficiency_is_against_one_gpu(tmp_path: Path):

@@ -34,10 +34,9 @@ def panel(name: str, folder: Path) -> Panel:
 
 
 def test_of_panels_as_full_the_one_that_is_as_the_experiment_comes_first(tmp_path: Path):
-    for size, strategy in product((100, 700), ("ddp_ds", "ddp_rr")):
-        record = records.vision(strategy=strategy, gpus=2, dataset__image_size=size)
-        records.write(tmp_path / f"{size}-{strategy}", record)
-    found = experiments.panels(experiments.load("strategies"), load.read([tmp_path]).runs)
+    settings = product((100, 700), ("ddp_ds", "ddp_rr"))
+    each = [records.vision(strategy=strategy, gpus=2, dataset__image_size=size) for size, strategy in settings]
+    found = experiments.panels(experiments.load("strategies"), load.read([records.write_all(tmp_path, *each)]).runs)
     assert [dict(each.setting)["dataset.image_size"] for each in found] == [700, 100]
 
 
