@@ -154,7 +154,13 @@ LATER: dict[str, dict[str, Any]] = {
         **{"custom_sharded_layers": [], "global_batch_size": None, "batch_size_asked": None},
         **{"engine": "torchtune", "sharding": "fsdp"},
     },
-    "model": {"pointwise": "convolution", "depthwise": "convolution", "weights": "random", "freeze": "none"},
+    "model": {
+        "pointwise": "convolution",
+        "depthwise": "convolution",
+        "blocks": "plain",
+        "weights": "random",
+        "freeze": "none",
+    },
     "dataset": {"revision": None, "split": None},
     "profile": {"window": "after", "budget_bytes": 1_000_000_000},
 }
@@ -168,6 +174,7 @@ LATER_KEYS = {
     "dataset.split": "dataset.skip_broken",
     "model.pointwise": "model.width",
     "model.depthwise": "model.width",
+    "model.blocks": "model.width",
     "model.weights": "model.width",
     "model.freeze": "model.width",
     "dataset.revision": "dataset.source",
