@@ -73,12 +73,8 @@ class Pass:
         return min(paths, default=None)
 
     def _sweep(self, entry: str, name: str, words: Words, small: Words) -> list[str]:
-        fixed = {
-            "name": name,
-            "hydra.sweep.dir": self.out / name,
-            "tracker.mode": "disabled",
-            "fit": "off",
-        }  # predicting takes seconds a cell
+        # predicting takes seconds a cell
+        fixed = {"name": name, "hydra.sweep.dir": self.out / name, "tracker.mode": "disabled", "fit": "off"}
         words = words | ({} if self.cuda else small) | fixed
         return [sys.executable, entry, "-m", *(f"{key}={value}" for key, value in words.items())]
 
@@ -323,14 +319,8 @@ def images(count: int, epochs: int = 2) -> Words:
 COMPILED = ("--layouts", "nhwc", "--only-compiled", "--compile", "default", "--depthwise", "convolution", "triton")
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
 FP32: Words = {"precision": "fp32"}  # fp16 is slow on CPUs
-TOO_LARGE: Words = {  # as in tests/gpu/test_cuda.py
-    "precision": "fp64",
-    "batch_size": 128,
-    "dataset": "mnist",
-    "dataset.image_size": 700,
-    "model.name": "efficientnet_v2_l",
-    "num_workers": 0,
-}
+TOO_LARGE: Words = {"precision": "fp64", "batch_size": 128, "dataset": "mnist", "dataset.image_size": 700}
+TOO_LARGE |= {"model.name": "efficientnet_v2_l", "num_workers": 0}  # as in tests/gpu/test_cuda.py
 PACKED: Words = {"packed": True, "max_seq_len": 2048, "batch_size": "4,6", "compile": True, "dataset.rows": 10_000}
 SMALL_PACKED: Words = {"max_seq_len": 256, "batch_size": 2, "compile": False}
 LORA: Words = LLAMA | {"method": "lora"}

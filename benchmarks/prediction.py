@@ -141,7 +141,10 @@ def _predicted(
 ) -> list[Outcome]:
     """The prediction of a step beside its time; empty where nothing can be predicted."""
     predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
-    return [] if predicted is None else [Outcome(predicted.value, predicted.low, predicted.high, wanted.step_s)]
+    if predicted is None:
+        return []
+    interval = predicted.interval
+    return [Outcome(interval.value, interval.low, interval.high, wanted.step_s)]
 
 
 def _papers_with_probe() -> list[Outcome]:

@@ -137,7 +137,7 @@ class Predictor:
             return Prediction(Basis.unknown, about=self._why_unknown(kind, own))
         here = self._timed(kind, marked=bool(estimated.marks))
         alike = Alike(own, here)
-        step_s = Interval(estimated.value, estimated.low, estimated.high)
+        step_s = estimated.interval
         prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s, marks=estimated.marks)
         if estimated.basis in (Basis.measured, Basis.probed) and not alike.of_this_cell():
             prediction.basis, prediction.about = Basis.scaled, f"{estimated.about}, of another length"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from multicard.measure import repeated_runs
-from multicard.records.schema_parts import Prediction
+from multicard.records.schema_parts import Interval, Prediction
 
 # Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
 # fmt: off
@@ -102,17 +102,10 @@ class StepEstimate:
         return math.hypot(half, self.below), math.hypot(half, self.above)
 
     @property
-    def value(self) -> float:
-        """Seconds."""
-        return math.exp(self.log_s)
-
-    @property
-    def low(self) -> float:
-        return self.value * math.exp(-self.sides[0])
-
-    @property
-    def high(self) -> float:
-        return self.value * math.exp(self.sides[1])
+    def interval(self) -> Interval:
+        """Seconds, with their 90 % interval."""
+        below, above = self.sides
+        return Interval(*(math.exp(self.log_s + side) for side in (0.0, -below, above)))
 
 
 def axes(setting: Mapping[str, str]) -> dict[str, str]:

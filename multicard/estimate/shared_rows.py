@@ -87,9 +87,8 @@ def decode(content: bytes) -> SharedFile:
         unknown += [name for name in row.versions if name not in PACKAGES]
         unknown += [key for key in NEEDED if key not in row.settings]
         if unknown:
-            raise ValueError(
-                f"rows[{number}]: {unknown[0]!r} is absent, or no key, value, figure or package that multicard has"
-            )
+            problem = "is absent, or no key, value, figure or package that multicard has"
+            raise ValueError(f"rows[{number}]: {unknown[0]!r} {problem}")
     return read
 
 

@@ -46,10 +46,9 @@ def require_compilers(compile_value: bool | str | None, device: str) -> None:
     """Refuse the value of the key `compile` where this machine lacks what compiled code needs: a C++ compiler on CPU
     ranks, and on CUDA, for Triton (`triton/runtime/build.py`), a C compiler and Python's headers. Without them torch
     fails in the first step."""
-    compilers = [os.environ.get("CXX", "g++")] if device == "cpu" else [os.environ.get("CC", "gcc"), "clang"]
-    missing = (
-        [] if any(map(shutil.which, compilers)) else [f"{compilers[0]} (package {'g++' if device == 'cpu' else 'gcc'})"]
-    )
+    variable, package, *others = ("CXX", "g++") if device == "cpu" else ("CC", "gcc", "clang")
+    compiler = os.environ.get(variable, package)
+    missing = [] if any(map(shutil.which, (compiler, *others))) else [f"{compiler} (package {package})"]
     if device != "cpu" and not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         missing.append(f"Python.h (package python{sysconfig.get_python_version()}-dev or -devel)")
     problem = f"compile={compilation.word(compile_value)}: torch compiles with {' and '.join(missing)}, absent here"

@@ -37,7 +37,7 @@ def predicted(*words, of=(), machine=HERE, commit="a"):
 
 
 def spread(result):
-    return math.log(result.high / result.low)
+    return math.log(result.interval.high / result.interval.low)
 
 
 OTHERS = {"precision.name": '"fp32"', "loader.name": '"torch"', "batch_size": "32"}  # keys that a source may name
@@ -80,7 +80,7 @@ FP64 = 'precision.name="fp64"'
 )  # fmt: skip
 def test_a_step_follows_from_the_cells_that_are_known(wanted, of, step_s, basis, marks):
     result = predicted(*wanted, of=of)
-    assert (result.value, result.basis, result.marks) == (pytest.approx(step_s), basis, marks)
+    assert (result.interval.value, result.basis, result.marks) == (pytest.approx(step_s), basis, marks)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_intervals_narrow_with_runs_and_widen_with_what_is_not_the_cell_itself()
     assert spread(predicted(of=[seen(0.1, marks="&")])) > 0.9
     known = [seen(0.1), seen(0.05, HALF), seen(0.08, BATCHED)]
     near, far = (predicted(HALF, "dataset.image_size=128", *more, of=known) for more in ([], [BATCHED]))
-    assert near.value == pytest.approx(0.05 * 4) and far.value == pytest.approx(0.05 * 4 * 0.8)
+    assert near.interval.value == pytest.approx(0.05 * 4) and far.interval.value == pytest.approx(0.05 * 4 * 0.8)
     assert spread(one) < spread(near) < spread(far)
     theirs = predicted(of=[printed(0.1, **OTHERS)])
     assert "published for their node" in theirs.about and spread(theirs) > spread(one)
@@ -147,15 +147,17 @@ def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
     steady = [seen(0.1, CPU, f"batch_size={size}") for size in range(20) for _ in range(5)]
     assert spread(predicted(CPU, of=[*steady, seen(0.1, CPU)])) < spread(once) / 5
     four, eight = (predicted(CPU, f"gpus={n}", of=[seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]) for n in (4, 8))
-    assert spread(eight) > spread(four) and math.log(eight.high / eight.value) > 1.645 * 0.25 * math.log(4)
+    assert spread(eight) > spread(four) and math.log(
+        eight.interval.high / eight.interval.value
+    ) > 1.645 * 0.25 * math.log(4)
 
 
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
     far = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2")])
     growth = scaling.PUBLISHED
     assert far.basis == Basis.scaled and far.runs == 2 and far.about == "T(1), T(2) of gpus"
-    assert far.value == pytest.approx(0.1 * math.exp(growth.log_ratio(0.03, 8)))
-    sides = [math.log(end / far.value) for end in (far.low, far.high)]
+    assert far.interval.value == pytest.approx(0.1 * math.exp(growth.log_ratio(0.03, 8)))
+    sides = [math.log(end / far.interval.value) for end in (far.interval.low, far.interval.high)]
     assert sides == pytest.approx(growth.bounds(0.03, 8))  # what runs differ by is in it
     near = predicted("gpus=4", of=[seen(0.1), seen(0.103, "gpus=2")])
     assert spread(predicted(of=[seen(0.1)])) < spread(near) < spread(far)
@@ -189,11 +191,15 @@ def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
     here = (FP64, "batch_size=64")
     pair = [seen(0.464), seen(0.0196, BATCHED), seen(0.464, *here)]
     one = predicted(BATCHED, *here, of=pair)
-    assert (one.basis, one.runs) == (Basis.scaled, 3) and one.value == pytest.approx(0.0196) and one.high > 0.464
+    assert (
+        (one.basis, one.runs) == (Basis.scaled, 3)
+        and one.interval.value == pytest.approx(0.0196)
+        and one.interval.high > 0.464
+    )
     three = [entry for size in (16, 48) for entry in (seen(0.464, f"batch_size={size}"),
              seen(0.0196, f"batch_size={size}", BATCHED))]  # fmt: skip
     several = predicted(BATCHED, *here, of=[*pair, *three])
-    assert "by 3 pairs" in several.about and several.high < 0.1
+    assert "by 3 pairs" in several.about and several.interval.high < 0.1
 
 
 @pytest.mark.parametrize(
@@ -211,7 +217,7 @@ def test_what_scaled_beyond_linear_is_carried_on_as_linear_and_marked(known, wan
     of = [seen(mean_s, where, f"gpus={gpus}") for gpus, mean_s in known.items()]
     result = predicted(where, f"gpus={wanted}", of=of)
     assert result.marks == marks
-    assert 0.10 < result.value < 0.12 if step_s is None else result.value == pytest.approx(step_s)
+    assert 0.10 < result.interval.value < 0.12 if step_s is None else result.interval.value == pytest.approx(step_s)
 
 
 def test_intervals_of_steps_cover_in_simulation():
@@ -227,6 +233,6 @@ def test_intervals_of_steps_cover_in_simulation():
         for cell in (*unknown, (0, 0), (0, 1)):
             result = predicted(*words[cell], of=known)
             again_s = math.exp(truth[cell] + rng.normal(0, 0.02))
-            inside[result.basis].append(result.low <= again_s <= result.high)
+            inside[result.basis].append(result.interval.low <= again_s <= result.interval.high)
     assert 0.84 <= np.mean(inside[Basis.measured]) <= 0.96
     assert 0.84 <= np.mean(inside[Basis.scaled]) <= 0.99

@@ -25,8 +25,15 @@ NOT_COMPUTED = "not computed yet"
 # Keys of a configuration on which the tensors of a step depend, beside the number of ranks
 RELEVANT: dict[str, tuple[str, ...]] = {
     "vision": (
-        *("model", "strategy", "layout", "precision", "optimizer", "batch_size"),
-        *("loader", "pin_memory", "dataset"),
+        "model",
+        "strategy",
+        "layout",
+        "precision",
+        "optimizer",
+        "batch_size",
+        "loader",
+        "pin_memory",
+        "dataset",
     ),
     "llm": (
         *("model", "method", "precision", "batch_size", "recipe", "gradient_accumulation_steps"),
