@@ -136,7 +136,8 @@ def training_joules(gpu: dict[str, Any] | None) -> float | None:
 
 
 def data(fingerprint: str = "9b990dc14fcc") -> dict[str, Any]:
-    return {"fingerprint": fingerprint, "parts": {"dataset": fingerprint}, "bytes": 129_384, "hashed_bytes": 129_384}
+    sizes = {"bytes": 129_384, "hashed_bytes": 129_384}
+    return {"fingerprint": fingerprint, "parts": {"dataset": fingerprint}, **sizes, "changed": None}
 
 
 def load(others_cores: float = 0.0) -> dict[str, Any]:
@@ -320,5 +321,6 @@ def claim(folder: Path, **who: Any) -> Path:
     """Claim a run folder as another process of this machine does, on a file system without locks. Returns the file."""
     path = folder.with_name(f".{folder.name}.{len(ownership.claims(folder))}{ownership.RUNNING}")
     told = msgspec.to_builtins(ownership._here()) | {"started": timing.start_ticks(who["pid"])} | who
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(told))
     return path
