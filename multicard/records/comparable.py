@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import sqrt
 from typing import Any, NamedTuple
 
 from multicard.config.base import ACCUMULATED, NOT_IDENTITY, ProfileWindow, Scale
@@ -22,9 +23,10 @@ LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only new
 HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 
 # The marks of runs that stand in tables of commands and in `notes` too
-SHARED, DISTURBED, LOADED, CROWD, PROFILED = AT_END = "*!&>t"
-NOTED = "*>tps+"  # marks that a note below a table counts
+SHARED, DISTURBED, LOADED, CROWD, PROFILED, STALLED, MIXED = AT_END = "*!&>tzm"
+NOTED = "*>tzmps+"  # marks that a note below a table counts
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
+STALL_S, STALL_STEPS, FEW = 10.0, 20, 1.5  # the shortest stall, also in median steps; sqrt(2) of two, sqrt(3) of three
 DOUBTFUL = "?"  # marks an efficiency above the possible
 DOUBTFUL_MEANING = (
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
@@ -52,6 +54,16 @@ def _is_traced(record: AnyRecord) -> bool:
     return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
 
 
+def _is_stalled(record: AnyRecord) -> bool:
+    """True where one or two steps took far longer than the others. Where one of n alike takes x longer, the deviation
+    is x / sqrt(n), and the sum x more than n medians; where k do, about x sqrt(k / n), and k x."""
+    steps = record.steps
+    if steps is None or not steps.count or steps.mean is None or steps.median is None or steps.std is None:
+        return False
+    stalled_s, more_s = steps.std * sqrt(steps.count), (steps.mean - steps.median) * steps.count
+    return stalled_s > max(STALL_S, STALL_STEPS * steps.median) and more_s < FEW * stalled_s
+
+
 MARKS = (
     Mark(SHARED, "oversubscribed", OVERSUBSCRIBED, lambda run: bool(run.oversubscribed)),
     Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.axes.get("device") == "cpu"),
@@ -62,6 +74,8 @@ MARKS = (
     Mark("r", "random_weights", "random weights: its loss is no model's", lambda r: r.axes.get("weights") == "random"),
     Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.config.get("scale") == "smoke"),
     Mark(PROFILED, "profiled", "traced by a profiler while it trained: its times are longer than without", _is_traced),
+    Mark(STALLED, "stalled", "a process was stopped in a step, or the machine slept; measure it again", _is_stalled),
+    Mark(MIXED, "mixed_data", "its data was changed while it trained", lambda run: bool(run.data and run.data.changed)),
     Mark("+", "restarted", "in several segments: stopped and started again", lambda run: len(run.segments) > 1),
     Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run.dirty)),
 )

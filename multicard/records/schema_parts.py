@@ -94,6 +94,7 @@ class Data(Struct):
     parts: Annotated[dict[str, str], "digits of dataset, decoding (photographs), tokenizer and weights"]
     bytes: Annotated[Int, "of all parts"]
     hashed_bytes: Annotated[Int, "of them, those that the digits cover"]
+    changed: Annotated[str | None, "the parts that differed when the ranks had ended: they may have read both"] = None
 
 
 class Load(Struct):

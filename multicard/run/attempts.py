@@ -58,15 +58,24 @@ def require_same_data(folder: Path, data: Data) -> None:
         raise ValueError(f"the data is no longer that of the run's checkpoint ({changed}); {remedy}")
 
 
-def end(folder: Path, failure: Failure | None, load: Load | None = None, beside: int | None = None) -> None:
+def end(
+    folder: Path,
+    failure: Failure | None,
+    load: Load | None = None,
+    beside: int | None = None,
+    data: Data | None = None,
+) -> None:
     """Note how the last attempt ended, the step that it was saved at, and all else that only this process knows: from
     now on the record follows from the folder.
 
     Args:
         load, beside: of the record.
+        data: the fingerprint of its data by now.
     """
     attempts = _attempts(folder)
     last = attempts[-1]
+    if last.data is not None:
+        last.data.changed = content.difference(last.data, data)
     last.ended_at, last.end = timestamp(), "ok" if failure is None else failure.kind
     last.failure, last.load, last.beside = failure, load, beside
     last.saved_step = _saved_step(folder, last)

@@ -25,7 +25,7 @@ from multicard.records.schema_parts import Load
 from multicard.run import attempts, outcome
 from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
-from multicard.run.prepare import Predict, PreparedRun, job_of, prepare
+from multicard.run.prepare import Predict, PreparedRun, data_now, job_of, prepare
 from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
@@ -112,7 +112,8 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
             beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
     peers.close()  # the other nodes need not wait for the record
     if attempts.last(run.folder).end is None:
-        attempts.end(run.folder, failure, load, beside)
+        data = data_now(run.workload, run.config) if failure is None else None
+        attempts.end(run.folder, failure, load, beside, data)
     return failure
 
 

@@ -102,6 +102,14 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
     return None
 
 
+def data_now(workload: Workload, config: RunConfig) -> Data | None:
+    """The fingerprint of the data as it lies there now; None where it cannot be read."""
+    try:
+        return content.fingerprint(workload.data(config))
+    except (ValueError, OSError):
+        return None
+
+
 def changed_data(
     workload: Workload, config: RunConfig, data: Data | None, known: dict[str, Data | None] | None = None
 ) -> str | None:
@@ -116,10 +124,7 @@ def changed_data(
     values, known = plain(config), {} if known is None else known
     key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model", "script")])
     if key not in known:
-        try:
-            known[key] = content.fingerprint(workload.data(config))
-        except (ValueError, OSError):
-            known[key] = None
+        known[key] = data_now(workload, config)
     changed = content.difference(data, known[key])
     remedy = "put that data back, measure again with rerun=true, or choose another name="
     return changed and f"the data is no longer that of the record ({changed}); {remedy}"

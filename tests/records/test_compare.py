@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from multicard.measure import formulas
 from multicard.records import comparable
 from tests.helpers import records
 
@@ -53,6 +54,24 @@ def test_what_follows_from_another_axis_is_not_shown():
     )
     assert comparable.varied([single, distributed], ()) == ["gpus"]
     assert comparable.varied([single, forced], ()) == ["recipe"]
+
+
+STEPS_S = {  # seconds of steps, and whether one or two of them were stopped
+    "one stopped": ([0.1] * 199 + [60.1], True),
+    "two stopped": ([0.1] * 198 + [60.1] * 2, True),
+    "of few": ([1.0, 1.0, 1.0, 61.0], True),
+    "every tenth waits": (([0.1] * 9 + [12.0]) * 20, False),
+    "short": ([0.1] * 199 + [9.0], False),
+    "long steps": ([10.0] * 99 + [150.0], False),
+    "none": ([], False),
+}
+
+
+@pytest.mark.parametrize("case", STEPS_S)
+def test_a_run_with_a_step_that_was_stopped_is_marked(case: str):
+    samples_s, stalled = STEPS_S[case]
+    run = result({"step_s": formulas.statistics(samples_s, 0)})
+    assert (comparable.STALLED in comparable.marks(run)) is stalled
 
 
 def segments(*steps: int) -> Any:

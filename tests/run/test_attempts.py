@@ -3,15 +3,16 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from multicard.machine import slurm
 from multicard.machine.slurm import Allocation
 from multicard.ranks.failures import Failure
-from multicard.records import ownership, run_folder
-from multicard.records.schema_parts import Segment
+from multicard.records import comparable, ownership, run_folder
+from multicard.records.schema_parts import Data, Segment
 from multicard.run import attempts
-from tests.helpers.records import GONE, claim
+from tests.helpers.records import GONE, as_record, claim, vision
 
 JOB = Allocation(("n1", "n2"), job="12_3")
 PREEMPTED = Failure("preempted", "SLURM preempted the job")
@@ -42,6 +43,16 @@ def test_attempts_are_listed_with_what_each_trained(tmp_path: Path):
     assert (segments[-1].job, segments[-1].hosts) == ("12_3", ["n1", "n2"])
     assert attempts.requeues(tmp_path) == 1 and attempts.current(tmp_path) == 3
     assert attempts.parts(tmp_path) == [(0, 0), (0, 1), (2, 0), (2, 1), (3, 0), (3, 1)]
+
+
+def test_data_that_was_changed_while_a_run_trained_is_noted(tmp_path: Path):
+    for now, changed in (("a", None), (None, None), ("b", "dataset a, now b")):
+        attempts.begin(tmp_path, JOB, data=Data("x", {"dataset": "a"}, 1, 1))
+        attempts.end(tmp_path, None, data=now and Data("x", {"dataset": now}, 1, 1))
+        data = attempts.last(tmp_path).data
+        run = as_record(vision(data=msgspec.to_builtins(data)))
+        assert data is not None and data.changed == changed
+        assert (comparable.MIXED in comparable.marks(run)) is (changed is not None)
 
 
 def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
