@@ -5,6 +5,8 @@ What depends on the method, the template, the machine, the files or the rows is 
 
 from dataclasses import dataclass
 from enum import StrEnum
+from json import loads
+from pathlib import Path
 from typing import ClassVar, Optional, Union
 
 from omegaconf import MISSING
@@ -104,6 +106,11 @@ class DecoderConfig:
     def head_dim(self) -> int:
         return self.embed_dim // self.num_heads
 
+    @property
+    def folder(self) -> str | None:
+        """The folder of its weights; None of random ones."""
+        return None if self.weights == "random" else self.weights
+
 
 @dataclass
 class LlamaConfig(DecoderConfig):
@@ -118,6 +125,53 @@ class Llama31Config(DecoderConfig):
 @dataclass
 class Qwen25Config(DecoderConfig):
     """A Qwen 2.5: its query, key and value projections have a bias."""
+
+
+@dataclass
+class HfConfig(DecoderConfig):
+    """Any causal language model that transformers knows, with its own tokenizer; sizes are those of its config.json."""
+
+    path: Optional[str] = key(None, "folder with config.json, tokenizer.json and, unless model.weights=random, weights")
+    weights: str = key("own", "own: those of the folder; random: of its config.json alone")
+    num_layers: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    embed_dim: int = 0
+    intermediate_dim: int = 0
+    max_seq_len: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.path is not None, "model.path is not set: give the folder of a model in Hugging Face's form")
+        require(self.weights in ("own", "random"), f"model.weights={self.weights}: model=hf has own or random")
+        problem, remedy = f"model.path={self.path}", "give the folder of a causal language model"
+        try:
+            values = loads((Path(str(self.path)).expanduser() / "config.json").read_text())
+            values = values.get("text_config") or values
+            sizes = {own: next(filter(None, map(values.get, names)), None) for own, names in HF_SIZES.items()}
+        except (OSError, ValueError, AttributeError):
+            raise ValueError(f"{problem}: has no whole config.json; {remedy}") from None
+        sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]  # absent where each head has its own
+        for name, value in sizes.items():
+            known = isinstance(value, int) and value > 0
+            absent = value is None and name == "intermediate_dim"  # of some models it follows from others
+            require(known or absent, f"{problem}: config.json has {HF_SIZES[name][0]}={value}, no size; {remedy}")
+            setattr(self, name, value or 0)
+        self.tied = bool(values.get("tie_word_embeddings"))
+
+    @property
+    def folder(self) -> str | None:
+        return self.path if self.weights == "own" else None
+
+
+HF_SIZES = {  # of config.json, with GPT-2's names
+    "vocab_size": ("vocab_size",),
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "num_kv_heads": ("num_key_value_heads",),
+    "embed_dim": ("hidden_size", "n_embd"),
+    "intermediate_dim": ("intermediate_size", "n_inner"),
+    "max_seq_len": ("max_position_embeddings", "n_positions"),
+}
 
 
 @dataclass
@@ -181,6 +235,7 @@ TOKENIZERS: dict[str, type[Option]] = {
     "embedded": EmbeddedTokenizerConfig,
     "llama3": Llama3TokenizerConfig,
     "qwen2_5": Qwen25TokenizerConfig,
+    "own": Option,
 }
 
 MODELS: dict[str, type[DecoderConfig]] = {
@@ -192,6 +247,7 @@ MODELS: dict[str, type[DecoderConfig]] = {
     "qwen2_5_tiny": Qwen25Config,
     "qwen2_5_0_5b": Qwen25Config,
     "qwen2_5_7b": Qwen25Config,
+    "hf": HfConfig,
 }
 
 

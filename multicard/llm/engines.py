@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from multicard.config.keys import require
-from multicard.config.llm import Engine, LlmConfig, Recipe, Sharding
+from multicard.config.llm import Engine, HfConfig, LlmConfig, Recipe, Sharding
 from multicard.llm.methods import LoraConfig
 
 # By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's
@@ -17,7 +17,11 @@ def check(config: LlmConfig) -> None:
     several = config.world_size > 1
     problem = f"sharding={config.sharding}: one GPU shares nothing with others"
     require(several or config.sharding is Sharding.fsdp, f"{problem}; leave it out, or use gpus=2")
+    is_hf, own = isinstance(config.model, HfConfig), config.tokenizer.name == "own"
+    problem = f"tokenizer={config.tokenizer.name}: does not go with model={config.model.name}"
+    require(is_hf == own, f"{problem}; leave it out, since model=hf has its own and no other model has one")
     if config.engine is Engine.torchtune:
+        require(not is_hf, "model=hf: torchtune has its own models alone; use engine=trl")
         problem = f"sharding={config.sharding}: torchtune's recipes know FSDP2 alone"
         require(config.sharding is Sharding.fsdp, f"{problem}; use engine=trl, or sharding=fsdp")
         return

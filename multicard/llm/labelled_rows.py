@@ -12,11 +12,14 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from datasets import load_dataset
 from torch.utils.data import Dataset
 from torchtune.config._utils import _get_component_from_path
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages
 from torchtune.datasets import PackedDataset, SFTDataset
 from torchtune.models.llama3 import Llama3Tokenizer
+
+from multicard.llm.data.tokenizer import FolderTokenizer
 
 Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
 pc: Any = pyarrow.compute  # makes its functions as it is imported
@@ -141,6 +144,11 @@ def chat_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens of a conversation's `pieces`, special tokens read as such, and a mask of those that have no character
     with loss."""
     pieces, texts = sample["pieces"], [piece["content"] for piece in sample["pieces"]]
+    if isinstance(tokenizer, FolderTokenizer):
+        tokens, spans = tokenizer.encode("".join(texts))
+        letters = np.repeat([piece["learnt"] for piece in pieces], [*map(len, texts)])
+        mask = np.array([not letters[first:last].any() for first, last in spans])
+        return {"tokens": tokens[: tokenizer.max_seq_len], "mask": mask[: tokenizer.max_seq_len]}
     if isinstance(tokenizer, Llama3Tokenizer):
         encoding = tokenizer.tt_model.tt_model
         tokens = encoding.encode("".join(texts), allowed_special="all")
@@ -159,3 +167,21 @@ def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
     """The rows of `dataset=chat`, which are pieces of text; `arguments` as those of `conversations`."""
     transform: Any = partial(chat_tokens, tokenizer)
     return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]
+
+
+class ChatPairs(Dataset[dict[str, Any]]):
+    """Pairs of answers, each in pieces of text; `arguments` are `datasets.load_dataset`'s."""
+
+    def __init__(self, tokenizer: Any, *, source: str, **arguments: Any) -> None:
+        self._data, self._tokenizer = load_dataset(source, **arguments), tokenizer
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = {}
+        for name, pieces in self._data[index].items():
+            encoded = chat_tokens(self._tokenizer, {"pieces": pieces})
+            labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])
+            row |= {f"{name}_input_ids": encoded["tokens"], f"{name}_labels": labels.tolist()}
+        return row

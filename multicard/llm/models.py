@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.keys import require
-from multicard.config.llm import DecoderConfig, Llama31Config, LlamaConfig, Qwen25Config
+from multicard.config.llm import DecoderConfig, HfConfig, Llama31Config, LlamaConfig, Qwen25Config
 
 Shape = tuple[int, ...]
 
@@ -113,21 +113,26 @@ def flops_per_token(
         reference_passes: forward passes of a frozen reference model a step.
     """
     weights = model.num_layers * sum(a * b for a, b in linears(model).values()) + vocabulary * model.embed_dim
-    attention = 4 * model.num_layers * model.embed_dim * length
+    return flops(weights, model.num_layers * model.embed_dim, length, adapters, reference_passes)
+
+
+def flops(weights: int, width: int, length: float, adapters: int | None, reference_passes: int) -> float:
+    """The same by the number of weights that products of matrices read, and the width of all layers' attention."""
+    attention = 4 * width * length
     trained = 6 * weights if adapters is None else 4 * weights + 6 * adapters
     return trained + 3 * attention + reference_passes * (2 * weights + attention)
 
 
-def check_weights(model: DecoderConfig, vocabulary: int) -> None:
-    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights."""
-    if model.weights == RANDOM:
-        return
+def stored_shapes(place: str, key: str) -> dict[str, Shape]:
+    """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError) one without."""
     from safetensors import SafetensorError, safe_open
 
-    folder, key = Path(model.weights).expanduser(), f"model.weights={model.weights}"
-    remedy = "give a folder with *.safetensors and config.json, or random"
+    folder, remedy = Path(place).expanduser(), "give a folder with *.safetensors and config.json, or random"
     require(folder.is_dir(), f"{key}: no such folder; {remedy}")
     files, shapes = sorted(folder.glob("*.safetensors")), dict[str, Shape]()
+    is_pickled = not files and any(folder.glob("*.bin"))
+    problem = f"{key}: its weights are pickled, which could run any program when they are read"
+    require(not is_pickled, f"{problem}; save them as safetensors (model.save_pretrained)")
     require(bool(files), f"{key}: holds no weights; {remedy}")
     for path in files:
         try:
@@ -135,6 +140,18 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError:
             raise ValueError(f"{key}: {path.name} is cut off or no safetensors file; fetch it again") from None
+    return shapes
+
+
+def check_weights(model: DecoderConfig, vocabulary: int) -> None:
+    """Refuse (ValueError) a checkpoint folder that does not hold this model's weights. What transformers cannot read
+    of a folder of `model=hf` it says itself, in the ranks."""
+    if model.folder is None:
+        return
+    folder, key = Path(model.folder).expanduser(), f"model.weights={model.weights}"
+    shapes = stored_shapes(model.folder, f"model.path={model.folder}" if isinstance(model, HfConfig) else key)
+    if isinstance(model, HfConfig):
+        return
     try:
         values = json.loads((folder / "config.json").read_text())
         own = _facts(values)

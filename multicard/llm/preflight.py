@@ -8,6 +8,7 @@ from multicard.config.keys import require
 from multicard.config.llm import (
     ChatConfig,
     EmbeddedTokenizerConfig,
+    HfConfig,
     Llama3TokenizerConfig,
     LlmConfig,
     Qwen25TokenizerConfig,
@@ -63,6 +64,11 @@ def prepare(config: LlmConfig) -> Inputs:
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
         rows, broken = row_sources.load(config)
+        if isinstance(config.model, HfConfig):
+            tokenizer.check_folder(config.model)
+            problem = f"dataset={config.dataset.name}: model=hf reads rows before the ranks start"
+            require(rows is not None, f"{problem}; set dataset.rows, or dataset.data_files")
+            rows = rows if isinstance(config.dataset, ChatConfig) else chat.for_folder(config, rows or [])
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
         problem = f"is less than one step (batch_size x gpus x gradient_accumulation_steps = {needed})"
         enough = rows is None or config.packed or len(rows) >= needed  # of packed rows only ranks know the number
@@ -100,16 +106,18 @@ def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
     A part that the run makes itself has no blobs, nor has a data set of the hub that is not in the library's cache.
     """
     weights: list[Blob] = []
-    if config.model.weights != models.RANDOM:
-        folder = Path(config.model.weights).expanduser()
+    if config.model.folder is not None:
+        folder = Path(config.model.folder).expanduser()
         weights = [(path.name, path) for path in sorted(folder.glob("*.safetensors"))]
     files: dict[str, str | None] = {}
     if isinstance(config.tokenizer, Llama3TokenizerConfig):
         files = {"tokenizer.model": config.tokenizer.path}
     elif isinstance(config.tokenizer, Qwen25TokenizerConfig):
         files = {"vocab.json": config.tokenizer.path, "merges.txt": config.tokenizer.merges_file}
+    elif isinstance(config.model, HfConfig):
+        files = {name: f"{config.model.path}/{name}" for name in ("config.json", tokenizer.FILE)}
     named: list[Blob] = [(name, Path(str(path)).expanduser()) for name, path in files.items()]
-    if isinstance(config.dataset, ChatConfig):
+    if isinstance(config.dataset, ChatConfig) or isinstance(config.model, HfConfig):
         named.append(text_blob("chat_template", chat.template(config).source))
     return {"dataset": _identified_rows(config), "tokenizer": named, "weights": weights}
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import HfConfig, LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
 from multicard.measure import formulas
@@ -152,8 +152,15 @@ def _work(
         return None, None
     vocabulary, rate = ranks[0].vocabulary, record.tokens_per_s and record.tokens_per_s.all
     length = float(table["attended"].sum() / table["tokens"].sum())
-    adapters, passes = methods.adapter_parameters(config, vocabulary), methods.chosen(config).reference_passes
-    flops = models.flops_per_token(config.model, vocabulary, length, adapters, passes)
+    method, weights = methods.chosen(config), ranks[0].linear_weights
+    if isinstance(config.model, HfConfig):
+        if weights is None:
+            return None, None
+        adapters = ranks[0].trainable_parameters if method.adapters else None
+        flops = models.flops(weights, ranks[0].attention_width, length, adapters, method.reference_passes)
+    else:
+        adapters = methods.adapter_parameters(config, vocabulary)
+        flops = models.flops_per_token(config.model, vocabulary, length, adapters, method.reference_passes)
     peak = peak_flops_per_s(ranks[0].device, config.precision.name)
     return flops, None if peak is None or rate is None else flops * rate / (len(ranks) * peak)
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, ChatConfig, Engine, LlmConfig, StoredTextConfig
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, ChatConfig, Engine, HfConfig, LlmConfig, StoredTextConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models, preflight
 from multicard.llm.data import templates, tokenizer
@@ -26,10 +26,22 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
         run_folder.write_text(folder / "inputs" / "tokenizer.tiktoken", tokenizer.tiktoken_lines(inputs.token_ranks))
         special = tokenizer.special_tokens(len(inputs.token_ranks))
         run_folder.write_json(folder / "inputs" / "special_tokens.json", special)
+    if isinstance(config.model, HfConfig):
+        return folder_config(config, inputs, folder)
     cfg = torchtune_config(config, placement.device, inputs, _relative_to_cwd(folder))
     if config.engine is Engine.torchtune:
         write_yaml(config, cfg, folder)
     return cfg
+
+
+def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
+    """Rows and tokenizer of `model=hf` as torchtune's components."""
+    assert isinstance(config.model, HfConfig)
+    limit = config.max_seq_len or config.model.max_seq_len
+    own = {"_component_": "multicard.llm.data.tokenizer.FolderTokenizer", "path": config.model.path}
+    rows = _dataset(config, inputs, folder)
+    rows["builder"] = f"multicard.llm.labelled_rows.{'ChatPairs' if methods.chosen(config).pairs else 'chats'}"
+    return {"model": {"vocab_size": inputs.vocabulary}, "tokenizer": own | {"max_seq_len": limit}, "dataset": rows}
 
 
 def write_yaml(config: LlmConfig, cfg: dict[str, Any], folder: Path) -> None:

@@ -106,6 +106,8 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     epochs: list[CountedEpoch] = []
     text_rows: TextRows | None = None
     vocabulary: int = 0
+    linear_weights: int | None = None
+    attention_width: int = 0
     warmup_steps: int | None = None
     nf4_tensors: int | None = None
     fake_quantised_linears: int | None = None

@@ -37,6 +37,7 @@ RELEVANT: dict[str, tuple[str, ...]] = {
     ),
     "llm": (
         *("model", "method", "precision", "batch_size", "recipe", "gradient_accumulation_steps"),
+        *("engine", "sharding"),
         *("custom_sharded_layers", "activation_checkpointing", "optimizer_in_bwd", "packed"),
     ),
 }

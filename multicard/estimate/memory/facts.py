@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from multicard.config.base import RunConfig, TrainingConfig, plain
-from multicard.config.llm import EmbeddedTokenizerConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
+from multicard.config.llm import EmbeddedTokenizerConfig, HfConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
 from multicard.llm.data import row_sources, templates, tokenizer
@@ -144,6 +144,9 @@ def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     options = config.tokenizer
+    if isinstance(config.model, HfConfig):
+        own = tokenizer.FolderTokenizer(str(config.model.path))
+        return lambda text: len(own.encode(text)[0])
     if isinstance(options, Qwen25TokenizerConfig):
         files = (str(Path(str(path)).expanduser()) for path in (options.path, options.merges_file))
         try:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Engine, LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory import answers
 from multicard.estimate.memory.answers import Active
@@ -58,6 +58,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
         from multicard.estimate.memory import tuning_step  # imports torchtune, which takes seconds
 
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
+        _require(config.engine is Engine.torchtune, "engine=trl: steps of transformers' models are not simulated")
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):
             tuning_step.run(config, facts, device, tracker, mesh)
     _check(config, device, tracker)

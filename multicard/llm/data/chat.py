@@ -15,8 +15,8 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from multicard.config.keys import require
-from multicard.config.llm import ChatConfig, ChatLoss, LlmConfig, Qwen25TokenizerConfig
-from multicard.llm import models
+from multicard.config.llm import ChatLoss, HfConfig, LlmConfig, Qwen25TokenizerConfig
+from multicard.llm.data import templates
 
 Row = dict[str, Any]
 
@@ -72,10 +72,11 @@ class ChatTemplate(NamedTuple):
 def template(config: LlmConfig) -> ChatTemplate:
     """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the weights' folder, else
     the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing or cannot be read."""
-    assert isinstance(config.dataset, ChatConfig)
-    asked, is_qwen = config.dataset.chat_template, isinstance(config.tokenizer, Qwen25TokenizerConfig)
-    path, weights = getattr(config.tokenizer, "path", None), config.model.weights
-    own = [path and Path(path).parent, None if weights == models.RANDOM else weights, QWEN25 if is_qwen else LLAMA3]
+    asked, is_qwen = getattr(config.dataset, "chat_template", None), isinstance(config.tokenizer, Qwen25TokenizerConfig)
+    path, is_hf = getattr(config.tokenizer, "path", None), isinstance(config.model, HfConfig)
+    own = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
+    if isinstance(config.model, HfConfig):
+        own = [config.model.path]
     tokens = {"bos_token": "" if is_qwen else "<|begin_of_text|>"}
     tokens["eos_token"] = "<|im_end|>" if is_qwen else "<|end_of_text|>"
     key, remedy = f"dataset.chat_template={asked or 'null'}", "give a .jinja file, or a folder with one"
@@ -87,6 +88,8 @@ def template(config: LlmConfig) -> ChatTemplate:
                 return ChatTemplate(source, JINJA.from_string(known, globals=tokens | named).render)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise ValueError(f"{key}: {place} has a chat template that cannot be read ({error}); {remedy}") from None
+    problem = f"model.path={own[0]}: its tokenizer has no chat template"
+    require(not is_hf or bool(asked), f"{problem}; put a chat_template.jinja there")
     raise ValueError(f"{key}: no such file, or folder with a chat template; {remedy}, or null for the model's own")
 
 
@@ -139,3 +142,28 @@ def _message(number: int, turn: Row) -> Row:
     require(is_said or bool(turn.get("tool_calls")), f"{problem}; give its text as content, or leave the row out")
     others = {name: value for name, value in turn.items() if value is not None and name not in ("from", "value")}
     return others | {"role": role, "content": content}
+
+
+def from_columns(config: LlmConfig, row: Row) -> Row:
+    """The messages of a row in torchtune's columns: what torchtune puts around a prompt is the user's."""
+    around, text = templates.chosen(config), row.get("input") or row.get("dialogue", "")
+    if around is None or "conversations" in row:
+        return row
+    asked = [around.around[0], text, around.around[-1]]
+    if "instruction" in row:
+        first, last = templates.INSTRUCT_PAIRS
+        asked = [first, row["instruction"], last]
+        if text:
+            first, middle, last = around.around
+            asked = [first, row["instruction"], middle, text, last]
+    answer = row[around.columns[-1]]
+    return {"messages": [{"role": "user", "content": "".join(asked)}, {"role": "assistant", "content": answer}]}
+
+
+def for_folder(config: LlmConfig, rows: list[Row]) -> list[Row]:
+    """Rows in torchtune's columns as pieces in the chat template of `model=hf`; of a pair, those of both answers."""
+    written = template(config)
+    if "chosen" in rows[0]:
+        parts = ({name: converted({"messages": row[name]}, written, ChatLoss.answers) for name in row} for row in rows)
+        return [{name: part["pieces"] for name, part in pair.items()} for pair in parts]
+    return [converted(from_columns(config, row), written, ChatLoss.answers) for row in rows]

@@ -1,4 +1,4 @@
-"""The tokenizers: one trained on the run's own text, Llama 3's and Qwen 2.5's. No torch.
+"""The tokenizers: one trained on the run's own text, Llama 3's and Qwen 2.5's, and those of folders. No torch.
 
 The first two are files in tiktoken's form (a line a token: base64 and rank), which torchtune's Llama3Tokenizer reads.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from multicard.config.base import Option
 from multicard.config.keys import require
-from multicard.config.llm import Llama3TokenizerConfig, Qwen25TokenizerConfig
+from multicard.config.llm import HfConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
 
 # How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same
 PATTERN = (
@@ -28,6 +28,7 @@ SPECIAL = tuple(
     )
 )
 ROLES = ("user\n\n", "assistant\n\n", "system\n\n")  # a message's header, which rows need not contain
+FILE = "tokenizer.json"  # of a folder in Hugging Face's form
 LLAMA3_RANKS = 128_000
 LLAMA3_VOCABULARY = 128_256  # with the special tokens that text uses
 QWEN25_TOKENS = 151_643
@@ -87,6 +88,40 @@ def component(config: Option, inputs: Path) -> dict[str, Any]:
         return {"_component_": builder, "path": _expand(config.path)}
     files = {"path": "tokenizer.tiktoken", "special_tokens_path": "special_tokens.json"}
     return {"_component_": builder} | {key: str(inputs / name) for key, name in files.items()}
+
+
+class FolderTokenizer:
+    """The tokenizer of a folder in Hugging Face's form. Rows are padded with a number that is no token.
+
+    Args:
+        max_seq_len: to which rows are cut, in tokens.
+    """
+
+    pad_id = -1
+
+    def __init__(self, path: str, max_seq_len: int | None = None) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer, self.max_seq_len = Tokenizer.from_file(str(Path(_expand(path)) / FILE)), max_seq_len
+        self.vocabulary: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The tokens of a text in which special tokens are written, and the characters of each, from and to."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
+
+def check_folder(model: HfConfig) -> None:
+    """Refuse (ValueError) a folder whose tokenizer is missing, broken, or another model's."""
+    problem = f"model.path={model.path}"
+    remedy = "save the model's own there (AutoTokenizer.from_pretrained(...).save_pretrained)"
+    require((Path(_expand(model.path)) / FILE).is_file(), f"{problem}: has no tokenizer ({FILE}); {remedy}")
+    try:
+        tokens = FolderTokenizer(str(model.path)).vocabulary
+    except Exception as error:  # of tokenizers, which has no class of its own for it
+        raise ValueError(f"{problem}: {FILE} cannot be read ({error}); {remedy}") from None
+    problem += f": {FILE} has {tokens} tokens, more than config.json's vocab_size={model.vocab_size}"
+    require(tokens <= (model.vocab_size or tokens), f"{problem}; {remedy}")
 
 
 def check_files(config: Option) -> None:

@@ -175,7 +175,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     args = arguments(config, rank, feed.steps, folder)
     report = probe.report.content
     report.warmup_steps = args.warmup_steps
-    base, adapters = (DPOTrainer if methods.chosen(config).pairs else SFTTrainer), models.adapters(config)
+    base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
     model = models.built(config, cfg, rank.device)
     if rank.device.type == "cpu" and fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -187,7 +187,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         args=args,
         train_dataset=Dataset.from_list([placeholder]),
         processing_class=models.no_tokenizer(),
-        peft_config=adapters,
+        peft_config=models.adapters(model, config),
     )
     trainer.remove_callback(transformers.PrinterCallback)
     models.adapt(trainer.model, config, cfg)
@@ -238,7 +238,7 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     return args
 
 
-def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int]:
+def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
     """As `recipes.check_built`. RuntimeError: another wrapper, type or method than asked for runs in truth."""
     model: torch.nn.Module = recipe._model
     kinds = {Sharding.fsdp: FSDPModule, Sharding.ddp: DistributedDataParallel}
@@ -255,6 +255,8 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int]:
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(parameter.numel() for parameter in trained),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "linear_weights": models.linear_weights(recipe._trainer.model),
+        "attention_width": models.attention_width(recipe._trainer.model),
         "nf4_tensors": 0,
         "fake_quantised_linears": 0,
     }

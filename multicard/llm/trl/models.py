@@ -9,7 +9,8 @@ import transformers
 from peft import LoraConfig
 from torch import nn
 
-from multicard.config.llm import LlmConfig
+from multicard.config.keys import require
+from multicard.config.llm import HfConfig, LlmConfig
 from multicard.llm import methods, models
 from multicard.llm.torchtune_components import random_weights
 
@@ -23,17 +24,33 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> Any:
     """The model on the device, with the weights that torchtune's would have, without adapters."""
     dtype = DTYPES[config.precision.name]
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
-    if config.model.weights != models.RANDOM:
-        folder = Path(config.model.weights).expanduser()
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"": device}, **options)
+    auto = transformers.AutoModelForCausalLM
+    if isinstance(config.model, HfConfig):
+        return of_folder(config.model, config.seed, device, options)
+    if config.model.folder is not None:
+        return auto.from_pretrained(Path(config.model.folder).expanduser(), device_map={"": device}, **options)
     sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
     with device:
-        model = transformers.AutoModelForCausalLM.from_config(sizes, **options)
+        model = auto.from_config(sizes, **options)
     for name, weight in torchtunes(config, cfg, device).items():
         if "lora" not in name:
             with torch.no_grad():
                 model.get_parameter(models.hugging_face_name(name)).copy_(permuted(name, weight.generated(), config))
     return model
+
+
+def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
+    """The model of a folder. Refuses (ValueError) what is no causal language model that transformers can read."""
+    folder, auto = Path(str(own.path)).expanduser(), transformers.AutoModelForCausalLM
+    try:
+        if own.folder is not None:
+            return auto.from_pretrained(folder, device_map={"": device}, use_safetensors=True, **options)
+        transformers.set_seed(seed)  # the same on all ranks
+        with device:
+            return auto.from_config(transformers.AutoConfig.from_pretrained(folder), **options)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise ValueError(f"model.path={own.path}: transformers cannot read it ({cause}); give another folder") from None
 
 
 def torchtunes(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -51,17 +68,21 @@ def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
-def adapters(config: LlmConfig) -> LoraConfig | None:
-    """PEFT's configuration of the method's adapters."""
+def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
+    """PEFT's configuration of the method's adapters. Refuses (ValueError) a model without the named linears."""
     options = config.method
     if not isinstance(options, methods.LoraConfig):
         return None
-    names = [models.hugging_face_name(f"layers.0.{name}.weight") for name in methods.adapted(options)]
+    names = [models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)]
+    has = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
+    problem = f"method={config.method.name}: has adapters for {', '.join(names)}, and model.path has {', '.join(has)}"
+    remedy = "use method=full, or method.lora_attn_modules and method.apply_lora_to_mlp to name linears that it has"
+    require({*names} <= {*has}, f"{problem}; {remedy}")
     return LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
         lora_dropout=options.lora_dropout,
-        target_modules=[name.split(".")[-2] for name in names],
+        target_modules=names,
         task_type="CAUSAL_LM",
     )
 
@@ -73,11 +94,30 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any]) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(DTYPES[config.precision.name])
+    if isinstance(config.model, HfConfig):  # PEFT's own begin alike, with other numbers
+        return
     for name, weight in torchtunes(config, cfg, model.device).items():
         if "lora_a" in name:
             stem = models.hugging_face_name(name.replace("lora_a.", "")).removesuffix(".weight")
             with torch.no_grad():
                 model.get_parameter(f"base_model.model.{stem}.lora_A.default.weight").copy_(weight.generated())
+
+
+def linear_weights(model: Any) -> int | None:
+    """Weights that products with a token read, without adapters: of all linears, and of shared embeddings as the
+    output's. None of mixtures of experts, which read a part."""
+    sizes = model.config.get_text_config()
+    if any(getattr(sizes, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return None
+    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    return sum(part.weight.numel() for name, part in parts if "lora_" not in name)
+
+
+def attention_width(model: Any) -> int:
+    """Width of the queries of all layers."""
+    sizes = model.config.get_text_config()
+    heads = sizes.num_attention_heads
+    return sizes.num_hidden_layers * heads * (getattr(sizes, "head_dim", None) or sizes.hidden_size // heads)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
