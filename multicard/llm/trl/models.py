@@ -104,13 +104,15 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any]) -> None:
 
 
 def linear_weights(model: Any) -> int | None:
-    """Weights that products with a token read, without adapters: of all linears, and of shared embeddings as the
+    """Weights that products with a token read, without adapters: all that are matrices, and shared embeddings as the
     output's. None of mixtures of experts, which read a part."""
     sizes = model.config.get_text_config()
     if any(getattr(sizes, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return None
-    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    return sum(part.weight.numel() for name, part in parts if "lora_" not in name)
+    parts = ((name, part) for name, part in model.named_modules() if not isinstance(part, nn.Embedding))
+    weights = ((name, part._parameters.get("weight")) for name, part in parts)
+    read = (weight for name, weight in weights if weight is not None and weight.dim() == 2 and "lora_" not in name)
+    return sum(weight.numel() for weight in read)
 
 
 def attention_width(model: Any) -> int:
