@@ -31,10 +31,8 @@ def end_at_once() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, number)
+            os.dup2(nothing, number) if nothing != number else os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
-            if nothing != number:
-                os.close(nothing)
     for number in _answerable(SIGNALS):
         signal.signal(number, _exit)
 

@@ -20,7 +20,7 @@ import struct
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import msgspec
 import psutil
@@ -50,7 +50,7 @@ class Claim(Struct):
     locked: bool = False
 
 
-_own: dict[Path, tuple[int, Event]] = {}  # claims of this process: the locked descriptor, and what ends their touching
+_own: dict[Path, int] = {}  # claims of this process, and their locked descriptors
 
 
 def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
@@ -67,22 +67,22 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     Raises:
         ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
     """
-    key, who = f"name={folder.parent.name}", None
+    key, undo = f"name={folder.parent.name}", _drop
     _drop(folder)
-    for _ in range(TRIES):
-        _mark(folder, job)
-        who = owner(folder, job)
-        if who is None:
-            break
-        _drop(folder)  # both may have just begun
-        pause(random.uniform(0, RETRY_S))
-    where = ", ".join(map(str, claims(folder)))
-    require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {where})")
-    keep = keep or (job is not None and is_held_by(folder, job, others=True))
-    _forget(folder, job)
-    if keep:
-        return True
+    keep, who = keep or (job is not None and is_held_by(folder, job)), None
     try:
+        for _ in range(TRIES):
+            _mark(folder, job)
+            who = owner(folder, job)
+            if who is None:
+                break
+            _drop(folder)  # both may have just begun
+            pause(random.uniform(0, RETRY_S))
+        where = ", ".join(map(str, claims(folder)))
+        require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {where})")
+        _forget(folder, job)
+        if keep:
+            return True
         measured = finished(folder) is not None
         status = (read_json(folder / RESULT) or {}).get("status")
         problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, altered, or its steps are cut off"
@@ -90,15 +90,12 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
         require(measured or status not in DONE, f"{problem}; {remedy}")
         if measured and not _aside(folder).exists():
             folder.rename(_aside(folder))
-    except BaseException:
-        _drop(folder)
-        raise
-    try:
+        undo = disclaim
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-    except OSError:
-        disclaim(folder)
+    except BaseException:
+        undo(folder)
         raise
     return False
 
@@ -113,16 +110,15 @@ def disclaim(folder: Path) -> None:
 
 def owner(folder: Path, job: str | None = None) -> str | None:
     """The process or job that measures into `folder` now, unless it is this process, or SLURM's `job`."""
-    ours, others = [], []
-    for path in claims(folder):
-        (ours if path in _own else others).append(path)
-    now_s = ours[0].stat().st_mtime if ours and others else None  # by the file server's clock
-    return next(filter(None, (_holder(path, job, now_s) for path in others)), None)
+    paths = claims(folder)
+    own = next((path for path in paths if path in _own), None)
+    now_s = None if own is None else own.stat().st_mtime  # by the file server's clock
+    return next(filter(None, (_holder(path, job, now_s) for path in paths if path not in _own)), None)
 
 
-def is_held_by(folder: Path, job: str, others: bool = False) -> bool:
-    """True where SLURM's `job` claims `folder`, or died before it could release it; by `others` than this process."""
-    return any(_read(path).job == job for path in claims(folder) if not (others and path in _own))
+def is_held_by(folder: Path, job: str) -> bool:
+    """True where SLURM's `job` claims `folder`, or died before it could release it."""
+    return any(_read(path).job == job for path in claims(folder))
 
 
 def is_lost(folder: Path) -> bool:
@@ -154,31 +150,25 @@ def _mark(folder: Path, job: str | None) -> None:
     """Make a claim of this process, which counts at once."""
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    path, ended = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}{RUNNING}"), Event()
-    descriptor = private.no_link(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    _own[path] = descriptor, ended
-    try:
-        here, locked = _here(), _lock(descriptor, fcntl.F_OFD_SETLK) is not None
-        os.write(descriptor, msgspec.json.encode(msgspec.structs.replace(here, job=job, locked=locked)))
-    except OSError:
-        _drop(folder)
-        raise
-    Thread(target=_touch, args=(path, ended), daemon=True).start()
+    path = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}{RUNNING}")
+    _own[path] = descriptor = private.no_link(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    locked = _lock(descriptor, fcntl.F_OFD_SETLK) is not None
+    os.write(descriptor, msgspec.json.encode(msgspec.structs.replace(_here(), job=job, locked=locked)))
+    Thread(target=_touch, args=(path,), daemon=True).start()
 
 
-def _touch(path: Path, ended: Event) -> None:
+def _touch(path: Path) -> None:
     with suppress(OSError):  # it is gone
-        while not ended.wait(BEAT_S):
+        while True:
+            pause(BEAT_S)
             os.utime(path, follow_symlinks=False)
 
 
 def _drop(folder: Path) -> None:
     """End the claims of this process alone."""
     for path in [path for path in _own if _claimed_by(path) == folder.absolute()]:
-        descriptor, ended = _own.pop(path)
-        ended.set()
         path.unlink(missing_ok=True)
-        os.close(descriptor)
+        os.close(_own.pop(path))
 
 
 def _forget(folder: Path, job: str | None) -> None:
@@ -215,13 +205,10 @@ def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | No
 
 def _is_alive(path: Path, marked: Claim, here: Claim, now_s: float | None) -> bool:
     try:
-        descriptor = private.no_link(path, os.O_RDONLY)
+        with os.fdopen(private.no_link(path, os.O_RDONLY)) as file:
+            status, is_free = os.fstat(file.fileno()), _lock(file.fileno(), fcntl.F_OFD_GETLK)
     except OSError:  # it has been released, or is a link
         return False
-    try:
-        status, is_free = os.fstat(descriptor), _lock(descriptor, fcntl.F_OFD_GETLK)
-    finally:
-        os.close(descriptor)
     if is_free is False:
         return True
     if marked.boot == here.boot != "":
