@@ -157,6 +157,14 @@ def test_sharded_output_pads_batches_to_as_many_chunks(layers, length):
     assert tokens.shape == (2, length)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_scaled_positions_take_as_much_as_others(device):
+    small = ("model.num_layers=1", "model.num_heads=4", "model.embed_dim=256", "model.intermediate_dim=256")
+    scaled, plain_ones = (tuned(f"model={name}", *small, "model.max_seq_len=512", "gpus=1", device=device)
+                          for name in ("llama3_1_8b", "llama3_8b"))  # fmt: skip
+    assert scaled == plain_ones
+
+
 # ---- fallbacks, and the truth
 
 

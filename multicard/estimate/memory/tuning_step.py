@@ -178,6 +178,12 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
     return (tokens, labels) if pairs else parts
 
 
+def unscaled_positions(rope: Any) -> None:
+    """`rope_init` of Llama 3.1 and 3.2, whose scaling reads values: tables of the same sizes."""
+    modules.RotaryPositionalEmbeddings.rope_init(rope)
+    rope.is_cache_built = True
+
+
 @contextmanager
 def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
     """Replace what a recipe asks of files, of the GPU and of a terminal, and end its forward passes."""
@@ -190,6 +196,7 @@ def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker)
     replaced: dict[str, Any] = {
         "torch.Tensor.backward": followed,
         "torch.nn.Module.load_state_dict": lambda *_, **__: ([], []),  # the missing keys, and those too many
+        "torchtune.models.llama3_1.Llama3ScaledRoPE.rope_init": unscaled_positions,
         **torch_internals.NF4_BY_SHAPE,
         **(torch_internals.torchtune_on_gpu() if device.type == "cuda" else {}),
     }
