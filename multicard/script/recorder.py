@@ -94,7 +94,7 @@ class Recorder:
         self._counts: list[tuple[int, int, int]] = []  # samples, tokens, batches
         self._samples = self._tokens = self._unknown_samples = 0  # the last: steps of which they are not known
         self._left_out: list[int] = []
-        self._pass_from, self._closed = 0, False  # the step at which the last pass over the data ended
+        self._pass_from = 0  # the step at which the last pass over the data ended
         self._step_s = self._data_s = self._evaluate_s = 0.0
         self._total_s = self._span_s = self._lapsed_s = self._paused_s = 0.0
         self._pending_loss: Any = None
@@ -291,10 +291,9 @@ class Recorder:
 
     def close(self) -> None:
         """Write the report and the steps, once. Waits for the device."""
-        self.is_over = True
-        if self._started_s is None or self._closed:
+        self.is_over, started_s, self._started_s = True, self._started_s, None
+        if started_s is None:
             return
-        self._closed = True
         self._take(wait=True)
         self.report.counters.read()
         content, steps = self.report.content, len(self._times)
@@ -317,7 +316,7 @@ class Recorder:
         if steps:
             self.report.write_steps(0, columns)
             content.epochs = [CountedEpoch(0, float(times[:, 0].sum()), self._total_s, steps=steps)]
-        content.spans_s = [(self._started_s, self._started_s + self._span_s)]
+        content.spans_s = [(started_s, started_s + self._span_s)]
         content.left_out = [number for number in self._left_out if number < steps]
         content.evaluate_s, content.loads = self._evaluate_s, self.draws.ever
         content.threads = torch.get_num_threads()

@@ -242,16 +242,14 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
     for search in searches:
         own = [answer for (other, _), answer in zip(tried, answers, strict=True) if other is search]
         fitting = [answer for answer in own if answer.prediction.fits != "no"] or own
-        totals_s = {each.config.gpus: each.prediction.total_s for each in fitting}
-        seconds = {gpus: total_s.value for gpus, total_s in totals_s.items() if total_s is not None}
-        times = {gpus: in_hours(value) for gpus, value in seconds.items()}
-        if times:
-            gpus = min(times, key=lambda gpus: (seconds[gpus], gpus))
-            others = ", ".join(f"{other}: {time}" for other, time in times.items() if other != gpus)
-            least = f"the least predicted time, {times[gpus]}"
-            search.found[gpus] = f"{least}; {others or 'of other numbers none is predicted'}"
+        seconds = {each.config.gpus: each.prediction.total_s.value for each in fitting if each.prediction.total_s}
+        if seconds:
+            least_s, gpus = min((value, gpus) for gpus, value in seconds.items())
+            others = ", ".join(f"{other}: {in_hours(value)}" for other, value in seconds.items() if other != gpus)
+            others = others or "of other numbers none is predicted"
+            search.found[gpus] = f"the least predicted time, {in_hours(least_s)}; {others}"
         elif own:
-            search.found[max(totals_s)] = "no time is predicted, so all there are"
+            search.found[max(each.config.gpus for each in fitting)] = "no time is predicted, so all there are"
             unknown |= {each.config.gpus for each in own}
         else:
             search.problem = "no number can work"
