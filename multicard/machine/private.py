@@ -1,11 +1,9 @@
 """Files that are closed to other users, so that none of them can have code run as this one."""
 
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from multicard.config.keys import require
@@ -35,16 +33,11 @@ def no_link(path: str | Path, flags: int, mode: int = 0o666, folder: int | None 
 
 
 def writers(path: Path) -> str | None:
-    """Who beside this user may write to a folder; None where nobody may. A user's own group, of the user's name, is the
-    user alone."""
+    """Who beside its owner may write to a folder; None where nobody may. A group of the owner's number is the owner."""
     status = path.stat()
     if status.st_mode & stat.S_IWOTH:
         return "all users"
-    names = []
-    with suppress(KeyError):  # a number without a name
-        names = [pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid).gr_name]
-    shared = bool(status.st_mode & stat.S_IWGRP) and len({*names} or {status.st_uid, status.st_gid}) > 1
-    return f"group {names[1] if names else status.st_gid}" if shared else None
+    return f"group {status.st_gid}" if status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid else None
 
 
 def opened(path: str) -> Path:

@@ -1,12 +1,9 @@
 """Who measures into a run folder now: a process, or a job of SLURM, claims it until it has left a record.
 
-A claim is a file beside the folder, under a name that nobody else takes. Its process holds a lock on it (of the open
-file description: the kernel releases it when the process ends, however that happens), and touches it now and then. Who
-claims first makes the file, and then looks at the others: of two that claim at once each sees the other, and at most
-one stays. So nothing is removed before it is held, and only by who holds it.
-
-Whether a claim still counts is said, in this order, by SLURM for its jobs; by the lock; by the process's number and
-start, on a file system without locks; and for a process elsewhere by when its file was touched last.
+A claim is a file beside the folder, of a name that nobody else takes, locked as long as its process lives. Who claims
+makes the file and then looks at the others: of two at once at least one sees the other. Whether another's claim still
+counts is known from SLURM for jobs; from the lock; without locks from the process's number and start; and of a process
+elsewhere from when it touched its file last.
 
 A finished measurement is put aside meanwhile, until the new one has finished too.
 """

@@ -59,11 +59,7 @@ def require_same_data(folder: Path, data: Data) -> None:
 
 
 def end(
-    folder: Path,
-    failure: Failure | None,
-    load: Load | None = None,
-    beside: int | None = None,
-    data: Data | None = None,
+    folder: Path, failure: Failure | None, load: Load | None = None, beside: int | None = None, data: Data | None = None
 ) -> None:
     """Note how the last attempt ended, the step that it was saved at, and all else that only this process knows: from
     now on the record follows from the folder.

@@ -90,7 +90,7 @@ def test_what_is_written_follows_no_link(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("mode", "group", "writers"),
-    [(0o755, 0, None), (0o775, 0, None), (0o775, 1, "group daemon"), (0o775, 60_001, "group 60001"),
+    [(0o755, 0, None), (0o775, 0, None), (0o775, 1, "group 1"), (0o775, 60_001, "group 60001"),
      (0o1777, 0, "all users")],
 )  # fmt: skip
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
