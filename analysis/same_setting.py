@@ -44,8 +44,7 @@ def differences(panel: Panel) -> list[Difference]:
     apart = []
     for column, wanted in known.all.items():
         absent = None if column in known.printed else wanted  # what is chosen was so before records had the key
-        values = {run.columns.get(column, absent) for run in panel.runs}
-        instead = known.instead.get(column)
+        values, instead = {run.columns.get(column, absent) for run in panel.runs}, known.instead.get(column)
         if column in panel.experiment.swept or isinstance(wanted, list) or values == {wanted}:
             continue
         if instead is None or values != {instead.value}:

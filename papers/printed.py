@@ -24,9 +24,9 @@ DATASETS = "table4"  # Table 4, the sizes of the data sets, which nothing measur
 
 
 @cache
-def rows(name: str) -> list[dict[str, str]]:
-    """The rows of a table of this folder."""
-    with (FOLDER / f"{name}.csv").open(newline="") as lines:
+def rows(name: str, folder: Path = FOLDER) -> list[dict[str, str]]:
+    """The rows of a table of a folder, by default this one."""
+    with (folder / f"{name}.csv").open(newline="") as lines:
         return list(csv.DictReader(lines))
 
 

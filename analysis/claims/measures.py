@@ -88,6 +88,13 @@ def trained_h2d_bytes(readings: Readings, run: Run) -> float:
     return sum(_known(parts, "a record that does not tell bytes of training from those of evaluation"))
 
 
+def copying_s(readings: Readings, run: Run) -> float:
+    """Seconds of a rank's copies to the device in training, by the phases of its steps."""
+    record = readings.training(run)
+    steps, step_s = sum(epoch.steps or 0 for epoch in record.epochs), (record.phases_s or {}).get("h2d")
+    return steps * _known([step_s], "a record without the phases of its steps")[0]
+
+
 def share_of_tensors(readings: Readings, run: Run) -> float:
     """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels; of
     photographs alone, which a file holds in another size than a tensor."""
@@ -254,9 +261,9 @@ def time_in(sides: Sides, figure: Figure) -> Interval:
     return sides.ratio(figure)
 
 
-def falls_over_others(sides: Sides, metric: RankFigure) -> Interval:
+def falls_over_others(sides: Sides, figure: RankFigure) -> Interval:
     """How many times a metric's seconds fall from top to bottom / those of the other metric that falls most."""
-    figures = [_mean_of_ranks(one, per_step=True) for one in (metric, *OTHERS)]
+    figures = [_mean_of_ranks(one, per_step=True) for one in (figure, *OTHERS)]
     own, *falls = (time_in(sides, one).mapped(math.log) for one in figures if any(sides.values(one)[0]))
     return intervals.difference(own, max(falls, key=lambda fall: fall.estimate)).mapped(math.exp)
 
@@ -283,7 +290,7 @@ class Measure:
     column: str = ""
 
 
-def _form(words: str, form: Callable[..., Interval], figure: Figure, column: str = "") -> Measure:
+def _form(words: str, form: Callable[..., Interval], figure: Figure | RankFigure, column: str = "") -> Measure:
     return Measure(words, partial(form, figure=figure), column)
 
 
@@ -321,6 +328,7 @@ MEASURES = {
         "images that a GPU trained on, each time that it did", Sides.exact_ratio, _a_rank(_column("samples_trained"))
     ),
     "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
+    "time_of_copies": _ratio("time of copies to the device in all steps of training", copying_s),
     "bytes_between_ranks": _exact("bytes that a rank receives in collectives", "received_bytes"),
     "bytes_for_training": _form("bytes copied for training to all devices", Sides.exact_ratio, trained_h2d_bytes),
     "bytes_for_a_rank": _form("bytes copied for training to a device", Sides.exact_ratio, _a_rank(trained_h2d_bytes)),
@@ -329,8 +337,7 @@ MEASURES = {
         "bytes of the images copied for training / those of three channels of their size and precision",
         mean_share_of_tensors,
     ),
-    "accuracy": Measure("accuracy", accuracy),
-    "accuracy_reached": Measure("accuracy after the last epoch", accuracy),
+    "accuracy": Measure("accuracy after the last epoch", accuracy),
     "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, accuracy_after_3),
     "loss": Measure("training loss, in the geometric mean over the epochs", loss),
     "time_copying": _time_in("time of host-to-device copies", COPYING),
@@ -341,10 +348,8 @@ MEASURES = {
     "time_broadcasting": _time_in("time of ncclDevKernel_Broadcast", BROADCAST),
     "share_of_launches": _ratio(f"share of cudaLaunchKernel {_OF_FOUR} collectives", _over(LAUNCHING, FOUR)),
     "share_of_collectives": _ratio(f"share of collectives {_OF_FOUR} cudaLaunchKernel", _over(communicating, FOUR)),
-    "copies_over_others": Measure(
-        f"fall of host-to-device copies {_THAN_OTHERS}", partial(falls_over_others, metric=COPYING)
-    ),
-    "memcpy_over_others": Measure(f"fall of cudaMemcpyAsync {_THAN_OTHERS}", partial(falls_over_others, metric=MEMCPY)),
+    "copies_over_others": _form(f"fall of host-to-device copies {_THAN_OTHERS}", falls_over_others, COPYING),
+    "memcpy_over_others": _form(f"fall of cudaMemcpyAsync {_THAN_OTHERS}", falls_over_others, MEMCPY),
     "launching_with_iteration": _form(
         "part of cudaLaunchKernel in the profiled time, where an iteration takes longer / where it takes less",
         *(with_iteration, _over(LAUNCHING, window)),

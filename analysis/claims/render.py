@@ -22,9 +22,8 @@ BEYOND = ", beside the papers' cells"
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
 MOST_UNLIKE = 8  # differences from the papers' setting that a note below the table names
 MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
-SUMMARISED = {HOLDS: "hold", FAILS: "do not hold"} | {
-    verdict: verdict for verdict in (UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)
-}
+SUMMARISED = {one: one for one in (HOLDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)}
+SUMMARISED |= {HOLDS: "hold", FAILS: "do not hold"}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
 
@@ -98,7 +97,7 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
             "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other keys); they neither "
             "confirm nor refute the papers"
         )
-    exact = [verdict.claim.name for verdict in verdicts if verdict.decides and verdict.unlike]
+    exact = [verdict.claim.name for verdict in verdicts if verdict.claim.counted and verdict.n and verdict.unlike]
     if exact:
         lines.append(f"decided all the same, since what they compare is counted: {', '.join(exact)}")
     return lines
@@ -116,7 +115,7 @@ def _explained(verdicts: Sequence[Verdict]) -> list[str]:
     ]
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
         lines.append(f"figures without brackets: nothing was repeated on the machine: {REMEDY}")
-    unlike = dict.fromkeys(choice for verdict in verdicts for choice in (*verdict.unlike, *verdict.instead))
+    unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
         lines.append(f"{UNLIKE}  the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}")
     if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
@@ -135,7 +134,7 @@ def _row(verdict: Verdict) -> list[str]:
 
 
 def marked(verdict: Verdict) -> str:
-    marks = verdict.marks + UNLIKE * bool(verdict.unlike or verdict.instead)
+    marks = verdict.marks + UNLIKE * bool(verdict.unlike)
     return f"{verdict.said} [{marks}]" if marks else verdict.said
 
 
@@ -178,8 +177,7 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def _measured(verdict: Verdict) -> str:
-    apart = ", ".join((*verdict.unlike, *verdict.instead))
-    unlike = f"; other than the papers': {apart}" if apart else ""
+    unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
     return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
 
 

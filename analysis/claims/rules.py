@@ -36,6 +36,7 @@ from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from papers import printed
 
+LEAST_SPREAD = 1e-9  # relative, below which figures are equal
 _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -43,7 +44,7 @@ OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operat
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="rule"):
     """A rule of a claim, which makes comparisons.
 
-    over, under: the bounds, in `unit`; bounds: the word of `words.yaml` that they are of, multiplied by `times`.
+    over, under: the bounds, in `unit`; bounds: the word of `words.csv` that they are of, multiplied by `times`.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
     """
 
@@ -55,24 +56,14 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     only: dict[str, Any] = {}
 
     def comparison(
-        self,
-        panel: Panel,
-        what: str,
-        where: Cell,
-        cells: Sequence[Mapping[str, Any]],
-        interval: AtConfidence | None = None,
-        **more: Any,
+        self, panel: Panel, what: str, where: Cell, cells: Sequence[Mapping[str, Any]], **more: Any
     ) -> Comparison:
         """A comparison of these cells, without runs where one of them has none that ended ok."""
         groups = [_ok_runs(panel, cell) for cell in cells]
         runs = tuple(run for group in groups for run in group) if all(groups) else ()
         beyond = not all(map(panel.experiment.prints, cells))
-        bounds = UNITS[self.unit], self.over, self.under
-        return Comparison(what, _typed(where), *bounds, **{"runs": runs, "beyond": beyond} | more, interval=interval)
-
-    def unlike(self, runs: Sequence[Run]) -> list[str]:
-        """What keeps runs of the papers' setting from deciding."""
-        return []
+        about = {"runs": runs, "beyond": beyond} | more
+        return Comparison(what, _typed(where), UNITS[self.unit], self.over, self.under, **about)
 
     @property
     def text(self) -> str:
@@ -123,7 +114,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         cells = [{**dict(cell), **side} for side in (top, bottom)]
         tops, bottoms = (_ok_runs(panel, each) for each in cells)
         most = _most(self.measure, tops, bottoms) if tops and bottoms else math.inf
-        return self.comparison(panel, what, cell, cells, _measured(self.measure, tops, bottoms), most=most)
+        return self.comparison(panel, what, cell, cells, interval=_measured(self.measure, tops, bottoms), most=most)
 
 
 class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
@@ -153,9 +144,8 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
             )
             return intervals.difference(*(gain.mapped(lambda ratio: 1 - 1 / ratio) for gain in (at_few, at_many)))
 
-        return self.comparison(
-            panel, f"gain with gpus={few} against gpus={many}", cell, [*sides[0], *sides[1]], interval
-        )
+        what = f"gain with gpus={few} against gpus={many}"
+        return self.comparison(panel, what, cell, [*sides[0], *sides[1]], interval=interval)
 
 
 class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
@@ -166,7 +156,7 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         return [
-            self.comparison(panel, self.what, cell, [dict(cell)], _measured(self.measure, runs, ()))
+            self.comparison(panel, self.what, cell, [dict(cell)], interval=_measured(self.measure, runs, ()))
             for cell in _cells(panel, [], self.only)
             if panel.experiment.has(cell)
             for runs in [_ok_runs(panel, dict(cell))]
@@ -200,24 +190,23 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
         (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval, pairs = _measured(self.measure, most, least), math.comb(len(measured), 2)
-        return self.comparison(panel, what, cell, cells, interval, runs=(*most, *least), stands_for=pairs)
+        runs = (*most, *least)
+        return self.comparison(panel, what, cell, cells, interval=interval, runs=runs, stands_for=pairs)
 
 
 class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     """A measure spreads more along one axis than along another, or than another measure does.
 
-    The spread is the most of a measure over its least along an axis, for each value of the other axis. The smallest
-    spread along `axis` has to exceed the largest along `than`.
+    The spread is the logarithm of the most of a measure over its least along an axis, for each value of the other axis.
+    Compared are the smallest spread along `axis` and the largest along `than`.
 
     than, than_measure: the other axis and the other measure; by default the same ones.
-    logarithms: how many times as large the logarithm of the spread has to be.
     """
 
     measure: str
     axis: str
     than: str = ""
     than_measure: str = ""
-    logarithms: float = 1.0
     over: float = 1.0
 
     @property
@@ -238,11 +227,10 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
         def interval(readings: Readings, confidence: float) -> Interval:
             least = min((_spread(measure, groups, readings, confidence) for groups in wide), key=_ESTIMATE)
             greatest = max((_spread(other, groups, readings, confidence) for groups in narrow), key=_ESTIMATE)
-            more = least.mapped(math.log), greatest.mapped(lambda ratio: self.logarithms * math.log(ratio))
-            return intervals.difference(*more).mapped(math.exp)
+            return intervals.difference(least.mapped(_log_spread), greatest.mapped(_log_spread)).mapped(math.exp)
 
         pairs = sum(math.comb(len(groups), 2) for groups in (*wide, *narrow))
-        return self.comparison(panel, what, cell, cells, interval, stands_for=pairs)
+        return self.comparison(panel, what, cell, cells, interval=interval, stands_for=pairs)
 
 
 class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
@@ -268,13 +256,11 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **more)
 
     def unlike(self, runs: Sequence[Run]) -> list[str]:
-        theirs = printed.papers().memory_gib[self.memory]
-        machines = [run.environment() for run in runs]
-        parts = [machine.gpus[0] if machine.gpus else None for machine in machines]
-        parts = parts if self.memory == "gpu" else [machine.cpu for machine in machines]
-        sizes = [(part.memory_bytes or 0) / 2**30 if part else 0 for part in parts]
-        other = sorted({f"{size:.0f}" for size in sizes if not 0.9 < size / theirs < 1.1})
-        return [f"{self.memory} memory={' or '.join(other)} GiB (papers: {theirs:g})"] if other else []
+        """The memory of machines that do not have within a tenth as much as the papers'."""
+        theirs, machines = printed.papers().memory_gib[self.memory], [run.environment() for run in runs]
+        parts = [part for one in machines for part in (one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None]]
+        sizes = {round(((part and part.memory_bytes) or 0) / 2**30) for part in parts}
+        return [f"{self.memory} memory={gib} GiB (papers: {theirs:g})" for gib in sizes if abs(gib / theirs - 1) > 0.1]
 
 
 AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
@@ -294,6 +280,10 @@ def _groups_along(panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str) -
         rest = tuple((column, value) for column, value in cell.items() if column != axis)
         groups.setdefault(rest, []).append(_ok_runs(panel, cell))
     return [runs for runs in groups.values() if len(runs) > 1]
+
+
+def _log_spread(ratio: float) -> float:
+    return math.log(math.log(ratio)) if ratio > 1 + LEAST_SPREAD else math.log(LEAST_SPREAD)
 
 
 def _spread(measure: str, groups: Sequence[Sequence[Run]], readings: Readings, confidence: float) -> Interval:

@@ -22,7 +22,7 @@ import msgspec
 
 from analysis import same_setting
 from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED, Comparison, Readings
-from analysis.claims.rules import AnyRule
+from analysis.claims.rules import AnyRule, Ends
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS
@@ -37,7 +37,7 @@ from papers import printed
 
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
-WORDS: dict[str, dict[str, Any]] = msgspec.yaml.decode(Path(__file__).with_name("words.yaml").read_bytes())
+WORDS = {row["word"]: row for row in printed.rows("words", Path(__file__).parent)}  # of the papers, with their bounds
 PAPERS = {2503: "2503.15252", 2505: "2505.22905"}
 
 
@@ -98,8 +98,8 @@ def load_claims(content: bytes) -> tuple[Claim, ...]:
 
 def _bounds(rule: dict[str, Any]) -> dict[str, Any]:
     word = WORDS[rule["bounds"]] if "bounds" in rule else {}
-    limits = {side: word[side] * rule.get("times", 1) for side in ("over", "under") if side in word}
-    return limits | {key: word[key] for key in ("unit",) if key in word}
+    limits = {side: float(word[side]) * rule.get("times", 1) for side in ("over", "under") if word.get(side)}
+    return limits | ({"unit": word["unit"]} if word.get("unit") else {})
 
 
 CLAIMS = tuple(claim for file in FILES for claim in load_claims(file.read_bytes()))
@@ -171,8 +171,8 @@ class Verdict:
     figures: of the most telling setting; empty where nothing was measured.
     n: runs compared. marks: of all of them.
     setting: what was measured, and where. apart: what tells it from other settings of the experiment.
-    unlike: what keeps these runs from deciding: keys with their values, and the papers'. instead: what the experiment
-        has otherwise than printed, for a reason, so that they decide all the same.
+    unlike: what these runs have otherwise than the papers, so that they do not decide; unless it is counted, or what
+        the experiment has otherwise for a reason.
     command: measures the claim, or what is missing; None where it was measured.
     others: other settings, each judged by itself.
     """
@@ -188,7 +188,6 @@ class Verdict:
     setting: str = ""
     apart: str = ""
     unlike: tuple[str, ...] = ()
-    instead: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
@@ -214,12 +213,12 @@ class _Candidate:
         self.asked = [comparison for _, comparison in comparisons if self.beyond or not comparison.beyond]
         self.runs: list[Run] = list({id(run): run for _, one in self.measured for run in one.runs}.values())
         differences = same_setting.differences(panel)
-        self.instead = [difference.text for difference in differences if difference.why]
-        self.unlike = [difference.text for difference in differences if not difference.why]
-        self.unlike += [text for rule in claim.rules for text in rule.unlike(self.runs)]
-        self.unlike += ["cells beyond the papers'"] * self.beyond
-        self.unlike += ["GPUs shared by ranks"] * any(run["oversubscribed"] for run in self.runs)
-        self.decides = claim.counted or not self.unlike
+        apart = [text for rule in claim.rules if isinstance(rule, Ends) for text in rule.unlike(self.runs)]
+        apart += ["cells beyond the papers'"] * self.beyond
+        apart += ["GPUs shared by ranks"] * any(run["oversubscribed"] for run in self.runs)
+        self.unlike = [*(difference.text for difference in differences), *apart]
+        on_purpose = all(difference.why for difference in differences)  # the experiment's own
+        self.decides = claim.counted or (on_purpose and not apart)
 
     @property
     def weight(self) -> tuple[bool, int, bool, int, str]:
@@ -242,7 +241,7 @@ class _Candidate:
         if shows == UNMEASURED:
             return verdict
         marks = "".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs))
-        about = {"unlike": tuple(self.unlike), "instead": tuple(self.instead), "apart": clean(self.panel.apart)}
+        about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart)}
         about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs), "marks": marks}
         about |= {"setting": _setting(self.panel.experiment, self.runs)}
         return replace(verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None)
@@ -300,8 +299,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
 
 
 def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, missing: Sequence[str], lost: Sequence[str]) -> str:
-    """The comparisons that decided a verdict, how much of the claim was measured, what is missing, and cells that did
-    not end well."""
+    """The comparisons that decided, how much of the claim was measured, what is missing, and cells that ended badly."""
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
     reasons = []
     if verdict == FAILS:

@@ -239,9 +239,10 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
     value, of = row[name], name.removeprefix(f"{PAPER} ")
     if value is None:
         return "-"
-    if of in (SAVED, EFFICIENCY):
+    is_ratio = re.match(r"(\w+ )?x ", of) is not None
+    if of in (SAVED, EFFICIENCY) or (is_ratio and of != name):  # the papers print speed-ups in percent
         return f"{value:.2%}"
-    if re.match(r"(\w+ )?x ", of):
+    if is_ratio:
         return f"{value:.2f}"
     low, high = (row.get(f"{name}{bound}") for bound in BOUNDS)
     return intervals.text(of, Interval(value, low, high))

@@ -184,8 +184,11 @@ def bar_layers(rows: Sequence[Row], order: Sequence[str], places: Sequence[str],
     bounds = {"x": "shown_low:Q", "x2": "shown_high:Q"}
     if any(row.get("low") is not None for row in rows):
         layers.append(ok.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(**bounds))
-    if any(row["of"] == PAPER for row in rows):
-        layers.append(where(base, PAPER).mark_rule(strokeWidth=1.2).encode(**bounds, **colour))
+    if any(row["of"] == PAPER for row in rows):  # on a ground of the page's colour: a longer bar would hide its own
+        papers = where(base, PAPER)
+        layers.append(papers.mark_rule(style="page", strokeWidth=5).encode(**bounds))
+        layers.append(papers.mark_point(style="page", filled=True, size=150))
+        layers.append(papers.mark_rule(strokeWidth=1.2).encode(**bounds, **colour))
     if any(row["status"] != "ok" for row in rows):
         unended = base.transform_filter("datum.status != 'ok'")
         layers.append(unended.mark_point(**CROSS).encode(**colour))

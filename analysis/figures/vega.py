@@ -112,6 +112,7 @@ def theme(name: str) -> Spec:
             "ideal": {"color": "#8C8C8C", "stroke": "#8C8C8C", "strokeWidth": 0.8},
             "plain": {"color": text, "stroke": text},
             "part": {"stroke": page, "strokeWidth": 0.8},
+            "page": {"color": page, "fill": page, "stroke": page, "opacity": 1},
         },
     }
 

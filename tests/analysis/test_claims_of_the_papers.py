@@ -8,7 +8,7 @@ import pytest
 from analysis.claims import judge, named
 from analysis.runs import load
 from papers import printed
-from tests.helpers import claim_worlds
+from tests.helpers import claim_runs
 from tests.helpers.claim_worlds import Cell, Figures
 
 METRICS = {  # of profiles, as the worlds name them
@@ -100,11 +100,11 @@ PRINTED: list[tuple[str, Callable[[Cell], Figures | None], str, dict[str, str]]]
 def test_the_papers_own_figures_refute_no_claim_but_those_whose_note_says_so(
     experiment: str, printed: Callable[[Cell], Figures | None], hold: str, others: dict[str, str], tmp_path: Path
 ):
-    claim_worlds.write_repeated(tmp_path, experiment, apart=0.001)
-    for index, cell in enumerate(claim_worlds.grid(experiment)):
+    claim_runs.write_repeated(tmp_path, experiment, apart=0.001)
+    for index, cell in enumerate(claim_runs.grid(experiment)):
         figures = printed(cell)
         if figures is not None:
-            claim_worlds.write_run(tmp_path / str(index), experiment, cell, figures)
+            claim_runs.write_run(tmp_path / str(index), experiment, cell, figures)
     expected = dict.fromkeys(hold.split(), "holds") | others
     verdicts = judge(load.read([tmp_path]).runs, claims=named(list(expected)))
     assert {verdict.claim.name: verdict.verdict for verdict in verdicts} == expected

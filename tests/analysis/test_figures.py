@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from analysis import experiments
-from analysis.figures import chart_data
+from analysis.figures import chart_data, vega
 from analysis.figures.draw import experiment_figures
 from analysis.figures.vega import Figure
 from analysis.runs import load
@@ -170,6 +173,23 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
 
 
 # Profiles and curves
+
+
+@pytest.mark.parametrize("batch_size", [32, 64])
+def test_a_mark_of_the_papers_is_seen_on_a_longer_bar(batch_size: int, tmp_path: Path):
+    """By pixels: the bars of 500 px are broken by the page's colour around 16 s; without printed figures, nowhere."""
+    setting = papers_records.setting("vision_metrics") | {"batch_size": batch_size}
+    setting = {key: value for key, value in setting.items() if not key.startswith("profile__")}
+    setting["profile"] = {"name": "nsys", "window": "start", "steps": None, "seconds": None}
+    for gpus, pin in product((2, 4), (True, False)):
+        record = records.vision(**setting, dataset__image_size=500, gpus=gpus, pin_memory=pin)
+        records.write(tmp_path / "runs" / f"{gpus}-{pin}", record | {"profile": grids.profile(gpus, 3e3)})
+    (figure,) = drawn(tmp_path / "runs", "vision_metrics")
+    vega.save(figure, tmp_path / "figure.png")
+    pixels = np.asarray(Image.open(tmp_path / "figure.png").convert("RGB")).astype(int)
+    blue = np.abs(pixels - [0x00, 0x72, 0xB2]).max(axis=2) < 8
+    broken = [6 < gap < 36 for row in blue if row.sum() > 100 for gap in np.diff(np.flatnonzero(row))]
+    assert broken and any(broken) == (batch_size == 32)
 
 
 def test_metrics_of_profiles_are_in_time_and_in_percent(tmp_path: Path):
