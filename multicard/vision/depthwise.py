@@ -1,7 +1,7 @@
 """`model.depthwise=triton`: the forward pass of depthwise 3 x 3 convolutions of large NHWC images.
 
 cuDNN has no fast kernel for it where images have 250 pixels a side: on an H200, MobileNetV2's first two (64 images of
-500 px, fp16) take 10.9 ms of a compiled step's 38, where the bytes that they read and write take 0.3 ms. Of images of
+500 px, fp16) take 10.9 ms of a compiled step's 38, and 0.6 by this kernel. Their bytes take 0.3. Of images of
 125 pixels it has one, and its backward passes are as fast as kernels like this.
 """
 

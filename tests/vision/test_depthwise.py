@@ -25,7 +25,11 @@ EPSILON = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16":
 CASES = [*(("float64", shape) for shape in SHAPES), *zip([*EPSILON][1:], SHAPES, strict=False)]
 CHECK = """
 import json, torch
+from torch.library import opcheck
+from multicard.vision.depthwise import depthwise
 from tests.vision.test_depthwise import CASES, errors
+images = torch.randn(2, 32, 6, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
+opcheck(depthwise, (images, torch.randn(32, 1, 3, 3, requires_grad=True), 2))
 print(json.dumps([[kind, *errors(getattr(torch, kind), *shape)] for kind, shape in CASES]))
 """
 
