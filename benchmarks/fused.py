@@ -1,26 +1,57 @@
 """The kernels of `model.blocks=fused`: resources, bytes, and on a GPU seconds, beside eager blocks and Inductor's.
 
-python -m benchmarks.fused [--image-size 500] [--batch-size 64]
+    python -m benchmarks.fused [--image-size 500] [--batch-size 64] [--seconds 55]
+
+A line of JSON for each kernel, then on a GPU for each block (forward and backward, after a comparison with the plain
+block), and for other tiles, of which the fastest is printed last; no row begins after --seconds.
 """
 
+import json
 import re
+import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from torchvision.models.mobilenetv2 import InvertedResidual
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.common import parser
+from multicard.measure.timing import clock_s
 from multicard.vision.fused import kernels, ops
+from multicard.vision.fused.blocks import FusedResidual
 
 # MobileNetV2's first blocks that expand: channels in, expanded and out, stride
 BLOCKS = {"features.2": (16, 96, 24, 2), "features.3": (24, 144, 24, 1), "features.4": (24, 144, 32, 2)}
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+BYTES_PER_S = 0.75 * 4.3e12  # of an H200's memory, as kernels that stream reach it
+OTHERS: dict[str, list[dict[str, int]]] = {  # tiles to try beside those of `ops.TILES`
+    "expansion_backward": [
+        {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4, "num_stages": 1},
+        {"P": 16, "C": 32, "ROWS": 32, "num_warps": 4},
+        {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4, "maxnreg": 168},
+        {"P": 16, "C": 64, "ROWS": 16, "num_warps": 8},
+    ],
+    "depthwise": [
+        {"P": 64, "C": 32, "ROWS": 16, "num_warps": 4},
+        {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4},
+        {"P": 64, "C": 16, "ROWS": 32, "num_warps": 4, "num_stages": 2},
+    ],
+    "project_backward": [
+        {"P": 64, "C": 32, "LOOPS": 32, "num_warps": 8},
+        {"P": 32, "C": 32, "LOOPS": 32, "num_warps": 4},
+        {"P": 128, "C": 16, "LOOPS": 16, "num_warps": 8},
+    ],
+    "project": [{"P": 64, "C": 32, "num_warps": 4}, {"P": 128, "C": 16, "num_warps": 4}],
+    "moments": [{"P": 256, "LOOPS": 16, "num_warps": 8}],
+}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of the compiler; the rest of a tile are the kernel's constants
 
 
@@ -87,3 +118,122 @@ def compiled(call: Call, capability: int) -> tuple[Any, dict[str, int]]:
     assert found, words
     registers, stack = map(int, found.groups())
     return result, {"registers": registers, "stack_bytes": stack, "shared_bytes": result.metadata.shared}
+
+
+def programs_at_once(resources: dict[str, int], warps: int) -> int:
+    """Programs that a multiprocessor of an H100 or H200 holds, by registers, shared memory and warps."""
+    registers = 32 * warps * (-(-resources["registers"] // 8) * 8)
+    return min(65536 // registers, 228 * 1024 // (resources["shared_bytes"] + 1024), 64 // warps, 32)
+
+
+def milliseconds(work: Callable[[], Any], repeats: int = 9) -> float:
+    """Median, each time with a cache that holds nothing of it."""
+    other, taken = torch.empty(2**28, dtype=torch.uint8, device="cuda"), []
+    for i in range(repeats + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        other.zero_()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        taken += [start.elapsed_time(end)] if i > 1 else []
+    return round(statistics.median(taken), 4)
+
+
+def show(**row: Any) -> None:
+    print(json.dumps(row), flush=True)
+
+
+def attempt(work: Callable[..., None], *args: Any) -> None:
+    """A row, or why there is none: the others are measured all the same."""
+    try:
+        work(*args)
+    except Exception as problem:
+        show(problem=f"{type(problem).__name__}: {problem}"[:300], of=args)
+
+
+def time_block(name: str, side: int, batch: int, compiles: bool) -> None:
+    """Forward and backward of a block in fp16, plain and fused; `compiles`: by Inductor."""
+    cin, wide, cout, stride = BLOCKS[name]
+    plain = InvertedResidual(cin, cout, stride, wide // cin).to("cuda", memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    fused, results = deepcopy(plain), []
+    fused.conv.__class__ = FusedResidual
+    x = torch.randn(batch, cin, side, side, device="cuda", dtype=torch.float16)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    slope = torch.randn(batch, cout, -(-side // stride), -(-side // stride), device="cuda", dtype=torch.float16)
+    slope = slope.contiguous(memory_format=torch.channels_last)
+    for kind, module in {"plain": plain, "fused": fused}.items():
+        if compiles:
+            module.compile(dynamic=False)
+
+        def step(module: Any = module) -> Tensor:
+            x.grad = None
+            with torch.autocast("cuda", torch.float16):
+                out = module(x)
+            out.backward(slope)
+            return out
+
+        assert x is not None
+        results.append([step().detach().float(), x.grad.float(), plain_grad(module)])  # pyright: ignore[reportOptionalMemberAccess]
+        row = {"block": name, "kind": kind, "compiled": compiles, "ms": milliseconds(step)}
+        if kind == "fused":
+            errors = [float((a - b).norm() / b.norm()) for a, b in zip(results[1], results[0], strict=True)]
+            row |= dict(zip(("error_out", "error_x", "error_weights"), errors, strict=True))
+        show(**row)
+
+
+def plain_grad(module: Any) -> Tensor:
+    """The gradients of a block's convolutions."""
+    return torch.cat([p.grad.flatten().float() for p in module.parameters() if p.dim() > 1])
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--image-size", type=int, default=500)
+    options.add_argument("--batch-size", type=int, default=64)
+    options.add_argument("--seconds", type=float, default=55.0)
+    args, started_s = options.parse_args(), clock_s()
+    on_gpu = torch.cuda.is_available()
+
+    def left() -> bool:
+        return clock_s() - started_s < args.seconds
+
+    fastest: dict[str, Any] = {}
+    every = [*calls(args.image_size, args.batch_size, torch.float16)]
+
+    def row(i: int, tile: dict[str, int]) -> None:
+        call, ops.TILES[every[i].kernel] = every[i], tile
+        resources = compiled(call, 90)[1]
+        named = {"block": call.block, "kernel": call.kernel, "use": call.use, "tile": tile, **resources}
+        named["programs_per_sm"] = programs_at_once(resources, tile["num_warps"])
+        named |= {"mb": call.moved_bytes // 10**6, "bound_ms": round(1e3 * call.moved_bytes / BYTES_PER_S, 3)}
+        if on_gpu:
+            inputs = [torch.randn_like(each, device="cuda") for each in call.inputs]
+            named["ms"] = milliseconds(lambda: ops.run(call.kernel, inputs, call.stride))
+            place = f"{call.block} {call.kernel} {call.use}"
+            if place not in fastest or named["ms"] < fastest[place][0]:
+                fastest[place] = named["ms"], tile
+        show(**named)
+
+    default = deepcopy(ops.TILES)
+    for i, call in enumerate(every):
+        attempt(row, i, default[call.kernel])
+    if not on_gpu:
+        return
+    torch.backends.cudnn.benchmark = True
+    sides = {call.block: call.inputs[0].shape[1] for call in every if call.kernel == "moments"}
+    for compiles in (False, True):
+        for name, side in sides.items():
+            if left():
+                attempt(time_block, name, side, args.batch_size, compiles)
+    for place in range(4):
+        for i, call in enumerate(every):
+            others = OTHERS[call.kernel]
+            if place < len(others) and left():
+                attempt(row, i, others[place])
+                ops.TILES[call.kernel] = default[call.kernel]
+    show(fastest=fastest)
+
+
+if __name__ == "__main__":
+    main()

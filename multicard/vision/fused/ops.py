@@ -15,7 +15,7 @@ from multicard.vision.fused import kernels
 # Tiles by kernel: P pixels by C channels; LOOPS tiles or ROWS rows a program. python -m benchmarks.fused times others
 TILES: dict[str, dict[str, int]] = {
     "moments": {"P": 128, "LOOPS": 32, "num_warps": 4},
-    "depthwise": {"P": 64, "C": 16, "ROWS": 16, "num_warps": 4},
+    "depthwise": {"P": 64, "C": 16, "ROWS": 16, "num_warps": 4, "num_stages": 2},
     "project": {"P": 128, "C": 32, "num_warps": 4},
     "project_backward": {"P": 64, "C": 16, "LOOPS": 32, "num_warps": 4},
     "expansion_backward": {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4},
