@@ -21,6 +21,7 @@ from multicard.measure.timing import timestamp
 
 PACKAGES = ("torch", "torchvision", "timm", "hydra-core", "omegaconf", "torchtune", "torchao", "datasets", "numpy")
 PACKAGES += ("pyarrow", "wandb", "transformers", "accelerate", "lightning")  # the last three are of scripts
+PACKAGES += ("trl", "peft", "bitsandbytes")
 PACKAGES += ("nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-dali-cuda130", "nvidia-nccl-cu13")
 
 

@@ -45,7 +45,7 @@ def tuned_here(folder: Path, *words: str) -> tuple[LlmReport, Steps]:
 
 
 @pytest.fixture
-def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
+def both(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
     """Report and steps of both engines with the same words."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -120,7 +120,7 @@ def test_a_key_that_came_later_changes_no_identity():
 
 @pytest.mark.parametrize("method", ["lora", "dpo"])
 def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: str):
-    """FSDP gathers all weights for each pass, but the root once; DDP reduces all gradients of a step."""
+    """FSDP gathers layers for each pass, and the output once a step; DDP reduces all gradients of a step."""
     words = (f"method={method}", "gpus=2", "dataset.rows=40", "max_steps=3", "model.vocab_size=1600", "lr=3e-3")
     runs = [tuned(*words), tuned(*words, "engine=trl"), tuned(*words, "engine=trl", "sharding=ddp")]
     assert [run["status"] for run in runs] == ["ok"] * 3
@@ -131,9 +131,10 @@ def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: 
     trained = runs[0]["trainable_parameters"]
     assert sharded["reduce_scatter"] == 3 * trained * 4 / 2 and sharded["all_reduce"] == 0
     assert copied == sharded | {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 3 * trained * 4}
-    passes, embedded = (3 if method == "dpo" else 2), 2 * 1600 * 256 + 256  # of the root, embedding, norm and output
-    layers = runs[0]["parameters"] - embedded
-    assert sharded["all_gather"] == 3 * (passes * layers + (passes - 1) * embedded) * 4 / 2
+    passes, embedding = (3 if method == "dpo" else 2), 1600 * 256  # the backward pass is one, and needs no embedding
+    gathered_once = embedding + 256  # the output and the last norm
+    layers = runs[0]["parameters"] - embedding - gathered_once
+    assert sharded["all_gather"] == 3 * (passes * layers + (passes - 1) * embedding + gathered_once) * 4 / 2
 
 
 def test_another_wrapper_than_asked_for_is_an_error():
@@ -175,6 +176,7 @@ def words_of(folder: Path, *words: str) -> list[str]:
     return ["engine=trl", "model=hf", f"model.path={folder}", "model.weights=random", *words]
 
 
+@pytest.mark.usefixtures("processes")  # imports TRL, which takes seconds
 @pytest.mark.parametrize("words", [[], ["method=full", "packed=true", "max_seq_len=256"]], ids=" ".join)
 def test_a_folder_tunes_by_its_own_tokenizer_and_chat_template(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]

@@ -15,11 +15,15 @@ NEEDS = {
     "tokenizer=llama3": ["tokenizer.path=x"],
     "tokenizer=qwen2_5": ["tokenizer.path=x", "tokenizer.merges_file=y"],
     "dataset=preference": ["method=dpo"],
+    "model=hf": ["model.path=."],
 }
+HF_SIZES = ("vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 
 
 @pytest.mark.parametrize("word", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
-def test_each_option_composes(word: str):
+def test_each_option_composes(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(dict.fromkeys(HF_SIZES, 64)))  # of model=hf
     group, _, option = word.partition("=")
     chosen = getattr(typed_llm(word, *NEEDS.get(word, [])), group)
     assert chosen.name == option
