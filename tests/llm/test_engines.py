@@ -95,6 +95,7 @@ def test_a_run_that_diverges_stops_at_the_end_of_the_epoch(both: Both):
     [
         (["method=qat"], "method=qat: engine=trl cannot tune with it .*fake quantisation"),
         (["method=full", "optimizer_in_bwd=true"], "optimizer_in_bwd=true: TRL has no such option"),
+        (["compile=true"], "compile=true: transformers' layers compile again within measured steps"),
         (["recipe=distributed"], "recipe=distributed: is torchtune's"),
         (["gpus=2", "custom_sharded_layers=[output]"], r"custom_sharded_layers=\['output'\]: accelerate shards"),
         (["method.apply_lora_to_output=true"], "method.apply_lora_to_output=true: TRL's loss"),

@@ -32,7 +32,6 @@ from torchtune import config as components
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from multicard.config import compilation
 from multicard.config.llm import LlmConfig, Sharding
 from multicard.llm import batches, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
@@ -191,9 +190,6 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     )
     trainer.remove_callback(transformers.PrinterCallback)
     models.adapt(trainer.model, config, cfg)
-    if config.compile:
-        for layer in models.layers(trainer.model):
-            layer.compile(mode=compilation.mode(config.compile))
     trainer.train()
     yield Recipe(trainer, probe, feed)
 

@@ -122,12 +122,6 @@ def attention_width(model: Any) -> int:
     return sizes.num_hidden_layers * heads * (getattr(sizes, "head_dim", None) or sizes.hidden_size // heads)
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
-    """The model's decoder layers."""
-    kinds = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in kinds]
-
-
 def no_tokenizer() -> Any:
     """A tokenizer that the trainers ask for, and do not use: rows come as tokens."""
     from tokenizers import Tokenizer
