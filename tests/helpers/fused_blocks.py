@@ -56,7 +56,9 @@ def block(dtype: torch.dtype, autocast: bool, stride: int, cin: int, cout: int, 
     errors = {"out": error(out, expected), "x": error(x.grad, x_exact.grad)}
     for (name, p), q in zip(fused.named_parameters(), exact.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None
-        errors[name] = error(p.grad, q.grad)
+        # the first scale hardly changes what the second BatchNorm gives: its gradient is the rest of large terms
+        rest = exact.get_parameter("conv.0.1.bias").grad if name == "conv.0.1.weight" else None
+        errors[name] = error(p.grad, q.grad, 0.0 if rest is None else float(rest.norm()))
     for (name, buffer), q in zip(fused.named_buffers(), exact.buffers(), strict=True):
         errors[name] = error(buffer, q)
     with torch.no_grad(), torch.autocast("cpu", dtype, enabled=autocast):

@@ -40,7 +40,7 @@ def test_outputs_gradients_and_statistics_are_the_plain_blocks(processes: None, 
     errors = interpreted("block", *CASES[case])
     epsilon = torch.finfo(getattr(torch, CASES[case][0])).eps
     assert len(errors) == 2 + 9 + 9 + 1  # output and input, parameters, buffers, evaluation
-    # a few roundings to the type; the gradient of the first scale is a difference of sums ten times as large
+    # a few roundings to the type
     assert {name: error for name, error in errors.items() if not error < 16 * epsilon} == {}
     assert errors["conv.0.1.running_mean"] < 1e-6  # of the expansion, which no type has rounded
     assert errors["evaluation"] == 0
