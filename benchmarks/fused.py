@@ -1,9 +1,8 @@
 """The kernels of `model.blocks=fused`: resources, bytes, and on a GPU seconds, beside eager blocks and Inductor's.
 
-    python -m benchmarks.fused [--image-size 500] [--batch-size 64] [--seconds 55]
+    python -m benchmarks.fused [--image-size 500] [--batch-size 64]
 
-A line of JSON for each kernel, then on a GPU for each block (forward and backward, after a comparison with the plain
-block), and for other tiles, of which the fastest is printed last; no row begins after --seconds.
+A line of JSON for each kernel, and on a GPU for each block, forward and backward, compared with the plain block.
 """
 
 import json
@@ -13,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.common import parser
-from multicard.measure.timing import clock_s
 from multicard.vision.fused import kernels, ops
 from multicard.vision.fused.blocks import FusedResidual
 
@@ -32,27 +31,7 @@ from multicard.vision.fused.blocks import FusedResidual
 BLOCKS = {"features.2": (16, 96, 24, 2), "features.3": (24, 144, 24, 1), "features.4": (24, 144, 32, 2)}
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 BYTES_PER_S = 0.75 * 4.3e12  # of an H200's memory, as kernels that stream reach it
-OTHERS: dict[str, list[dict[str, int]]] = {  # tiles to try beside those of `ops.TILES`
-    "expansion_backward": [
-        {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4, "num_stages": 1},
-        {"P": 16, "C": 32, "ROWS": 32, "num_warps": 4},
-        {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4, "maxnreg": 168},
-        {"P": 16, "C": 64, "ROWS": 16, "num_warps": 8},
-    ],
-    "depthwise": [
-        {"P": 64, "C": 32, "ROWS": 16, "num_warps": 4},
-        {"P": 16, "C": 32, "ROWS": 16, "num_warps": 4},
-        {"P": 64, "C": 16, "ROWS": 32, "num_warps": 4, "num_stages": 2},
-    ],
-    "project_backward": [
-        {"P": 64, "C": 32, "LOOPS": 32, "num_warps": 8},
-        {"P": 32, "C": 32, "LOOPS": 32, "num_warps": 4},
-        {"P": 128, "C": 16, "LOOPS": 16, "num_warps": 8},
-    ],
-    "project": [{"P": 64, "C": 32, "num_warps": 4}, {"P": 128, "C": 16, "num_warps": 4}],
-    "moments": [{"P": 256, "LOOPS": 16, "num_warps": 8}],
-}
-OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of the compiler; the rest of a tile are the kernel's constants
+OPTIONS = ("num_warps", "num_stages")  # of the compiler; the rest of a tile are the kernel's constants
 
 
 class Call(NamedTuple):
@@ -144,14 +123,6 @@ def show(**row: Any) -> None:
     print(json.dumps(row), flush=True)
 
 
-def attempt(work: Callable[..., None], *args: Any) -> None:
-    """A row, or why there is none: the others are measured all the same."""
-    try:
-        work(*args)
-    except Exception as problem:
-        show(problem=f"{type(problem).__name__}: {problem}"[:300], of=args)
-
-
 def time_block(name: str, side: int, batch: int, compiles: bool) -> None:
     """Forward and backward of a block in fp16, plain and fused; `compiles`: by Inductor."""
     cin, wide, cout, stride = BLOCKS[name]
@@ -191,48 +162,21 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--image-size", type=int, default=500)
     options.add_argument("--batch-size", type=int, default=64)
-    options.add_argument("--seconds", type=float, default=55.0)
-    args, started_s = options.parse_args(), clock_s()
-    on_gpu = torch.cuda.is_available()
-
-    def left() -> bool:
-        return clock_s() - started_s < args.seconds
-
-    fastest: dict[str, Any] = {}
+    args, on_gpu = options.parse_args(), torch.cuda.is_available()
     every = [*calls(args.image_size, args.batch_size, torch.float16)]
-
-    def row(i: int, tile: dict[str, int]) -> None:
-        call, ops.TILES[every[i].kernel] = every[i], tile
-        resources = compiled(call, 90)[1]
-        named = {"block": call.block, "kernel": call.kernel, "use": call.use, "tile": tile, **resources}
-        named["programs_per_sm"] = programs_at_once(resources, tile["num_warps"])
-        named |= {"mb": call.moved_bytes // 10**6, "bound_ms": round(1e3 * call.moved_bytes / BYTES_PER_S, 3)}
+    for call in every:
+        tile, resources = ops.TILES[call.kernel], compiled(call, 90)[1]
+        row = {"block": call.block, "kernel": call.kernel, "use": call.use, "tile": tile, **resources}
+        row |= {"programs_per_sm": programs_at_once(resources, tile["num_warps"]), "mb": call.moved_bytes // 10**6}
+        row |= {"bound_ms": round(1e3 * call.moved_bytes / BYTES_PER_S, 3)}
         if on_gpu:
             inputs = [torch.randn_like(each, device="cuda") for each in call.inputs]
-            named["ms"] = milliseconds(lambda: ops.run(call.kernel, inputs, call.stride))
-            place = f"{call.block} {call.kernel} {call.use}"
-            if place not in fastest or named["ms"] < fastest[place][0]:
-                fastest[place] = named["ms"], tile
-        show(**named)
-
-    default = deepcopy(ops.TILES)
-    for i, call in enumerate(every):
-        attempt(row, i, default[call.kernel])
-    if not on_gpu:
-        return
-    torch.backends.cudnn.benchmark = True
+            row["ms"] = milliseconds(partial(ops.run, call.kernel, inputs, call.stride))
+        show(**row)
     sides = {call.block: call.inputs[0].shape[1] for call in every if call.kernel == "moments"}
-    for compiles in (False, True):
+    for compiles in (False, True) if on_gpu else ():
         for name, side in sides.items():
-            if left():
-                attempt(time_block, name, side, args.batch_size, compiles)
-    for place in range(4):
-        for i, call in enumerate(every):
-            others = OTHERS[call.kernel]
-            if place < len(others) and left():
-                attempt(row, i, others[place])
-                ops.TILES[call.kernel] = default[call.kernel]
-    show(fastest=fastest)
+            time_block(name, side, args.batch_size, compiles)
 
 
 if __name__ == "__main__":

@@ -373,8 +373,9 @@ def decode(content: bytes) -> AnyRecord:
     try:
         version = msgspec.json.decode(content, type=_Version).schema_version
         if version > SCHEMA_VERSION:
-            newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"
-            raise ValueError(f"{newer}: update multicard")
+            raise ValueError(
+                f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard"
+            )
         record = msgspec.json.decode(content, type=AnyRecord)
         msgspec.convert({"axes": record.axes, "config": record.config}, _Counted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

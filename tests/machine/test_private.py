@@ -64,7 +64,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 WRITERS: dict[str, Callable[[Path], object]] = {  # by the file that another user replaced by a link
     "cell/result.json": lambda path: run_folder.write_json(path, {"status": "ok"}),
-    f"cell/.result.json.{os.getpid()}": lambda path: run_folder.write_json(path.with_name("result.json"), {}),
+    "cell/.result.json.PID": lambda path: run_folder.write_json(path.with_name("result.json"), {}),
     "cell/logs/r00.log": os_calls.redirect,
     "cell/logs/r01.log": lambda path: logs.shorten(path.parents[1], {}),
     "cell/.progress": lambda path: Board(path.parent, 1, create=True),
@@ -76,7 +76,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {  # by the file that another use
 @pytest.mark.parametrize("planted", WRITERS)
 def test_what_is_written_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str):
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # the log stays that of the test
-    victim, link = tmp_path / "victim", tmp_path / planted
+    victim, link = tmp_path / "victim", tmp_path / planted.replace("PID", str(os.getpid()))
     victim.write_bytes(b"mine")
     os.truncate(victim, logs.MOST_BYTES + 1)
     link.parent.mkdir(parents=True)
