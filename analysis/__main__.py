@@ -30,7 +30,7 @@ from multicard.records.figures import GOALS
 from multicard.records.text_table import clean
 from papers.printed import DATASETS
 
-CLAIMS = "The claims of the two papers, tested on your runs: each holds, does not hold, is undecided or not measured."
+CLAIMS = "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict on each."
 FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off or timelines"
 
 

@@ -144,6 +144,7 @@ class HfConfig(DecoderConfig):
         require(self.path is not None, "model.path is not set: give the folder of a model in Hugging Face's form")
         require(self.weights in ("own", "random"), f"model.weights={self.weights}: model=hf has own or random")
         problem, remedy = f"model.path={self.path}", "give the folder of a causal language model"
+        require(Path(str(self.path)).expanduser().is_dir(), f"{problem}: no such folder; {remedy}")
         try:
             values = loads((Path(str(self.path)).expanduser() / "config.json").read_text())
             values = values.get("text_config") or values

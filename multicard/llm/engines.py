@@ -11,6 +11,10 @@ from multicard.llm.methods import LoraConfig
 # recipes, and `check_built`, which counts what is trained
 WORK = {Engine.torchtune: "multicard.llm.recipes", Engine.trl: "multicard.llm.trl.engine"}
 TRL_METHODS = ("lora", "full", "dpo")
+NOT_BUILT = {
+    "qlora": "its NF4 would be that of bitsandbytes, which is another than torchao's",
+    "qat": "TRL's loss reads the output's weights past their fake quantisation",
+}
 
 
 def check(config: LlmConfig) -> None:
@@ -29,8 +33,7 @@ def check(config: LlmConfig) -> None:
     missing = [name for name in ("trl", "peft") if find_spec(name) is None]
     require(not missing, f"engine=trl: needs {', '.join(missing)}; run: pip install -e '.[trl]'")
     name, remedy = config.method.name, "or use engine=torchtune"
-    why = "TRL's loss reads the output's weights past their fake quantisation" if name == "qat" else "it has no such"
-    problem = f"method={name}: engine=trl cannot tune with it ({why})"
+    problem = f"method={name}: is not built for engine=trl ({NOT_BUILT.get(name, 'torchtune has it alone')})"
     require(name in TRL_METHODS, f"{problem}; use {', '.join(TRL_METHODS)}, {remedy}")
     problem = f"recipe={config.recipe}: is torchtune's"
     require(config.recipe is Recipe.auto, f"{problem}; leave it out, {remedy}")

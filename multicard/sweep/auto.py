@@ -60,6 +60,7 @@ class Search:
     found: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problem: str = "nothing is predicted of it"
+    too_large: bool = False  # even the least, by prediction
 
     @property
     def key(self) -> Auto:
@@ -187,7 +188,7 @@ def resolve(
     for a command that starts nothing here.
 
     Raises:
-        ValueError: no max_seq_len is known to fit a cell.
+        ValueError: no max_seq_len is known to fit a cell, or nothing is known of the memory that batches need.
     """
     key, searches = config.auto, dict[tuple[str, ...], Search]()
     for index, words in enumerate(job_overrides):
@@ -206,7 +207,8 @@ def resolve(
         labels = " ".join(f"[{place + 1}/{len(job_overrides)}]" for place in search.places)
         label = labels if len(search.places) <= NAMED_CELLS else count(len(search.places), "cell")
         why = ", ".join(filter(None, (search.found.get(search.value, search.problem), *search.notes)))
-        told = search.found or key is not Auto.max_seq_len or isinstance(search.cell(search.value), Refused)
+        told = search.found or key is Auto.gpus or isinstance(search.cell(search.value), Refused)
+        told = told or (search.too_large and key is Auto.batch_size)  # `fit` decides
         require(bool(told), f"{label} {key}=auto: cannot be told ({why}); {REMEDIES[key]}")
         say(f"{label} {key}=auto: {search.value} ({why})")
     if len(unknown) > 1:
@@ -267,7 +269,7 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
             if fits:
                 search.found[size] = f"predicted {needs}"
             elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1
-                search.problem = needs if none else f"not even {size} fits: {needs}"
+                search.too_large, search.problem = not none, needs if none else f"not even {size} fits: {needs}"
         searches = [search for search in searches if search.found]
     for _ in range(TRIES if probes else 0):
         pairs = [(search, search.cell(search.value, probes=True)) for search in searches if search.found]

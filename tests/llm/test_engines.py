@@ -93,7 +93,8 @@ def test_a_run_that_diverges_stops_at_the_end_of_the_epoch(both: Both):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["method=qat"], "method=qat: engine=trl cannot tune with it .*fake quantisation"),
+        (["method=qat"], "method=qat: is not built for engine=trl .*fake quantisation"),
+        (["method=qlora"], "method=qlora: is not built for engine=trl .*bitsandbytes.*; use lora, full, dpo, or use"),
         (["method=full", "optimizer_in_bwd=true"], "optimizer_in_bwd=true: TRL has no such option"),
         (["compile=true"], "compile=true: transformers' layers compile again within measured steps"),
         (["recipe=distributed"], "recipe=distributed: is torchtune's"),
@@ -207,6 +208,7 @@ def test_a_pair_of_a_folder_is_two_conversations(checkpoint: Path):
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no whole config.json"),
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "checkpoint: no such folder; give"),
     "no sizes": (lambda folder: (folder / "config.json").write_text('{"vocab_size": 300}'), "num_hidden_layers=None"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer \(tokenizer.json\)"),
     "a broken tokenizer": (

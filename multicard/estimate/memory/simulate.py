@@ -95,6 +95,8 @@ def answer(request: answers.Request) -> answers.Answer:
     """The peak of a request's step, or in a line the reason for which there is none."""
     try:
         return simulate(request.config, request.facts, request.device, request.memory_bytes)
+    except FellBackError as error:
+        return str(error)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
