@@ -127,18 +127,21 @@ class Qwen25Config(DecoderConfig):
     """A Qwen 2.5: its query, key and value projections have a bias."""
 
 
+READ = "of config.json: leave it out"
+
+
 @dataclass
 class HfConfig(DecoderConfig):
     """Any causal language model that transformers knows, with its own tokenizer; sizes are those of its config.json."""
 
     path: Optional[str] = key(None, "folder with config.json, tokenizer.json and, unless model.weights=random, weights")
     weights: str = key("own", "own: those of the folder; random: of its config.json alone")
-    num_layers: int = 0
-    num_heads: int = 0
-    num_kv_heads: int = 0
-    embed_dim: int = 0
-    intermediate_dim: int = 0
-    max_seq_len: int = 0
+    num_layers: int = key(0, READ)
+    num_heads: int = key(0, READ)
+    num_kv_heads: int = key(0, READ)
+    embed_dim: int = key(0, READ)
+    intermediate_dim: int = key(0, READ)
+    max_seq_len: int = key(0, READ)
 
     def __post_init__(self) -> None:
         require(self.path is not None, "model.path is not set: give the folder of a model in Hugging Face's form")

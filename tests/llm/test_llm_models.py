@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     assert all(difference > 0.01 for difference in found.values())  # one Llama is not the other
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "hf"])
 def test_tensors_are_those_of_torchtunes_model(name: str):
     model = typed_llm(f"model={name}").model
     vocabulary = model.vocab_size or 1234

@@ -1,6 +1,7 @@
 """Fingerprints of data: the content counts, and not its place."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from multicard.llm import preflight
 from multicard.llm.data import row_sources
 from multicard.machine import network
 from multicard.machine.slurm import Allocation
-from multicard.records import content, run_folder
+from multicard.records import content, ownership, run_folder
 from multicard.records.content import Blob
 from multicard.records.schema_parts import Data
 from multicard.run import prepare
@@ -183,6 +184,9 @@ def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_pa
 
     def begin() -> None:
         prepare.prepare(WORKLOAD, cfg, folder, 0.0, job, Peers(job))
+        for descriptor in ownership._own.values():  # its process is killed, and its claim stays
+            os.close(descriptor)
+        ownership._own.clear()
 
     def replace(red: int) -> None:
         shutil.rmtree(root)

@@ -74,7 +74,7 @@ KEPT = ("result.json", "a", "b", "c")
 ROUNDS = [
     50,
     pytest.param(500, marks=pytest.mark.slow),
-    pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
+    pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(3600)]),
 ]
 
 
