@@ -127,10 +127,8 @@ def stored_shapes(place: str, key: str) -> dict[str, Shape]:
     """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError) one without."""
     from safetensors import SafetensorError, safe_open
 
-    folder, remedy = (
-        Path(place).expanduser(),
-        "give a folder with *.safetensors and config.json, or model.weights=random",
-    )
+    folder = Path(place).expanduser()
+    remedy = "give a folder with *.safetensors and config.json, or model.weights=random"
     require(folder.is_dir(), f"{key}: no such folder; {remedy}")
     files, shapes = sorted(folder.glob("*.safetensors")), dict[str, Shape]()
     is_pickled = not files and any(folder.glob("*.bin"))

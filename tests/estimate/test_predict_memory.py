@@ -197,6 +197,10 @@ def test_what_falls_back_in_silence_is_an_error():
         tuned("method=lora", "precision=bf16", "gpus=1")
     with pytest.raises(simulate.FellBackError, match=r"strategy\.sync_batchnorm=true"):
         images("gpus=2", "strategy.sync_batchnorm=true")
+    assert (
+        simulate.answer(answers.Request(typed_llm("engine=trl"), TEXT))
+        == "engine=trl: steps of transformers' models are not simulated"
+    )
 
 
 @pytest.mark.parametrize("words", [(), ("precision=bf16",), ("precision=fp64", "layout=nhwc")])

@@ -206,6 +206,21 @@ def test_a_pair_of_a_folder_is_two_conversations(checkpoint: Path):
     assert chosen != rejected and chosen.partition("<assistant>")[0] == rejected.partition("<assistant>")[0]
 
 
+@pytest.mark.usefixtures("processes")  # imports TRL, which takes seconds
+@pytest.mark.parametrize(
+    ("has", "remedy"),
+    [
+        ("o_proj", r"method=full, or method.lora_attn_modules=\[output_proj\] method.apply_lora_to_mlp=false$"),
+        ("dense", "has dense; use method=full$"),
+    ],
+)
+def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(has: str, remedy: str):
+    from multicard.llm.trl import models
+
+    with pytest.raises(ValueError, match=remedy):
+        models.adapters(torch.nn.ModuleDict({has: torch.nn.Linear(2, 2)}), typed_llm("engine=trl"))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no whole config.json"),
     "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "checkpoint: no such folder; give"),

@@ -112,6 +112,16 @@ def test_what_cannot_be_with_it_is_refused(words: list[str], message: str, calle
     assert called("-m", *WORDS, "batch_size=auto,8")[1].count("auto stands alone, as batch_size=auto") == 1
 
 
+def test_a_size_is_not_one_because_no_memory_is_predicted(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    unknown = Prediction("unknown", memory_basis="not simulated")
+    monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [unknown for _ in configs])
+    code, printed = called(*WORDS, "batch_size=auto", f"hydra.sweep.dir={tmp_path / 'x'}")
+    assert code == 1 and not (tmp_path / "x").exists()
+    assert "batch_size=auto: cannot be told (not simulated); give the size, as batch_size=32" in printed
+
+
 def test_a_plan_is_of_given_sizes(tmp_path: Path):
     (jobs := tmp_path / "jobs.yaml").write_text("jobs:\n  a: {run: train_vision.py batch_size=auto}\n")
     with pytest.raises(ValueError, match="batch_size=auto: a plan is of given sizes"):

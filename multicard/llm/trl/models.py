@@ -75,9 +75,11 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
         return None
     names = [models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)]
     has = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
-    problem = f"method={config.method.name}: has adapters for {', '.join(names)}, and model.path has {', '.join(has)}"
-    remedy = "use method=full, or method.lora_attn_modules and method.apply_lora_to_mlp to name linears that it has"
-    require({*names} <= {*has}, f"{problem}; {remedy}")
+    problem = f"method={config.method.name}: has adapters for {', '.join(names)}, and the model has {', '.join(has)}"
+    known = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
+    own = [name for theirs, name in known.items() if theirs in has]
+    remedy = f", or method.lora_attn_modules=[{','.join(own)}] method.apply_lora_to_mlp=false" if own else ""
+    require({*names} <= {*has}, f"{problem}; use method=full{remedy}")
     return LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
