@@ -38,16 +38,15 @@ from torchvision import models
 
 from benchmarks.common import configuration, device_here, interleaved, machine, parser, quartiles
 from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
-from multicard.config.vision import Depthwise, Pointwise
+from multicard.config.vision import Depthwise, ModelConfig, Pointwise
 from multicard.machine import environment
 from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.ranks import os_calls
 from multicard.records import text_table
 from multicard.vision.compiling import inductor_options
-from multicard.vision.depthwise import with_kernels
+from multicard.vision.models import build
 from multicard.vision.optim import optimizer_of
-from multicard.vision.pointwise import with_matrix_products
 from multicard.vision.precision import PRECISIONS, choose
 
 HEADINGS = (
@@ -150,11 +149,8 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
     """A turn of training steps on a cached batch, which returns seconds per step."""
     precision = choose(cell.precision, device)
     order = torch.channels_last if cell.layout == "nhwc" else torch.contiguous_format
-    model = models.mobilenet_v2(num_classes=10)
-    if cell.pointwise == "linear":
-        with_matrix_products(model)
-    if cell.depthwise == "triton":
-        with_kernels(model)
+    layers = {"pointwise": Pointwise(cell.pointwise), "depthwise": Depthwise(cell.depthwise)}
+    model = build(ModelConfig("mobilenet_v2", **layers), 10, size)
     model = model.to(device, precision.model_dtype).to(memory_format=order)  # pyright: ignore[reportCallIssue]
     if cell.mode is not None:
         model.compile(dynamic=False, options=inductor_options(cell.mode, cell.layout))

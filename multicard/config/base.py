@@ -151,8 +151,11 @@ NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
     "": {
-        **{"custom_sharded_layers": [], "global_batch_size": None, "batch_size_asked": None},
-        **{"engine": "torchtune", "sharding": "fsdp"},
+        "custom_sharded_layers": [],
+        "engine": "torchtune",
+        "sharding": "fsdp",
+        "global_batch_size": None,
+        "batch_size_asked": None,
     },
     "model": {
         "pointwise": "convolution",

@@ -371,11 +371,9 @@ def decode(content: bytes) -> AnyRecord:
         ValueError: what is wrong with it; of a newer schema its version alone, as all else may then differ too.
     """
     try:
-        version = msgspec.json.decode(content, type=_Version).schema_version
-        if version > SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard"
-            )
+        if (version := msgspec.json.decode(content, type=_Version).schema_version) > SCHEMA_VERSION:
+            newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"
+            raise ValueError(f"{newer}: update multicard")
         record = msgspec.json.decode(content, type=AnyRecord)
         msgspec.convert({"axes": record.axes, "config": record.config}, _Counted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -70,9 +70,7 @@ def depthwise(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     count, channels, height, width = y.shape
     grid = count * -(-height // ROWS), -(-width // COLUMNS), -(-channels // CHANNELS)
     total = tl.float64 if x.dtype == torch.float64 else tl.float32
-    by_tap = weight.reshape(
-        -1, 9
-    ).T.contiguous()  # so that the threads, which have a few channels each, read neighbours
+    by_tap = weight.reshape(-1, 9).T.contiguous()  # neighbouring threads, of neighbouring channels, read neighbours
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         sizes, launch = (*x.shape[2:], height, width, channels), cast("Any", _forward[grid])
         launch(x, by_tap, y, *sizes, stride, total, ROWS, COLUMNS, CHANNELS, num_warps=WARPS)
@@ -112,17 +110,8 @@ class DepthwiseTriton(nn.Conv2d):
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
         return depthwise(input.to(dtype), self.weight.to(dtype), self.stride[0])
 
-
-def with_kernels(model: nn.Module) -> nn.Module:
-    """The model, its depthwise convolutions turned in place; parameters and their names stay."""
-    for module in model.modules():
-        if type(module) is nn.Conv2d and is_depthwise(module):
-            module.__class__ = DepthwiseTriton
-    return model
-
-
-def is_depthwise(layer: nn.Conv2d) -> bool:
-    """True for what the kernel computes."""
-    by_channel = layer.groups == layer.in_channels == layer.out_channels > 1 and layer.bias is None
-    shape = layer.kernel_size, layer.padding, layer.dilation, layer.padding_mode
-    return by_channel and shape == ((3, 3), (1, 1), (1, 1), "zeros") and layer.stride in ((1, 1), (2, 2))
+    @staticmethod
+    def computes(layer: nn.Conv2d) -> bool:
+        by_channel = layer.groups == layer.in_channels == layer.out_channels > 1 and layer.bias is None
+        shape = layer.kernel_size, layer.padding, layer.dilation, layer.padding_mode
+        return by_channel and shape == ((3, 3), (1, 1), (1, 1), "zeros") and layer.stride in ((1, 1), (2, 2))

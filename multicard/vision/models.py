@@ -67,14 +67,23 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
 
         fuse(model, image_size)
     if config.pointwise is Pointwise.linear:
-        from multicard.vision.pointwise import with_matrix_products
+        from multicard.vision.pointwise import PointwiseLinear
 
-        with_matrix_products(model)
+        turn_into(PointwiseLinear, model)
     if config.depthwise is Depthwise.triton:
-        from multicard.vision.depthwise import with_kernels
+        from multicard.vision.depthwise import DepthwiseTriton
 
-        with_kernels(model)
+        turn_into(DepthwiseTriton, model)
     return model
+
+
+def turn_into(kind: Any, model: "nn.Module") -> None:
+    """Turn the convolutions that a kind of layer computes into it, in place; parameters and their names stay."""
+    from torch import nn
+
+    for module in model.modules():
+        if type(module) is nn.Conv2d and kind.computes(module):
+            module.__class__ = kind
 
 
 def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":

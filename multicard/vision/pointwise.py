@@ -15,15 +15,7 @@ class PointwiseLinear(nn.Conv2d):
         """(N, C, H, W) to (N, out, H, W), both channels-last in memory."""
         return linear(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
-
-def with_matrix_products(model: nn.Module) -> nn.Module:
-    """The model, its pointwise convolutions turned in place; parameters and their names stay."""
-    for module in model.modules():
-        if type(module) is nn.Conv2d and is_pointwise(module):
-            module.__class__ = PointwiseLinear
-    return model
-
-
-def is_pointwise(layer: nn.Conv2d) -> bool:
-    ones = {*layer.kernel_size, *layer.stride, layer.groups} == {1}
-    return ones and layer.padding in ((0, 0), "valid", "same")
+    @staticmethod
+    def computes(layer: nn.Conv2d) -> bool:
+        ones = {*layer.kernel_size, *layer.stride, layer.groups} == {1}
+        return ones and layer.padding in ((0, 0), "valid", "same")

@@ -139,6 +139,7 @@ def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: 
     assert sharded["all_gather"] == 3 * (passes * layers + (passes - 1) * embedding + gathered_once) * 4 / 2
 
 
+@pytest.mark.slow  # it imports TRL
 def test_another_wrapper_than_asked_for_is_an_error():
     from multicard.llm.trl import engine
 

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 from multicard.config.vision import Depthwise, ModelConfig
 from multicard.vision import depthwise, models
-from multicard.vision.depthwise import DepthwiseTriton, with_kernels
+from multicard.vision.depthwise import DepthwiseTriton
 from tests.conftest import ROOT
 
 SHAPES = [(2, 32, 5, 7, 1), (1, 48, 4, 35, 2), (1, 64, 3, 3, 1), (1, 36, 1, 1, 2)]
@@ -65,8 +65,7 @@ def test_all_passes_are_the_convolutions():
 def test_depthwise_convolutions_alone_are_turned():
     options = [{}, {"groups": 2}, {"groups": 4, "bias": True}, {"groups": 4, "dilation": 2}, {"groups": 4, "stride": 3}]
     for other in options:
-        layer = nn.Conv2d(4, 4, 3, **{"padding": 1, "bias": False} | other)
-        assert type(with_kernels(nn.Sequential(layer))[0]) is nn.Conv2d
+        assert not DepthwiseTriton.computes(nn.Conv2d(4, 4, 3, **{"padding": 1, "bias": False} | other))
     turned = models.build(ModelConfig("mobilenet_v2", 0.35, depthwise=Depthwise.triton), 10, 32)
     plain = models.build(ModelConfig("mobilenet_v2", 0.35), 10, 32)
     assert [*turned.state_dict()] == [*plain.state_dict()]
@@ -75,8 +74,10 @@ def test_depthwise_convolutions_alone_are_turned():
 
 def test_cpu_ranks_have_a_convolution():
     layer, images = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), torch.randn(2, 4, 5, 6)
-    expected = layer(images)
-    torch.testing.assert_close(with_kernels(nn.Sequential(layer))(images), expected, rtol=0, atol=0)
+    model, expected = nn.Sequential(layer), layer(images)
+    models.turn_into(DepthwiseTriton, model)
+    assert type(model[0]) is DepthwiseTriton
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -13,7 +13,7 @@ from torch import nn
 from multicard.config import base
 from multicard.config.vision import ModelConfig, Pointwise
 from multicard.vision import models
-from multicard.vision.pointwise import PointwiseLinear, with_matrix_products
+from multicard.vision.pointwise import PointwiseLinear
 from tests.conftest import typed
 
 
@@ -33,7 +33,9 @@ def test_outputs_and_gradients_are_the_convolutions(case: str):
     torch.manual_seed(0)
     build, shape = CASES[case]
     plain, results = build().double(), []
-    for model in (plain, with_matrix_products(deepcopy(plain))):
+    turned = deepcopy(plain)
+    models.turn_into(PointwiseLinear, turned)
+    for model in (plain, turned):
         model.to(memory_format=torch.channels_last)
         images = torch.arange(float(math.prod(shape))).sin().reshape(shape).double()
         images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -56,7 +58,7 @@ def test_the_channels_are_read_without_a_copy():
 def test_only_pointwise_convolutions_of_mobilenet_are_turned():
     others = [{"kernel_size": 3}, {"kernel_size": 1, "stride": 2}, {"kernel_size": 1, "groups": 2}]
     for options in [*others, {"kernel_size": 1, "padding": 1}]:
-        assert type(with_matrix_products(nn.Sequential(nn.Conv2d(4, 4, **options)))[0]) is nn.Conv2d
+        assert not PointwiseLinear.computes(nn.Conv2d(4, 4, **options))
     turned = mobilenet(Pointwise.linear)
     assert [*turned.state_dict()] == [*mobilenet().state_dict()]
     assert sum(isinstance(module, PointwiseLinear) for module in turned.modules()) == 34
