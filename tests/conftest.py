@@ -42,7 +42,7 @@ from multicard.records import run_folder
 from multicard.run import controller as run
 from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
-from tests.helpers import wandb_stand_in
+from tests.helpers import compositions, wandb_stand_in
 
 Called = Callable[..., tuple[int, str]]  # the words of a command to its exit code and what it prints
 Measured = Callable[..., dict[str, Any]]  # the words of a run to its record
@@ -63,6 +63,7 @@ SMALL = (
 PATIENCE_S = 300.0  # for what happens in seconds: a deadline only tells a defect from a machine that is busy
 
 workloads.register()
+compositions.keep()
 
 os.environ["MULTICARD_STRICT"] = "1"  # a record that does not match its schema fails the test
 
