@@ -1,10 +1,8 @@
-"""Shared by the benchmarks: interleaved rounds, spreads, the machine's description, commands, configurations."""
+"""Shared by the benchmarks: interleaved rounds, spreads, the machine's description, configurations."""
 
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,23 +55,10 @@ def interleaved(turns: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict
     return figures
 
 
-def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
-    """Ratios round by round."""
-    return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]
-
-
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile of at least two rounds."""
     low, middle, high = statistics.quantiles(values, n=4)
     return low, middle, high
-
-
-def python(*arguments: str) -> str:
-    """Run `python ARGUMENTS` at the root of the repository. Returns its output; exits with all of it if it fails."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def configuration(entry: str, *overrides: str) -> Any:
