@@ -1,12 +1,10 @@
-"""GPUs over time: what they did while runs trained, and which jobs of a plan they have.
+"""GPUs over time: what they did while runs trained.
 
 Power, memory and utilisation are from NVML's samples (`gpu.parquet`), with the epochs and evaluations of the run
-marked: the papers' Figs. 7 and 8 of 2505.22905, as far as samples of a second show them. The chart of a plan has a row
-for each GPU, with what was planned, pale, above what became of it.
+marked: the papers' Figs. 7 and 8 of 2505.22905, as far as samples of a second show them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import altair as alt
 import numpy as np
@@ -14,12 +12,9 @@ import numpy as np
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
 from analysis.figures.setting_charts import groups
-from analysis.figures.vega import LETTER_POINTS, Figure, layered, numbered
+from analysis.figures.vega import Figure, numbered
 from analysis.runs import details
 from analysis.runs.load import Run
-from multicard.measure.timing import in_hours
-from multicard.records.figures import SECONDS
-from multicard.records.text_table import cut
 
 NEEDS = "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
 MOST_RUNS = 4  # in a figure, a row of charts each
@@ -29,9 +24,6 @@ MEASURES = {  # heading, factor, and the least upper end of the axis
     "power_w": ("power (W)", 1.0, 0.0),
     "memory_bytes": ("memory (GB)", 1e-9, 0.0),
 }
-PLAN_WIDTH = 560  # points
-BAR, GAP = 18, 5  # points: of a bar, and between rows
-PLANNED, REAL = "planned", "real"
 
 
 def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
@@ -107,52 +99,3 @@ def _points(times_s: np.ndarray, values: np.ndarray) -> list[tuple[float, float]
     known = np.flatnonzero(np.isfinite(values))  # a reading of the energy alone is a row too
     shown = known[:: max(1, -(-len(known) // MOST_POINTS))]
     return list(zip(times_s[shown].tolist(), values[shown].tolist(), strict=True))
-
-
-def plan_chart(name: str, plan: Mapping[str, Any]) -> Figure | None:
-    """The chart of a plan's file (`python -m multicard plan --json`); None where it has no job with a time."""
-    if not (rows := _plan_rows(plan)):
-        return None
-    longest_s = max(row["end_s"] for row in rows)
-    unit = SECONDS.scale(longest_s)
-    for row in rows:
-        letters = int(PLAN_WIDTH * (row["end_s"] - row["start_s"]) / longest_s / LETTER_POINTS) - 1
-        row["label"] = cut(row["job"], letters) if letters >= 3 else ""
-        row |= {end: row[f"{end}_s"] / unit.divisor for end in ("start", "end")}
-    kinds = [kind for kind in (PLANNED, REAL) if any(row["kind"] == kind for row in rows)]
-    x = alt.X("start:Q", title=f"time ({unit.name})", scale=alt.Scale(domain=[0, longest_s / unit.divisor], nice=False))
-    y = alt.Y("gpu:N", title=None, sort=None, axis=alt.Axis(ticks=False))
-    offset = alt.YOffset("kind:N", sort=kinds)
-    tooltip = [alt.Tooltip(field) for field in ("job:N", "kind:N", "gpus:Q", "start:Q", "end:Q", "status:N")]
-    colour = alt.Color("of:N", legend=None)
-    pale = alt.Opacity("kind:N", scale=alt.Scale(domain=[PLANNED, REAL], range=[0.35, 0.65]), legend=None)
-    bars = alt.Chart().mark_bar(cornerRadius=2)
-    names = alt.Chart().mark_text(align="left", dx=3, baseline="middle", fontSize=10)
-    layers = [
-        bars.encode(x=x, x2="end:Q", y=y, yOffset=offset, color=colour, opacity=pale, tooltip=tooltip),
-        names.encode(x=x, y=y, yOffset=offset, text="label:N"),
-    ]
-    spec = layered(layers, PLAN_WIDTH, len({row["gpu"] for row in rows}) * (len(kinds) * BAR + GAP))
-    below = ["Pale: as it was planned at first; full: what became of it"] if REAL in kinds else []
-    title = f"Plan of {len({row['job'] for row in rows})} jobs on {plan.get('node', 'a node')}"
-    return Figure(name, title, spec, rows, [_makespan(plan)], below, width=PLAN_WIDTH)
-
-
-def _makespan(plan: Mapping[str, Any]) -> str:
-    carried = plan.get("carried_out") or {}
-    planned_s, real_s = carried.get("planned_makespan_s") or plan["makespan_s"], carried.get("makespan_s")
-    real = f"; {in_hours(real_s)} in fact" if real_s else ""
-    return f"Makespan {in_hours(planned_s)} planned{real}; one after the other on all, {in_hours(plan['in_turn_s'])}"
-
-
-def _plan_rows(plan: Mapping[str, Any]) -> Sequence[Row]:
-    carried, rows = plan.get("carried_out"), list[Row]()
-    kinds = {REAL: "", PLANNED: "planned_"} if carried else {PLANNED: ""}  # and the prefix of their keys
-    for job in (carried or plan).get("jobs", ()):
-        for kind, prefix in kinds.items():
-            start_s, end_s, ids = (job.get(f"{prefix}{key}") for key in ("start_s", "end_s", "gpu_ids"))
-            if start_s is not None and end_s is not None:
-                row = {"job": job["name"], "of": job["job"], "status": job.get("status", ""), "kind": kind}
-                row |= {"gpus": len(ids or ()), "start_s": start_s, "end_s": end_s}
-                rows += [{**row, "gpu": f"{plan.get('noun', 'GPU')} {gpu}"} for gpu in ids or ()]
-    return sorted(rows, key=lambda row: (int(row["gpu"].split()[-1]), row["kind"], row["start_s"]))

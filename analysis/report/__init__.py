@@ -3,9 +3,8 @@
 Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from analysis import claims, experiments
 from analysis.answers import answers
@@ -33,7 +32,7 @@ def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: boo
     path = default_path(folders) if out is None else out
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
-    report = build(found or load.read(folders), title or _title(folders), mix, sections.read_plans(folders))
+    report = build(found or load.read(folders), title or _title(folders), mix)
     size_bytes = page.write(path, report)
     return "\n".join(filter(None, [report.answer, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"]))
 
@@ -43,7 +42,7 @@ def watched(folders: Sequence[Path], title: str | None, mix: bool, price: float 
     name = title or _title(folders)
 
     def made() -> Report:
-        return build(load.read(folders, price=price), name, mix, sections.read_plans(folders))
+        return build(load.read(folders, price=price), name, mix)
 
     return Watch(folders, made, lambda reason: Report(name, timestamp(), reason, [], {}, []))
 
@@ -57,8 +56,8 @@ def _title(folders: Sequence[Path]) -> str:
     return f"Runs of {first_few([folder.resolve().name for folder in folders], MOST_NAMES)}"
 
 
-def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]] = ()) -> Report:
-    """The whole report, without the sections that have nothing to say; `plans` are those of `read_plans`."""
+def build(found: Found, title: str, mix: bool) -> Report:
+    """The whole report, without the sections that have nothing to say."""
     runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
@@ -70,7 +69,6 @@ def build(found: Found, title: str, mix: bool, plans: Sequence[Mapping[str, Any]
         of_runs(runs, found.skipped, repeated, mix),
         sections.of_efficiency(runs),
         sections.of_predictions(runs),
-        sections.of_plans(plans),
         of_papers(runs, panels, claims.judge(runs, mix)),
         sections.of_machine(runs),
     ]

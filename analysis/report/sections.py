@@ -1,15 +1,12 @@
 """The sections of a report but those of the runs and of the papers: what each has of some runs, as blocks."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from analysis import rerun_commands
 from analysis.answers import Answer
 from analysis.commands import predictions
 from analysis.commands.best import Ranking, rankings
-from analysis.figures import timelines
 from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.setting_charts import efficiency, losses, phases, trade_off_of
 from analysis.figures.vega import numbered
@@ -31,7 +28,6 @@ from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY
 from analysis.runs.load import Run
 from multicard.config.job import count
-from multicard.records import run_folder
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, in_bytes
 
@@ -112,11 +108,9 @@ def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
     return Section("settings", "Efficiency", question, blocks)
 
 
-# ---- What was expected: predictions and plans, and what became of them
+# ---- What was predicted, and what became of it
 
 COMMAND = "As text, CSV and JSON: python -m analysis predictions."
-PLAN_FILES = ("plan.json", "*/plan.json", ".plan/plan.json", "*/.plan/plan.json")  # below a folder of the report
-PLAN_KEYS = {"makespan_s", "in_turn_s", "jobs"}  # of every plan
 
 
 def of_predictions(runs: Sequence[Run]) -> Section:
@@ -136,20 +130,6 @@ def of_predictions(runs: Sequence[Run]) -> Section:
         blocks.append(PlainTable(title, verdicts.headings, verdicts.rows))
     question = "How well was each run foretold before it started?"
     return Section("predictions", "Predicted against measured", question, blocks)
-
-
-def read_plans(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The plans below folders, as `python -m multicard plan --json` and `--run` leave them; others are passed over."""
-    paths = {path.resolve() for folder in folders for pattern in PLAN_FILES for path in folder.glob(pattern)}
-    plans = (run_folder.read_json(path) for path in sorted(paths))
-    return [plan for plan in plans if plan is not None and PLAN_KEYS <= plan.keys()]
-
-
-def of_plans(plans: Sequence[Mapping[str, Any]]) -> Section:
-    """A chart of each plan, whose data have the times and the end of each job; empty where there is none."""
-    figures = (timelines.plan_chart(f"plan_{number}", plan) for number, plan in enumerate(plans, 1))
-    plots = [Plot(figure) for figure in figures if figure is not None]
-    return Section("plans", "Plans", "What runs where, and when, and did it come out so?", plots)
 
 
 # ---- What the runs were measured on, and the marks that they carry

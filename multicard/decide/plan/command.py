@@ -69,7 +69,7 @@ class _Command:
             check_name(self.name)
         self.sweep = tasks.SWEEPS / self.name
         self.node = tasks.resolve(self.file, options.run)
-        own = [self.sweep / FOLDER / "plan.json"] if options.run else []  # where the report looks for it
+        own = [self.sweep / FOLDER / "plan.json"] if options.run else []  # beside its events
         self.json_files = own if options.json is None else [*own, options.json]
 
     def plan(self) -> int:
