@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -21,7 +20,6 @@ from multicard.decide.race import live
 from multicard.decide.race.live import FOLDER, LiveRace
 from multicard.decide.race.rules import CLOSE, OUT
 from multicard.records import ownership, rank_files
-from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked
@@ -36,8 +34,7 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
     """A race of a quarter of a made grid, which goes on after these lines of an earlier one."""
     made, numbers = MadeGrid(Kind(), SEED), count()
     monkeypatch.setattr(live, "settings", lambda _: made.settings[::4])
-    (cell,) = faked(SIZES[:1], tmp_path / "sweep", monkeypatch)
-    cells = [of_size(cell, size) for size in SIZES]
+    cells = faked(SIZES, tmp_path / "sweep", monkeypatch)
     Process.rates = dict(zip(SIZES, np.exp(made.truth[::4]).tolist(), strict=True))
 
     def resume(lines: list[str]) -> LiveRace:
@@ -48,14 +45,6 @@ def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
         return LiveRace([replace(cell, folder=folder / cell.folder.name) for cell in cells])
 
     return resume
-
-
-def of_size(cell: Cell, size: int) -> Cell:
-    assert cell.config is not None
-    cfg = deepcopy(cell.cfg)
-    cfg.batch_size = size
-    config = replace(cell.config, batch_size=size)
-    return replace(cell, number=size, cfg=cfg, config=config, folder=cell.folder.parent / f"{size}-{config.identity()}")
 
 
 def ran(race: LiveRace) -> list[dict[str, Any]]:

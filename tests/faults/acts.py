@@ -2,12 +2,10 @@
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -15,7 +13,6 @@ from tests.faults import work
 from tests.faults.harness import Act, Trial
 
 CHUNK = bytes(1 << 16)
-PICKLE = b"\x80\x04cposix\nsystem\n(S'true'\ntR."
 LIMIT_BYTES = 2 << 30
 V1 = Path("/sys/fs/cgroup/memory")
 GROUP = (V1 if V1.is_dir() else V1.parent) / f"multicard-faults-{os.getpid()}"
@@ -28,11 +25,6 @@ def held(trial: Trial) -> bool:
     return (trial.folder / work.REACHED).exists()
 
 
-def wrote(pattern: str) -> Act:
-    """A file of the sweep is there."""
-    return lambda trial: next(trial.sweep.glob(pattern), None)
-
-
 def computed(seconds: float) -> Act:
     """The command's first process has used a core for this long: a place in its start-up, on any machine."""
 
@@ -43,11 +35,6 @@ def computed(seconds: float) -> Act:
         return False
 
     return reached
-
-
-def said(pattern: str) -> Act:
-    """A line of the output has this regular expression."""
-    return lambda trial: trial.commands[-1].said(pattern)
 
 
 def both(*acts: Act) -> Act:
@@ -91,21 +78,6 @@ def from_terminal(number: signal.Signals = signal.SIGINT, times: int = 1) -> Act
         for _ in range(times):
             with suppress(ProcessLookupError):
                 os.killpg(trial.command.process.pid, number)
-
-    return act
-
-
-def type_again(trial: Trial) -> None:
-    """Type the same command without the fault, and wait for its end."""
-    trial.start(again=True).wait()
-
-
-def edit(pattern: str, change: Callable[[bytes], bytes]) -> Act:
-    """Change the files of the sweep with this name."""
-
-    def act(trial: Trial) -> None:
-        for path in trial.sweep.glob(pattern):
-            path.write_bytes(change(path.read_bytes()))
 
     return act
 
@@ -165,27 +137,6 @@ def limit_memory(trial: Trial) -> None:
     trial.after.callback(GROUP.rmdir)
 
 
-# ---- strangers
-
-
-def stranger(trial: Trial) -> None:
-    """Connect to every port of the command and send what would run a command if it was unpickled."""
-    pids = {process.pid for process in trial.family() if process.name().startswith("python")}  # not srun's own
-    sockets: list[Any] = psutil.net_connections("tcp")
-    listening = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN and each.pid in pids]
-    ports = [(address.ip, address.port) for address in listening]
-    (trial.folder / "ports").write_text("\n".join(f"{ip} {port}" for ip, port in ports))
-    for address in ports:
-        with suppress(OSError), socket.create_connection(address, timeout=5) as connection:
-            connection.sendall(PICKLE * 100)
-
-
-def listens_elsewhere(trial: Trial) -> str | None:
-    ports = (trial.folder / "ports").read_text().splitlines()
-    others = [line for line in ports if not line.startswith(("127.", "::1 ", "::ffff:127."))]
-    return f"it listens on {', '.join(others)}" if others else None
-
-
 # ---- records and data
 
 
@@ -199,13 +150,3 @@ def photographs(trial: Trial) -> None:
             folder.mkdir(parents=True)
             for number in range(10):
                 Image.frombytes("RGB", (40, 40), os.urandom(4800)).save(folder / f"{number}.jpg", quality=90)
-
-
-def one_photograph(trial: Trial) -> Path:
-    return trial.folder / "photographs" / "train" / "cats" / "3.jpg"
-
-
-def run_beside(trial: Trial) -> None:
-    """Another run on the same photographs, to its end."""
-    words = (word.replace("{sweep}", "{trial}/other") for word in trial.fault.words)
-    trial.start(again=True, words=tuple(words)).wait()

@@ -155,10 +155,10 @@ class Trial:
         self.after.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def start(self, again: bool = False, words: tuple[str, ...] = ()) -> Command:
-        """Start the command: `again` without the fault, or with other words than the fault's."""
+    def start(self, again: bool = False) -> Command:
+        """Start the command: `again` without the fault."""
         own = {TOKEN: self._token, "TMPDIR": str(self.temporary), "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
-        line = [sys.executable, self.fault.entry, *(words or self.fault.words)]
+        line = [sys.executable, self.fault.entry, *self.fault.words]
         if not again:
             line = [*self.fault.prefix, *line]
             own |= {work.VARIABLE: self.fault.inside, work.FOLDER: str(self.folder), **self.fault.variables}
@@ -217,15 +217,13 @@ def wrong(fault: Fault, folder: Path) -> list[str]:
     """Cause a fault. What is not as it must be, in words."""
     with Trial(fault, folder) as trial:
         fault.prepare(trial)
-        problems = [f"a command before ended with {each.output}" for each in trial.commands if each.process.poll()]
-        before = measured(trial.sweep)
         command = trial.command = trial.start()
         if fault.at is not None:
             trial.wait_for(fault.at)
             fault.act(trial)
         code, first = command.wait(), records(trial.sweep)
-        problems += _of_the_command(fault, command, code)
-        problems += _of_the_records(fault.statuses, before, first)
+        problems = _of_the_command(fault, command, code)
+        problems += _of_the_records(fault.statuses, {}, first)
         problems += [f"left behind: {name}" for name in trial.left(files=False)]
         if fault.ends is not None:
             trial.release()

@@ -1,7 +1,6 @@
 """The faults that need no SLURM: a table, caused one by one."""
 
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from tests.faults.acts import (
     IN_GROUP,
     both,
     computed,
-    edit,
     empty,
     fill,
     from_terminal,
@@ -21,18 +19,12 @@ from tests.faults.acts import (
     kill_command,
     kill_holder,
     limit_memory,
-    listens_elsewhere,
     mount,
     no_memory_group,
-    one_photograph,
     photographs,
     remount,
     root,
-    run_beside,
-    stranger,
     then_release,
-    type_again,
-    wrote,
 )
 from tests.faults.harness import RUN, SWEEP, Fault, Trial
 
@@ -40,16 +32,10 @@ FAILED, OOM, WHOLE = ("failed", "ok"), ("ok", "oom"), ("ok", "ok")
 LOCAL_JOBS = (*SWEEP, "hydra/launcher=submitit_local")
 PHOTOGRAPHS = (
     *(*RUN, "gpus=2", "seed=1", "lr=1e-6", "dataset=images", "dataset.root={trial}/photographs"),
-    *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4"),
+    *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4", "dataset.cache=none"),
 )
 SAYS_FAILED = r"^(\[./2\] .*)?failed: "
 NO_SPACE = SAYS_FAILED + r".*(No space left|disk)"
-NO_ROUTE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")
-
-
-def no_namespace() -> str:
-    done = subprocess.run([*NO_ROUTE, "true"], capture_output=True, check=False)
-    return root() or ("" if done.returncode == 0 else "needs network namespaces")
 
 
 def move_away(trial: Trial) -> None:
@@ -60,12 +46,6 @@ def put_back(trial: Trial) -> None:
     (trial.folder / "away").rename(trial.folder / "photographs")
 
 
-def write_huge_photograph(trial: Trial) -> None:
-    from PIL import Image
-
-    Image.new("1", (20_000, 20_000)).save(one_photograph(trial), format="png")
-
-
 # Kinds of faults: by what a rank does, at its third step (in the second epoch, with the first on disk), and so on
 AT_STEP = Fault("", inside="hold@step3", at=held, statuses=FAILED)
 SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statuses=("interrupted",))
@@ -74,21 +54,20 @@ EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
 DISK_OF_2_MB = mount("sweep", "size=2m")
 FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE)
-READ = Fault("", PHOTOGRAPHS, prepare=photographs, ends=("ok",))
 
 QUICK = (  # in `make test-all`
     replace(AT_STEP, name="rank-killed", act=kill_holder(), says=SAYS_FAILED + "rank 1 was killed by SIGKILL"),
     replace(AT_STEP, name="controller-killed", act=kill_command(), code=-signal.SIGKILL, statuses=()),
     replace(SIGNALLED, name="ctrl-c-in-training", act=from_terminal(), check=lambda trial: (
         None if trial.command.said(r"^To resume: .*-m ") else "it does not say how to resume")),
-    replace(SIGNALLED, name="ctrl-c-ten-times", act=from_terminal(times=10)),
     replace(SIGNALLED, name="ctrl-c-of-jobs", words=LOCAL_JOBS, act=from_terminal()),
-    replace(SIGNALLED, name="sigterm", act=kill_command(signal.SIGTERM)),
     replace(EARLY, name="ctrl-c-at-0.4s", at=computed(0.4)),
     replace(LIMITED, name="full-from-the-start", prefix=("prlimit", "--fsize=500"), lines=1),
-    replace(LIMITED, name="full-in-mid-run", prefix=("prlimit", "--fsize=2000")),
 )  # fmt: skip
 LONG = (  # in `make faults`
+    replace(SIGNALLED, name="ctrl-c-ten-times", act=from_terminal(times=10)),
+    replace(SIGNALLED, name="sigterm", act=kill_command(signal.SIGTERM)),
+    replace(LIMITED, name="full-in-mid-run", prefix=("prlimit", "--fsize=2000")),
     Fault("kernel-memory", inside="swallow@step3", prefix=IN_GROUP, prepare=limit_memory, code=0,
         says=r"^(\[./2\] .*)?oom: rank 1", statuses=OOM, ends=OOM, needs=no_memory_group),
     replace(AT_STEP, name="rank-terminated-goes-on", act=then_release(kill_holder(signal.SIGTERM)), code=0,
@@ -110,34 +89,20 @@ LONG = (  # in `make faults`
         code=None, mend=empty, needs=root),
     Fault("no-inodes", RUN, prepare=mount("sweep", "size=8m,nr_inodes=12"), mend=remount("nr_inodes=2000"), needs=root,
         says=r"^\[1/2\] .*(refused|failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
-    Fault("torn-record", prepare=both(type_again, edit("*seed=1*/result.json", lambda content: content[:999])), code=0,
-        statuses=WHOLE),
-    replace(READ, name="photograph-huge", prepare=both(photographs, write_huge_photograph), lines=30,
-        mend=lambda trial: one_photograph(trial).unlink(), says=r"^(refused|failed): .*3\.jpg"),
-    replace(READ, name="data-removed", words=(*PHOTOGRAPHS, "dataset.cache=none"), inside="hold@step3", at=held,
-        act=then_release(move_away), mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",)),
-    replace(READ, name="one-cache", at=wrote(".*.running"), act=run_beside, code=0, statuses=("ok",),
-        check=lambda trial: "the other run failed" if trial.commands[1].process.poll() else None),
+    Fault("data-removed", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held, act=then_release(move_away),
+        mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",), ends=("ok",)),
     Fault("left-over-variables", RUN, variables={"GROUP_RANK": "1", "RANK": "3", "GIT_DIR": "/nowhere"}, code=0,
         statuses=("ok",), ends=("ok",)),
-    Fault("closed-streams", RUN, prefix=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"), code=0, lines=0,
-        statuses=("ok",), ends=("ok",)),
-    Fault("no-network", (*RUN, "gpus=2"), prefix=NO_ROUTE, code=0, statuses=("ok",), ends=("ok",), needs=no_namespace),
-    Fault("strangers", (*RUN, "gpus=2", "seed=1"), inside="hold@step3", at=held, act=then_release(stranger), code=0,
-        statuses=("ok",), ends=("ok",), check=listens_elsewhere),
 )  # fmt: skip
 
 
-def tier(fault: Fault) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.core] if fault.name in ("rank-killed", "ctrl-c-in-training", "full-from-the-start") else []
-
-
 @pytest.mark.usefixtures("processes")
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "fault",
     [
-        *(pytest.param(fault, id=fault.name, marks=[pytest.mark.faults, *tier(fault)]) for fault in QUICK),
-        *(pytest.param(fault, id=fault.name, marks=[pytest.mark.faults, pytest.mark.nightly]) for fault in LONG),
+        *(pytest.param(fault, id=fault.name) for fault in QUICK),
+        *(pytest.param(fault, id=fault.name, marks=pytest.mark.nightly) for fault in LONG),
     ],
 )
 def test_a_fault_loses_nothing_and_leaves_nothing(fault: Fault, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from multicard.decide.race import processes
 from multicard.decide.race.processes import CellEndedError
@@ -17,7 +19,7 @@ from multicard.decide.race.rules import OUT, SURE, Race
 from multicard.machine.shares import MachineShare
 from multicard.ranks.gates import blocks_file
 from multicard.sweep.cells import Cell
-from tests.conftest import SMALL, composed, typed
+from tests.conftest import SMALL, composed
 from tests.helpers import records
 from tests.helpers.cells import cell
 
@@ -109,12 +111,13 @@ def faked(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch, *
     """Cells of these batch sizes, whose processes are `Process`."""
     monkeypatch.setattr(processes, "start", lambda executor, cell, number, _: Process(cell, number, executor))
     Process.log, Process.statuses, Process.rates = [], {}, {}
-    cells = []
+    words = [*(word for word in SMALL if not word.startswith("batch_size")), "race.figure=images_per_s", *more]
+    cells, of_all = [], composed(*words)
     for number, size in enumerate(sizes, 1):
-        words = [*(word for word in SMALL if not word.startswith("batch_size")), f"batch_size={size}"]
-        words += ["race.figure=images_per_s", *more]
-        config, label = typed(*words), f"[{number}/{len(sizes)}] "
-        task = SimpleNamespace(hydra=SimpleNamespace(overrides=SimpleNamespace(task=words)))
-        place = folder / f"batch_size={size}-{config.identity()}"
-        cells.append(cell(number, place, label=label, composed=task, cfg=composed(*words), config=config))
+        cfg = deepcopy(of_all)
+        cfg.batch_size = size
+        config: Any = OmegaConf.to_object(cfg)
+        task = SimpleNamespace(hydra=SimpleNamespace(overrides=SimpleNamespace(task=[*words, f"batch_size={size}"])))
+        place, label = folder / f"batch_size={size}-{config.identity()}", f"[{number}/{len(sizes)}] "
+        cells.append(cell(number, place, label=label, composed=task, cfg=cfg, config=config))
     return cells

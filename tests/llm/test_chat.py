@@ -15,10 +15,8 @@ from multicard.llm import labelled_rows, preflight
 from multicard.llm.data import chat, row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.tokenizer import PATTERN, SPECIAL
-from tests.conftest import shared, typed_llm
+from tests.conftest import Measured, shared, typed_llm
 from tests.llm.test_llm_data import read
-
-Tuned = Callable[..., dict[str, Any]]
 
 TEMPLATES = {  # the ends that they put behind an answer, and their text: the forms in use, shortened
     "qwen": (
@@ -292,8 +290,7 @@ def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
     assert labels == sorted(int(label) for row in rows for label in row["labels"] if label != IGNORED)
 
 
-@pytest.mark.core
-def test_a_run_on_chats_counts_what_it_left_out(tuned: Tuned, tmp_path: Path):
+def test_a_run_on_chats_counts_what_it_left_out(tuned: Measured, tmp_path: Path):
     words = written(tmp_path, *ROWS * 8, {"messages": []})
     record = tuned("dataset=chat", words, "dataset.skip_broken=true", "gpus=2")
     assert record["status"] == "ok", record["cause"]

@@ -1,6 +1,5 @@
 """Rows whose answer is cut away at max_seq_len: counted and left out, before batches or packs are made of them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import pytest
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.llm import labelled_rows
+from tests.conftest import Measured
 from tests.llm.test_llm_data import read
 
-Tuned = Callable[..., dict[str, Any]]
 ROWS = 60
 CASES = [["template=grammar"], ["template=summarize"], ["template=instruct"], ["method=dpo"]]
 
@@ -75,7 +74,7 @@ def test_packs_hold_no_row_without_a_label(tmp_path: Path):
     assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]
 
 
-def test_batches_of_cut_rows_have_labels_and_the_record_counts_them(tuned: Tuned):
+def test_batches_of_cut_rows_have_labels_and_the_record_counts_them(tuned: Measured):
     words = ("template=grammar", f"dataset.rows={ROWS}", "max_seq_len=40", "batch_size=1", "max_steps=null")
     record = tuned(*words)
     read, cut, left_out = (record["text_rows"][key] for key in ("read", "cut", "left_out"))
@@ -87,11 +86,10 @@ def test_batches_of_cut_rows_have_labels_and_the_record_counts_them(tuned: Tuned
     ("words", "says"),
     [
         (["max_seq_len=3"], "rank 0: max_seq_len=3: cuts the answer off every one of the 10 rows; use a larger one"),
-        (["max_seq_len=3", "method=dpo"], "rank 0: max_seq_len=3: cuts the answer off every one of the 10 rows"),
         (["max_seq_len=60", "packed=true", "batch_size=11"], "rank 0: max_seq_len=60: gives 10 sequences, less than"),
     ],
 )
-def test_too_little_to_tune_on_ends_in_a_line(tuned: Tuned, words: list[str], says: str):
+def test_too_little_to_tune_on_ends_in_a_line(tuned: Measured, words: list[str], says: str):
     record = tuned("template=grammar", "dataset.rows=10", *words)
     assert record["status"] == "failed" and record["cause"]["message"].startswith(says), record["cause"]
 

@@ -1,9 +1,8 @@
 """torch.compile of tuning: its modes, CUDA graphs' steps, and all of it before training starts, without a trace."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,10 +15,9 @@ from torchtune.modules.loss import CEWithChunkedOutputLoss
 from multicard.config import compilation
 from multicard.llm import compiling, preflight, step_probe, torchtune_config
 from multicard.llm import workload as llm
-from tests.conftest import typed_llm
+from tests.conftest import Measured, typed_llm
 from tests.llm.test_llm_run import ok, steps
 
-Tuned = Callable[..., dict[str, Any]]
 PACKED = ("packed=true", "max_seq_len=512")
 
 
@@ -79,7 +77,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     ids=" ".join,
 )
 def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(
-    tuned: Tuned, words: list[str], monkeypatch: pytest.MonkeyPatch
+    tuned: Measured, words: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     words = [*words, "dataset.rows=60", "lr=3e-3"]
     plain = ok(tuned(*words))
@@ -96,7 +94,7 @@ def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(
         assert compiled[key] == plain[key]
 
 
-def test_what_torch_cannot_compile_is_said(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
+def test_what_torch_cannot_compile_is_said(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
     instead(monkeypatch, "tune_without_a_compiler")
     record = tuned("compile=true")
     assert record["status"] == "failed"

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.llm.data.templates import TEMPLATES
 from multicard.llm.methods import METHODS
 from multicard.records import run_folder
 from multicard.records.schema import Record
-from tests.conftest import typed_llm
+from tests.conftest import Measured, typed_llm
 
-Tuned = Callable[..., dict[str, Any]]
 FIXED = "model.vocab_size=1600"  # an even vocabulary: FSDP pads no shard
 QWEN = "model=qwen2_5_tiny"
 ALL_ADAPTED = "method.lora_attn_modules=[q_proj,k_proj,v_proj,output_proj]"
@@ -43,11 +40,10 @@ def steps(result: dict[str, Any], column: str, rank: int = 0) -> np.ndarray:
     return table[column].to_numpy()[table["rank"].to_numpy() == rank]
 
 
-READ = {*product(METHODS, ["instruct"]), *product(["lora", "dpo"], TEMPLATES)}  # templates of rows and of pairs
-
-
-@pytest.mark.parametrize(("method", "template"), sorted(READ))
-def test_every_method_reads_every_template(tuned: Tuned, method: str, template: str):
+@pytest.mark.parametrize(
+    ("method", "template"), [*product(METHODS, ["instruct"]), ("lora", "summarize"), ("dpo", "grammar")]
+)
+def test_every_method_tunes_on_rows_of_a_template(tuned: Measured, method: str, template: str):
     result = ok(tuned(f"method={method}", f"template={template}", "dataset.rows=40"))
     assert result["kind"] == "llm"
     validate_yaml(result)
@@ -69,7 +65,7 @@ def test_every_method_reads_every_template(tuned: Tuned, method: str, template: 
 @pytest.mark.parametrize(
     ("method", "gpus"), [*(pytest.param(method, 2, marks=pytest.mark.core) for method in METHODS), ("lora", 4)]
 )
-def test_communication_bytes_in_closed_form(tuned: Tuned, method: str, gpus: int):
+def test_communication_bytes_in_closed_form(tuned: Measured, method: str, gpus: int):
     result = ok(tuned(f"method={method}", f"gpus={gpus}", "dataset.rows=80", FIXED, "max_steps=3"))
     assert len(result["peak_memory_bytes"]["per_rank"]) == gpus
     assert result["axes"]["recipe"] == typed_llm(f"method={method}", "gpus=2").recipe_name
@@ -86,7 +82,7 @@ def test_communication_bytes_in_closed_form(tuned: Tuned, method: str, gpus: int
 
 
 @pytest.mark.parametrize("method", ["lora", "qat"])
-def test_parts_that_are_sharded_by_themselves(tuned: Tuned, method: str):
+def test_parts_that_are_sharded_by_themselves(tuned: Measured, method: str):
     """Memory-efficient FSDP wrapping: the same numbers; the output is gathered for each chunk of a sequence, of which
     short rows would have other numbers on each rank."""
     words = (f"method={method}", "gpus=2", "dataset.rows=80", FIXED, "max_steps=5", "template=grammar")
@@ -98,14 +94,14 @@ def test_parts_that_are_sharded_by_themselves(tuned: Tuned, method: str):
 
 
 @pytest.mark.parametrize("method", ["qlora", "qat"])  # of lora and full below
-def test_the_loss_falls(tuned: Tuned, method: str):
+def test_the_loss_falls(tuned: Measured, method: str):
     losses = steps(result := ok(tuned(f"method={method}", "max_steps=50", "lr=3e-3", "template=grammar")), "loss")
     assert len(losses) == 50 and losses[-10:].mean() < losses[:10].mean() - 0.5
     assert result["loss"]["mean_of_last_tenth"] == pytest.approx(losses[-5:].mean())
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_dpo_starts_at_ln_2_and_its_margin_grows(tuned: Tuned, gpus: int):
+def test_dpo_starts_at_ln_2_and_its_margin_grows(tuned: Measured, gpus: int):
     result = ok(tuned("method=dpo", f"gpus={gpus}", "max_steps=60", "lr=1e-3", "template=grammar", "batch_size=2"))
     losses = steps(result, "loss")
     assert losses[0] == pytest.approx(math.log(2), abs=1e-6)  # not times the world size
@@ -116,7 +112,7 @@ def test_dpo_starts_at_ln_2_and_its_margin_grows(tuned: Tuned, gpus: int):
 
 
 @pytest.mark.parametrize("words", [[], [QWEN], [QWEN, "method=full"]], ids=" ".join)
-def test_two_ranks_and_two_accumulated_batches_learn_as_one_joined_batch(tuned: Tuned, words: list[str]):
+def test_two_ranks_and_two_accumulated_batches_learn_as_one_joined_batch(tuned: Measured, words: list[str]):
     words = ["max_steps=20", "lr=3e-3", FIXED, *words]
     one = ok(tuned("batch_size=2", *words))
     others = [["batch_size=1", "gpus=2"], ["batch_size=1", "gradient_accumulation_steps=2"]]
@@ -130,26 +126,20 @@ def test_two_ranks_and_two_accumulated_batches_learn_as_one_joined_batch(tuned: 
 @pytest.mark.parametrize(
     "words",
     [
-        ["precision=bf16"],
         ["precision=bf16", "method=qlora", "gpus=2"],
         ["precision=bf16", "method=dpo"],
-        ["precision=bf16", "method=qat"],
-        ["activation_checkpointing=true", "gpus=2"],
-        ["max_seq_len=128", "method=dpo"],
-        ["optimizer_in_bwd=true", "method=full"],
+        ["max_seq_len=128", "method=dpo", "activation_checkpointing=true"],
         ["optimizer_in_bwd=true", "method=qat", "activation_checkpointing=true"],
-        ["model.tied=true", "method=full"],
         ["model.tied=true", "gpus=2"],
         ["epochs=2", "batch_size=3"],
         ["recipe=distributed"],
         ["method.lora_attn_modules=[q_proj,k_proj]", "method.apply_lora_to_mlp=false"],
         [QWEN, "method=dpo", "precision=bf16"],
         [QWEN, "method=qlora", ALL_ADAPTED, "gpus=2"],
-        [QWEN, "method=qat"],
     ],
     ids=" ".join,
 )
-def test_other_options_tune_too(tuned: Tuned, words: list[str]):
+def test_other_options_tune_too(tuned: Measured, words: list[str]):
     result = ok(tuned("dataset.rows=40", *words))
     assert math.isfinite(result["loss"]["last"])
     validate_yaml(result)
@@ -194,7 +184,7 @@ def order(rows: int) -> list[int]:
 @pytest.mark.parametrize(
     "words", [["gpus=1", "batch_size=2"], ["gpus=2", "batch_size=1"], ["method=dpo", "batch_size=2"]], ids=" ".join
 )
-def test_tokens_by_hand(tuned: Tuned, words: list[str]):
+def test_tokens_by_hand(tuned: Measured, words: list[str]):
     """All tokens and those that bear loss of each row's answers, which are padded to the batch's longest."""
     result = ok(tuned("template=grammar", "dataset.rows=10", "max_steps=null", *words))
     hand, batch_size = ByHand(Path(result["folder"])), int(words[-1][-1])
@@ -214,7 +204,7 @@ def test_tokens_by_hand(tuned: Tuned, words: list[str]):
     assert result["tokens"]["all"] == sum(len(counted[0]) * len(batch) * max(batch) for batch in batches)
 
 
-def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypatch: pytest.MonkeyPatch):
+def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Record, "training_joules", 5e3)  # as if GPUs had been there
     result = ok(tuned("gpus=2", "dataset.rows=28", "max_steps=null"))
     assert result["joules_per_token"] == 5e3 / sum(steps(result, "non_padding", rank).sum() for rank in (0, 1))
@@ -228,7 +218,7 @@ def test_rates_are_tokens_over_the_time_of_the_same_steps(tuned: Tuned, monkeypa
         assert result["tokens_per_s"][name] == pytest.approx(counted / max(time.sum() for time in times))
 
 
-def test_a_seed_repeats_and_another_differs(tuned: Tuned):
+def test_a_seed_repeats_and_another_differs(tuned: Measured):
     first, again, other = (ok(tuned("dataset.rows=40", f"seed={seed}")) for seed in (0, 0, 1))
     assert steps(first, "loss").tolist() == steps(again, "loss").tolist()
     assert steps(first, "loss").tolist() != steps(other, "loss").tolist()

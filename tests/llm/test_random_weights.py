@@ -59,8 +59,7 @@ def address_space(more_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("method", ["qlora", "full"])
+@pytest.mark.parametrize(("method", "precision"), [("qlora", "bf16"), ("full", "fp32")])
 def test_loading_takes_no_memory_beside_the_model(method: str, precision: str):
     warm_up()
     child = multiprocessing.get_context("forkserver").Process(target=load_in_little_memory, args=(method, precision))
@@ -96,13 +95,10 @@ def built(words: list[str], gpus: int, folder: Path) -> list[Any]:
 
 
 BUILT = {
-    "lora": ["precision=fp32"],
-    "lora in bf16": ["precision=bf16", "pin_memory=false"],
-    "qlora": ["precision=bf16"],
+    "lora": ["precision=fp32", "pin_memory=false"],
     "qlora of qwen": ["precision=bf16", QWEN, ALL_ADAPTED],
     "dpo": ["precision=bf16", "pin_memory=true"],
     "full": ["precision=bf16", "pin_memory=true"],
-    "qat": ["precision=bf16"],
     "qat of qwen": ["precision=bf16", QWEN],
 }
 

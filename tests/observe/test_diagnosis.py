@@ -141,9 +141,9 @@ def test_cuda_graphs_are_advised_where_tuning_takes_them(words: tuple[str, ...],
 
 def test_every_bound_has_its_words_and_its_advice():
     assert set(diagnosis.DESCRIPTIONS) == set(COSTS)
+    images, text = typed("preset=fast"), typed_llm("method=dpo")
     for bound, placement in product(COSTS, (CPU, CUDA)):
-        assert vision.advise(typed("preset=fast"), placement, bound)
-        assert llm.advise(typed_llm("method=dpo"), placement, bound)
+        assert vision.advise(images, placement, bound) and llm.advise(text, placement, bound)
 
 
 @pytest.mark.usefixtures("processes")

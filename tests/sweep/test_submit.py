@@ -360,12 +360,6 @@ def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
         assert failure.log_tail == ("a", "slurmstepd: error: the end")
 
 
-def test_what_can_never_work_is_refused_before_it_is_submitted(called: Called, tmp_path: Path):
-    words = ["-m", "method=dpo,qat", "dataset=alpaca_cleaned", "compile=true", "hydra/launcher=submitit_slurm"]
-    code, printed = called(*words, "dry_run=true", f"hydra.sweep.dir={tmp_path}", entry="tune_llm.py")
-    assert code == 1 and "refused: 2" in printed
-
-
 @pytest.mark.parametrize(
     ("reason", "gpus", "line"),
     [

@@ -38,9 +38,15 @@ def loader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
-@pytest.mark.parametrize("words", [(), ("dataset.augment=true", "dataset.crop=0.6"), ("dataset.std=[0.2,0.3,0.4]",)])
+@pytest.mark.parametrize(
+    ("words", "transfer"),
+    [
+        ((), torch.float32),
+        (("dataset.augment=true", "dataset.crop=0.6"), torch.float64),
+        (("dataset.std=[0.2,0.3,0.4]",), torch.bfloat16),
+    ],
+)
 @pytest.mark.parametrize("shape", [(28, 28), (9, 14), (28, 28, 3), (70, 70, 3)])
-@pytest.mark.parametrize("transfer", [torch.float32, torch.float64, torch.bfloat16])
 def test_pieces_are_the_whole_to_the_last_bit(
     words: tuple[str, ...], shape: tuple[int, ...], transfer: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):

@@ -21,7 +21,8 @@ OPTIMIZERS = {
 STEPS = 8
 CPU = torch.device("cpu")
 OVERFLOWS = {"none": (), "first": (0,), "first three": (0, 1, 2), "later": (4, 6), "first and later": (0, 5)}
-SCALED = [(False, "none"), *((True, name) for name in OVERFLOWS)]  # without loss scaling, an overflow is not left out
+CASES = [(precision, False, "none") for precision in ("fp64", "fp32", "bf16", "fp16")]
+CASES += [("fp16", True, overflow) for overflow in OVERFLOWS]  # without loss scaling, an overflow is not left out
 
 
 @pytest.fixture
@@ -83,8 +84,7 @@ def numbers(model: nn.Module, optimisation: optim.Optimisation) -> list[torch.Te
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # an overflowed first step is left out
-@pytest.mark.parametrize(("scale_loss", "overflow"), SCALED)
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("precision", "scale_loss", "overflow"), CASES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("uninitialised")
 def test_fused_optimisers_train_as_unfused_ones(name: str, precision: str, scale_loss: bool, overflow: str):

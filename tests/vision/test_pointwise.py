@@ -48,13 +48,6 @@ def test_outputs_and_gradients_are_the_convolutions(case: str):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-13)
 
 
-def test_the_channels_are_read_without_a_copy():
-    images = torch.zeros(2, 5, 3, 4).contiguous(memory_format=torch.channels_last)
-    assert images.permute(0, 2, 3, 1).is_contiguous()
-    weight = nn.Conv2d(5, 7, 1).to(memory_format=torch.channels_last).weight
-    assert weight.flatten(1).data_ptr() == weight.data_ptr()
-
-
 def test_only_pointwise_convolutions_of_mobilenet_are_turned():
     others = [{"kernel_size": 3}, {"kernel_size": 1, "stride": 2}, {"kernel_size": 1, "groups": 2}]
     for options in [*others, {"kernel_size": 1, "padding": 1}]:
