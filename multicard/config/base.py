@@ -160,7 +160,6 @@ LATER: dict[str, dict[str, Any]] = {
     "model": {
         "pointwise": "convolution",
         "depthwise": "convolution",
-        "blocks": "plain",
         "weights": "random",
         "freeze": "none",
     },
@@ -177,7 +176,6 @@ LATER_KEYS = {
     "dataset.split": "dataset.skip_broken",
     "model.pointwise": "model.width",
     "model.depthwise": "model.width",
-    "model.blocks": "model.width",
     "model.weights": "model.width",
     "model.freeze": "model.width",
     "dataset.revision": "dataset.source",

@@ -15,8 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from multicard.config.vision import Depthwise, ModelConfig
-from multicard.vision import depthwise, models
-from multicard.vision.depthwise import DepthwiseTriton
+from multicard.vision import convolutions, models
+from multicard.vision.convolutions import DepthwiseTriton
 from tests.conftest import ROOT
 
 SHAPES = [(2, 32, 5, 7, 1), (1, 48, 4, 35, 2), (1, 64, 3, 3, 1), (1, 36, 1, 1, 2)]
@@ -26,7 +26,7 @@ CASES = [*(("float64", shape) for shape in SHAPES), *zip([*EPSILON][1:], SHAPES,
 CHECK = """
 import json, torch
 from torch.library import opcheck
-from multicard.vision.depthwise import depthwise
+from multicard.vision.convolutions import depthwise
 from tests.vision.test_depthwise import CASES, errors
 images = torch.randn(2, 32, 6, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
 opcheck(depthwise, (images, torch.randn(32, 1, 3, 3, requires_grad=True), 2))
@@ -40,7 +40,7 @@ def errors(kind: torch.dtype, count: int, channels: int, height: int, width: int
     images = torch.randn(count, channels, height, width, generator=random, dtype=torch.float64).to(kind)
     images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
     weights = torch.randn(channels, 1, 3, 3, generator=random, dtype=torch.float64).to(kind)
-    output = depthwise.depthwise(images, weights.requires_grad_(), stride)
+    output = convolutions.depthwise(images, weights.requires_grad_(), stride)
     assert output.dtype == kind and output.is_contiguous(memory_format=torch.channels_last)
     upstream = torch.randn(output.shape, generator=random, dtype=torch.float64).to(kind)
     output.backward(upstream)
@@ -83,9 +83,9 @@ def test_cpu_ranks_have_a_convolution():
 @pytest.mark.parametrize("stride", [1, 2])
 def test_kernels_fit_a_gpus_registers(stride: int, tmp_path: Path):
     kinds = dict.fromkeys(("x", "y", "weight"), "*fp16")
-    kernel, options = depthwise._forward, {"num_warps": depthwise.WARPS}
-    constants = {"stride": stride, "total": tl.float32, "rows": depthwise.ROWS, "columns": depthwise.COLUMNS}
-    constants |= {"block": depthwise.CHANNELS}
+    kernel, options = convolutions._forward, {"num_warps": convolutions.WARPS}
+    constants = {"stride": stride, "total": tl.float32, "rows": convolutions.ROWS, "columns": convolutions.COLUMNS}
+    constants |= {"block": convolutions.CHANNELS}
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in kernel.arg_names}
     aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(signature) if name in {*kinds, "channels"}}
     for capability in (80, 90, 100):

@@ -13,7 +13,7 @@ from torch import nn
 from multicard.config import base
 from multicard.config.vision import ModelConfig, Pointwise
 from multicard.vision import models
-from multicard.vision.pointwise import PointwiseLinear
+from multicard.vision.convolutions import PointwiseLinear
 from tests.conftest import typed
 
 

@@ -1,8 +1,10 @@
-"""`model.depthwise=triton`: the forward pass of depthwise 3 x 3 convolutions of large NHWC images.
+"""Convolutions of NHWC images in other ways than cuDNN's.
 
-cuDNN has no fast kernel for it where images have 250 pixels a side: on an H200, MobileNetV2's first two (64 images of
-500 px, fp16) take 10.9 ms of a compiled step's 38, and 0.6 by this kernel. Their bytes take 0.3. Of images of
-125 pixels it has one, and its backward passes are as fast as kernels like this.
+`model.pointwise=linear`: 1 x 1 convolutions as matrix products over the channels. `model.depthwise=triton`: the forward
+pass of depthwise 3 x 3 convolutions of large images. cuDNN has no fast kernel for it where images have 250 pixels a
+side: on an H200, MobileNetV2's first two (64 images of 500 px, fp16) take 10.9 ms of a compiled step's 38, and 0.6 by
+this kernel. Their bytes take 0.3. Of images of 125 pixels it has one, and its backward passes are as fast as kernels
+like this.
 """
 
 from contextlib import nullcontext
@@ -12,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 LEAST_SIDE = 128  # pixels: below, cuDNN's forward pass is the faster one
 COLUMNS, ROWS, CHANNELS = 32, 16, 32  # of the output, a program's
@@ -115,3 +118,20 @@ class DepthwiseTriton(nn.Conv2d):
         by_channel = layer.groups == layer.in_channels == layer.out_channels > 1 and layer.bias is None
         shape = layer.kernel_size, layer.padding, layer.dilation, layer.padding_mode
         return by_channel and shape == ((3, 3), (1, 1), (1, 1), "zeros") and layer.stride in ((1, 1), (2, 2))
+
+
+class PointwiseLinear(nn.Conv2d):
+    """A 1 x 1 convolution of stride 1: the channels of a channels-last image are the rows of a matrix, without a copy.
+
+    All of its passes are matrix products, which Inductor can fuse with what is around them; it has the backward pass
+    of a convolution computed by cuDNN.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the convolution's name
+        """(N, C, H, W) to (N, out, H, W), both channels-last in memory."""
+        return linear(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def computes(layer: nn.Conv2d) -> bool:
+        ones = {*layer.kernel_size, *layer.stride, layer.groups} == {1}
+        return ones and layer.padding in ((0, 0), "valid", "same")
