@@ -10,11 +10,7 @@ from multicard.llm.methods import LoraConfig
 # By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's
 # recipes, and `check_built`, which counts what is trained
 WORK = {Engine.torchtune: "multicard.llm.recipes", Engine.trl: "multicard.llm.trl.engine"}
-TRL_METHODS = ("lora", "full", "dpo")
-NOT_BUILT = {
-    "qlora": "its NF4 would be that of bitsandbytes, which is another than torchao's",
-    "qat": "TRL's loss reads the output's weights past their fake quantisation",
-}
+TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 
 
 def check(config: LlmConfig) -> None:
@@ -30,10 +26,10 @@ def check(config: LlmConfig) -> None:
         problem = f"sharding={config.sharding}: torchtune's recipes know FSDP2 alone"
         require(config.sharding is Sharding.fsdp, f"{problem}; use engine=trl, or sharding=fsdp")
         return
-    missing = [name for name in ("trl", "peft") if find_spec(name) is None]
+    missing = [name for name in ("trl", "peft", "bitsandbytes") if find_spec(name) is None]
     require(not missing, f"engine=trl: needs {', '.join(missing)}; run: pip install -e '.[trl]'")
     name, remedy = config.method.name, "or use engine=torchtune"
-    problem = f"method={name}: is not built for engine=trl ({NOT_BUILT.get(name, 'torchtune has it alone')})"
+    problem = f"method={name}: is not built for engine=trl"
     require(name in TRL_METHODS, f"{problem}; use {', '.join(TRL_METHODS)}, {remedy}")
     problem = f"recipe={config.recipe}: is torchtune's"
     require(config.recipe is Recipe.auto, f"{problem}; leave it out, {remedy}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from multicard.config import compilation
 from multicard.config.keys import key, require
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, LlmConfig, MethodConfig, Recipe
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, LlmConfig, MethodConfig, Recipe
 from multicard.llm import models
 
 NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
@@ -110,6 +110,8 @@ def check_nf4(config: LlmConfig) -> None:
     """Refuse weights that NF4 cannot hold, or that torchtune would not quantise."""
     method, model, ranks = config.method, config.model, config.world_size
     assert isinstance(method, LoraConfig)
+    if config.engine is Engine.trl:  # bitsandbytes holds what has whole blocks
+        return
     alone = ranks == 1 and config.distributed
     remedy = "use recipe=auto, or gpus=2"
     require(not alone, f"recipe=distributed: torchtune's FSDP cannot hold method=qlora's NF4 weights alone; {remedy}")

@@ -173,9 +173,10 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     folder = probe.report.folder / "tune_run"
     args = arguments(config, rank, feed.steps, folder)
     report = probe.report.content
-    report.warmup_steps = args.warmup_steps
+    report.warmup_steps = args.warmup_steps if methods.chosen(config).scheduled else None
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
     model = models.built(config, cfg, rank.device)
+    models.simulate_quantisation(model, config)
     if rank.device.type == "cpu" and fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
@@ -191,6 +192,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     trainer.remove_callback(transformers.PrinterCallback)
     models.adapt(trainer.model, config, cfg)
     trainer.train()
+    models.quantise_output(trainer.model)
     yield Recipe(trainer, probe, feed)
 
 
@@ -200,6 +202,7 @@ def fsdp(config: LlmConfig) -> bool:
 
 def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     """The trainer's arguments: what torchtune's recipes do, where TRL's defaults differ."""
+    scheduled = methods.chosen(config).scheduled
     options: dict[str, Any] = {
         "output_dir": str(folder),
         "use_cpu": rank.device.type == "cpu",
@@ -207,8 +210,8 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "num_train_epochs": config.epochs,
         "learning_rate": config.lr,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": torchtune_config.warmup_steps(config, config.epochs * steps),
+        "lr_scheduler_type": "cosine" if scheduled else "constant",
+        "warmup_steps": torchtune_config.warmup_steps(config, config.epochs * steps) if scheduled else 0,
         "weight_decay": config.weight_decay,
         "optim": "adamw_torch_fused",
         "max_grad_norm": 0.0,  # no clipping
@@ -247,12 +250,12 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
     others = {parameter.dtype for parameter in trained} - {dtype}
     if others:
         raise RuntimeError(f"precision={config.precision.name}: weights are trained in {others}")
+    counts = models.counts(model)
     return {
-        "parameters": sum(parameter.numel() for parameter in parameters),
+        "parameters": sum(parameter.numel() for parameter in parameters) + counts.pop("hidden"),
         "trainable_parameters": sum(parameter.numel() for parameter in trained),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
         "linear_weights": models.linear_weights(recipe._trainer.model),
         "attention_width": models.attention_width(recipe._trainer.model),
-        "nf4_tensors": 0,
-        "fake_quantised_linears": 0,
+        **counts,
     }

@@ -1,18 +1,23 @@
 """Models of transformers for `engine=trl`: those that torchtune builds, with the same weights, and PEFT's adapters."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft.tuners.lora.torchao
 import torch
 import transformers
+from bitsandbytes.nn.modules import Linear4bit
 from peft import LoraConfig
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
+from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
 from multicard.config.keys import require
 from multicard.config.llm import HfConfig, LlmConfig
 from multicard.llm import methods, models
-from multicard.llm.torchtune_components import random_weights
+from multicard.llm.torchtune_components import RandomWeight, random_weights
 
 # PEFT refuses the torchao that torchtune needs
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
@@ -25,18 +30,46 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> Any:
     dtype = DTYPES[config.precision.name]
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
     auto = transformers.AutoModelForCausalLM
+    if methods.chosen(config).nf4:
+        options["quantization_config"] = nf4(dtype)
     if isinstance(config.model, HfConfig):
         return of_folder(config.model, config.seed, device, options)
     if config.model.folder is not None:
         return auto.from_pretrained(Path(config.model.folder).expanduser(), device_map={"": device}, **options)
     sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
-    with device:
-        model = auto.from_config(sizes, **options)
-    for name, weight in torchtunes(config, cfg, device).items():
-        if "lora" not in name:
-            with torch.no_grad():
-                model.get_parameter(models.hugging_face_name(name)).copy_(permuted(name, weight.generated(), config))
-    return model
+    weights = {
+        models.hugging_face_name(name): Drawn(name, weight, config)
+        for name, weight in torchtunes(config, cfg, device).items()
+        if "lora" not in name
+    }
+    return drawn(sizes, device, options, weights)
+
+
+def drawn(sizes: Any, device: torch.device, options: dict[str, Any], weights: dict[str, Any]) -> Any:
+    """The model of these weights, each of them read, and quantised, by itself."""
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(sizes)]
+    return kind.from_pretrained(None, config=sizes, state_dict=weights, device_map={"": device}, **options)
+
+
+def nf4(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
+    """bitsandbytes' NF4 of all linears but the output, in torchao's blocks: of 64 weights, their scales quantised."""
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=dtype,  # FSDP shards what has the type of the other weights
+    )
+
+
+class Drawn:
+    """A random weight in transformers' order, as a slice of a file: it is there once it is read."""
+
+    def __init__(self, name: str, weight: RandomWeight, config: LlmConfig) -> None:
+        self.name, self.weight, self.config = name, weight, config
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return permuted(self.name, self.weight.generated(), self.config)
 
 
 def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
@@ -46,8 +79,13 @@ def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str,
         if own.folder is not None:
             return auto.from_pretrained(folder, device_map={"": device}, use_safetensors=True, **options)
         transformers.set_seed(seed)  # the same on all ranks
+        quantised = options.pop("quantization_config", None)
+        sizes = transformers.AutoConfig.from_pretrained(folder)
         with device:
-            return auto.from_config(transformers.AutoConfig.from_pretrained(folder), **options)
+            model = auto.from_config(sizes, **options)
+        if quantised is None:
+            return model
+        return drawn(sizes, device, options | {"quantization_config": quantised}, model.state_dict())
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         cause = str(error).strip().partition("\n")[0]
         raise ValueError(f"model.path={own.path}: transformers cannot read it ({cause}); give another folder") from None
@@ -105,6 +143,42 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any]) -> None:
                 model.get_parameter(f"base_model.model.{stem}.lora_A.default.weight").copy_(weight.generated())
 
 
+def simulate_quantisation(model: Any, config: LlmConfig) -> None:
+    """Fake quantisation of the linears, the output too where it has weights of its own, as torchtune's."""
+    if isinstance(config.method, methods.QatConfig):
+        part = model.base_model if model.config.get_text_config().tie_word_embeddings else model
+        dtype = DTYPES[config.precision.name]
+        Int8DynActInt4WeightQATQuantizer(config.method.groupsize, precision=dtype).prepare(part)
+
+
+def quantise_output(model: Any) -> None:
+    """Have TRL's loss, which reads the output's weights past the layer, read what the layer would multiply."""
+    output: Any = model.get_output_embeddings()
+    if not isinstance(output, Int8DynActInt4WeightQATLinear):
+        return
+    of_weight, of_activations = output.weight_fake_quantizer, output.activation_fake_quantizer
+    assert of_weight is not None and of_activations is not None
+
+    def quantised() -> Any:
+        whole = output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
+        return SimpleNamespace(weight=of_weight(whole), bias=output.bias)
+
+    def quantise(_: nn.Module, __: Any, result: Any) -> None:
+        result.last_hidden_state = of_activations(result.last_hidden_state)
+
+    model.get_output_embeddings = quantised
+    model.base_model.register_forward_hook(quantise)
+
+
+def counts(model: nn.Module) -> dict[str, int]:
+    """Weights held in NF4, linears that simulate quantisation, and parameters beyond those that tensors say, each of
+    which has several in NF4."""
+    packed = [part for part in model.modules() if isinstance(part, Linear4bit)]
+    fake = sum(isinstance(part, Int8DynActInt4WeightQATLinear) for part in model.modules())
+    hidden = sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
+    return {"nf4_tensors": len(packed), "fake_quantised_linears": fake, "hidden": hidden}
+
+
 def linear_weights(model: Any) -> int | None:
     """Weights that products with a token read, without adapters: all that are matrices, and shared embeddings as the
     output's. None of mixtures of experts, which read a part."""
@@ -114,7 +188,7 @@ def linear_weights(model: Any) -> int | None:
     parts = ((name, part) for name, part in model.named_modules() if not isinstance(part, nn.Embedding))
     weights = ((name, part._parameters.get("weight")) for name, part in parts)
     read = (weight for name, weight in weights if weight is not None and weight.dim() == 2 and "lora_" not in name)
-    return sum(weight.numel() for weight in read)
+    return sum(weight.numel() for weight in read) + counts(model)["hidden"]
 
 
 def attention_width(model: Any) -> int:
