@@ -43,7 +43,7 @@ class Journal:
             raise ValueError(f"{owner}: another command has it now; choose another name") from None
         text = path.read_text() if path.exists() and not anew else ""
         self.entries: list[dict[str, Any]] = []
-        for line in text.split("\n")[:-1]:
+        for line in text.split("\n"):
             with suppress(ValueError):
                 self.entries.append(dict(json.loads(line)))
         if head is not None and self.entries:
