@@ -107,9 +107,7 @@ NO_YAML = [
 
 
 @pytest.mark.parametrize(("content", "message"), NO_YAML)
-def test_what_yaml_reads_otherwise_is_refused_in_a_line(
-    tmp_path: Path, content: str, message: str, capsys: pytest.CaptureFixture[str]
-):
+def test_what_yaml_reads_otherwise_is_refused_in_a_line(tmp_path: Path, content: str, message: str, capsys):
     assert command.main([str(written(tmp_path, content))]) == 1
     printed = capsys.readouterr()
     assert printed.err.startswith(f"refused: {tmp_path}") and printed.err.count("\n") == 1 and not printed.out

@@ -246,9 +246,7 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
          "jobs.b.run: is the same run as jobs.a; write repeat: for several runs of a job, or another seed"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_carried_out_is_refused_in_a_line(
-    jobs: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_cannot_be_carried_out_is_refused_in_a_line(jobs: str, message: str, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.yaml").write_text(f"jobs: {{{jobs}}}")
     assert command.main(["jobs.yaml", "--run"]) == 1
@@ -256,9 +254,7 @@ def test_what_cannot_be_carried_out_is_refused_in_a_line(
     assert message in printed.err and printed.err.count("\n") == 1 and not (tmp_path / "multirun").exists()
 
 
-def test_a_name_of_a_plan_of_other_jobs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_name_of_a_plan_of_other_jobs_is_refused(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "multirun" / "jobs" / ".plan"
     folder.mkdir(parents=True)

@@ -28,9 +28,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", ["oom", "diverged", "failed", "not finite"])
-def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(
-    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(status: str, tmp_path: Path, monkeypatch):
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch))
     Process.statuses = {("block", 32): [status] * 9}
     race.run(SHARE)

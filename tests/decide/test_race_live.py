@@ -140,9 +140,7 @@ def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         made.journal.close()
 
 
-def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(
-    race: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, monkeypatch, capsys):
     ran = race(8, 16, 32)
     Process.statuses = {("block", 8): ["ok", "diverged"]}
     ran.run(SHARE)
@@ -198,9 +196,7 @@ def test_processes_wait_as_far_as_memory_allows(race: Made, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
-):
+def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(tmp_path: Path, monkeypatch, shared: bool):
     monkeypatch.setattr(live, "Race", Rules)
     cells = faked([8, 16], tmp_path, monkeypatch)
     if not shared:
@@ -282,9 +278,7 @@ def test_a_disk_that_is_full_for_the_race_itself_ends_it_and_what_runs(race: Mad
 
 
 @pytest.mark.parametrize("error", [SameFailureError, JournalError])
-def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type[Exception]
-):
+def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(tmp_path: Path, monkeypatch, capsys, error: type[Exception]):
     def run(*_: Any) -> None:
         raise error("no space left")
 
@@ -308,9 +302,7 @@ def test_a_dry_run_of_a_race_says_what_it_would_measure(called: Called, tmp_path
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
-def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(
-    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(called: Called, tmp_path: Path, monkeypatch):
     """As by srun."""
     for name, value in {"JOB_ID": "17", "NTASKS": "1", "PROCID": "0", "NODEID": "0", "JOB_NODELIST": "n[1-2]"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)

@@ -1,10 +1,6 @@
-"""Races that were cut off go on as they would have gone, also one on CPU ranks whose command was killed."""
+"""Races that were cut off go on as they would have gone."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -12,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from benchmarks.race import Kind, MadeGrid
 from multicard.decide.race import live
-from multicard.decide.race.live import FOLDER, LiveRace
+from multicard.decide.race.live import LiveRace
 from multicard.decide.race.rules import CLOSE, OUT
-from multicard.records import ownership, rank_files
 from multicard.sweep.executor import Executor
-from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
@@ -95,9 +88,7 @@ def test_a_cell_that_was_killed_is_in_again(resumed: Resumed):
     race.journal.close()
 
 
-def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(live, "Race", Rules)  # two cells do not pay for themselves by the real ones
     race = LiveRace(faked([8, 16], tmp_path, monkeypatch))
     ended: list[Any] = []
@@ -115,48 +106,3 @@ def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(
     again.journal.close()
     with pytest.raises(ValueError, match="its race: it was cut off with another cells; choose another name"):
         LiveRace(faked([16, 8, 32], tmp_path, monkeypatch))
-
-
-WORDS = (*SMALL, "lr=0.1,0.2", "model.width=0.35", "race=images_per_s", "race.block=0.5")
-
-
-@pytest.mark.usefixtures("processes")
-@pytest.mark.slow
-def test_a_race_goes_on_after_a_killed_rank_and_after_a_killed_command(tmp_path: Path):
-    def start() -> subprocess.Popen[str]:
-        line = [sys.executable, "-m", "tests.helpers.race_entry", "-m", *WORDS, f"hydra.sweep.dir={tmp_path}"]
-        one = subprocess.STDOUT
-        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=one, text=True, cwd=ROOT, start_new_session=True)
-
-    def known(wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        (path,) = tmp_path.glob(f"{FOLDER}/*.jsonl")
-        lines = path.read_text().splitlines(keepends=True)
-        return [line for line in map(json.loads, (each for each in lines if each.endswith("\n"))) if wanted(line)]
-
-    def starts(cell: int) -> list[dict[str, Any]]:
-        return known(lambda line: line.get("cell") == cell and "process" in line and "round" not in line)
-
-    first = start()
-    awaited(lambda: [*tmp_path.glob(f"{FOLDER}/*.jsonl")] and known(lambda line: "log_figure" in line))
-    victim = known(lambda line: "log_figure" in line)[0]["cell"]
-    (folder,) = tmp_path.glob(f"*{known(lambda line: 'cells' in line)[0]['cells'][victim]}-probe")
-    (rank,) = rank_files.read(folder)
-    assert len(starts(victim)) == 1
-    os.kill(rank.pid, signal.SIGKILL)
-    awaited(lambda: len(starts(victim)) == 2)  # tried again alone, as its rank may have wanted the other's memory
-    family = psutil.Process(first.pid).children(recursive=True)
-    first.kill()
-    first.communicate(timeout=PATIENCE_S)
-    assert_gone(family)
-
-    second = start()
-    said, _ = second.communicate(timeout=PATIENCE_S)
-    assert second.returncode == 0, said
-    assert "goes on after" in said and "winner: [" in said
-    results = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")}
-    probes = [record for name, record in results.items() if name.endswith("-probe") and record["status"] == "ok"]
-    (final,) = [record for name, record in results.items() if not name.endswith("-probe")]
-    assert final["status"] == "ok" and final["probe"] is None and final["config"]["race"]["figure"] is None
-    assert {probe["probe"]["ended_by"] for probe in probes} == {"race"}
-    assert all(probe["load"]["others_cores"] >= 0 and probe["beside"] is None for probe in probes)
-    assert not [*tmp_path.glob(f".*{ownership.RUNNING}")]

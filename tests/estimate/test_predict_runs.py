@@ -190,9 +190,7 @@ H100 = Target("h100-94gb", None, "cuda", "NVIDIA H100", target.GPUS["h100-94gb"]
         (["gpus=2", "cpus_per_gpu=3", "exclusive=false"], Target("AMD EPYC", "3 cores a rank", "cpu", None, 2**36)),
     ],
 )
-def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(
-    words: list[str], told: Target, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_target_is_a_gpu_by_name_a_memory_or_this_machine(words: list[str], told: Target, monkeypatch):
     found = {"gpus": [], "cores": 16, "cpu_model": "AMD EPYC", "memory_bytes": 2**36}
     for name, value in found.items():
         monkeypatch.setattr(environment, name, lambda value=value: value)
@@ -306,9 +304,7 @@ def test_the_time_of_a_prediction_is_no_part_of_starting(tmp_path: Path, monkeyp
     assert (attempt.started_s, attempt.prediction) == (1007.0, Prediction("scaled"))
 
 
-def test_an_error_of_a_prediction_stops_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_an_error_of_a_prediction_stops_no_run(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     def fails(_: Any) -> list[PastRun]:
         raise KeyError("a defect")
 

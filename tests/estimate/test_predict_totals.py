@@ -52,9 +52,7 @@ def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next():
 
 @pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 96), (2, 97), (4, 130), (3, 47)])
-def test_the_steps_of_an_epoch_are_those_of_the_strategies(
-    strategy: str, ranks: int, samples: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_steps_of_an_epoch_are_those_of_the_strategies(strategy: str, ranks: int, samples: int, monkeypatch):
     import torch
 
     from multicard.vision import strategy as strategies

@@ -12,7 +12,6 @@ from multicard.estimate.estimates import Estimate, Predictor
 from multicard.estimate.target import Target
 from multicard.machine import devices, environment
 from multicard.records import run_folder
-from multicard.records.figures import BYTES
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
@@ -26,15 +25,6 @@ H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 95830 << 20}
 
 def within(value: float, share: float) -> Interval:
     return Interval(value, value * (1 - share), value * (1 + share))
-
-
-def test_intervals_read_as_figures_of_one_unit():
-    column, duration = prediction_table.column, prediction_table.DURATION
-    steps_s = [within(0.0123, 0.08), within(0.25, 0.12), None, Interval(0.1, 0.07, 0.2), within(0.004, 0.004)]
-    assert column(steps_s, duration) == ["12.3 ms ±8%", "250 ms ±12%", "", "70..200 ms", "4 ms ±0.4%"]
-    assert column([None, None], duration) == ["", ""]
-    assert column([within(7200, 0.1)], duration) == ["2 h ±10%"]
-    assert column([Interval(20e9, 19e9, 25e9)], BYTES) == ["19..25 GB"]
 
 
 def rows() -> list[Row]:
@@ -186,9 +176,7 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_race_leaves_out_what_will_not_fit(
-    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_race_leaves_out_what_will_not_fit(node: Node, called: Called, tmp_path: Path, monkeypatch):
     raced: list[int] = []
     monkeypatch.setattr(
         "multicard.decide.race.command.run", lambda sweep, _: raced.extend(cell.cfg.batch_size for cell in sweep.left)
@@ -220,9 +208,7 @@ def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path,
 SLURM = ("hydra/launcher=submitit_slurm", "dry_run=true")
 
 
-def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
-    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_cells_whose_jobs_are_in_the_queue_are_not_refused(node: Node, called: Called, tmp_path: Path, monkeypatch):
     words, queued = (*swept(tmp_path), *SLURM, "predict.gpu=h100-94gb", "fit=refuse"), list[int]()
     monkeypatch.setattr(
         slurm_submit, "queued_jobs", lambda left: {each.number: "7" for each in left if each.cfg.batch_size in queued}
@@ -234,9 +220,7 @@ def test_cells_whose_jobs_are_in_the_queue_are_not_refused(
     assert code == 0 and "in the queue: 1; refused: 0\n" in printed and node.asked == [16, 32, 64, 16, 32]
 
 
-def test_nodes_of_slurm_are_not_taken_for_this_machine(
-    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Called, tmp_path: Path, monkeypatch):
     words = ("-m", "gpus=1,2", "predict=true", SLURM[0], f"hydra.sweep.dir={tmp_path / 's'}")
     code, printed = called(*words)
     first, second, *_ = printed.splitlines()
@@ -249,9 +233,7 @@ def test_nodes_of_slurm_are_not_taken_for_this_machine(
     assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
 
 
-def test_commands_of_probes_name_every_value_that_they_need(
-    node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_commands_of_probes_name_every_value_that_they_need(node: Node, called: Called, tmp_path: Path, monkeypatch):
     def probes(*words: str) -> list[str]:
         printed = called("-m", *words, f"hydra.sweep.dir={tmp_path}", "predict=true")[1]
         beginning = f"  python train_vision.py -m hydra.sweep.dir={tmp_path} "
@@ -312,9 +294,7 @@ def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
     assert node.started == [] and not list(tmp_path.iterdir())
 
 
-def test_more_cpu_ranks_than_cores_are_refused_in_a_line(
-    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_more_cpu_ranks_than_cores_are_refused_in_a_line(called: Called, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(environment, "cores", lambda: 2)
     monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs])
     line = "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, whose time no run tells"

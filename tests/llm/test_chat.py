@@ -46,20 +46,6 @@ TEMPLATES = {  # the ends that they put behind an answer, and their text: the fo
 {%- endif %}
 """,
     ),
-    "llama3": (
-        "<|eot_id|>",
-        """{{- bos_token }}
-{%- set date = date_string if date_string is defined else "26 Jul 2024" %}
-{%- set header = '<|end_header_id|>\\n\\n' %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday: " + date + "<|eot_id|>" }}
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + header + message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-""",
-    ),
     "mistral": (
         "<|end_of_text|>",
         """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set said = messages[0]['content'] + '\\n\\n' %}

@@ -52,9 +52,7 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
     assert too_long > 0 and (counts["left_out"] > 0) is not learns_prompts
 
 
-def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(tmp_path: Path, monkeypatch):
     for words in CASES:
         rows = built(tmp_path / words[0], *words)
         for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
@@ -72,14 +70,6 @@ def test_packs_hold_no_row_without_a_label(tmp_path: Path):
     assert 0 < labelled_rows.counts(packs)["left_out"] < ROWS
     packed = [int(label) for pack in packs for label in pack["labels"] if label != IGNORED]
     assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]
-
-
-def test_batches_of_cut_rows_have_labels_and_the_record_counts_them(tuned: Measured):
-    words = ("template=grammar", f"dataset.rows={ROWS}", "max_seq_len=40", "batch_size=1", "max_steps=null")
-    record = tuned(*words)
-    read, cut, left_out = (record["text_rows"][key] for key in ("read", "cut", "left_out"))
-    assert (record["status"], record["non_finite_losses"]) == ("ok", 0), record["cause"]
-    assert read == ROWS >= cut > left_out > 0 and record["epochs"][0]["steps"] == ROWS - left_out
 
 
 @pytest.mark.parametrize(

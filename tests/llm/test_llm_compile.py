@@ -76,9 +76,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
     ],
     ids=" ".join,
 )
-def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(
-    tuned: Measured, words: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(tuned: Measured, words: list[str], monkeypatch):
     words = [*words, "dataset.rows=60", "lr=3e-3"]
     plain = ok(tuned(*words))
     instead(monkeypatch, "tune_and_count_graphs")

@@ -10,24 +10,6 @@ from multicard.llm.methods import METHODS
 from multicard.llm.workload import WORKLOAD
 from tests.conftest import ROOT, typed_llm
 
-GROUPS = {group: sorted(options) for group, options in WORKLOAD.options.items()}
-NEEDS = {
-    "tokenizer=llama3": ["tokenizer.path=x"],
-    "tokenizer=qwen2_5": ["tokenizer.path=x", "tokenizer.merges_file=y"],
-    "dataset=preference": ["method=dpo"],
-    "model=hf": ["model.path=."],
-}
-HF_SIZES = ("vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
-
-
-@pytest.mark.parametrize("word", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
-def test_each_option_composes(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text(json.dumps(dict.fromkeys(HF_SIZES, 64)))  # of model=hf
-    group, _, option = word.partition("=")
-    chosen = getattr(typed_llm(word, *NEEDS.get(word, [])), group)
-    assert chosen.name == option
-
 
 @pytest.mark.parametrize("group", ["method", "template", "tokenizer"])
 def test_each_option_has_its_object(group: str):

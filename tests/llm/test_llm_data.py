@@ -143,16 +143,6 @@ def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp
     assert tokens.PATTERN == CL100K_PATTERN
 
 
-def test_pairs_of_real_text_keep_their_turns():
-    path = shared("text") / "hh_helpful_500.jsonl"
-    rows = row_sources.load(typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={path}"))[0]
-    assert rows is not None and len(rows) == 500
-    for row in rows:
-        roles = [turn["role"] for turn in row["chosen"]]
-        assert roles[0] == "user" and roles[-1] == "assistant"
-        assert not any("\n\nHuman:" in turn["content"] for turn in row["chosen"])
-
-
 def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
     rows = torch.arange(1, 42)
     batch = batches.evened(lambda _: {"tokens": rows[None], "labels": rows[None]}, 8, pad_id=0)([])

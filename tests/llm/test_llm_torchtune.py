@@ -52,7 +52,7 @@ def test_tune_run_gives_the_same_losses(tuned: Measured, words: list[str]):
     [
         (["dataset=alpaca_cleaned"], "alpaca_cleaned_500.jsonl", "instruct", "llama3"),
         (["dataset=grammar", "method=qlora"], "jfleg_500.jsonl", "grammar", "embedded"),
-        (["dataset=preference", "method=dpo"], "hh_helpful_500.jsonl", None, "llama3"),
+        (["dataset=preference", "method=dpo"], "hh_helpful_500.jsonl", None, "embedded"),
     ],
 )
 def test_real_rows(tuned: Measured, words: list[str], name: str, template: str | None, tokenizer: str):

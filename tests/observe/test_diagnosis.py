@@ -82,9 +82,7 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
 
 
 @pytest.mark.parametrize(("has_graphs", "steps"), [(True, 3), (False, 1)])
-def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
-    has_graphs: bool, steps: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(has_graphs: bool, steps: int, monkeypatch):
     """Half a batch has graphs of its own: after one step they would be recorded in the first round that counts."""
     asked: list[int] = []
     monkeypatch.setattr(diagnosis, "interleaved", lambda *arguments: asked.append(arguments[6]))

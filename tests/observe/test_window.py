@@ -130,9 +130,7 @@ def wrapped(folder: Path, work: str, ranks: int) -> failures.Failure | None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_start_as_commands_under_a_profiler_and_say_why_they_fail(tmp_path: Path, monkeypatch):
     nsys_program(tmp_path / "bin", STAND_IN, monkeypatch)
     folder = tmp_path / "run"
     assert wrapped(folder, "says_hello", 2) is None
@@ -264,9 +262,7 @@ def test_trainings_that_were_traced_are_in_no_table_of_times(tmp_path: Path):
 @pytest.mark.parametrize(
     ("device", "installed", "name"), [("cuda", True, "nsys"), ("cuda", False, "kineto"), ("cpu", True, "kineto")]
 )
-def test_auto_is_nsys_where_it_is_installed(
-    device: str, installed: bool, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_auto_is_nsys_where_it_is_installed(device: str, installed: bool, name: str, monkeypatch, capsys):
     monkeypatch.setattr(nsys, "installed", lambda: installed)
     config = typed("profile=auto", "profile.window=start", "profile.steps=null")
     own = prepare._with_profiler(config, Placement(device, "gloo", 1, False))

@@ -77,9 +77,7 @@ def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("opens", [False, True])
-def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], opens: bool
-):
+def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(tmp_path: Path, capfd, opens: bool):
     """A rank whose log cannot be opened, and one that cannot print: without a report, and with one."""
     warm_up()
     folder = tmp_path / "cell"
@@ -94,9 +92,7 @@ def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(
     assert "".join(capfd.readouterr()) == ""
 
 
-def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_ranks_write_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_ranks_write_to(tmp_path, monkeypatch):
     """Tensors of a loader's workers do not fit /dev/shm, and the error names no file."""
     shared, job = tmp_path / "shm", Job(tmp_path / "cell", "cpu", "gloo", 1, 1, "system")
     shared.mkdir()
@@ -134,9 +130,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("own", "file", "text"), GROUPS.values(), ids=GROUPS)
-def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, file: str, text: str
-):
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(tmp_path, monkeypatch, own: str, file: str, text: str):
     (tmp_path / "own").write_text(own + "\n")
     monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
@@ -188,9 +182,7 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("seen", "words"), [(0, "sees no checkpoint in"), (5, "the checkpoint after step 5")])
-def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int, words: str
-):
+def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(tmp_path, monkeypatch, seen: int, words: str):
     if seen:
         checkpoint.save(tmp_path, alone(), seen, {})
     monkeypatch.setattr(checkpoint, "max_over_ranks", lambda rank, steps: max(steps, 9))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
+from itertools import cycle
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,23 @@ def wait_for_interruption() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("number", interruption.SIGNALS, ids=lambda number: number.name)
-def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Signals, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "entry"),
+    zip(interruption.SIGNALS, cycle(["train_vision.py", "tune_llm.py"]), strict=False),
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Signals, entry: str, tmp_path: Path):
     interrupted = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep({DEADLINE_S})\n"
     (tmp_path / "hydra.py").write_text(interrupted)  # what the entry imports next
-    for entry in ("train_vision.py", "tune_llm.py"):
-        done = subprocess.run(
-            [sys.executable, str(ROOT / entry)],
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it may be ignored here
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"interrupted by {number.name}\n")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / entry)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it may be ignored here
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"interrupted by {number.name}\n")
 
 
 @pytest.mark.usefixtures("processes")

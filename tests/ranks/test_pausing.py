@@ -23,7 +23,7 @@ from multicard.records.rank_files import RankProbe, RankReport
 from tests.conftest import Measured, awaited
 
 CPU = torch.device("cpu")
-HELD_S = 3.0  # ranks wait that long before each block of `race`
+HELD_S = 1.0  # ranks wait that long before each block of `race`
 
 
 def lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:

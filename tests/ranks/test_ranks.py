@@ -85,9 +85,7 @@ def test_what_compiles_for_a_rank_is_the_runs_own_load(tmp_path: Path):
     assert sum(server.cpu_times()[2:4]) - before_s > spent_s - 0.1
 
 
-def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_get_the_variables_that_are_known_after_their_server_has_started(tmp_path: Path, monkeypatch):
     warm_up()
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCH_WARM_POOL"):
         monkeypatch.delenv(name, raising=False)

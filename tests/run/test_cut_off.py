@@ -137,9 +137,7 @@ def test_an_error_while_recording_leaves_the_cause_and_what_the_record_is_made_o
     assert files(folder) == files(trained.folder)
 
 
-def test_what_was_trained_is_measured_again_only_where_that_is_asked_for(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_was_trained_is_measured_again_only_where_that_is_asked_for(trained: Trained, monkeypatch):
     monkeypatch.setattr(run, "_run_ranks", lambda *_: pytest.fail("trained again"))
     folder = trained.killed("noted")
     json.dump({"segments": []}, (folder / "segments.json").open("w"))

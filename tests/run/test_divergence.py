@@ -16,7 +16,6 @@ from multicard.run import controller as run
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, as_dict, composed, warm_up
 
-Measured = Callable[..., dict[str, Any]]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -107,9 +106,7 @@ def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., 
     ],
     ids=str,
 )
-def test_tuning_stops_at_a_divergence_unless_it_is_to_go_on(
-    tuned: Measured, words: list[str], epochs: int, rank: int | None
-):
+def test_tuning_stops_at_a_divergence_unless_it_is_to_go_on(tuned, words: list[str], epochs: int, rank: int | None):
     record = tuned(*words, "lr=1e30", "warmup_steps=0", "epochs=2", "dataset.rows=40", "diagnose=true")
     assert (record["status"], len(record["epochs"])) == ("diverged", epochs), record["cause"]
     assert record["divergence"]["epoch"] == 0 and record["divergence"]["rank"] == rank

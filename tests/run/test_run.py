@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from multicard.run import attempts, controller, outcome
 from multicard.sweep import command, task
 from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, shared
+from tests.conftest import SMALL, Measured, composed, shared
 from tests.helpers import cells
 
-Measured = Callable[..., dict[str, Any]]
 STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
 
 
@@ -86,9 +84,7 @@ def test_communication_bytes_in_closed_form(once: Measured):
     ("strategy", "loaded", "trained", "rounds"),
     [("ddp_ds", 2 * 51, 2 * 51, 4), ("ddp_rr", 2 * 101, 101, 4), ("ddp", 2 * 101, 2 * 101, 7)],
 )
-def test_strategies_load_move_and_train_as_they_say(
-    measured: Measured, strategy: str, loaded: int, trained: int, rounds: int
-):
+def test_strategies_load_move_and_train_as_they_say(measured, strategy: str, loaded: int, trained: int, rounds: int):
     # 101 samples in batches of 16 are 7 batches, the last of 5; the sampler repeats one on 2 ranks
     result = ok(measured(f"strategy={strategy}", "gpus=2", "dataset.train_limit=101"))
     rows = steps(result)
@@ -149,9 +145,7 @@ def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
         assert record["axes"]["precision"] == "fp32" and record["axes"]["gpus"] == (0 if words == "gpus=0" else 1)
 
 
-def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(
-    measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(measured: Measured, tmp_path: Path, monkeypatch):
     def refuse(*_: object) -> None:
         raise ValueError("batch_size=16: this cannot be")
 
@@ -235,9 +229,7 @@ def test_start_up_counts_from_the_command_for_its_first_run_alone(monkeypatch: p
     assert began[0] == -1e6 + 7.0 and began[1] >= 0
 
 
-def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(measured: Measured, monkeypatch):
     def remove(_: str, arguments: tuple[Any, ...], *__: Any) -> None:
         shutil.rmtree(arguments[1])
 
@@ -258,9 +250,7 @@ def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: 
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC], ids=errno.errorcode.get)
-def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(
-    called: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-):
+def test_a_sweep_in_a_folder_that_cannot_be_written_to_is_refused_in_a_line(called, tmp_path, monkeypatch, number: int):
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -10,20 +10,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from multicard.measure.timing import pause
 from multicard.records import ownership, run_folder
 from tests.conftest import awaited
 from tests.faults import harness
-from tests.faults.acts import held, then_release
+from tests.faults.acts import held
 from tests.faults.harness import SWEEP, Fault, Trial
 from tests.slurm.conftest import ask, submissions
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
-# SLURM warns of the limit up to a minute before `signal_delay_s`
-SHORT = (*SLURM, "time_min=2", "max_requeues=0", "hydra.launcher.signal_delay_s=10")
 LATE_S = 5.0
 
 
@@ -39,15 +36,11 @@ def wait_until_idle() -> None:
     awaited(is_idle)
 
 
-def update(node: str, state: str) -> None:
-    ask("scontrol", "update", f"nodename={node}", f"state={state}", *(["reason=fault"] if state != "resume" else []))
-
-
 def resume() -> None:
     """Have every node take jobs again."""
     for node in ("n1", "n2"):
         with suppress(AssertionError):  # it was not drained
-            update(node, "resume")
+            ask("scontrol", "update", f"nodename={node}", "state=resume")
     wait_until_idle()
 
 
@@ -58,19 +51,6 @@ def claim(trial: Trial) -> dict:
 
 def node(trial: Trial) -> str:
     return ask("squeue", "-h", "-j", claim(trial)["job"], "-o", "%N")
-
-
-def steps_of(process: psutil.Process) -> list[psutil.Process]:
-    """SLURM's own processes around a controller."""
-    return [parent for parent in process.parents() if "slurmstepd" in parent.name()]
-
-
-def kill_step(trial: Trial) -> None:
-    """Kill SLURM's own process around the controller, and then the controller."""
-    controller = psutil.Process(claim(trial)["pid"])
-    with suppress(psutil.NoSuchProcess):
-        for each in (*steps_of(controller), controller):
-            each.kill()
 
 
 def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
@@ -110,12 +90,8 @@ def hide_record(trial: Trial) -> None:
 
 
 HELD = Fault("", SLURM, inside="hold@step3", at=held)
-ENDED = replace(HELD, statuses=("failed", "ok"))
 GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
 FAULTS = (
-    replace(ENDED, name="slurmstepd-killed", words=SHORT, act=kill_step, statuses=("ok", "timeout"),
-        says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
-    replace(GOES_ON, name="node-drained", act=then_release(lambda trial: update(node(trial), "drain"))),
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
     replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),

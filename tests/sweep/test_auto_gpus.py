@@ -12,10 +12,9 @@ from multicard.estimate.estimates import Predictor
 from multicard.machine import devices, shares
 from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
-from tests.conftest import SMALL, typed
+from tests.conftest import SMALL, Called, typed
 from tests.helpers import records
 
-Called = Callable[..., tuple[int, str]]
 SECONDS = {"fp32": {1: 1000.0, 2: 500.0, 4: 250.0}, "bf16": {1: 480.0, 2: 470.0, 4: 490.0}}  # by precision
 
 

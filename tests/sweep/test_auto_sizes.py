@@ -1,7 +1,7 @@
 """`batch_size=auto` and `max_seq_len=auto`: each cell's size, by predicted memory, confirmed by probes."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,8 @@ from multicard.records.schema_parts import Interval, Prediction
 from multicard.sweep import auto
 from multicard.sweep.cells import Cell
 from multicard.sweep.command import Command
-from tests.conftest import SMALL, typed
+from tests.conftest import SMALL, Called, typed
 
-Called = Callable[..., tuple[int, str]]
 WORDS = [word for word in SMALL if not word.startswith("batch_size=")]
 TUNES = ["tracker.mode=disabled", "dataset.rows=40", "tokenizer.vocab_size=300", "max_steps=2", "skip_steps=0"]
 SAMPLE, TOKEN = 100_000_000, 10_000_000  # bytes of one, as predicted here
@@ -112,9 +111,7 @@ def test_what_cannot_be_with_it_is_refused(words: list[str], message: str, calle
     assert called("-m", *WORDS, "batch_size=auto,8")[1].count("auto stands alone, as batch_size=auto") == 1
 
 
-def test_a_size_is_not_one_because_no_memory_is_predicted(
-    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_size_is_not_one_because_no_memory_is_predicted(called: Called, tmp_path: Path, monkeypatch):
     unknown = Prediction("unknown", memory_basis="not simulated")
     monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [unknown for _ in configs])
     code, printed = called(*WORDS, "batch_size=auto", f"hydra.sweep.dir={tmp_path / 'x'}")
@@ -139,17 +136,9 @@ def test_it_is_no_part_of_a_runs_identity():
         ("tune_llm.py", [*TUNES, "packed=true", "batch_size=1"], "max_seq_len", 512, 256, "3.16 GB"),
     ],
 )
+@pytest.mark.usefixtures("processes")
 def test_memory_that_runs_out_lowers_it_and_a_later_command_takes_it(
-    entry: str,
-    words: list[str],
-    key: str,
-    out: int,
-    left: int,
-    needs: str,
-    called: Called,
-    tmp_path: Path,
-    processes: None,
-    monkeypatch: pytest.MonkeyPatch,
+    entry: str, words: list[str], key: str, out: int, left: int, needs: str, called: Called, tmp_path: Path, monkeypatch
 ):
     measure = auto.run
 

@@ -65,9 +65,7 @@ def test_max_jobs_bounds_the_cells_at_a_time_and_a_full_disk_ends_them(
     assert [cell.result is None for cell in cells.cells] == [False] * 3 + [True] * 3
 
 
-def test_an_interrupted_cell_ends_the_sweep(
-    on: Callable[[Pool], Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupted_cell_ends_the_sweep(on: Callable[[Pool], Machine], tmp_path: Path, monkeypatch):
     """Also where the signal did not reach this process."""
     on(Pool([], [0]))
     ends(monkeypatch, Failure("interrupt", "SIGINT"))
@@ -102,9 +100,7 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", ["local", "submitit_local"])
-def test_several_nodes_are_refused_before_anything_starts(
-    launcher: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_several_nodes_are_refused_before_anything_starts(launcher: str, called: Called, tmp_path: Path, monkeypatch):
     warm_up()
     started: list[Any] = []
     monkeypatch.setattr(subprocess.Popen, "__init__", lambda _, words, **__: started.append(words))

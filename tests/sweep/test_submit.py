@@ -215,9 +215,7 @@ def test_no_answer_of_slurm_is_not_an_empty_queue(answers: Answers, said: dict[s
         slurm.job_named("sweep-1")
 
 
-def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(tmp_path: Path, monkeypatch):
     (tmp_path / "squeue").write_text("#!/bin/sh\nenv\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -240,9 +238,7 @@ def test_jobs_that_never_begin_are_told_from_those_that_wait():
 
 
 @pytest.mark.parametrize("has_left", ["its folder", "the queue"])
-def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_left: str
-):
+def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(tmp_path: Path, monkeypatch, has_left: str):
     """A launcher that returns on the record alone leaves a checkpoint that is about to go, and a folder in use."""
     queued = {"4_0": State("RUNNING", "", "", "")}
     monkeypatch.setattr(slurm, "queued", lambda _: dict(queued))
@@ -259,9 +255,7 @@ def test_a_cell_has_ended_once_its_job_has_tidied_up_or_is_gone(
     assert cell.result is not None and cell.result.status == "ok"
 
 
-def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(monkeypatch, capsys: pytest.CaptureFixture[str]):
     """A user, an administrator or a launch that failed holds a job; it would wait for ever."""
     held, waits = ("PENDING", "", "", "launch failed requeued held"), ("PENDING", "", "", "Resources")
     looks = iter([(waits, held), (held, held), (waits, held), (held, held)])
@@ -283,9 +277,7 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
 
 
-def test_a_job_of_whose_end_nobody_knows_is_named_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_job_of_whose_end_nobody_knows_is_named_once(monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(slurm, "queued", lambda _: {})
     monkeypatch.setattr(slurm, "ended", lambda _: {})
     monkeypatch.setattr(run_folder, "read", lambda _: None)
@@ -296,9 +288,7 @@ def test_a_job_of_whose_end_nobody_knows_is_named_once(
     assert capsys.readouterr().err.count("job 4_[0] has left the queue, and SLURM does not say how it ended") == 1
 
 
-def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(tmp_path: Path, monkeypatch, capsys):
     """Two jobs run: one of them began as it was to be cancelled."""
     states = {f"4_{number}": "RUNNING" if number < 4 else "PENDING" for number in range(7)}
     sweep = cells.sweep(*(cells.cell(number, tmp_path / str(number)) for number in range(7)))
@@ -349,9 +339,7 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(
         (State(""), "failed", "does not account jobs"),
     ],
 )
-def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(
-    tmp_path: Path, state: State, status: str, words: str
-):
+def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(tmp_path, state: State, status: str, words: str):
     (tmp_path / ".submitit").mkdir()
     (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
     judged, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")

@@ -196,9 +196,7 @@ def test_a_batch_is_copied_while_the_step_before_it_runs(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("over", "fewest", "most"), [(False, 8, 8), (True, 1, 3)])
-def test_memory_of_a_copy_under_way_is_not_used_again(
-    over: bool, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_memory_of_a_copy_under_way_is_not_used_again(over: bool, fewest: int, most: int, monkeypatch):
     cuda, buffers = Cuda(monkeypatch, over), Buffers(16, pin=False)
     for one in sent(8, True, buffers):
         del one

@@ -188,9 +188,7 @@ def test_each_process_may_hold_a_copy_of_its_own_as_tensors(photographs: Path):
             assert torch.allclose(a, b, rtol=0, atol=0 if augment == "false" else 0.51 / 255 / 0.224)
 
 
-def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(
-    photographs: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(photographs: Path, monkeypatch):
     monkeypatch.setattr(memory, "available_memory_bytes", lambda: 2 * 2 * COUNT * 3 * 32 * 32 * 4)
     words = ("dataset=images", f"dataset.root={photographs}", "dataset.image_size=32", "dataset.cache=process")
     two, three = (Placement("cpu", "gloo", ranks, False) for ranks in (2, 3))

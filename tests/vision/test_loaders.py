@@ -204,9 +204,7 @@ def test_the_order_follows_from_seed_stream_and_epoch():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("loader", ["torch", "batched", DALI])
-def test_a_broken_photograph_is_named_whoever_decodes_it(
-    loader: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_broken_photograph_is_named_whoever_decodes_it(loader: str, workers: int, tmp_path: Path, monkeypatch):
     for number in range(7):
         Image.new("RGB", (40, 50)).save(tmp_path / f"{number}.png")
     content, huge = Split(sorted(tmp_path.iterdir()), np.arange(7)), BytesIO()
