@@ -14,16 +14,13 @@ from multicard.ranks import interruption
 interruption.end_at_once()  # while the rest is imported
 
 from analysis import conclusion
-from multicard import workloads
 from multicard.cli import command
 from multicard.vision.workload import WORKLOAD
-
-workloads.register()
 
 
 def main() -> int:
     """Run the command of `sys.argv` and return its exit code."""
-    return command.execute(WORKLOAD, usage=__doc__, conclude=conclusion.of_sweep)
+    return command.execute(WORKLOAD, usage=__doc__, conclude=conclusion)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,29 @@
 """Analysis of runs, from their folders alone (result.json, steps.parquet, environment.json)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+MOST = 3  # workloads whose answers end a sweep
+
+
+def conclusion(folders: Sequence[Path]) -> "list[str | Text]":
+    """What a sweep of runs in these folders ends with: what to run, and the command that opens the page. It imports the
+    analysis only when it is called."""
+    import shlex
+
+    from rich.text import Text
+
+    from analysis.answers import answers
+    from analysis.runs import load
+    from multicard.messages import link, typed
+    from multicard.records import text_table
+
+    found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
+    sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
+    bold = [Text(line, "bold") for line in text_table.folded(sentences, text_table.terminal_width())]
+    folder = shlex.quote(link(folders[0].parent).plain)
+    return ["", *bold, f"{typed('-m analysis')} report {folder}   # the page"]

@@ -14,10 +14,9 @@ from functools import cached_property
 from analysis import rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
 from analysis.runs import details, grouping
-from analysis.runs.columns import STEPS
+from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
-from analysis.runs.kinds import KINDS, Kind
 from analysis.runs.load import Run
 from analysis.stats.between_runs import BETA, LOSS_APART
 from analysis.stats.intervals import faster

@@ -17,8 +17,8 @@ import msgspec
 from omegaconf import OmegaConf
 
 from analysis.runs import grouping, profile_metrics
+from analysis.runs.columns import KINDS
 from analysis.runs.grouping import Cell
-from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF

@@ -9,7 +9,7 @@ import yaml
 
 from analysis import experiments
 from analysis.runs import grouping
-from analysis.runs.kinds import KINDS
+from analysis.runs.columns import KINDS
 from analysis.runs.load import Run
 from multicard.messages import typed
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from analysis.experiments import Panel
 from analysis.runs import grouping, profile_metrics
+from analysis.runs.columns import KINDS
 from analysis.runs.grouping import Cell
-from analysis.runs.kinds import KINDS
 from multicard.records.text_table import clean
 from papers import printed
 from papers.printed import PrintedFigure

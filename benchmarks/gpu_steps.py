@@ -317,16 +317,8 @@ def images(count: int, epochs: int = 2) -> Words:
 
 
 COMPILED = (
-    "--precisions",
-    "fp16",
-    "--layouts",
-    "nhwc",
-    "--only-compiled",
-    "--compile",
-    "default",
-    "--depthwise",
-    "convolution",
-    "triton",
+    *("--precisions", "fp16", "--layouts", "nhwc", "--only-compiled", "--compile", "default"),
+    *("--depthwise", "convolution", "triton"),
 )
 PAPERS: Words = {"experiment": "table2", "gpus": 1, "dataset": "mnist", "precision": "fp64,fp32,fp16"}
 FP32: Words = {"precision": "fp32"}  # fp16 is slow on CPUs

@@ -25,8 +25,7 @@ from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDE
 from analysis.claims.rules import AnyRule, Ends
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
-from analysis.runs.columns import MARKS
-from analysis.runs.kinds import KINDS
+from analysis.runs.columns import KINDS, MARKS
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY

@@ -15,9 +15,8 @@ from functools import cached_property, partial
 
 from analysis.output import Column, Output, rows, table
 from analysis.runs import grouping
-from analysis.runs.columns import legend
+from analysis.runs.columns import KINDS, legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
-from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni

@@ -28,10 +28,10 @@ def make(entity: str | None, project: str, dry_run: Path | None) -> str:
     Raises:
         ValueError: no server, login or project.
     """
-    from analysis.dashboard import upload, views
+    from analysis.dashboard import views
 
     workspace = views.workspace()
     if dry_run is None:
-        return upload.send(workspace, entity, project)
+        return views.send(workspace, entity, project)
     write_json(dry_run, {"entity": entity, "project": project, "workspace": workspace})
     return f"{dry_run}: a workspace of {len(views.sections())} sections"

@@ -28,9 +28,9 @@ from analysis.figures.charts import (
 from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
+from analysis.runs.columns import KINDS, Kind
 from analysis.runs.details import REST
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
-from analysis.runs.kinds import KINDS, Kind
 from analysis.runs.load import Run
 from multicard.config.job import count
 from multicard.measure import formulas, timing

@@ -16,9 +16,9 @@ from analysis.figures.setting_charts import mean_time_s
 from analysis.output import Column
 from analysis.report.blocks import Block, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
+from analysis.runs.columns import KINDS
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import Cell, of_setting
-from analysis.runs.kinds import KINDS
 from analysis.runs.load import Run, Skipped
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns

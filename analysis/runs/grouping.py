@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.runs.columns import RESERVED, STEPS
-from analysis.runs.kinds import KINDS
+from analysis.runs.columns import KINDS, RESERVED, STEPS
 from analysis.runs.load import Run
 from multicard.config.base import NOT_IDENTITY
 from multicard.records import figures

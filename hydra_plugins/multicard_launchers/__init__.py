@@ -1,5 +1,5 @@
 """The sweeper and the launchers, where Hydra looks for them: cells in this process, as processes beside each other, or
-as jobs of SLURM.
+as jobs of SLURM; and `model=NAME` for each classifier of a library, as if there were a file of it.
 
 Hydra imports this file at every start: what launchers do is imported when a sweep is launched (`_batches`).
 """
@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
 from hydra.core.utils import JobReturn
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from multicard.config.sweeps import check_repetition, repeats, starts_nothing
+from multicard.vision import model_names
 
 if TYPE_CHECKING:
     from multicard.sweep.command import Command
@@ -90,3 +95,33 @@ class CellSweeper(BasicSweeper):
             ]
         shrunk, times = self.config.scale == "smoke", repeats(self.config.repeat)
         return [cell for axes, words in sweeps for cell in axes.cells(words, shrunk, times)]
+
+
+class NamedModels(ConfigSource, SearchPathPlugin):
+    """Options of the group `model` that set `model.name` alone. Hydra asks here after the files."""
+
+    def __init__(self, provider: str = "", path: str = "library://") -> None:
+        super().__init__(provider, path)
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("multicard", "library://")
+
+    @staticmethod
+    def scheme() -> str:
+        return "library"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path.strip("/") == "model"
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.startswith("model/") and model_names.has(config_path[6:].removesuffix(".yaml"))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        option = {"defaults": ["/schema/model/mobilenet_v2@_here_"], "name": config_path[6:].removesuffix(".yaml")}
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(option), {"package": "model"})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return [*model_names.every()] * (self.is_group(config_path) and results_filter != ObjectType.GROUP)

@@ -44,6 +44,7 @@ def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda f
     logging.raiseExceptions = False  # of what cannot be written, as `--info | head`, no traceback
     command = Command(workload)
     command.conclude = conclude
+    workloads.register()
     interruption.answer(_keyboard_interrupt)
     try:
         words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)  # where Hydra reads them

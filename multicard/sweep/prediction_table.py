@@ -110,9 +110,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 def listed(words: Iterable[str], most: int = NAMED) -> str:
     """The first different words that are not empty, in their order, and the number of the others."""
-    different = list(dict.fromkeys(word for word in words if word))
-    more = [f"and {len(different) - most} more"] * (len(different) > most)
-    return "; ".join([*different[:most], *more])
+    return text_table.first_few(list(dict.fromkeys(filter(None, words))), most, "; ")
 
 
 def sums(rows: Sequence[Row], on_gpus: bool) -> str:
