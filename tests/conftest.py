@@ -18,7 +18,6 @@ os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".pytest_cache" / "hypot
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from copy import copy, deepcopy
 from functools import cache
 from importlib.util import find_spec
 from itertools import count
@@ -29,7 +28,6 @@ from typing import Any
 import psutil
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
@@ -77,39 +75,14 @@ if _worker:
     os.sched_setaffinity(0, {_cores[int(_worker) % len(_cores)]})
 
 
-def quicken_hydra() -> None:
-    """Have Hydra read each file of conf/ once in this process, and copy no schema, where it would for every command."""
-    load, known = ConfigRepository.load_config, dict[tuple[str, ...], Any]()
-
-    def load_once(self: ConfigRepository, config_path: str) -> Any:
-        key = (config_path, *(source.path for source in self.sources))
-        if key not in known:
-            known[key] = load(self, config_path)
-        return deepcopy(known[key])  # a composition puts its nodes into what it makes
-
-    def share(self: CachingConfigRepository, delegate: Any) -> None:
-        self.delegate, self.cache = copy(delegate), {}
-
-    ConfigRepository.load_config = load_once
-    CachingConfigRepository.__init__ = share
-
-
-quicken_hydra()
-
-
-@cache
-def _composed(entry: str, overrides: tuple[str, ...]) -> DictConfig:
+def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
+    """The configuration as `train_vision.py`, or another entry, gets it from these words."""
     running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # the command that a stand-in is part of
     try:
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
             return compose(entry, list(overrides))
     finally:
         GlobalHydra.instance().hydra = running
-
-
-def composed(*overrides: str, entry: str = "train_vision") -> DictConfig:
-    """The configuration as `train_vision.py`, or another entry, gets it from these words."""
-    return deepcopy(_composed(entry, overrides))
 
 
 def typed(*overrides: str) -> VisionConfig:

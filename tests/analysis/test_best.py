@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import multicard
-from analysis.__main__ import main
 from analysis.answers import sentences
 from analysis.commands import best
 from analysis.commands.best import Limits, RankedSetting, front
@@ -17,7 +16,6 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import prices
 from multicard.config.placement import place
 from multicard.records.figures import FIGURES
-from multicard.records.table import lines
 from tests.analysis.conftest import Said
 from tests.conftest import typed
 from tests.helpers import records
@@ -52,20 +50,6 @@ def test_the_fastest_setting_is_named_above_all_of_them_with_the_front(sweep: Pa
     assert ["yes" in line for line in lines[:4]] == [True, False, True, True]
     assert lines[4].startswith("nothing was repeated on NVIDIA H200 (vision), and 2% is assumed: repeat=3")
     assert lines[5] == "not ranked: 1 failed"
-
-
-def test_without_a_goal_the_answer_comes_first_then_the_best_of_each_goal(tmp_path: Path, said: Said):
-    costs = ((1, 100.0, 9e4, 5 * 10**9), (2, 60.0, 6e4, 4 * 10**9))
-    for gpus, total_s, joules, peak in costs:
-        record = records.vision(gpus=gpus, total_s=total_s, peak_memory_bytes={"max": peak}, gpu=records.gpu(joules))
-        records.write(tmp_path / str(gpus), record | accurate(0.98))
-    lines = said("best", tmp_path).splitlines()
-    assert lines[0].startswith("Run gpus=2: 1.67x faster than one GPU (one run each)")
-    assert lines[1:3] == ["Least memory: gpus=2: 4 GB, 98.0%.", "Least energy: gpus=2: 60 kJ, 98.0%."]
-    assert lines[3].split() == ["rank", "gpus", "time", "x", "best", "memory", "energy", "accuracy", "n", "front"]
-    assert said("best", tmp_path, "--gpus", "1", "--csv", "-").splitlines()[1].startswith(",1,100.0,")
-    records.write(tmp_path / "none" / "a", records.vision() | {"test_accuracy": None, "epochs": []})
-    assert main(["best", str(tmp_path / "none")]) == 0  # neither accuracy nor loss
 
 
 @pytest.mark.parametrize(
@@ -146,37 +130,12 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
 
 
-@pytest.mark.parametrize("seeds", [1, 4])
-def test_a_setting_is_equal_to_the_best_as_long_as_runs_do_not_tell_them_apart(seeds: int, tmp_path: Path):
-    sides = (("fp32", 50.0), ("fp16", 51.5))
-    every = [records.vision(precision=name, total_s=s + 0.1 * n, seed=n) for name, s in sides for n in range(seeds)]
-    first, second, *_ = ranked(write(tmp_path, *every))
-    assert first.startswith("Fastest: precision=fp32: 50.")
-    equal = "Not told from the best by these runs: precision=fp16: 51.5 s, 98.0%."
-    assert second == equal if seeds == 1 else second.startswith("rank ")
-
-
 def test_limits_leave_settings_out(sweep: Path, refused: Said):
     assert ranked(sweep, limits=Limits(gpus=2))[0].startswith("Fastest: precision=bf16: 163.0 s")
     assert ranked(sweep, limits=Limits(accuracy=0.995))[-1] == "not ranked: 1 failed, 3 beyond the limits"
     limits = ["--accuracy", "0.9999", "--memory", "4.9GB", "--gpus", "1"]
     why = "the highest accuracy is 99.90%, the least memory is 5 GB, the fewest GPUs are 2"
     assert refused("best", "--goal", "time", *limits, sweep) == f"of 4 runs none keeps to the limits ({why})"
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "keeps"),
-    [
-        ("--memory", "4.99 GB", False),  # peaks are 5e9 bytes
-        ("--memory", "4.6GiB", False),
-        ("--memory", "5GB", True),
-        ("--memory", "4999MB", False),
-        ("--accuracy", "99%", True),
-    ],
-)
-def test_limits_have_units(option: str, value: str, keeps: bool, sweep: Path, said: Said, refused: Said):
-    words = ("best", "--goal", "time", option, value, sweep)
-    assert said(*words) if keeps else "none keeps to the limits" in refused(*words)
 
 
 def test_energy_is_ranked_where_it_was_measured(tmp_path: Path, refused: Said):
@@ -306,8 +265,3 @@ def test_what_is_slower_and_cheaper_is_on_the_front_too(tmp_path: Path):
         records.write(tmp_path / precision, record)
     assert multicard.load(tmp_path).best().to_pandas()["front"].tolist() == [True, True, False]
     assert multicard.load(tmp_path, price=1).best().to_pandas()["front"].tolist() == [True, False, False]
-
-
-def test_the_table_at_the_end_has_the_cost():
-    head, row, *_ = lines([records.as_run(records.vision(total_s=3600.0, price={"gpu_hour": 2.49}))])
-    assert "cost" in head.split() and "2.49" in row.split()

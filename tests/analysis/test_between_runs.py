@@ -202,11 +202,6 @@ def test_the_difference_is_that_of_newcombes_method_10(a: tuple[int, int], b: tu
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-def test_intervals_of_several_comparisons_are_wider():
-    assert intervals.bonferroni(1) == pytest.approx(0.95) and intervals.bonferroni(5) == pytest.approx(0.99)
-    assert intervals.normal_quantile(intervals.bonferroni(5)) == pytest.approx(2.5758, abs=1e-4)
-
-
 def test_means_and_ratios_of_few_runs_have_students_interval():
     values = [1.0, 1.2, 1.1]
     half = 4.302652729749464 * 0.1 / math.sqrt(3)

@@ -1,7 +1,6 @@
 """Every claim on records of a world in which it holds, does not hold, and is undecided."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -17,7 +16,6 @@ from analysis.claims.comparison import UNITS, Readings, UnitName
 from analysis.runs import grouping, load
 from analysis.runs.load import Run
 from analysis.stats import intervals
-from analysis.stats.between_runs import REMEDY
 from tests.conftest import calls_of
 from tests.helpers import claim_runs, records
 from tests.helpers.claim_runs import REPEATED_LR, write
@@ -193,15 +191,6 @@ def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
     assert repeated.shows == exact.verdict == "holds" and repeated.figures[0].low < 1.5 == exact.figures[0].low
 
 
-@pytest.mark.parametrize("name", ["fp16-over-fp64", "precision-accuracy", "pinned-copies"])
-def test_single_runs_of_a_machine_without_repetitions_are_undecided(name: str, tmp_path: Path):
-    (claim,), case = named([name]), CASES[name]
-    write(tmp_path, claim.experiment, *case.at(case.holds), repetitions=0)
-    (verdict,) = judged(tmp_path, name)
-    assert verdict.verdict == "undecided" and REMEDY in verdict.why
-    assert all(figure.low is None and figure.estimate is not None for figure in verdict.figures)
-
-
 def test_ranks_of_a_run_and_runs_of_a_seed_count_once(tmp_path: Path):
     """Neither shows how another training would have gone: intervals are those of the means."""
 
@@ -266,32 +255,6 @@ def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, figure: s
     by_cell = {f"{one.what} {one.where}": one.verdict for one in verdict.figures}
     assert by_cell["precision=fp16 against fp32 pin_memory=true"] == figure and verdict.verdict == whole
     assert by_cell["precision=fp16 against fp32 pin_memory=false"] == "holds"
-
-
-def test_a_table_a_claim_in_full_and_the_file_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    table2(tmp_path / "runs", device="cpu")
-    assert main(["claims", str(tmp_path / "runs"), "--json", str(tmp_path / "c.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 120
-    text = " ".join(" ".join(lines).split())
-    for expected in (f"{len(CLAIMS)} claims: ", "c CPU ranks, not GPUs", "n=8: ", "illustrated: by runs that are not"):
-        assert expected in text
-    assert "decided all the same, since what they compare is counted: precision-volume" in text
-    commands = [line for line in lines if line.startswith("  python ")]
-    assert len(commands) == len(set(commands)) > 10
-    content = json.loads((tmp_path / "c.json").read_text())
-    counts = Counter(claim["verdict"] for claim in content["claims"])
-    assert f"{counts['not measured']} not measured" in text and sum(counts.values()) == len(CLAIMS) == len(CASES)
-    (first,) = (claim for claim in content["claims"] if claim["name"] == "fp16-over-fp64")
-    assert (first["verdict"], first["shows"], first["decides"]) == ("illustrated", "holds", False)
-    assert first["figures"][0]["estimate"] == pytest.approx(150.0) and first["figures"][0]["under"] is None
-    assert main(["claims", str(tmp_path / "runs"), "--only", "precision-accuracy,pinned-gain"]) == 0
-    printed = capsys.readouterr().out
-    assert (
-        printed.startswith("precision-accuracy: illustrated: holds [c~]\n") and "pinned-gain: not measured\n" in printed
-    )
-    assert "accuracy after the last epoch: no less accurate (above -1 points), axis precision, pairs fp32" in printed
-    assert printed.count("points (") == 8 and "python train_vision.py experiment=table3" in printed
 
 
 def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

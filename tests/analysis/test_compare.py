@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.__main__ import _parser, main
+from analysis.__main__ import main
 from analysis.commands import compare
 from analysis.runs import load
 from analysis.stats.between_runs import Ratio
@@ -263,10 +263,3 @@ def test_other_circumstances_are_said(tmp_path: Path):
     ):
         assert line in text
     assert "torchvision" not in text
-
-
-@pytest.mark.parametrize("command", _parser()[1])
-def test_each_command_has_a_help(command: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert ended.value.code == 0 and "usage:" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The dashboard reads what runs log, and is made once however often it is sent."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import wandb
 from analysis.__main__ import main
 from analysis.dashboard import views
 from multicard.records.figures import ALL, BYTES, FIGURES, Figure
-from tests.helpers import wandb_views
+from multicard.tracking import keys
 from tests.helpers.wandb_stand_in import Server
 
 
@@ -19,21 +20,9 @@ def built() -> views.View:
     return views.workspace()
 
 
-def test_every_key_that_is_read_is_logged_by_some_kind_of_run(built: views.View):
-    read = {key for panel in wandb_views.panels(built) for key in wandb_views.read_by_panel(panel)}
-    (run_set,) = built["spec"]["section"]["runSets"]
-    filtered = wandb_views.read_by_run_set(run_set)
-    assert read and filtered and all(wandb_views.kinds(key) for key in read | filtered)
-    # of every figure that something is judged by
-    judged = [name for name, figure in FIGURES.items() if views.section_of(figure) is not None]
-    assert {("summary", key) for name in judged for key in views.summary_keys(name)} <= read
-    assert not wandb_views.kinds(("history", "train/nothing")) and not wandb_views.kinds(("summary", "nothing"))
-
-
-def test_the_specification_is_the_same_each_time(built: views.View):
-    assert views.workspace() == built
-    ids = [panel["__id__"] for panel in wandb_views.panels(built)]
-    assert len(set(ids)) == len(ids)
+def test_the_lines_of_steps_and_epochs_are_of_keys_that_runs_log(built: views.View):
+    read = set(re.findall(r'"((?:train|epoch)/\w+)"', json.dumps(built)))
+    assert len(read) > 12 and read <= {*keys.BY_STEP, *keys.BY_EPOCH, keys.STEP, keys.EPOCH}
 
 
 def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -43,22 +32,7 @@ def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(mon
         views.workspace()
     logged = replace(spilled, keys=dict.fromkeys(ALL, ("transfer_bytes.spilled",)))
     monkeypatch.setitem(FIGURES, "spilled_bytes", logged)
-    (memory,) = [section for section in wandb_views.sections(views.workspace()) if section["name"] == views.MEMORY]
-    assert "Spilled bytes (bytes)" in [panel["config"]["chartTitle"] for panel in memory["panels"]]
-
-
-def test_a_dry_run_asks_no_server(
-    wandb_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    monkeypatch.delenv("WANDB_API_KEY")
-    file = tmp_path / "views.json"
-    assert main(["dashboard", "--project", "trial", "--dry-run", str(file)]) == 0
-    shown = capfd.readouterr()
-    assert not wandb_server.calls and not shown.err and "a workspace of 7 sections" in shown.out
-    content = json.loads(file.read_text())
-    assert content["project"] == "trial"
-    names = [section["name"] for section in wandb_views.sections(content["workspace"])]
-    assert names == list(views.sections())
+    assert '"chartTitle": "Spilled bytes (bytes)"' in json.dumps(views.workspace())
 
 
 def test_sending_twice_replaces_the_same_workspace(

@@ -151,19 +151,6 @@ def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path)
     assert len(sql.select(runs, "gpus = 1", 'a"b desc')) == 7
 
 
-def test_the_list_says_what_differs_and_leaves_out_figures_of_what_failed(tmp_path: Path):
-    records.write(tmp_path / "a", records.vision(precision="fp16"))
-    records.write(tmp_path / "b", records.vision(gpus=2, dataset__train_limit=96))
-    records.write(tmp_path / "c", records.vision(gpus=4, status="failed", total_s=7.25))
-    found = load.read([tmp_path])
-    lines = list_runs.output(found, found.runs, None).lines(None)
-    assert lines[0] == "all: name sweep, kind vision, commit 8fdd49003, hardware NVIDIA H200, hosts node1"
-    assert lines[1].split()[:4] == ["precision", "gpus", "dataset.train_limit", "status"]
-    assert lines[2].split() == ["fp16", "1", "-", "ok", "100.0", "1,234", "98.00%", "5", "GB"]
-    assert lines[4].split() == ["fp32", "4", "-", "failed", "-", "-", "-", "-"]
-    assert lines[5:] == ["3 runs, of these 1 failed: their figures are left out", "failed: no cause recorded"]
-
-
 def test_an_interrupted_command_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -76,18 +76,6 @@ def test_a_cell_that_cannot_be_is_told_from_one_that_is_missing(tmp_path: Path):
     assert "gpus=3;" not in figure.caption
 
 
-def test_runs_of_two_commits_are_two_figures_but_where_they_are_mixed(tmp_path: Path):
-    grids.fill(tmp_path / "a", "table3", change=lambda _: {"total_s": 10.0})
-    grids.fill(tmp_path / "b", "table3", change=lambda _: {"total_s": 30.0, "commit": "f" * 40})
-    apart = drawn(tmp_path, "table3")
-    assert [figure.name for figure in apart] == ["table3", "table3-2"]
-    assert [{row["mean"] for row in measured(figure, "total_s")} for figure in apart] == [{10.0}, {30.0}]
-    assert "commit=8fdd49003" in apart[0].title and "commit=fffffffff" in apart[1].title
-    (mixed,) = drawn(tmp_path, "table3", mix=True)
-    assert {row["mean"] for row in measured(mixed, "total_s")} == {20.0}
-    assert "8fdd49003 and fffffffff (2 commits averaged, as asked)" in mixed.caption
-
-
 def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: Path):
     def change(cell: dict[str, Any]) -> dict[str, Any]:
         return {"oversubscribed": cell["gpus"] == 4}
@@ -100,15 +88,6 @@ def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: 
     assert "All runs here: CPU ranks, not GPUs" in words and "At a point: *: ranks shared a GPU" in words
     assert svg(figure).count(">*</text>") == 6  # three precisions, two charts
     assert "CPU ranks" in figure.title and "GPUs" not in figure.title
-
-
-def test_efficiency_is_against_one_gpu(tmp_path: Path):
-    times_s = {1: 80.0, 2: 50.0, 3: 40.0, 4: 20.0}
-    grids.fill(tmp_path, "image_size", change=lambda cell: {"total_s": times_s[cell["gpus"]]})
-    (figure,) = drawn(tmp_path, "image_size")
-    shares = {row["gpus"]: row["mean"] for row in measured(figure, "efficiency", **{"dataset.image_size": 300})}
-    assert shares == pytest.approx({"1": 1.0, "2": 0.8, "3": 2 / 3, "4": 1.0})
-    assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
 
 
 def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one_series(tmp_path: Path):
@@ -129,25 +108,6 @@ def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one
 
 
 # The papers' figures
-
-
-def hollow(figure: Figure, measure: str) -> dict[tuple[str, Any], float]:
-    """The papers' figures that are drawn, by the values of colour and x."""
-    view = experiments.load(figure.name).view
-    rows = [row for row in figure.rows if row["of"] == chart_data.PAPER and row["measure"] == measure]
-    return {(row[view.subject], row[view.x]): row["mean"] for row in rows}
-
-
-def test_the_papers_figures_are_hollow_points_beside_the_same_setting_alone(tmp_path: Path):
-    papers_records.write(tmp_path / "same", "table2")
-    papers_records.write(tmp_path / "other", "table2", batch_size=64)
-    (figure,), (other,) = drawn(tmp_path / "same", "table2"), drawn(tmp_path / "other", "table2")
-    assert not hollow(other, "total_s") and "figures are of another setting: batch_size=64" in other.caption
-    times, shares = (hollow(figure, measure) for measure in ("total_s", "test_accuracy"))
-    assert len(times) == len(shares) == 12 and (times["fp16", 2], shares["fp16", 2]) == (1445, 0.9794)
-    words = texts(figure).replace("&apos;", "'")
-    assert "paper (NVIDIA H100)" in words and "Hollow: the papers' own figures" in words
-    assert "Papers: torch 2.2.2" in words and "Misprint: the text has fp16" in words
 
 
 def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path):

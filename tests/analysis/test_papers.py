@@ -91,19 +91,6 @@ def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
     assert {figure.source for figure in beside.values()} == {"Table 5 of both papers"}
 
 
-def test_versions_and_machines_of_both_sides_are_named(tmp_path: Path):
-    line = same_setting.versions(panel("table2", papers_records.write(tmp_path, "table2")))
-    assert line.startswith("papers: torch 2.2.2, torchvision 0.17.2, CUDA 12.4; 4 x NVIDIA H100-94 SXM5")
-    assert line.endswith("Here: torch 2.11.0, torchvision 0.26.0, CUDA ?; NVIDIA H200")
-
-
-def test_what_is_printed_elsewhere_is_a_line_a_source():
-    (line, *_) = printed.elsewhere("loaders", [])
-    assert line.startswith("paper: ") and not any("ram 35 (" in one for one in printed.elsewhere("loaders", []))
-    sources = [one.partition(": ")[0] for one in printed.elsewhere("templates", [])]
-    assert len(sources) == len({*sources}) > 1 and any("not the paper" in source for source in sources)
-
-
 @pytest.mark.parametrize("name", experiments.names())
 def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
     """Key by key: what the papers print, what they do not and the experiment chose, and `instead` with its reason."""

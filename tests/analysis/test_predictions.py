@@ -1,20 +1,14 @@
 """Predicted against measured: errors, coverage, verdicts on memory, and the report's section."""
 
-import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.commands import predictions
-from analysis.report import page
-from analysis.report.blocks import Fold, Grid, PlainTable
-from analysis.report.sections import of_predictions
 from analysis.runs import load
 from tests.analysis.conftest import Said
-from tests.analysis.test_report import build
 from tests.helpers import records
 from tests.helpers.records import write_all as write
 
@@ -95,20 +89,3 @@ def test_runs_without_a_prediction_are_refused_with_the_remedy(
     line = refused("predictions", tmp_path, "--csv", tmp_path / "p.csv")
     assert line.startswith(f"nothing can be compared of the runs under {tmp_path}") and "gpus=1,2" in line
     assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()
-
-
-def test_the_section_is_there_where_a_run_was_predicted_or_says_why_nothing_is_compared(tmp_path: Path):
-    report = build(scaled(tmp_path / "with"))
-    (section,) = [section for section in report.sections if section.name == "predictions"]
-    errors, fold, verdicts = section.blocks
-    assert isinstance(errors, PlainTable) and isinstance(fold, Fold) and isinstance(verdicts, PlainTable)
-    (poorest,) = fold.blocks
-    assert isinstance(poorest, PlainTable)
-    assert [row[0] for row in errors.rows] == ["step", "total", "energy", "memory"] and len(poorest.rows) == 4
-    shown = json.dumps([page._grid(block) for block in report.blocks() if isinstance(block, Grid)])
-    assert "predict" not in shown  # nor 0.11 s, 110 s: tables of results have what was measured alone
-    slowed = {"device": "cpu", "load": records.load(others_cores=8.0)}
-    runs = load.read([write(tmp_path / "slow", records.vision(**slowed, prediction=records.prediction()))]).runs
-    (paragraph,) = of_predictions(runs).blocks
-    assert "others kept over a tenth of its cores busy" in str(paragraph)
-    assert not of_predictions([replace(run, prediction=None) for run in runs]).blocks

@@ -13,7 +13,6 @@ import pytest
 
 from analysis import report as analysis_report
 from analysis import rerun_commands
-from analysis.commands.list_runs import output
 from analysis.figures.vega import Figure
 from analysis.report import page, runs_section
 from analysis.report.blocks import Fold, Grid, Paragraph, PlainTable, Plot, Recommendation, Report, Section
@@ -227,17 +226,3 @@ def test_why_nothing_is_ranked_is_said(tmp_path: Path):
     ):
         section = next(section for section in build(tmp_path / name).sections if section.name == "answers")
         assert why in [block.text for block in section.blocks if isinstance(block, Paragraph)]
-
-
-def test_columns_are_those_of_the_list_first_the_settings_that_tell_runs_apart(tmp_path: Path):
-    for index, (precision, lr) in enumerate((("fp32", 0.1), ("fp32", 0.2), ("fp16", 0.1))):
-        records.write(tmp_path / str(index), records.vision("cpu", precision=precision, lr=lr, gpus=2))
-    found, grid = load.read([tmp_path]), grid_of(tmp_path)
-    headings = next(line for line in output(found, found.runs, None).lines(None) if line.startswith("precision"))
-    assert {*re.split(r"\s{2,}", headings)} - {"status"} < {column.name for column in grid.columns}
-    shown = [column.heading for column in grid.columns if column.shown]
-    assert shown == ["precision", "lr", "total s", "accuracy", "images/s", "peak memory"]
-    assert [column.heading for column in grid.columns if column.telling] == ["precision", "lr"]
-    hidden = {column.name: column.group for column in grid.columns if not column.shown}
-    assert (hidden["step_s"], hidden["gpus"], hidden["commit"]) == ("Result", "Settings", "About the run")
-    assert "marks c" in grid.notes[0] and "hardware AMD EPYC" in grid.notes[0]  # the same for all

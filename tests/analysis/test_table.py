@@ -15,7 +15,7 @@ from analysis.stats.between_runs import PRIOR_SD
 from multicard.records.figures import FIGURES
 from papers import printed as papers
 from tests.analysis.conftest import Said
-from tests.helpers import grids, papers_records, records
+from tests.helpers import papers_records, records
 
 PRECISIONS = ("fp64", "fp32", "fp16")
 SETTING = papers_records.setting("table2")
@@ -159,16 +159,6 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
     assert found["pin_memory=false"] == pytest.approx(0.8 / 10) and found["pin_memory=true"] == pytest.approx(0.2 / 10)
     assert not any(one["metric"] == "gemm" for one in table.rows)
     assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
-
-
-def test_shares_are_of_the_profiled_time(tmp_path: Path):
-    grids.fill(tmp_path / "gpu", "llm_api_share", (0,))
-    grids.fill(tmp_path / "cpu", "llm_api_share", (0,), device="cpu")
-    (table,), (on_cpu,) = (printed("llm_api_share", folder=tmp_path / device) for device in ("gpu", "cpu"))
-    names = {"cudaLaunchKernel", "cudaStreamSynchronize", "cudaEventSynchronize", "memcpy Host-to-Device"}
-    assert names < {one["metric"] for one in table.rows} and {one["group"] for one in on_cpu.rows} == {"phase"}
-    assert all(0 <= share <= 1 for one in table.rows for share in one.values() if isinstance(share, float))
-    assert "share of the profiled time of all ranks" in table.notes[0]
 
 
 @pytest.mark.parametrize("name", experiments.names())

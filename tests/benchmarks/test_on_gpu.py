@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -160,17 +159,6 @@ def test_a_run_that_diverged_is_no_pass_and_one_out_of_memory_an_answer_of_tunin
     (read,) = [step.read for step in STEPS if step.name == name]
     (finding,) = read(tmp_path, "")
     assert finding.passed is passed and (name == "memory" or finding.value == f"{status}: why")
-
-
-def test_images_in_the_form_of_mnist_are_a_data_set(tmp_path: Path):
-    from multicard.vision.data import datasets
-
-    config = typed("dataset=mnist", f"dataset.root={gpu_steps.made_images(tmp_path)}").dataset
-    datasets.check(config)
-    data = datasets.load(config, 0)
-    assert data.train.images.shape == (60_000, 28, 28) and data.train.images.max() > 200
-    assert np.bincount(data.test.labels, minlength=10).min() > 500
-    assert len(np.unique(data.train.images[:1000], axis=0)) > 950
 
 
 @pytest.mark.usefixtures("processes")

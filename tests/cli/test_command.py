@@ -15,7 +15,6 @@ import pytest
 from multicard.messages import say
 from tests.conftest import ROOT, SMALL, Called, command
 from tests.helpers import cells
-from tests.helpers.records import claim
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -86,22 +85,6 @@ def test_the_installed_command_trains_from_any_folder(tmp_path: Path):
     words = [sys.executable, str(script), "vision", *SMALL, "gpus=2", "name=a"]
     subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     assert [record["status"] for record in records(tmp_path / "multirun" / "a")] == ["ok"]
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_refusal_leaves_a_measurement_alone(tmp_path: Path, called: Called):
-    words = in_folder(tmp_path / "s", "-m", "gpus=1")
-    assert called(*words)[0] == 0
-    before = records(tmp_path / "s")
-    (folder,) = (path.parent for path in (tmp_path / "s").glob("*/result.json"))
-    (folder / "result.json").rename(folder / "aside.json")
-    claimed = claim(folder, pid=1)
-    code, refused = called(*words)
-    assert code == 1 and "is measuring" in refused
-    assert (folder / "aside.json").exists() and not (folder / "result.json").exists()
-    claimed.unlink()
-    (folder / "aside.json").rename(folder / "result.json")
-    assert called(*words)[0] == 0 and records(tmp_path / "s") == before
 
 
 @pytest.mark.core

@@ -2,7 +2,7 @@
 
     python -m tests.goldens.freeze [PART...]
 
-Write the goldens anew: all of them, or those named (identities, compositions, analysis, dry_runs, benchmarks). Only a
+Write the goldens anew: all of them, or those named (identities, compositions, analysis, benchmarks). Only a
 change that is meant to alter an answer needs this. tests/test_goldens.py computes the same and compares.
 """
 
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -126,25 +127,20 @@ def composition(entry: str, words: Sequence[str]) -> str:
 
 
 def choices() -> Iterator[tuple[str, str]]:
-    """Each entry and an override that chooses an option of one of its groups; an empty one for the defaults."""
+    """Each entry with overrides that choose, in one line or another, each option of its groups. An option of which
+    others follow has a line of its own."""
     for workload in WORKLOADS:
-        yield workload.entry, ""
-        for group, options in workloads.groups(workload).items():
-            yield from ((workload.entry, f"{group}={option}") for option in options)
-
-
-def composition_digest(entry: str, word: str) -> str:
-    """The SHA-256 of a composition, or the first line of why it cannot be."""
-    try:
-        return digest(composition(entry, [word] if word else []))
-    except Exception as error:  # Hydra's, OmegaConf's or that of a schema
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        groups = workloads.groups(workload)
+        alone = [group for group in ("experiment", "preset", "scale") if group in groups]
+        yield from ((workload.entry, f"{group}={option}") for group in alone for option in groups[group])
+        columns = [[f"{group}={option}" for option in groups[group]] for group in groups if group not in alone]
+        yield from ((workload.entry, " ".join(filter(None, words))) for words in zip_longest(*columns))
 
 
 def compositions() -> Answers:
-    """The defaults of both entries in full, and the SHA-256 of the composition with each option of each group."""
+    """The defaults of all entries in full, and the SHA-256 of compositions with each option of each group."""
     texts = {workload.entry: composition(workload.entry, []).splitlines() for workload in WORKLOADS}
-    found = {f"{entry} {word}".strip(): composition_digest(entry, word) for entry, word in choices()}
+    found = {f"{entry} {words}": digest(composition(entry, words.split())) for entry, words in choices()}
     return {"defaults": texts, "sha256": found}
 
 
@@ -268,8 +264,6 @@ def analysis(lines: Sequence[str] | None = None) -> Answers:
     return found
 
 
-# Dry runs of the documented commands
-
 MACHINE = {
     r"\d+ GPUs? and \d+ cores?": "N GPUs and N cores",
     r"(?<=\d; )[\d.]+ [kM]B": "N MB",  # of a report's page
@@ -286,40 +280,6 @@ def normal(text: str, *folders: str) -> list[str]:
     for pattern, instead in MACHINE.items():
         text = re.sub(pattern, instead, text)
     return [line.rstrip() for line in text.splitlines()]
-
-
-def documented() -> dict[str, Words]:
-    """The documented commands of both entries, and their words for a dry run of CPU ranks or for SLURM."""
-    from tests.project import test_pages  # which needs pytest
-
-    found = {}
-    for line in [*test_pages.VISION, *test_pages.TUNING]:
-        words = shlex.split(line)[1:]
-        slurm = "hydra/launcher=submitit_slurm" in words
-        if "--help" in words or "gpus=auto" in words or "loader=dali" in words:  # by the machine's cores, or by DALI
-            continue
-        extra = ["dry_run=true", *([] if slurm or "experiment=all" in words else ["device=cpu"])]
-        if not any(word.startswith(("name=", "experiment=all")) for word in words):
-            extra.append(NAME)
-        found[line] = [*words, *(word for word in extra if word not in words)]
-    return found
-
-
-def dry_run(words: Sequence[str]) -> Answers:
-    """Exit code and output of a command of an entry, in an empty folder: there is no data, and nothing measured."""
-    with tempfile.TemporaryDirectory() as place:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("MULTICARD", "HYDRA"))}
-        environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
-        line = ["nice", sys.executable, str(ROOT / words[0]), *words[1:]]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=place, env=environment, check=False)
-        left = sorted(str(file.relative_to(place)) for file in Path(place).rglob("*"))
-        printed = {"out": normal(done.stdout, place), "err": normal(done.stderr, place), "left": left}
-    return {"code": done.returncode} | {key: value for key, value in printed.items() if value}
-
-
-def dry_runs() -> Answers:
-    """Documented command -> its words, exit code and output."""
-    return {line: {"words": " ".join(words), **dry_run(words)} for line, words in documented().items()}
 
 
 # Benchmarks
@@ -345,7 +305,6 @@ PARTS: Mapping[str, Callable[[], Answers]] = {
     "identities": identities,
     "compositions": compositions,
     "analysis": analysis,
-    "dry_runs": dry_runs,
     "benchmarks": benchmarks,
 }
 

@@ -134,14 +134,6 @@ def test_a_short_run_says_why_it_has_no_throughput():
     assert not any("missing" in word for words in printed([result(10.0), result(9.0, status="oom")]) for word in words)
 
 
-def test_runs_that_shared_their_gpus_are_marked():
-    disturbed = {"gpu": {"disturbed_by": [{"name": "solve", "pid": 7}]}}
-    made = [result(1.0) | {"oversubscribed": True}, result(2.0, gpus=2) | disturbed, result(3.0, gpus=4)]
-    lines = printed(made)
-    assert [line[1] for line in lines[1:4]] == ["ok*", "ok!", "ok"]
-    assert "* ranks shared a GPU: not a figure of this machine: 1 run" in [" ".join(line) for line in lines]
-
-
 def test_units_suit_their_figures():
     counts = (None, 0, 999, 1000, 5.432e9, 2e13)
     assert [*map(text_table.in_bytes, counts)] == ["-", "0 B", "999 B", "1 kB", "5.43 GB", "20 TB"]
