@@ -43,9 +43,7 @@ def test_a_frame_has_the_columns_of_list_with_their_types(runs: Runs, folder: Pa
 @pytest.mark.parametrize(
     ("words", "show"),
     [
-        ("list {0}/before", lambda runs, _: runs),
         ("best {0}/before", lambda runs, _: runs.best()),
-        ("best {0}/before --goal time", lambda runs, _: runs.best("time")),
         (
             "best {0}/before --goal memory --accuracy 99% --memory 80GB --gpus 4",
             lambda runs, _: runs.best("memory", accuracy=0.99, memory=80e9, gpus=4),
@@ -76,14 +74,9 @@ def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
     ("ask", "refusal"),
     [
         (lambda _: multicard.load("absent"), "absent is no folder"),
-        (lambda runs: runs.where("gpus>"), "--where: "),
         (lambda runs: runs.where("cards>1"), '--where: no column "cards"'),
         (lambda runs: runs.best("speed"), "goal=speed: choose one of time, memory, energy"),
         (lambda runs: runs.best(accuracy=99), "accuracy: 99 is no share; write 99% or 0.99"),
-        (lambda runs: runs.best(memory="80"), "memory: 80 is no size; write 80GB or 80GiB"),
-        (lambda runs: runs.best(gpus=0), "gpus: 0 is no number of GPUs"),
-        (lambda runs: runs.compare(), "B is missing"),
-        (lambda runs: runs.compare(by="a,"), "by: 'a,' has an empty name"),
         (lambda runs: runs.figure("absent"), "no figure absent; there are "),
     ],
 )

@@ -130,17 +130,14 @@ def test_a_line_that_cannot_be_written_now_is_written_with_the_next(monkeypatch:
     ("entry", "words", "refusal"),
     [
         ("train_vision.py", ["--help"], ""),
-        ("train_vision.py", ["--cfg", "job"], ""),
         pytest.param(
             "train_vision.py",
             ["strategy.sync_batchnorm=true", "device=cpu"],
             "strategy.sync_batchnorm=true",
             marks=pytest.mark.core,
         ),
-        ("tune_llm.py", ["--help"], ""),
         ("tune_llm.py", ["dataset=digits"], "dataset=digits"),
         pytest.param("tune_llm.py", ["method=qlora", "gpus=4"], "method=qlora", marks=pytest.mark.core),
-        ("tune_llm.py", ["method=qat", "method.groupsize=512"], "method.groupsize=512"),
     ],
 )
 def test_answers_that_need_no_torch_do_not_wait_for_it(entry: str, words: list[str], refusal: str, tmp_path: Path):

@@ -21,7 +21,6 @@ from tests.conftest import ROOT, Called, has_dali
 Plan = Callable[..., list[RunConfig]]
 
 VISION, TUNING = "train_vision.py", "tune_llm.py"
-UP_TO_4 = {"gpus": {1, 2, 3, 4}}
 PRECISIONS = {"precision": {"fp64", "fp32", "fp16"}}
 PHOTOGRAPHS = {"loaders", "layout"}
 NAMES = [(workload, name) for workload in workloads.WORKLOADS for name in workloads.experiments(workload)]
@@ -120,7 +119,6 @@ def test_no_cell_of_the_full_model_is_refused_for_its_sizes(plan: Plan):
 
 WINS = [
     (["gpus=1,2"], {**PRECISIONS, "gpus": {1, 2}}, {}),
-    (["precision=fp32"], UP_TO_4, {"precision": "fp32", "image_size": 500}),
     (["gpus=1", "dataset=digits", "epochs=3"], PRECISIONS, {"dataset": "digits", "epochs": 3, "image_size": 500}),
     (["gpus=1", "layout=nhwc", "strategy=ddp_rr"], PRECISIONS, {"layout": "nhwc", "strategy": "ddp_rr"}),
     (["gpus=1", "scale=smoke", "dataset=mnist", "dataset.image_size=48"], PRECISIONS, {"dataset": "mnist"}),

@@ -178,6 +178,7 @@ def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Cal
     run(words, TUNING_SHRUNK, tmp_path, called, "tune_llm.py")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_server")
 def test_the_documented_analysis_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
