@@ -18,8 +18,8 @@ from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import Term
+from multicard.observe.profiles.events import COPIES
 from multicard.observe.profiles.metrics import Profile
-from multicard.observe.profiles.names import COPIES
 from multicard.records.schema_parts import ProfileRank
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS

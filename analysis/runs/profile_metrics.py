@@ -10,8 +10,8 @@ from typing import Literal
 
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
+from multicard.observe.profiles.events import COPIES
 from multicard.observe.profiles.metrics import Profile
-from multicard.observe.profiles.names import COPIES
 
 NCCL = "nccl"  # all collectives of NCCL together
 # Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15

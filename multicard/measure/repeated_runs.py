@@ -130,11 +130,11 @@ class Ratio:
             return BELOW
         return WITHIN if low >= 1 / (1 + margin) and high <= 1 + margin else UNDECIDED
 
-    def least_difference(self, confidence: float = CONFIDENCE) -> float | None:
+    def least_difference(self) -> float | None:
         """The relative difference that such a comparison tells from none with a probability of POWER."""
         if self.error is None or not self.repeated:
             return None
-        return math.expm1(min(_noncentral(confidence, self.degrees) * self.error, MOST_LOG))
+        return math.expm1(min(_noncentral(self.degrees) * self.error, MOST_LOG))
 
 
 def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
@@ -172,8 +172,8 @@ def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int)
     return [Term(a.variance / count_a, a.degrees), Term(b.variance / count_b, b.degrees)]
 
 
-def _noncentral(confidence: float, degrees: float) -> float:
+def _noncentral(degrees: float) -> float:
     """The noncentrality with which Student's t exceeds its quantile with a probability of POWER."""
     from scipy.special import nctdtrinc
 
-    return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(confidence, degrees)))
+    return float(nctdtrinc(min(degrees, NORMAL), 1 - POWER, student_quantile(CONFIDENCE, degrees)))

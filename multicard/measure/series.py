@@ -79,15 +79,9 @@ def warm_up(samples: np.ndarray) -> int:
     return size * int(np.argmin(error[: len(means) // 4 + 1]))
 
 
-def mean_variance(samples: np.ndarray, independent: bool = False) -> Term | None:
-    """The variance of the mean of samples (n,) in their order; None where they are too few to tell.
-
-    Args:
-        independent: whether neighbours are known not to be alike (epochs); two samples are enough then.
-    """
+def mean_variance(samples: np.ndarray) -> Term | None:
+    """The variance of the mean of samples (n,) in their order; None where they are too few to tell."""
     count = len(samples)
-    if independent:
-        return Term(float(samples.var(ddof=1)) / count, count - 1) if count > 1 else None
     if count < MIN_SAMPLES:
         return None
     covariance = _autocovariance(samples - samples.mean())

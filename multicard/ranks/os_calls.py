@@ -55,13 +55,13 @@ def die_with(process: int, number: int = signal.SIGKILL) -> None:
     Thread(target=wait, daemon=True).start()
 
 
-def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process, and the program that it becomes (exec), when its parent ends, however that
-    happens: at once where the process id is given of one that may have ended already."""
+    happens: at once where it, by its process id, has ended already."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
-    if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), number)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:

@@ -15,7 +15,7 @@ from multicard.machine import environment
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.messages import link, say
-from multicard.observe.energy.sampler import Sampler
+from multicard.observe.sampler import Sampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import ownership, run_folder

@@ -16,8 +16,7 @@ from multicard.config.base import TrackerMode, plain
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
 from multicard.messages import say
-from multicard.observe import diagnosis
-from multicard.observe.energy import gpu_record
+from multicard.observe import diagnosis, gpu_record
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.failures import Failure, in_a_line, no_space
 from multicard.ranks.process import LOG_LINES, log_file
@@ -129,10 +128,10 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     profiles = [rank.profile for rank in finished if rank.profile is not None]
     ablations = [rank.ablations for rank in finished if rank.ablations is not None]
     if profiles:
-        from multicard.observe.profiles import run_profile
+        from multicard.observe.profiles import metrics
 
-        record.profile = run_profile.of_run(folder, profiles, record)
-        run_profile.add_copies(record)
+        record.profile = metrics.of_run(folder, profiles, record)
+        metrics.add_copies(record)
     if ablations:
         advise = partial(run.workload.advise, config, placement)
         record.diagnosis = diagnosis.diagnose(ablations, advise)

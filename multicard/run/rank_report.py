@@ -10,7 +10,7 @@ import numpy as np
 
 from multicard.machine.devices import used_gpu
 from multicard.machine.environment import host, spans
-from multicard.observe.energy.readings import Counters
+from multicard.observe.readings import Counters
 from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import LlmReport, ScriptReport, VisionReport

@@ -19,8 +19,8 @@ from multicard.estimate import estimates
 from multicard.machine import environment, private, shares, slurm
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import pause, process_started_s
-from multicard.observe.energy.sampler import Sampler
 from multicard.observe.profiles import nsys
+from multicard.observe.sampler import Sampler
 from multicard.ranks import elastic, failures, os_calls
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import ownership, run_folder

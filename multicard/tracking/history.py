@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from multicard.measure import formulas
-from multicard.observe.energy.gpu_record import MERGED
+from multicard.observe.gpu_record import MERGED
 from multicard.records import run_folder
 from multicard.records.schema import AnyRecord, Record
 from multicard.records.schema_parts import Gpu, Segment

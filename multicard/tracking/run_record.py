@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from multicard.config.sweeps import PREDICTION
-from multicard.observe.energy.gpu_record import MERGED
+from multicard.observe.gpu_record import MERGED
 from multicard.records.comparable import content
 from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT, read_environment
 from multicard.records.schema import AnyRecord

@@ -15,7 +15,7 @@ from multicard.measure import formulas, memory, timing
 from multicard.ranks import checkpoint, compiler
 from multicard.ranks.process import Rank, meet
 from multicard.records.schema_parts import Parts
-from multicard.vision import after_training, compiling, models, optim, tried, weights
+from multicard.vision import after_training, compiling, models, optim, trial, weights
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
@@ -128,7 +128,7 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
         f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at {size} px"
     )
     remedy = "change batch_size, dataset.train_limit or dataset.image_size"
-    require(tried.answer(alone).problem is None, f"{problem}; {remedy}")
+    require(trial.answer(alone).problem is None, f"{problem}; {remedy}")
 
 
 def run_epochs(

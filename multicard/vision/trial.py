@@ -1,5 +1,6 @@
-"""Whether a model trains as configured, and what its weights expect of images: asked of another process (`tried`), as
-this one imports no torch. Answers are kept in a cache on the disk."""
+"""Whether a model trains as configured, and what its weights expect of images: the controller, which imports no torch,
+asks another process, `python -m multicard.vision.trial`, which reads JSON from its standard input and writes the answer
+to its standard output. Answers are kept in a cache on the disk."""
 
 import hashlib
 import subprocess
@@ -8,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +17,10 @@ from multicard.config.keys import require
 from multicard.config.vision import ModelConfig
 from multicard.messages import say
 from multicard.records import run_folder
-from multicard.vision import models
+from multicard.vision import model_names, models
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +73,7 @@ def ask(trial: bytes, keeps: bool) -> Answer:
     path = run_folder.cache("models") / f"{digits}.json"
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(path.read_bytes(), type=Answer)
-    command = [sys.executable, "-m", "multicard.vision.tried"]
+    command = [sys.executable, "-m", "multicard.vision.trial"]
     done = subprocess.run(command, input=trial, capture_output=True, cwd=ROOT, check=False)
     if done.returncode:
         return Answer(f"model=: the trial of it ended with {done.returncode}: {done.stderr.decode()[-200:].strip()}")
@@ -80,3 +84,80 @@ def ask(trial: bytes, keeps: bool) -> Answer:
         if keeps and found.problem is None:
             run_folder.write_json(path, found)
     return found
+
+
+# ---- in the process that answers
+
+
+def answer(trial: Trial) -> Answer:
+    """Take a step of training and one of evaluation without values, and load the weights."""
+    import torch
+
+    from multicard.vision import weights
+
+    model, size, built = trial.model, trial.image_size, None
+    try:
+        own = expected(model.name)
+    except RuntimeError as error:  # timm's, of a tag that it does not have
+        return Answer(f"model={model.name}: {error} Leave the tag out, or use one that timm.list_pretrained() has")
+    if not trial.classes:
+        return own
+    try:
+        with torch.device("meta"):
+            built = models.build(model, trial.classes, size)
+            problem = _step(built, trial)
+    except Exception as error:  # whatever a library's model raises
+        problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[0]
+    if problem is not None:
+        fixed = (
+            f"use dataset.image_size={own.image_size}, the model's own" if own.image_size not in (None, size) else ""
+        )
+        remedy = fixed or "choose a larger dataset.image_size, or another model="
+        return Answer(f"model={model.name}: cannot train on images of {size} x {size} px ({problem}); {remedy}")
+    assert built is not None
+    try:
+        return Answer(None, weights.load(built, model, trial.classes, size))
+    except ValueError as error:
+        return Answer(str(error))
+
+
+def _step(model: "nn.Module", trial: Trial) -> str | None:
+    """Why a step cannot be; None where it can."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    images, labels = torch.zeros(trial.batch_size, 3, trial.image_size, trial.image_size), torch.zeros(trial.batch_size)
+    outputs, expected_shape = model.train()(images), (trial.batch_size, trial.classes)
+    if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected_shape:
+        gives = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__} of outputs"
+        return f"it is no classifier: it gives {gives} and not {expected_shape}"
+    cross_entropy(outputs, labels.long()).backward()
+    idle = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
+    if trial.averages and idle:
+        return f"{idle[0]} has no part in the outputs, and ranks would wait for its gradients; only gpus=1 works"
+    with torch.no_grad():
+        model.eval()(images)
+    return None
+
+
+def expected(name: str) -> Answer:
+    """The images that a library's weights of this name were trained on; nothing where none says so."""
+    if not model_names.has(name):
+        return Answer()
+    if not model_names.is_timm(name):
+        from torchvision.models import get_model_weights
+
+        used = get_model_weights(name)["DEFAULT"].transforms()
+        size = used.crop_size[0] if name.startswith(("vit_", "maxvit")) else None
+        return Answer(mean=list(used.mean), std=list(used.std), image_size=size)
+    import timm
+
+    own = timm.get_pretrained_cfg(name.removeprefix(model_names.TIMM))
+    if own is None:
+        return Answer()
+    return Answer(mean=[*own.mean], std=[*own.std], image_size=own.input_size[1] if own.fixed_input_size else None)
+
+
+if __name__ == "__main__":
+    result = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Trial))
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(result) + b"\n")

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.figures import timelines, vega
 from analysis.runs import load
-from multicard.observe.energy import gpu_record, readings
+from multicard.observe import gpu_record, readings
 from tests.analysis.conftest import Said
 from tests.helpers import grids, records
 

@@ -53,8 +53,6 @@ def test_the_variance_of_the_mean_has_its_closed_forms():
         inflation = (1 + phi) / (1 - phi)
         assert term.variance == pytest.approx(0.01 * inflation / 10_000, rel=0.25)
         assert term.degrees + 1 == pytest.approx(10_000 / inflation, rel=0.25)
-    samples = np.array([1.0, 2.0, 4.0])
-    assert mean_variance(samples, independent=True) == Term(float(samples.var(ddof=1)) / 3, 2)
 
 
 def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
@@ -70,7 +68,7 @@ def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
 
 
 def test_too_few_samples_have_no_interval_and_equal_ones_no_width():
-    assert mean_variance(np.ones(7)) is None and mean_variance(np.ones(1), independent=True) is None
+    assert mean_variance(np.ones(7)) is None
     assert mean_variance(np.full(50, 0.1)) == Term(0.0, 49)
 
 

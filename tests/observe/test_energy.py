@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from multicard.machine import devices
-from multicard.observe.energy import gpu_record, sampler
-from multicard.observe.energy.readings import COLUMNS, Counters
+from multicard.observe import gpu_record, sampler
+from multicard.observe.readings import COLUMNS, Counters
 from multicard.records.rank_files import RankProbe, RankReport
 from tests.helpers import records
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from multicard.observe.profiles import kineto, nsys
-from multicard.observe.profiles.events import COLUMNS, Kind, covered, covered_by_group
+from multicard.observe.profiles.events import COLUMNS, Kind, Metric, api, collective, covered, covered_by_group, metric
 from multicard.observe.profiles.metrics import read
-from multicard.observe.profiles.names import Metric, api, collective, metric
 from tests.conftest import shared
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US
 from tests.observe.test_profiling import rows_of

@@ -16,9 +16,9 @@ import pytest
 from multicard.config.placement import Placement
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s, pause
-from multicard.observe.energy import gpu_record, readings, sampler
-from multicard.observe.energy.readings import Neighbours
-from multicard.observe.energy.sampler import Sampler
+from multicard.observe import gpu_record, readings, sampler
+from multicard.observe.readings import Neighbours
+from multicard.observe.sampler import Sampler
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job

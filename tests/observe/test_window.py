@@ -15,7 +15,7 @@ from multicard.config.base import ProfileName, ProfileWindow, WindowConfig
 from multicard.config.placement import Placement
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES, Ranges
-from multicard.observe.profiles import nsys, run_profile
+from multicard.observe.profiles import metrics, nsys
 from multicard.observe.profiles.capture import TrainingWindow, Window
 from multicard.observe.profiles.metrics import Profile, read
 from multicard.ranks import failures
@@ -155,21 +155,21 @@ def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.Mon
     moved = {"h2d": 0, "d2h": None, "d2d": None, "source": "counted"}
     steps = {"mean": 1e-4, "count": 8, "warmup_count": 2}
     record = records.as_record({"step_s": steps, "transfer_bytes": moved})
-    record.profile = profile = run_profile.of_run(tmp_path, ranks, record)
+    record.profile = profile = metrics.of_run(tmp_path, ranks, record)
     assert profile.step_s == ProfileCost(2e-4, 1e-4, pytest.approx(2.0))
     source = "the profiler's window, scaled by steps"
     assert profile.h2d == ProfileCopies(1950, 2000, pytest.approx(50 / 1950), 20000, source)
     assert profile.files == ["profile/r00.nsys-rep", "profile/r01.nsys-rep"]
-    run_profile.add_copies(record)
+    metrics.add_copies(record)
     assert record.transfer_bytes == Transfers(
         h2d=0, d2h=0, d2d=2 * 70 * 10, source="counted; d2h and d2d: the profiler's window, scaled by steps"
     )
     unread = records.as_record({"step_s": steps, "transfer_bytes": moved, "profile": {"error": "nothing readable"}})
-    run_profile.add_copies(unread)
+    metrics.add_copies(unread)
     assert unread.transfer_bytes == Transfers(h2d=0, source="counted")
     for rank in ranks:
         rank["steps"] = 2
-    error = run_profile.of_run(tmp_path, ranks, record).error
+    error = metrics.of_run(tmp_path, ranks, record).error
     assert "holds [1, 1] steps, by rank, not the window's [2, 2]" in str(error)
 
 
@@ -244,7 +244,7 @@ def test_nsys_brackets_the_training(tmp_path: Path, nsys_calls: list[str]):
 
 
 def test_a_profile_that_was_lost_when_the_run_was_stopped_is_an_error_in_the_record(tmp_path: Path):
-    assert run_profile.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(error="lost")
+    assert metrics.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(error="lost")
 
 
 def test_trainings_that_were_traced_are_in_no_table_of_times(tmp_path: Path):

@@ -14,8 +14,8 @@ from torchvision import models as torchvision_models
 from multicard.config.vision import Freeze, ModelConfig
 from multicard.estimate.memory import answers, facts
 from multicard.estimate.memory.simulate import simulate
-from multicard.vision import model_names, models, optim, tried, weights
-from multicard.vision.trial import Trial
+from multicard.vision import model_names, models, optim, weights
+from multicard.vision.trial import Trial, answer
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, composed, typed
 
@@ -54,8 +54,8 @@ def test_a_name_is_an_option_with_the_identity_of_the_older_form():
 
 def test_a_name_may_have_a_tag_of_timms_weights():
     assert composed("model=resnet50.a1_in1k").model.name == "resnet50.a1_in1k"
-    assert tried.answer(trial("timm/resnet18.a1_in1k", 32)).problem is None
-    assert "Invalid pretrained tag (nope)" in str(tried.answer(trial("resnet18.nope", 32)).problem)
+    assert answer(trial("timm/resnet18.a1_in1k", 32)).problem is None
+    assert "Invalid pretrained tag (nope)" in str(answer(trial("resnet18.nope", 32)).problem)
     for name in ("mobilenet_v2.x", "resnet1.a1_in1k"):  # timm has no such model
         with pytest.raises(ValueError, match="neither torchvision nor timm has it"):
             models.refuse(name)
@@ -63,7 +63,7 @@ def test_a_name_may_have_a_tag_of_timms_weights():
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_model_is_tried_without_values(name: str):
-    assert tried.answer(trial(name, FAMILIES[name])).problem is None
+    assert answer(trial(name, FAMILIES[name])).problem is None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_model_is_tried_without_values(name: str):
     ],
 )
 def test_what_a_model_cannot_do_is_said(asked: Trial, said: str):
-    assert said in (tried.answer(asked).problem or "")
+    assert said in (answer(asked).problem or "")
 
 
 class Two(nn.Module):
@@ -91,7 +91,7 @@ class Two(nn.Module):
 )
 def test_no_classifier_is_trained(outputs: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(models.BUILDERS, "own", lambda *_: nn.Sequential(nn.Flatten(2), nn.Linear(1024, 32), outputs))
-    assert said in (tried.answer(trial("own", 32)).problem or "")
+    assert said in (answer(trial("own", 32)).problem or "")
 
 
 @pytest.mark.parametrize(

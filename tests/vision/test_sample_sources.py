@@ -17,7 +17,7 @@ from PIL import Image
 from multicard.config.vision import ImagesConfig
 from multicard.estimate.memory import facts
 from multicard.records import content
-from multicard.vision.data import datasets, parquet_images
+from multicard.vision.data import datasets, sample_sources
 from multicard.vision.data.splits import Data, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
@@ -226,7 +226,7 @@ def test_a_parquet_file_is_read_once_and_left_when_its_images_are_decoded(tmp_pa
     root = hub_files(tmp_path / "hub", "train-0.parquet", "train-1.parquet", "val.parquet")
     data = datasets.DATASETS["images"].read(options(root), 0)
     assert isinstance(data.train.images, list)
-    files = parquet_images.files_of(data.train.images)
+    files = sample_sources.files_of(data.train.images)
     assert list(files.values()) == [14, 29] and all(file._images is None for file in files)
     datasets.DATASETS["images"].finish(data, options(root))
     assert all(file._images is None for file in files)

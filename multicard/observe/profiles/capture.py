@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from multicard.config.base import ProfileConfig, ProfileName, WindowConfig
 from multicard.measure import memory, timing
 from multicard.measure.timing import Ranges
-from multicard.observe.profiles.names import RUN, STEP, WINDOW
+from multicard.observe.profiles.events import RUN, STEP, WINDOW
 from multicard.ranks.process import Rank, max_over_ranks
 
 

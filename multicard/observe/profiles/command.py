@@ -15,8 +15,8 @@ from pathlib import Path
 
 from multicard.messages import Parser
 from multicard.observe.profiles import metrics
+from multicard.observe.profiles.events import CUDA_APIS
 from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
-from multicard.observe.profiles.names import CUDA_APIS
 from multicard.records import text_table
 from multicard.records.schema_parts import ProfileRank, ProfileRow
 from multicard.records.text_table import in_bytes

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from multicard.observe.profiles.events import Collector, Trace
-from multicard.observe.profiles.names import GLOO, Kind
+from multicard.observe.profiles.events import GLOO, Collector, Kind, Trace
 
 KINDS = {
     "cuda_runtime": Kind.API,

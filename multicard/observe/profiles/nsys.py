@@ -18,8 +18,7 @@ import numpy as np
 
 from multicard.config.base import ProfileName, RunConfig
 from multicard.config.keys import require
-from multicard.observe.profiles.events import Collector, Trace
-from multicard.observe.profiles.names import PHASES, STEP, WINDOW, Kind
+from multicard.observe.profiles.events import PHASES, STEP, WINDOW, Collector, Kind, Trace
 
 ROWS = 1 << 17  # a record batch
 PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid

@@ -23,7 +23,7 @@ from multicard.machine import network
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
 from multicard.vision.data import decoding, photographs
-from multicard.vision.data.parquet_images import path_of
+from multicard.vision.data.sample_sources import path_of
 from multicard.vision.data.splits import Data, Split, held_out
 
 

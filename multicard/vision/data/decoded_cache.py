@@ -25,8 +25,7 @@ from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.records import run_folder
 from multicard.vision.data import decoding
-from multicard.vision.data.parquet_images import Encoded, Row, files_of, path_of
-from multicard.vision.data.sample_sources import folder_of
+from multicard.vision.data.sample_sources import Encoded, Row, files_of, folder_of, path_of
 from multicard.vision.data.splits import Data, Split
 
 VERSION = 1  # of the format: a cache of another version is rebuilt

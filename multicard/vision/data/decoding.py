@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multicard.config.keys import require
-from multicard.vision.data.parquet_images import Encoded
+from multicard.vision.data.sample_sources import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,8 +15,7 @@ from multicard.measure import memory, timing
 from multicard.messages import say
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import decoded_cache, decoding, sample_sources
-from multicard.vision.data.parquet_images import files_of
-from multicard.vision.data.sample_sources import FORMS, TESTS, TRAIN, WHOLE, Parts
+from multicard.vision.data.sample_sources import FORMS, TESTS, TRAIN, WHOLE, Parts, files_of
 from multicard.vision.data.splits import Data, Split, held_out
 
 NAMED_CLASSES = 1000  # at most, in a record

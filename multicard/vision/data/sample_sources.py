@@ -7,14 +7,16 @@ What cannot be used is refused with ValueError, which names the key, or the file
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from multicard.config.keys import require
-from multicard.vision.data.parquet_images import Encoded, ImageFile, Row
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
 WHOLE, TRAIN = "all", "train"  # WHOLE: samples that are not split into parts
@@ -22,6 +24,64 @@ TESTS = ("validation", "valid", "val", "test")  # the first that is there is tes
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
 LABELS = ("label", "labels", "class", "target")
 FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
+
+
+# ---- encoded images in parquet files, as Hugging Face's `datasets` writes them: struct<bytes, path>, or bytes
+
+
+class ImageFile:
+    """One parquet file and its field of images, read when the first is asked for and held once in a process."""
+
+    def __init__(self, path: Path, field: Any) -> None:
+        self.path, self.field, self._lock = path, field, Lock()
+        self._images: Any = None
+
+    def load(self) -> Any:
+        """The encoded images, a `ChunkedArray`."""
+        from pyarrow import dataset
+
+        with self._lock:  # threads decode
+            if self._images is None:
+                nested = ("bytes",) if self.field.type.num_fields else ()
+                column = {"bytes": dataset.field(self.field.name, *nested)}
+                self._images = dataset.dataset(str(self.path)).to_table(column)["bytes"]
+            return self._images
+
+    def release(self) -> None:
+        self._images = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An image in a parquet file, opened as a `Path` is."""
+
+    file: ImageFile
+    index: int
+
+    def __repr__(self) -> str:
+        return f"{self.file.path} row {self.index + 1}"
+
+    def open(self, _: str = "rb") -> BytesIO:
+        encoded = self.file.load()[self.index].as_py()
+        if encoded is None:
+            raise ValueError("its bytes are not in the file")
+        return BytesIO(encoded)
+
+
+Encoded = Path | Row  # an image that is still to be decoded
+
+
+def path_of(image: Encoded) -> Path:
+    """The file on disk that holds an image."""
+    return image if isinstance(image, Path) else image.file.path
+
+
+def files_of(images: Iterable[Any]) -> dict[ImageFile, int]:
+    """The parquet files of these images, each with the index of the last image that it holds."""
+    return {image.file: index for index, image in enumerate(images) if isinstance(image, Row)}
+
+
+# ---- the parts of the data
 
 
 class Samples(NamedTuple):

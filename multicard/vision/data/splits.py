@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from multicard.vision.data import decoding
-from multicard.vision.data.parquet_images import Encoded
+from multicard.vision.data.sample_sources import Encoded
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler

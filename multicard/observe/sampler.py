@@ -18,8 +18,8 @@ from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
-from multicard.observe.energy import gpu_record
-from multicard.observe.energy.readings import COLUMNS, Neighbours, read_gpu, read_processes
+from multicard.observe import gpu_record
+from multicard.observe.readings import COLUMNS, Neighbours, read_gpu, read_processes
 from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import RankReport
 

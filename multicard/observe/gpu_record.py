@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from multicard.measure.timing import clock_s, pause
-from multicard.observe.energy.readings import COLUMNS
+from multicard.observe.readings import COLUMNS
 from multicard.records import rank_files, run_folder
 
 MERGED = "gpu.parquet"

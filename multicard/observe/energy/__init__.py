@@ -1,1 +1,0 @@
-"""Energy and state of the GPUs while a run works."""
