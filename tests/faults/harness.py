@@ -30,16 +30,7 @@ WITHIN_S = 400.0  # a command ends, or comes to a point
 GONE_WITHIN_S = 60.0  # what a command started ends after it
 TOKEN = "MULTICARD_FAULT_TRIAL"  # in the environment of all that the command starts, jobs of SLURM too
 # What a sweep's folder has while its runs go on, and no longer
-PASSING = (
-    ".*.running",
-    ".progress*",
-    ".agent*",
-    ".work*",
-    ".*.json.*",
-    ".*.parquet.*",
-    "segments.json",
-    "checkpoint",
-)
+PASSING = (".*.running", ".progress*", ".agent*", ".work*", ".*.json.*", ".*.parquet.*", "segments.json", "checkpoint")
 
 Act = Callable[["Trial"], object]
 Records = dict[Path, dict[str, Any]]

@@ -31,10 +31,7 @@ from tests.llm.test_llm_run import ok, steps
 from tests.run.test_resume import Case
 from tests.vision.test_loaders import DALI, noise, pixels, read, source
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 Measured = Callable[..., dict[str, Any]]
 CUDA = "device=cuda"
 

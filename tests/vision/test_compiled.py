@@ -34,8 +34,7 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("world", "strategy", "precision"),
-    [(1, "ddp_ds", "fp16"), (2, "ddp", "fp32"), (2, "ddp_rr", "fp32")],
+    ("world", "strategy", "precision"), [(1, "ddp_ds", "fp16"), (2, "ddp", "fp32"), (2, "ddp_rr", "fp32")]
 )
 def test_all_shapes_of_a_run_are_warm_before_it(world: int, strategy: str, precision: str, tmp_path: Path):
     words = [f"strategy={strategy}", f"precision={precision}", f"gpus={world}", "compile=true", "batch_size=4"]
