@@ -72,7 +72,7 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ca
     return take
 
 
-@pytest.mark.parametrize("launcher", ["local", "submitit_local", "submitit_slurm"])
+@pytest.mark.parametrize("launcher", ["local", "submitit_slurm"])
 def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, planned: Callable[..., list[Cell]]):
     axes = ["precision=fp32,bf16", "seed=0,1"]  # however they are typed, seeds are outside
     cells = planned(*(axes[::-1] if launcher == "local" else axes), "repeat=2", f"hydra/launcher={launcher}")
