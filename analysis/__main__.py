@@ -111,10 +111,6 @@ def _claims(found: Found, options: argparse.Namespace) -> Output:
     return render.output(verdicts, whole=options.only is not None)
 
 
-def _predictions(found: Found, options: argparse.Namespace) -> Output:
-    return predictions.output(found.runs, options.folders)
-
-
 def _figure(options: argparse.Namespace) -> int:
     from analysis.figures import draw  # altair, which takes a second
 
@@ -176,7 +172,6 @@ FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "def
 WRITING = ("list", "table", "compare", "best", "claims", "predictions")  # commands that write what they found
 MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
 PRICE: dict[str, Any] = {"metavar": "2.49", "help": "of a GPU for an hour (price.gpu_hour)", "type": cli.price}
-ONCE: dict[str, Any] = {"action": "store_true", "required": True}
 ALL = {"help": "include settings with few of the cells", "action": "store_true"}
 
 
@@ -239,7 +234,8 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
     add("--mix", **MIX)
 
-    add = command("predictions", _of_runs(_predictions), predictions.__doc__)
+    predicted = _of_runs(lambda found, options: predictions.output(found.runs, options.folders))
+    add = command("predictions", predicted, predictions.__doc__)
     add("folders", **FOLDERS)
 
     add = command("figure", _figure, figures.__doc__)
@@ -266,7 +262,8 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("export", _export, share.EXPORT)
     add("folders", **FOLDERS)
-    add("--anonymous", help="the only way to share rows; what is published cannot be taken back", **ONCE)
+    anonymous = "the only way to share rows; what is published cannot be taken back"
+    add("--anonymous", help=anonymous, action="store_true", required=True)
     add("--out", metavar="FILE", help="measured.json", type=cli.file, default=Path("measured.json"))
 
     add = command("import", _import, share.IMPORT)

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, parser
+from benchmarks import ROOT, parser
 from benchmarks.gpu_steps import IMAGES, ROWS, STEPS, TOKENIZER, Finding, Pass, Step
 from multicard.machine import devices
 from multicard.measure.timing import clock_s, timestamp

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import machine, parser
+from benchmarks import machine, parser
 from multicard.decide.plan import planning, tasks
 from multicard.decide.plan.jobs_file import SLOWDOWN, Job, JobsFile
 from multicard.decide.plan.planning import Plan

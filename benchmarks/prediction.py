@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.common import machine, parser
+from benchmarks import machine, parser
 from multicard.estimate import published, scaling, steps
 from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import Series

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from scipy.signal import lfilter
 from scipy.stats import binomtest
 
-from benchmarks.common import machine, parser
+from benchmarks import machine, parser
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import QUIET_S
 from multicard.decide.race.readings import NORMAL_95, rate

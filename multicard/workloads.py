@@ -1,12 +1,14 @@
 """The workloads of all entries: their schemas in Hydra's store, their option groups and their experiments."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from multicard.config import CONF
 from multicard.config.hydra_config import HydraWithExperiment
@@ -33,6 +35,12 @@ def register() -> None:
         for group, options in workload.options.items():
             for name, schema in options.items():
                 store.store(group=f"schema/{group}", name=name, node=schema)
+
+
+def composed(entry: str, words: Sequence[str]) -> DictConfig:
+    """The configuration of an entry's file by some words, with Hydra's own part; raises what Hydra raises."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(entry.removesuffix(".py"), [*words], return_hydra_config=True)
 
 
 def of_entry(entry: str) -> Workload:

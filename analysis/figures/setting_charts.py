@@ -14,17 +14,7 @@ import altair as alt
 from analysis.commands.best import COST, Ranking, known_rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, Row
-from analysis.figures.charts import (
-    SERIES,
-    WIDTH,
-    by_series,
-    drawn,
-    facets,
-    line_layers,
-    number_axis,
-    tooltips,
-    y_axis,
-)
+from analysis.figures.charts import SERIES, WIDTH, by_series, drawn, facets, line_layers, number_axis, tooltips, y_axis
 from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping

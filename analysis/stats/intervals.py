@@ -7,6 +7,7 @@ of them together cover at 95 %. Of 20 separate 95 % intervals, one would be expe
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -72,9 +73,7 @@ def bonferroni(count: int) -> float:
 
 
 def normal_quantile(confidence: float) -> float:
-    from scipy.special import ndtri  # a third of a second, which most commands do without
-
-    return float(ndtri(0.5 + confidence / 2))
+    return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
 def wilson(right: int, count: int, confidence: float) -> Interval:

@@ -10,7 +10,6 @@ from textwrap import wrap
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -97,9 +96,7 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     Raises:
         HydraException: `words` cannot be composed.
     """
-    name = workload.entry.removesuffix(".py")
-    with initialize_config_dir(str(workloads.CONF), version_base="1.3"):
-        cfg = compose(name, [word for word in words if not word.startswith("-")], return_hydra_config=True)
+    cfg = workloads.composed(workload.entry, [word for word in words if not word.startswith("-")])
     chosen = cfg.hydra.runtime.choices
     descriptions = {field.name: field.metadata.get("help", "") for field in fields(workload.schema)} | GROUPS
     sentence, *examples = usage.strip().splitlines()

@@ -21,14 +21,7 @@ Content = TypeVar("Content", VisionReport, LlmReport, ScriptReport)
 class Report(Generic[Content]):
     """A rank's report and its steps. The files are written between epochs, outside all timed steps."""
 
-    def __init__(
-        self,
-        kind: type[Content],
-        rank: Rank,
-        folder: Path,
-        flags: dict[str, Any],
-        **figures: Any,
-    ) -> None:
+    def __init__(self, kind: type[Content], rank: Rank, folder: Path, flags: dict[str, Any], **figures: Any) -> None:
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
         import torch
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchmarks.common import configuration
+from benchmarks import configuration
 from multicard.config.llm import LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -268,8 +267,7 @@ def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
         require(not override.is_sweep_override(), f"{override.input_line}: is a sweep; write a job for each value")
     workloads.register()
     try:
-        with initialize_config_dir(str(workloads.CONF), version_base="1.3"):
-            return compose(entry.removesuffix(".py"), own, return_hydra_config=True)
+        return workloads.composed(entry, own)
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         raise ValueError(command_line.explain("\n".join(causes), workload)) from None
