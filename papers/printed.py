@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 SPEEDUP_1GPU, SPEEDUP, GAIN, SAVED = "speedup_1gpu_percent", "speedup_base_percent", "gain_percent", "saved_percent"
 HARDWARE = "NVIDIA H100"  # of both papers
 METRIC = "metric:"  # begins a measure of profiles, before the metric's name
-DATASETS = "table4"  # Table 4, the sizes of the data sets, which nothing measures
+DATASETS = "table4"  # Table 4, the text data sets: its sizes are in figures.csv, its words in table4.csv
 
 
 @cache
@@ -162,14 +162,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """settings.yaml.
 
-    hardware, memory_gib, versions: the papers' node, its memory and packages. templates: by text data set, as printed.
+    hardware, memory_gib, versions: the papers' node, its memory and packages.
     extract: a part of the file that experiments share. kinds, experiments: settings by kind of run and by experiment.
     """
 
     hardware: str
     memory_gib: dict[str, float]
     versions: dict[str, str]
-    templates: dict[str, str]
     extract: dict[str, Any]
     kinds: dict[str, Settings]
     experiments: dict[str, Settings]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.goldens import freeze
 
-IDENTITIES = freeze.read("identities")
+IDENTITIES = freeze.read("identities") | freeze.read("added_identities")
 COMPOSITIONS = freeze.read("compositions")
 ANALYSIS = freeze.read("analysis")
 QUICK = freeze.read("benchmarks")["quick"]

@@ -54,13 +54,19 @@ def _a_rank(figure: Figure) -> Figure:
     return lambda readings, run: figure(readings, run) / ranks(run)
 
 
+def pauses_s(readings: Readings, run: Run) -> float:
+    """The time until the first batch of each epoch after the first one."""
+    if run["numa"] == "node" and run.environment().numa != "node":
+        raise ValueError("ranks were not bound to NUMA nodes: numa=node needs numactl")
+    waits_s = [epoch.first_batch_s for epoch in readings.training(run).epochs[1:]]
+    return sum(_known(waits_s, "pauses between epochs need two epochs, and the times of all of them"))
+
+
 def share_of_pauses(readings: Readings, run: Run) -> float:
-    """The time until the first batch of each epoch after the first one / that of these epochs and their evaluations."""
+    """The pauses / the time of the epochs after the first one and their evaluations."""
     epochs = readings.training(run).epochs
-    missing = "pauses between epochs need two epochs, and the times of all of them"
-    pauses_s = _known([epoch.first_batch_s for epoch in epochs[1:]], missing)
-    ended_s = _known([epoch.ended_s for epoch in epochs], missing)
-    return sum(pauses_s) / (ended_s[-1] - ended_s[0])
+    ended_s = _known([epoch.ended_s for epoch in epochs], "epochs without the times of their ends")
+    return pauses_s(readings, run) / (ended_s[-1] - ended_s[0])
 
 
 def share_of_reading(readings: Readings, run: Run) -> float:
@@ -71,13 +77,12 @@ def share_of_reading(readings: Readings, run: Run) -> float:
     return read_s / (start_s + total_s)
 
 
-def cost_of_nsys(readings: Readings, run: Run) -> float:
-    """The time of a step that Nsight Systems records / of one that it does not."""
-    if readings.profile(run).source != "nsys":
-        raise ValueError("not of Nsight Systems: profile=nsys, where it is installed")
-    recorded = readings.record(run).profile
-    ratio = recorded.step_s.ratio if recorded and recorded.step_s is not UNSET else None
-    return _known([ratio], "a profile without the times of steps inside and outside of it")[0]
+def busiest_over_idlest(readings: Readings, run: Run) -> float:
+    """The share of the time in which a kernel was at work, on the busiest GPU of a run / on the idlest."""
+    gpu = readings.record(run).gpu
+    shares = [device.utilisation_mean for device in gpu.devices] if gpu else []
+    known = _known(shares, "a record without the utilisation of its GPUs, which NVML gives")
+    return max(known) / min(known) if min(known) else math.inf
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:
@@ -115,18 +120,40 @@ def copied_bytes(_: Readings, run: Run) -> float:
     return math.fsum(_known(parts, missing))
 
 
-def accuracy_after_3(readings: Readings, run: Run) -> float:
-    reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[2:3]]
-    return _known(reached, "the accuracy after three epochs needs three epochs, each evaluated")[0]
+def accuracy_after(count: int) -> Figure:
+    """The accuracy after so many epochs."""
+
+    def figure(readings: Readings, run: Run) -> float:
+        reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[count - 1 : count]]
+        return _known(reached, f"no accuracy after epoch {count}: that many are needed, each evaluated")[0]
+
+    return figure
+
+
+AFTER_1, AFTER_3 = accuracy_after(1), accuracy_after(3)
+
+
+def losses(readings: Readings, run: Run) -> list[float]:
+    """The training loss of each epoch; infinite where it became no number (null in a record)."""
+    epochs = readings.training(run).epochs
+    found = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
+    if not found or min(found) <= 0:
+        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
+    return found
 
 
 def mean_loss(readings: Readings, run: Run) -> float:
-    """The geometric mean of the losses of all epochs; infinite where one became no number (null in a record)."""
-    epochs = readings.training(run).epochs
-    losses = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
-    if not losses or min(losses) <= 0:
-        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
-    return math.exp(sum(map(math.log, losses)) / len(losses))
+    """The geometric mean of the losses of all epochs; infinite where one became no number."""
+    found = losses(readings, run)
+    return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def until_loss_s(readings: Readings, run: Run, loss: float) -> float:
+    """The time until the end of the first epoch with this training loss, or less."""
+    by_epoch = zip(readings.training(run).epochs, losses(readings, run), strict=True)
+    return _known(
+        [epoch.ended_s for epoch, own in by_epoch if own <= loss < math.inf][:1], "a run did not reach the loss"
+    )[0]
 
 
 # Figures of a rank's profile
@@ -239,6 +266,21 @@ def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
     return replace(between_runs.widened(over_answers, between, sides.confidence), basis=sides.basis)
 
 
+def accuracy_of_epochs(sides: Sides) -> Interval:
+    """What the epochs after the first one add to the accuracy of `top`, less what it differs by from that of `bottom`;
+    as shares."""
+    last, first = (accuracy(replace(sides, bottom=()), figure) for figure in (ACCURACY, AFTER_1))
+    either_way = (accuracy(sides), accuracy(replace(sides, top=sides.bottom, bottom=sides.top)))
+    apart = max(either_way, key=lambda difference: difference.estimate)
+    return intervals.difference(intervals.difference(last, first), apart)
+
+
+def until_same_loss(sides: Sides) -> Interval:
+    """The ratio of the times until the training loss is the least that each run of both sides reached, or less."""
+    least = max(min(losses(sides.readings, run)) for run in (*sides.top, *sides.bottom))
+    return sides.ratio(partial(until_loss_s, loss=least), of_seeds=True)
+
+
 def loss(sides: Sides) -> Interval:
     """The ratio of the training losses; infinite, or 0, where a loss of one side became no number. Raises ValueError
     where both did, or a record has none."""
@@ -319,9 +361,11 @@ MEASURES = {
         "share of an epoch in which the ranks wait for its first batches", Sides.share, share_of_pauses
     ),
     "share_of_reading": _form("time of reading / of the whole run with its start", Sides.share, share_of_reading),
-    "cost_of_nsys": _form(
-        "time of a step after the run that Nsight Systems (profile=nsys) records / of one that it does not",
-        *(Sides.factor, cost_of_nsys),
+    "time_of_pauses": _ratio("time until the first batches of the epochs after the first one", pauses_s),
+    "evaluation": _ratio("time of all evaluations", _column("evaluate_s")),
+    "busiest_over_idlest": _form(
+        "share of the time with a kernel at work, of a run's busiest GPU / of its idlest",
+        *(Sides.factor, busiest_over_idlest),
     ),
     "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
     "images_trained": _form(
@@ -338,7 +382,11 @@ MEASURES = {
         mean_share_of_tensors,
     ),
     "accuracy": Measure("accuracy after the last epoch", accuracy),
-    "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, accuracy_after_3),
+    "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, AFTER_3),
+    "accuracy_of_epochs": Measure(
+        "accuracy that the epochs after the first one add, less the difference of accuracies", accuracy_of_epochs
+    ),
+    "until_same_loss": Measure("time until the least training loss that both reach", until_same_loss),
     "loss": Measure("training loss, in the geometric mean over the epochs", loss),
     "time_copying": _time_in("time of host-to-device copies", COPYING),
     "time_communicating": _time_in("time in collectives", communicating),

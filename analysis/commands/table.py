@@ -42,7 +42,7 @@ PAPER = "paper"  # above printed figures; in CSV with the name of their column
 SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
 
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
-DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER]
+DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER, "tasks (paper)"]
 DATASETS_NOTES = [
     "rows, MB: of a run that read the whole set; MB of its files, which may be of another format than the papers'",
     "-: no run here read the whole set; dataset=NAME dataset.rows=null does, of any model and method",
@@ -116,27 +116,38 @@ def _of_measures(panel: Panel) -> Table:
 
 
 def _of_profiles(panel: Panel) -> Table:
+    """Shares of the profiled time, or times: of profiles from the start, as the papers' were, in seconds of all ranks
+    beside what the papers print, and of others in those of a step and rank."""
     shares, swept = panel.experiment.view.form == "shares", panel.experiment.swept
-    by_cell = profile_metrics.by_cell(panel.cells, panel.experiment.view.shown_metrics if shares else None)
+    whole = not shares and profile_metrics.from_start(panel.runs)
+    by_cell = profile_metrics.by_cell(panel.cells, panel.experiment.view.shown_metrics if shares else None, whole)
     several = [column for column in swept if len(panel.values(column)) > 1]
     headings = {cell: _heading(cell, several) for cell in by_cell}
-    rows = [
-        {"group": group, "metric": name}
-        | {headings[cell]: figures.get((group, name)) for cell, figures in by_cell.items()}
-        for group, name in profile_metrics.largest(list(by_cell.values()))
-    ]
-    texts = [[_profile_text(value, shares) for value in row.values()] for row in rows]
-    unit = (
-        "share of the profiled time of all ranks" if shares else "milliseconds a step and rank, of the profiled steps"
-    )
+    rows, papers = list[dict[str, Any]](), list[PrintedFigure]()
+    for group, name in profile_metrics.largest(list(by_cell.values())):
+        row: dict[str, Any] = {"group": group, "metric": name}
+        beside = same_setting.beside(panel, f"{printed.METRIC}{name}")
+        for cell, figures in by_cell.items():
+            row[headings[cell]], figure = figures.get((group, name)), beside.get(cell)
+            row[f"{PAPER} {headings[cell]}"] = figure.low if figure and figure.exact else None
+            papers += [figure] if figure else []
+        rows.append(row)
+    names = [name for name in rows[0] if not name.startswith(f"{PAPER} ") or any(row[name] for row in rows)]
+    unit, text = "milliseconds a step and rank, of the profiled steps", lambda value: f"{1000 * value:.3g}"
+    if shares:
+        unit, text = "share of the profiled time of all ranks", "{:.1%}".format
+    elif whole:
+        unit, text = "seconds of all ranks, of the run from its start", "{:,.4g}".format
+    texts = [[text(row[name]) if isinstance(row[name], float) else row[name] or "-" for name in names] for row in rows]
     columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
     no_calls = [] if any(row["group"] == "api" for row in rows) else ["no CUDA calls were seen: CPU ranks make none"]
-    notes = [unit + columns, *no_calls, *_notes(panel, [], [])]
-    short = [
-        ", ".join(grouping.typed(dict(cell)[column]) for column in several) if len(several) > 1 else heading
+    notes = [unit + columns, *no_calls, *_notes(panel, [], papers)]
+    short = {
+        heading: ", ".join(grouping.typed(dict(cell)[column]) for column in several) if len(several) > 1 else heading
         for cell, heading in headings.items()
-    ]
-    return Table(_title(panel), ["group", "metric", *short], texts, rows, notes)
+    }
+    shown = [PAPER if name.startswith(f"{PAPER} ") else short.get(name, name) for name in names]
+    return Table(_title(panel), shown, texts, rows, notes)
 
 
 def _heading(cell: Cell, columns: Sequence[str]) -> str:
@@ -148,12 +159,6 @@ def _heading(cell: Cell, columns: Sequence[str]) -> str:
 def _title(panel: Panel) -> str:
     title = panel.experiment.title.rstrip(".")
     return f"{title} ({panel.apart})" if panel.apart else title
-
-
-def _profile_text(value: Any, shares: bool) -> str:
-    if not isinstance(value, float):
-        return "-" if value is None else clean(str(value))
-    return f"{value:.1%}" if shares else f"{1000 * value:.3g}"
 
 
 def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
@@ -295,6 +300,7 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     whole = [run for run in runs if run["dataset"] == name and run["dataset.rows"] is None and run["status"] == "ok"]
     record, facts = whole[0].record() if whole else None, DATASETS[name]
     data, rows = record and record.data, record.text_rows if isinstance(record, LlmRecord) else None
+    printed_words = next(row for row in printed.rows(printed.DATASETS) if row["dataset"] == name)
     has_rows_alone = data is not None and [*data.parts] == ["dataset"]  # no weights, nor a tokenizer of files
     papers = {
         figure.measure: figure.value for figure in printed.figures(printed.DATASETS) if figure.cell == {"dataset": name}
@@ -303,11 +309,12 @@ def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "dataset": name,
         "source": msgspec.yaml.decode((CONF / "dataset" / f"{name}.yaml").read_bytes())["source"],
         "template": "instruct" if facts.conversations else facts.template,  # as the experiments read it
-        "paper template": printed.papers().templates[name],
+        "paper template": printed_words["template"],
         "rows": rows and rows.read,
         "paper rows": int(papers["rows"]),
         "size_mb": data.bytes / 1e6 if data is not None and has_rows_alone else None,
         "paper size_mb": papers["size_mb"],
+        "paper tasks": printed_words["tasks"],
     }
 
 

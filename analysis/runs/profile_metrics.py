@@ -75,15 +75,18 @@ def windows(runs: Sequence[Run]) -> Iterator[str]:
 # Rows of a table, with the figures of each cell
 
 
-def by_cell(cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None) -> dict[Cell, dict[Metric, float]]:
+def by_cell(
+    cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None, whole: bool = False
+) -> dict[Cell, dict[Metric, float]]:
     """Figures of the cells with a profile, by group and name of a metric, as means over the runs of a cell.
 
     Args:
         metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the phases of a step
             instead. None: seconds a step and rank of all metrics.
+        whole: of all metrics the seconds of all ranks in the whole profile, in place of those a step and rank.
     """
     known = {cell: [(run, own) for run in runs if (own := profile(run)) is not None] for cell, runs in cells.items()}
-    figures = {cell: [_of_run(run, own, metrics) for run, own in found] for cell, found in known.items()}
+    figures = {cell: [_of_run(run, own, metrics, whole) for run, own in found] for cell, found in known.items()}
     if metrics is not None and not any(map(any, figures.values())):
         figures = {cell: [_phase_shares(own) for _, own in found] for cell, found in known.items()}
     means = {cell: _means(found) for cell, found in figures.items()}
@@ -102,10 +105,12 @@ def _means(by_run: Sequence[dict[Metric, float]]) -> dict[Metric, float]:
     return {metric: statistics.fmean(figures.get(metric, 0.0) for figures in by_run) for metric in metrics}
 
 
-def _of_run(run: Run, found: Profile, metrics: Sequence[str] | None) -> dict[Metric, float]:
+def _of_run(run: Run, found: Profile, metrics: Sequence[str] | None, whole: bool) -> dict[Metric, float]:
     if metrics is not None:
         shares = {metric: summed(found, metric, "share") for metric in metrics}
         return {(_group(metric), name(metric)): share for metric, share in shares.items() if share is not None}
+    if whole:
+        return {(row.group, row.metric): row.total_s for row in found.rank_rows(None)}
     recorded = run.record().profile
     count = found.steps or (recorded.steps if recorded and recorded.steps else 0) * len(found.ranks)
     rows = found.rank_rows(None if len(found.ranks) > 1 else found.ranks[0].rank)

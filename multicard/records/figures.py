@@ -153,6 +153,7 @@ FIGURES = {
         Figure("steps", "steps measured", "steps.count"),
         _rate("images_per_s", "images a second", head="images/s", listed=True, at_end=(VISION,)),
         _rate("trained_images_per_s", "images trained a second"),
+        _rate("evaluated_images_per_s", "images evaluated a second", keys={}),
         _rate("samples_per_s", "samples a second", head="samples/s", listed=True, at_end=(SCRIPT,)),
         _rate(
             "tokens_per_s",

@@ -252,6 +252,12 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
         return self._cost_by((self.samples_trained or 0) / 1000)
 
     @property
+    def evaluated_images_per_s(self) -> float | None:
+        """test images of all epochs by the time of their evaluations"""
+        images = _sum(epoch.test_samples for epoch in self.epochs)
+        return images / self.evaluate_s if images and self.evaluate_s else None
+
+    @property
     def test_samples(self) -> int | None:
         """of the last epoch"""
         return self.epochs[-1].test_samples if self.epochs else None

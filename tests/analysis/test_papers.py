@@ -133,6 +133,7 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
         "slimorca": ("363491", "307.0"),
     }
     assert (rows["samsum"]["rows"], rows["samsum"]["size_mb"]) == ("14731", "0.129384")
+    assert rows["samsum"]["paper tasks"] == "conversation summarization"
     assert not rows["alpaca_cleaned"]["rows"] and rows["slimorca"]["paper template"] == "instruct"
     assert all(
         rows[name]["template"] == rows[name]["paper template"] for name in ("alpaca_cleaned", "grammar", "samsum")

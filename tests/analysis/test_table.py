@@ -161,6 +161,21 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
     assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
 
 
+def test_profiles_of_whole_runs_are_in_seconds_of_all_ranks_beside_the_papers(tmp_path: Path):
+    setting = papers_records.setting("vision_metrics")
+    for pinned, copies_s in {True: 10.0, False: 50.0}.items():
+        record = records.vision(pin_memory=pinned, gpus=2, dataset__image_size=500, **setting)
+        profile = records.profile([{("copy", "memcpy Host-to-Device"): copies_s}] * 2, [0.0, 0.0])
+        profile["rows"] += [profile["rows"][0] | {"rank": None, "total_s": 2 * copies_s}]
+        records.write(tmp_path / str(pinned), record | {"profile": profile})
+    (table,) = printed("vision_metrics", folder=tmp_path)
+    found = row(table, metric="memcpy Host-to-Device")
+    assert [found[name] for name in ("pin_memory=true", "paper pin_memory=true")] == [20.0, 16.0]
+    assert found["pin_memory=false"] == 100.0 and found["paper pin_memory=false"] is None  # a range is in the notes
+    assert table.headings[2:] == ["pin_memory=true", "paper", "pin_memory=false"]
+    assert table.notes[0].startswith("seconds of all ranks") and "85 to 101 s" in " ".join(table.notes)
+
+
 @pytest.mark.parametrize("name", experiments.names())
 def test_every_experiment_has_a_view_that_its_file_can_fill(name: str):
     experiment = experiments.load(name)

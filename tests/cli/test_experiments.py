@@ -22,7 +22,7 @@ Plan = Callable[..., list[RunConfig]]
 
 VISION, TUNING = "train_vision.py", "tune_llm.py"
 PRECISIONS = {"precision": {"fp64", "fp32", "fp16"}}
-PHOTOGRAPHS = {"loaders", "layout"}
+PHOTOGRAPHS = {"loaders", "layout", "numa"}
 NAMES = [(workload, name) for workload in workloads.WORKLOADS for name in workloads.experiments(workload)]
 
 

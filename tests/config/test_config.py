@@ -66,6 +66,9 @@ def test_a_preset_changes_what_was_not_chosen():
     assert (mine.loader.name, mine.layout.name, mine.precision.name) == ("device", "nchw", "fp32")
     assert (mine.compile, mine.optimizer.name, mine.optimizer.fused) == (False, "adam", True)
     assert typed("preset=papers").identity() == typed().identity()
+    advised = typed("preset=recommended")
+    assert (advised.loader.name, advised.layout.name, advised.precision.name) == ("torch", "nhwc", "fp16")
+    assert advised.pin_memory and typed("preset=recommended", "loader=dali").layout.name == "nhwc"
 
 
 def test_half_is_bf16_where_there_is_bf16(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 GOLDENS = Path(__file__).parent
 FIXTURES = ROOT / "tests" / "fixtures"
 SCALES = {"full": [], "smoke": ["scale=smoke"]}
-PHOTOGRAPHS = ("layout", "loaders")  # at full scale these need a folder, which is not read here
+PHOTOGRAPHS = ("layout", "loaders", "numa")  # at full scale these need a folder, which is not read here
 NAME = "name=golden"  # in place of the time of day
 Answers = dict[str, Any]
 Words = list[str]
@@ -111,14 +111,21 @@ def own(cell: Words, of_all: Words) -> str:
     return " ".join(word for word in cell if word not in of_all)
 
 
-def identities() -> Answers:
-    """Experiment and scale -> the entry, the overrides of all its cells, and each cell's own with its identity."""
+def identities(known: Container[str] = ()) -> Answers:
+    """Experiment and scale -> the entry, the overrides of all its cells, and each cell's own with its identity; without
+    those that are known."""
     found = {}
     for entry, name, cells in sweeps():
-        of_all = shared(cells)
-        rows = [[own(cell, of_all), identity(entry, cell)] for cell in cells]
-        found[name] = {"entry": entry, "all": " ".join(of_all), "cells": rows}
+        if name not in known:
+            of_all = shared(cells)
+            rows = [[own(cell, of_all), identity(entry, cell)] for cell in cells]
+            found[name] = {"entry": entry, "all": " ".join(of_all), "cells": rows}
     return found
+
+
+def added_identities() -> Answers:
+    """Those of experiments that are younger than the identities frozen first, which stay as they are."""
+    return identities(known=read("identities"))
 
 
 def composition(entry: str, words: Sequence[str]) -> str:
@@ -303,6 +310,7 @@ def benchmarks() -> Answers:
 
 PARTS: Mapping[str, Callable[[], Answers]] = {
     "identities": identities,
+    "added_identities": added_identities,
     "compositions": compositions,
     "analysis": analysis,
     "benchmarks": benchmarks,

@@ -180,6 +180,12 @@ CASES = {
     "precision-volume": Case(
         by("precision", h2d=lambda x: {"fp16": 1e6, "fp32": 2e6, "fp64": 2e6 * x}), 2, 1, [1.5, 2.3]
     ),
+    "precision-traffic": Case(
+        by("precision", received=lambda x: {"fp16": 1e6, "fp32": 1e6 * x, "fp64": 1e6 * x * x}),
+        2.0,
+        0.8,
+        scattered(1.0),
+    ),
     "precision-copies": Case(falling("copy_s"), 2.0, 1.2, 1.6),
     "precision-memcpy": Case(falling("memcpy_s"), 2.0, 1.2, 1.6),
     "precision-broadcast": Case(falling("broadcast_s"), 2.0, 1.2, 1.6),
@@ -221,18 +227,26 @@ CASES = {
     "large-images-are-more-accurate": Case(
         only("dataset.image_size", 200, 300, 400, 500, accuracy=float), 0.995, 0.96, 0.98
     ),
+    "inference-scales": Case(
+        lambda cell, x: {"evaluate_s": x ** (1 - cell["gpus"])} if cell["dataset.image_size"] >= 300 else {},
+        *(1.5, 0.8, 1.0),
+    ),
+    "epochs-matter-most": Case(where({}, first_accuracy=same), 0.9, 0.99, 0.98),
     "small-images-launch-and-gather": Case(shares_of_four, 4.0, 0.3, 1.0),
     "pinned-copies": Case(only("pin_memory", False, copy_s=float), 5.0, 0.2, 1.0),
     "pinned-synchronises": Case(only("pin_memory", True, sync_s=float), 10.0, 0.1, 0.5),
     "nccl-by-gpus": Case(only("gpus", 4, comm_s=float), 9.0, 0.1, 1.0),
     "pinned-nccl": Case(only("pin_memory", True, comm_s=float), 1.6, 0.5, 1.0),
-    "nsys-costs-little": Case(where({}, nsys=same), 1.01, 1.3, 1.1),
     "fp64-converges-slower": Case(only("precision", "fp64", loss=float), 1.5, 0.6, 1.0),
+    "least-loss-sooner": Case(slower("precision", "fp64"), 1.5, 0.8, 1.0),
     "loss-alike": Case(only("precision", "fp16", loss=float), 1.0, 1.5, 1.1),
     "dali-over-dataloader": Case(slower("loader", "torch"), 1.5, 0.8, 1.0),
     "dataloader-loses-beyond-2-gpus": Case(where(NCHW | {"gpus": beyond_2}, s=same), 1.5, 0.8, 1.0),
     "dali-does-not-lose": Case(where({"gpus": beyond_2}, s=same), 0.8, 1.5, 1.05),
     "dataloader-pauses": Case(by("gpus", first_batch=lambda x: {1: 0.01, 2: 0.01, 3: x, 4: x}), 0.5, 0.01, 0.05),
+    "numa-explains-pauses": Case(only("numa", "none", first_batch=same), 0.5, 0.02, 0.1),
+    "dali-balances-gpus": Case(where({"loader": "dali"}, uneven=same), 1.02, 1.5, 1.1),
+    "dali-copies-less": Case(only("loader", "torch", h2d=same), 4e6, 0.8e6, scattered(1e6)),
     "dali-does-not-pause": Case(where({"loader": "dali"}, first_batch=same), 0.01, 0.5, 0.05),
     "reading-takes-long": Case(where({}, read_s=same), 10.0, 0.1, 0.05 * 21.9),
     "dataloader-needs-memory": Case(
@@ -278,6 +292,7 @@ CASES = {
     ),
     "calls-largest-for-qat": Case(only("method", "qat", gather_s=calls), 1.5, 0.8, 1.0),
     "lora-instruct-calls": Case(where({"method": "lora", "template": "instruct"}, gather_s=calls), 1.1, 1.5, 1.25),
+    "calls-alike-but-for-qat": Case(only("method", "dpo", gather_s=calls), 1.0, 1.5, 1.25),
     "first-calls": Case(
         where({}, event_s=same, launch_s=same, copy_s=lambda _: 0.1, sync_s=lambda _: 0.1), 3.0, 0.5, 1.0
     ),
@@ -296,6 +311,7 @@ CASES = {
     "qlora-memory": Case(only("method", "lora", "dpo", "qat", memory=same), 1.5, 0.8, scattered(1.0)),
     "qat-memory": Case(only("method", "qat", memory=same), 1.5, 0.8, scattered(1.0)),
     "grammar-memory": Case(only("template", "instruct", "summarize", memory=same), 1.5, 0.8, scattered(1.0)),
+    "summarize-memory-like-instruct": Case(only("template", "summarize", memory=same), 1.0, 1.5, scattered(1.25)),
     "instruct-memory": Case(instruct_memory, 1.5, 0.8, scattered(1.0)),
     "bytes-over-lora": Case(only("method", "qat", "dpo", h2d=same), 6e6, 2e6, scattered(4e6)),
     "qat-bytes-like-dpo": Case(only("method", "qat", h2d=same), 1e6, 3e6, scattered(1.25e6)),
@@ -357,6 +373,18 @@ FOOLING: list[tuple[str, Callable[[Cell], Figures], str]] = [
         FAILS,
     ),
     ("precision-copies-most", at("precision", {("fp64",): {"copy_s": 4, "broadcast_s": 3}}, **FLAT), FAILS),
+    (
+        "epochs-matter-most",
+        at("dataset.image_size", {(100,): {"accuracy": 0.95}}, accuracy=0.98, first_accuracy=0.97),
+        FAILS,
+    ),
+    (
+        "epochs-matter-most",
+        at("dataset.image_size", {(100,): {"accuracy": 0.99}}, accuracy=0.96, first_accuracy=0.95),
+        FAILS,
+    ),
+    # fp16 stays at a loss that fp64 is below long before
+    ("least-loss-sooner", at("precision", {("fp64",): {"s": 1.2}, ("fp16",): {"loss": 3.0}}), FAILS),
     ("dataloader-pauses", along("gpus", {1: 0.5, 2: 0.5, 3: 0.55, 4: 0.55}, "first_batch"), FAILS),
     ("dataloader-pauses", along("gpus", {1: 0.001, 2: 0.001, 3: 0.002, 4: 0.002}, "first_batch"), FAILS),
     ("dataloader-loses-beyond-2-gpus", PHOTOGRAPHS, "holds"),
@@ -387,6 +415,8 @@ FOOLING: list[tuple[str, Callable[[Cell], Figures], str]] = [
         at("method template", DPO | {("lora", "instruct"): {"gather_s": 1.2}}, gather_s=1.0),
         FAILS,
     ),
+    ("calls-alike-but-for-qat", at("method", {("qat",): {"gather_s": 9.0}, ("qlora",): {"gather_s": 9.0}}), "holds"),
+    ("calls-alike-but-for-qat", at("method template", {("dpo", "grammar"): {"gather_s": 3.0}}), FAILS),
     ("first-calls", at("", {}, event_s=3.0, launch_s=3.0, copy_s=0.1, sync_s=30.0), FAILS),
     ("dpo-and-qat-synchronise", along("method", {"lora": 0.5, "dpo": 0.55, "qat": 0.55}, "sync_s"), FAILS),
     ("dpo-memory-falls", along("gpus", {1: 1.0, 2: 2.0, 3: 5.0, 4: 1.0}, "memory"), FAILS),
