@@ -90,6 +90,27 @@ def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: 
     assert "CPU ranks" in figure.title and "GPUs" not in figure.title
 
 
+def test_efficiency_is_against_one_gpu(tmp_path: Path):
+    times_s = {1: 80.0, 2: 50.0, 3: 40.0, 4: 20.0}
+    grids.fill(tmp_path, "image_size", change=lambda cell: {"total_s": times_s[cell["gpus"]]})
+    (figure,) = drawn(tmp_path, "image_size")
+    shares = {row["gpus"]: row["mean"] for row in measured(figure, "efficiency", **{"dataset.image_size": 300})}
+    assert shares == pytest.approx({"1": 1.0, "2": 0.8, "3": 2 / 3, "4": 1.0})
+    assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
+
+
+def test_runs_of_two_commits_are_two_figures_but_where_they_are_mixed(tmp_path: Path):
+    grids.fill(tmp_path / "a", "table3", change=lambda _: {"total_s": 10.0})
+    grids.fill(tmp_path / "b", "table3", change=lambda _: {"total_s": 30.0, "commit": "f" * 40})
+    apart = drawn(tmp_path, "table3")
+    assert [figure.name for figure in apart] == ["table3", "table3-2"]
+    assert [{row["mean"] for row in measured(figure, "total_s")} for figure in apart] == [{10.0}, {30.0}]
+    assert "commit=8fdd49003" in apart[0].title and "commit=fffffffff" in apart[1].title
+    (mixed,) = drawn(tmp_path, "table3", mix=True)
+    assert {row["mean"] for row in measured(mixed, "total_s")} == {20.0}
+    assert "8fdd49003 and fffffffff (2 commits averaged, as asked)" in mixed.caption
+
+
 def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one_series(tmp_path: Path):
     experiment = grids.fill(tmp_path / "loaders", "loaders")
     grids.fill(tmp_path / "layout", "layout")
@@ -135,6 +156,7 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
 # Profiles and curves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [32, 64])
 def test_a_mark_of_the_papers_is_seen_on_a_longer_bar(batch_size: int, tmp_path: Path):
     """By pixels: the bars of 500 px are broken by the page's colour around 16 s; without printed figures, nowhere."""

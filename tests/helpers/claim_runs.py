@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis import experiments
-from tests.helpers import records
+from tests.helpers import grids, records
 from tests.helpers.claim_worlds import Cell, Figures
 
 REPEATED_LR = 0.077  # of the repetitions that show how runs of the machine differ
@@ -22,11 +22,8 @@ MACHINE = records.environment(
 def grid(name: str) -> list[Cell]:
     """The cells of an experiment, in the papers' setting."""
     experiment = experiments.load(name)
-    cells = [
-        tuple(zip(experiment.swept, values, strict=True)) for values in itertools.product(*experiment.swept.values())
-    ]
     setting = {column: value for column, value in experiment.papers.all.items() if not isinstance(value, list)}
-    return [{**setting, **dict(cell)} for cell in cells if experiment.has(cell)]
+    return [{**setting, **cell} for cell in grids.cells(experiment)]
 
 
 def write(folder: Path, name: str, *worlds: Callable[[Cell], Figures], repetitions: int = 10, **changes: Any) -> None:
