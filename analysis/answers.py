@@ -111,9 +111,8 @@ class Answer:
         said = [mark.meaning.partition(":")[0] for mark in MARKS if mark.sign in signs]
         if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
             efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
-            said += [f"{efficiency:.0%} of the ideal: measure the slower one again"] * (
-                efficiency > DOUBTFUL_EFFICIENCY
-            )
+            if efficiency > DOUBTFUL_EFFICIENCY:
+                said.append(f"{efficiency:.0%} of the ideal: measure the slower one again")
         return said
 
     @property

@@ -251,10 +251,8 @@ def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence
 def _columns(compared: Sequence[Compared]) -> list[Column]:
     keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
     steps, marks = [cell.step for cell in compared], [grouping.marks([*cell.a, *cell.b]) for cell in compared]
-    bounds, counts = (
-        [step and step.bounds() for step in steps],
-        [(len(ok_runs(c.a)), len(ok_runs(c.b))) for c in compared],
-    )
+    bounds = [step and step.bounds() for step in steps]
+    counts = [(len(ok_runs(cell.a)), len(ok_runs(cell.b))) for cell in compared]
     seconds = partial(figures.text, "step_s")
     return [
         *(Column(key, key, [dict(cell.cell)[key] for cell in compared], is_setting=True) for key in keys),

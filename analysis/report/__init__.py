@@ -27,9 +27,10 @@ MOST_NAMES = 3  # of folders, in the title
 
 
 def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool, found: Found | None = None) -> str:
-    """Write the report on the runs (`found`) under `folders`, to `out` or as `default_path` says; return what was
-    found, in a sentence, and on a last line what the page holds. Raises ValueError where `out` is a folder."""
-    path = default_path(folders) if out is None else out
+    """Write the report on the runs (`found`) under `folders`, to `out`, else into the only folder or the working
+    directory; return what was found, in a sentence, and on a last line what the page holds. Raises ValueError where
+    `out` is a folder."""
+    path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
     report = build(found or load.read(folders), title or _title(folders), mix)
@@ -45,11 +46,6 @@ def watched(folders: Sequence[Path], title: str | None, mix: bool, price: float 
         return build(load.read(folders, price=price), name, mix)
 
     return Watch(folders, made, lambda reason: Report(name, timestamp(), reason, [], {}, []))
-
-
-def default_path(folders: Sequence[Path]) -> Path:
-    """Where the report on some folders goes: into the only one, else into the working directory."""
-    return folders[0] / NAME if len(folders) == 1 else Path(NAME)
 
 
 def _title(folders: Sequence[Path]) -> str:
