@@ -23,6 +23,7 @@ import torch
 import torchtune.datasets  # noqa: F401  before its own parts, which import each other in a circle
 import transformers
 from accelerate.state import DistributedType, PartialState
+from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 from datasets import Dataset
 from omegaconf import DictConfig
 from torch.distributed.fsdp import FSDPModule
@@ -175,7 +176,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     report = probe.report.content
     report.warmup_steps = args.warmup_steps if methods.chosen(config).scheduled else None
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
-    model = models.built(config, cfg, rank.device)
+    model = models.built(config, cfg, rank.device, empty=fsdp(config))
     models.simulate_quantisation(model, config)
     if rank.device.type == "cpu" and fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -190,10 +191,23 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         peft_config=models.adapters(model, config),
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    models.adapt(trainer.model, config, cfg)
+    models.adapt(trainer.model, config, cfg, rank.device)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        shard(trainer)
+        models.fill(trainer.model, models.weights(config, cfg, rank.device), rank.device)
     trainer.train()
     models.quantise_output(trainer.model)
     yield Recipe(trainer, probe, feed)
+
+
+def shard(trainer: Any) -> None:
+    """Shard the model as accelerate would in `train()`, which needs weights that are there."""
+    plugin = trainer.accelerator.state.fsdp_plugin
+    if plugin.activation_checkpointing:
+        plugin.set_auto_wrap_policy(trainer.model)
+        fsdp2_apply_ac(trainer.accelerator, trainer.model)
+        plugin.activation_checkpointing = False  # or once more
+    fsdp2_prepare_model(trainer.accelerator, trainer.model)
 
 
 def fsdp(config: LlmConfig) -> bool:

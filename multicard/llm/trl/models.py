@@ -1,5 +1,6 @@
 """Models of transformers for `engine=trl`: those that torchtune builds, with the same weights, and PEFT's adapters."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import peft.tuners.lora.torchao
 import torch
 import transformers
+from accelerate import init_empty_weights
 from bitsandbytes.nn.modules import Linear4bit
 from peft import LoraConfig
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
@@ -25,8 +27,12 @@ peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> Any:
-    """The model on the device, with the weights that torchtune's would have, without adapters."""
+def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
+    """The model on the device, with the weights that torchtune's would have, without adapters.
+
+    Args:
+        empty: its parameters are on "meta" where `weights` knows theirs, to be filled once they are sharded.
+    """
     dtype = DTYPES[config.precision.name]
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
     auto = transformers.AutoModelForCausalLM
@@ -37,18 +43,41 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> Any:
     if config.model.folder is not None:
         return auto.from_pretrained(Path(config.model.folder).expanduser(), device_map={"": device}, **options)
     sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
-    weights = {
-        models.hugging_face_name(name): Drawn(name, weight, config)
-        for name, weight in torchtunes(config, cfg, device).items()
-        if "lora" not in name
-    }
-    return drawn(sizes, device, options, weights)
+    if not empty or methods.chosen(config).nf4:
+        own = weights(config, cfg, device)
+        return drawn(sizes, device, options, {name: own[name] for name in own if "lora" not in name})
+    with device, init_empty_weights():
+        model = auto.from_config(sizes, **options)
+    model.tie_weights()
+    return model
 
 
-def drawn(sizes: Any, device: torch.device, options: dict[str, Any], weights: dict[str, Any]) -> Any:
+def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """torchtune's random weights by transformers' names, and the adapters' by PEFT's."""
+    named = {}
+    for name, weight in torchtunes(config, cfg, device).items():
+        base = models.hugging_face_name(re.sub(r"lora_[ab]\.", "", name))
+        adapter = next((f"lora_{one.upper()}.default." for one in "ab" if f"lora_{one}" in name), "")
+        named[base.removesuffix("weight") + f"{adapter}weight" if adapter else base] = Drawn(name, weight, config)
+    return named
+
+
+def fill(model: nn.Module, whole: dict[str, Any], device: torch.device) -> None:
+    """Give a sharded model its memory, and each parameter its part of the weight, of which one is whole at a time."""
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    for name, parameter in model.named_parameters():
+        plain = re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
+        if plain in whole:
+            assert isinstance(parameter, DTensor)
+            part = distribute_tensor(whole[plain][...], parameter.device_mesh, parameter.placements, src_data_rank=None)
+            with torch.no_grad():
+                parameter.copy_(part)
+
+
+def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """The model of these weights, each of them read, and quantised, by itself."""
     kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(sizes)]
-    return kind.from_pretrained(None, config=sizes, state_dict=weights, device_map={"": device}, **options)
+    return kind.from_pretrained(None, config=sizes, state_dict=state, device_map={"": device}, **options)
 
 
 def nf4(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
@@ -127,7 +156,7 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
     )
 
 
-def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any]) -> None:
+def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
     """Have adapters begin as torchtune's do, in the run's precision; PEFT's are in float32."""
     if not isinstance(config.method, methods.LoraConfig):
         return
@@ -136,11 +165,11 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any]) -> None:
             parameter.data = parameter.data.to(DTYPES[config.precision.name])
     if isinstance(config.model, HfConfig):  # PEFT's own begin alike, with other numbers
         return
-    for name, weight in torchtunes(config, cfg, model.device).items():
-        if "lora_a" in name:
-            stem = models.hugging_face_name(name.replace("lora_a.", "")).removesuffix(".weight")
+    own = weights(config, cfg, device)
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:  # on "meta" it keeps none
             with torch.no_grad():
-                model.get_parameter(f"base_model.model.{stem}.lora_A.default.weight").copy_(weight.generated())
+                parameter.copy_(own[name.removeprefix("base_model.model.")][...])
 
 
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
