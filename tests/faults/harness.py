@@ -4,6 +4,7 @@ A fault strikes a tiny command at a point that the command has come to. Afterwar
 without the fault: every cell must end with one whole record, none measured twice, and nothing may be left.
 """
 
+import math
 import os
 import re
 import secrets
@@ -11,9 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
@@ -149,10 +152,11 @@ class Trial:
     def start(self, again: bool = False) -> Command:
         """Start the command: `again` without the fault."""
         own = {TOKEN: self._token, "TMPDIR": str(self.temporary), "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+        own |= {work.FOLDER: str(self.folder)}
         line = [sys.executable, self.fault.entry, *self.fault.words]
         if not again:
             line = [*self.fault.prefix, *line]
-            own |= {work.VARIABLE: self.fault.inside, work.FOLDER: str(self.folder), **self.fault.variables}
+            own |= {work.VARIABLE: self.fault.inside, **self.fault.variables}
         line = [word.replace("{sweep}", str(self.sweep)).replace("{trial}", str(self.folder)) for word in line]
         self.commands.append(Command(line, os.environ | own, self.root))
         return self.commands[-1]
@@ -173,6 +177,11 @@ class Trial:
     def holder(self) -> int:
         """The process that holds."""
         return int((self.folder / work.REACHED).read_text())
+
+    def starts(self) -> Counter[str]:
+        """How often each rank was started so far: "RANK FOLDER"."""
+        path = self.folder / work.STARTS
+        return Counter(path.read_text().splitlines() if path.exists() else ())
 
     def first_run(self) -> Path:
         """The folder of the cell that the fault strikes."""
@@ -214,16 +223,17 @@ def wrong(fault: Fault, folder: Path) -> list[str]:
             fault.act(trial)
         code, first = command.wait(), records(trial.sweep)
         problems = _of_the_command(fault, command, code)
-        problems += _of_the_records(fault.statuses, {}, first)
+        problems += _of_the_records(fault.statuses, {}, first, trial.starts())
         problems += [f"left behind: {name}" for name in trial.left(files=False)]
         if fault.ends is not None:
             trial.release()
             fault.mend(trial)
-            before = measured(trial.sweep)
+            before, starts = measured(trial.sweep), trial.starts()
             again = trial.start(again=True)
             if again.wait() or "Traceback" in again.output:
                 problems.append(f"typed again, it ends with {again.process.returncode}: {again.output}")
-            problems += _of_the_records(fault.ends, before, last := records(trial.sweep))
+            last = records(trial.sweep)
+            problems += _of_the_records(fault.ends, before, last, trial.starts() - starts)
             problems += [f"not whole: {run.name}" for run, record in last.items() if not is_whole(run, record)]
             problems += [f"left behind: {name}" for name in trial.left(files=True)]
         return problems + [problem for problem in [fault.check(trial)] if problem]
@@ -242,10 +252,12 @@ def _of_the_command(fault: Fault, command: Command, code: int) -> list[str]:
     return problems
 
 
-def _of_the_records(expected: tuple[str, ...] | None, before: Records, after: Records) -> list[str]:
+def _of_the_records(
+    expected: tuple[str, ...] | None, before: Records, after: Records, starts: Counter[str]
+) -> list[str]:
     statuses = tuple(sorted(record["status"] for record in after.values()))
     problems = [f"the records are {statuses}, not {expected}"] if expected not in (None, statuses) else []
-    return problems + ["cells are measured twice"] * bool(again_measured(before, after))
+    return problems + ["cells are measured twice"] * bool(again_measured(before, after, starts))
 
 
 def records(sweep: Path) -> Records:
@@ -259,26 +271,35 @@ def measured(sweep: Path) -> Records:
     return {folder: record for folder, record in records(sweep).items() if record["status"] in run_folder.DONE}
 
 
-def again_measured(before: Records, after: Records) -> int:
-    """How many cells have another measurement than before, or two records."""
+def again_measured(before: Records, after: Records, starts: Counter[str]) -> int:
+    """How many cells have another measurement than before, or two records, and how many ranks were started too often.
+
+    Args:
+        starts: of ranks, between `before` and `after`: one for each attempt, and none where there was a measurement.
+    """
     changed = sum(after.get(folder, {}).get("started_at") != record["started_at"] for folder, record in before.items())
     done = [record for record in after.values() if record["status"] in run_folder.DONE]
     identities = {(record.get("identity"), record.get("repetition")) for record in done}
-    return changed + len(done) - len(identities)
+    most = {str(folder): max(1, len(record.get("segments", []))) for folder, record in after.items()}
+    most |= {str(folder): 0 for folder in before}
+    too_often = sum(number > most.get(start.partition(" ")[2], number) for start, number in starts.items())
+    return changed + len(done) - len(identities) + too_often
 
 
 def is_whole(folder: Path, record: dict[str, Any]) -> bool:
-    """True if a record that says "ok" has every step of every rank and epoch exactly once."""
+    """True if a record that says "ok" has every step of every rank and epoch exactly once: those that follow from its
+    configuration, and that its attempts trained."""
     if record["status"] != "ok":
         return True
     steps = run_folder.read_steps(folder)
     if steps is None or list(folder.glob("steps/*")):
         return False
     rows = list(zip(*(steps[key].to_pylist() for key in ("epoch", "rank", "step")), strict=True))
-    epochs, ranks = record["config"]["epochs"], record["axes"]["gpus"] * record["axes"]["nodes"]
-    numbers = range(max((step for *_, step in rows), default=0) + 1)
-    every = {(epoch, rank, number) for epoch in range(epochs) for rank in range(ranks) for number in numbers}
-    return len(rows) == len(every) and set(rows) == every
+    config, ranks = record["config"], record["axes"]["gpus"] * record["axes"]["nodes"]
+    images = config["dataset"]["train_limit"] or record["epochs"][0]["samples"]
+    numbers = range(math.ceil(images / (ranks * config["batch_size"])))
+    every = sorted(product(range(config["epochs"]), range(ranks), numbers))
+    return sorted(rows) == every and sum(part["steps"] for part in record["segments"]) * ranks == len(every)
 
 
 def passing(sweep: Path) -> list[Path]:

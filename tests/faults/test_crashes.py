@@ -29,8 +29,8 @@ State = dict[str, bytes | None]  # of files by path; folders have None
 class Disk:
     """The states in which a folder may be found after a power cut during what is done to it in this context."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.states, self._patch = folder, list[State](), monkeypatch
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.states, self._patch = folder, list[State](), pytest.MonkeyPatch()
         self._synced = {path.stat().st_ino: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def __enter__(self) -> "Disk":
@@ -80,16 +80,10 @@ class Disk:
         return found
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Callable[..., Disk]:
-    (tmp_path / "cell").mkdir()
-    return lambda: Disk(tmp_path / "cell", pytest.MonkeyPatch())
-
-
-def test_a_record_is_the_old_or_the_new(disk: Callable[..., Disk]):
-    folder = disk().folder
+def test_a_record_is_the_old_or_the_new(tmp_path: Path):
+    folder = tmp_path / "cell"
     records.put(folder, records.vision(status="failed"))
-    with disk() as cut:
+    with Disk(folder) as cut:
         records.put(folder, records.vision())
 
     def status(found: Path) -> str | None:
@@ -99,18 +93,18 @@ def test_a_record_is_the_old_or_the_new(disk: Callable[..., Disk]):
     assert cut.seen(status) == ["failed", "ok"] and len(cut.states) > 2
 
 
-def test_steps_stay_whole_while_they_are_merged(disk: Callable[..., Disk]):
-    folder = disk().folder
+def test_steps_stay_whole_while_they_are_merged(tmp_path: Path):
+    folder = tmp_path / "cell"
     for rank in (0, 1):
         run_folder.write_steps(folder, rank, 0, step_columns(rank))
     every = run_folder.read_steps(folder)
-    with disk() as cut:
+    with Disk(folder) as cut:
         run_folder.merge_steps(folder)
     assert cut.seen(lambda found: run_folder.read_steps(found).equals(every)) == [True] and len(cut.states) > 5
 
 
-def test_a_checkpoint_counts_once_all_ranks_have_written(disk: Callable[..., Disk], monkeypatch: pytest.MonkeyPatch):
-    folder, first = disk().folder, Rank(0, 0, 2, torch.device("cpu"), "gloo", 1)
+def test_a_checkpoint_counts_once_all_ranks_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, first = tmp_path / "cell", Rank(0, 0, 2, torch.device("cpu"), "gloo", 1)
     both, steps = (first, replace(first, rank=1)), 0
 
     def meet(rank: Rank) -> None:
@@ -122,12 +116,12 @@ def test_a_checkpoint_counts_once_all_ranks_have_written(disk: Callable[..., Dis
     monkeypatch.setattr(checkpoint, "max_over_ranks", lambda _, own: own)
     cuts = []
     for steps in (3, 5):
-        with disk() as cut:
+        with Disk(folder) as cut:
             checkpoint.save(folder, first, steps, {"steps": steps})
         cuts.append(cut.seen(lambda found: [checkpoint.load(found, rank) for rank in both]))
     none, three, five = [None, None], [{"steps": 3}] * 2, [{"steps": 5}] * 2
     assert cuts == [[none, three], [three, five]]
-    with disk() as cut:
+    with Disk(folder) as cut:
         checkpoint.remove(folder)
     assert cut.seen(lambda found: [checkpoint.load(found, rank) for rank in both]) == [none]
 

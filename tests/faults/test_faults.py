@@ -1,11 +1,13 @@
 """The faults that need no SLURM: a table, caused one by one."""
 
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from multicard.records import run_folder
 from tests.faults import harness
 from tests.faults.acts import (
     IN_GROUP,
@@ -27,6 +29,7 @@ from tests.faults.acts import (
     then_release,
 )
 from tests.faults.harness import RUN, SWEEP, Fault, Trial
+from tests.records.test_record import step_columns
 
 FAILED, OOM, WHOLE = ("failed", "ok"), ("ok", "oom"), ("ok", "ok")
 LOCAL_JOBS = (*SWEEP, "hydra/launcher=submitit_local")
@@ -109,3 +112,20 @@ def test_a_fault_loses_nothing_and_leaves_nothing(fault: Fault, tmp_path: Path):
     if problem := fault.needs():
         pytest.skip(problem)
     assert harness.wrong(fault, tmp_path) == []
+
+
+def test_steps_that_are_missing_and_cells_that_are_measured_again_are_noticed(tmp_path: Path):
+    config = {"epochs": 1, "batch_size": 16, "dataset": {"train_limit": 64}}
+    record = {"status": "ok", "config": config, "axes": {"gpus": 2, "nodes": 1}, "segments": [{"steps": 2}]}
+    for rank in (0, 1):
+        run_folder.write_steps(tmp_path, rank, 0, step_columns(rank))
+    every = run_folder.merge_steps(tmp_path)
+    assert harness.is_whole(tmp_path, record)
+    assert not harness.is_whole(tmp_path, record | {"segments": [{"steps": 2}, {"steps": 1}]})
+    for left in (every[:2], every.take([0, 2]), every[:3], every.take([0, 1, 2, 2])):
+        run_folder.write_parquet(tmp_path / "steps.parquet", {name: left[name] for name in left.column_names})
+        assert not harness.is_whole(tmp_path, record)
+    measured = {tmp_path: record | {"started_at": "now", "identity": "a"}}
+    for before, starts, times in (({}, {"0": 1, "1": 1}, 0), ({}, {"0": 1, "1": 2}, 1), (measured, {"0": 1}, 1)):
+        started = Counter({f"{rank} {tmp_path}": number for rank, number in starts.items()})
+        assert harness.again_measured(before, measured, started) == times

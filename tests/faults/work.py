@@ -22,6 +22,7 @@ VARIABLE, FOLDER = "MULTICARD_FAULT", "MULTICARD_FAULT_FOLDER"
 SEED = 1  # of the cell that a fault hits
 RAISES, RUNS_OUT, IS_KILLED, SLEEPS = 101, 102, 103, 104  # seeds: the end of the last rank; all sleep
 REACHED, GO = "reached", "go"  # files of FOLDER: what holds writes the first, and goes on once there is the second
+STARTS = "starts"  # a file of FOLDER: a line for each start of a rank, with its number and the folder of its cell
 POLL_S = 0.02
 CHUNK_BYTES, MOST_CHUNKS = 64 << 20, 256
 
@@ -34,6 +35,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     from multicard.vision import train as vision
 
+    with (Path(os.environ[FOLDER]) / STARTS).open("a") as starts:
+        starts.write(f"{rank.rank} {folder}\n")
     last = rank.rank == rank.world_size - 1
     if last and config.seed == SEED and VARIABLE in os.environ:
         steps = count(1)

@@ -14,7 +14,7 @@ import torch
 
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
-from multicard.ranks import checkpoint, compiler, elastic, failures, process
+from multicard.ranks import checkpoint, compiler, elastic, failures, logs, process
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job, Rank
 from multicard.records.schema_parts import CompileCache
@@ -226,3 +226,14 @@ def test_ranks_together(records: list[tuple[int, ...] | None], state: str | None
     together = compiler.over_ranks(parts)
     assert (together and together.state) == state
     assert (together is None) == all(part is None for part in parts)
+
+
+def test_a_long_log_keeps_its_first_and_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "MOST_BYTES", 100)
+    monkeypatch.setattr(logs, "KEPT_BYTES", 10)
+    log = process.log_file(tmp_path, 0)
+    log.parent.mkdir()
+    log.write_bytes(b"first part" + bytes(101) + b"last part.")
+    logs.shorten(tmp_path, {})
+    kept = log.read_text()
+    assert kept.startswith("first part\n... about 101 bytes are left out") and kept.endswith("...\nlast part.")

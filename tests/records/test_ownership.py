@@ -89,7 +89,7 @@ def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: s
             (folder / name).touch()
         records.claim(folder, pid=GONE)
     context = multiprocessing.get_context("fork")
-    barrier, wins = context.Barrier(2), context.Array("b", 2 * rounds)
+    barrier, wins = context.Barrier(2, timeout=60.0), context.Array("b", 2 * rounds)
     racers = [
         context.Process(target=race, args=(tmp_path, rounds, n, barrier, wins, locks), daemon=True) for n in (0, 1)
     ]
@@ -233,3 +233,14 @@ def test_what_is_no_record_is_measured_again(tmp_path: Path):
         assert run_folder.finished(folder) is None and not attempts.is_trained(folder, 1)
         assert checkpoint.latest(folder) is None
         assert not ownership.claim(folder) and not [*folder.iterdir()]
+
+
+def test_a_claim_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As those of other machines know it by that alone."""
+    monkeypatch.setattr("tests.conftest.PATIENCE_S", 20.0)
+    monkeypatch.setattr(ownership, "BEAT_S", 0.01)
+    ownership.claim(tmp_path / "cell")
+    (path,) = ownership.claims(tmp_path / "cell")
+    os.utime(path, (0, 0))
+    awaited(lambda: path.stat().st_mtime > 0)
+    ownership.release(tmp_path / "cell")

@@ -2,18 +2,25 @@
 
 import os
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
 
+from multicard.config.placement import Placement
 from multicard.machine import slurm
 from multicard.machine.slurm import Allocation
+from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 from multicard.records import comparable, ownership, run_folder
+from multicard.records.progress import Board
 from multicard.records.schema_parts import Data, Segment
-from multicard.run import attempts
+from multicard.run import attempts, preemption
+from multicard.run.peers import Peers
+from tests.conftest import awaited
 from tests.helpers.records import GONE, as_record, claim, vision
 
+CPU = Placement("cpu", "gloo", 1, False)
 JOB = Allocation(("n1", "n2"), job="12_3")
 PREEMPTED = Failure("preempted", "SLURM preempted the job")
 
@@ -90,3 +97,21 @@ def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, mo
     assert not claimed.exists()
     claims = [run_folder.read_json(path) or {} for path in ownership.claims(folder)]
     assert [(one["host"], one["pid"], one["job"]) for one in claims] == [(os.uname().nodename, os.getpid(), "13")]
+
+
+def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ended, board = list[Failure](), Board(tmp_path, 1, create=True)
+    monkeypatch.setattr("tests.conftest.PATIENCE_S", 20.0)
+    monkeypatch.setattr(preemption, "POLL_S", 0.01)
+    monkeypatch.setattr(slurm, "why_warned", lambda _: "timeout")
+    monkeypatch.setattr(failures, "end", ended.append)
+    monkeypatch.setattr(preemption, "_warned", warned := Event())
+    board.post(0, 3, 10, 48, 0, 0.5)
+    warned.set()
+    allocation = Allocation(job="12_3", grace_s=0.1)
+    with preemption.StopOnWarning(allocation, board, CPU, tmp_path, True, Peers(allocation)) as stop:
+        awaited(lambda: ended)
+    assert board.stop_at > 3 and [failure.kind for failure in ended] == ["timeout"] and stop.outcome(None) is None
+    board.remove()

@@ -186,3 +186,12 @@ def test_an_undecided_mean_has_its_interval_in_percent_of_it():
     rounds = until_sure(np.random.default_rng(4), 0.5, None)
     half = rounds.half_width(rounds.settings["1fp32"], rounds.spreads())
     assert half > 0.2 and rounds.unsure(0.95)["1fp32"] == f"1fp32: mean step ±{math.expm1(half):.1%}"
+
+
+def test_the_record_of_another_cell_is_not_taken(sweep: Callable[..., Any], tmp_path: Path):
+    sweep("precision=fp32")
+    (result,) = tmp_path.glob("s/*/result.json")
+    run_folder.write_json(result, (run_folder.read_json(result) or {}) | {"identity": "of another"})
+    code, printed, measured = sweep("precision=fp32", "seed=0,1")
+    assert (code, measured) == (1, [("fp32", 1, 1)])
+    assert f"{result.parent.name} holds the record of another cell; remove it" in printed
