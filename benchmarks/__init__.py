@@ -2,8 +2,12 @@
 
 import argparse
 import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import OmegaConf
 
@@ -11,17 +15,65 @@ from multicard import workloads
 from multicard.machine.environment import cores, cpu_model
 from multicard.sweep.cells import task_of
 
+if TYPE_CHECKING:
+    import torch
+
 ROOT = Path(__file__).parent.parent
+Name = TypeVar("Name")
+Figure = TypeVar("Figure")
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is a module's docstring."""
-    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A parser whose help is a module's docstring, with `--rounds` if there is a default for it."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds is not None:
+        result.add_argument("--rounds", type=int, default=rounds)
+    return result
 
 
-def machine(name: str = "") -> str:
-    """The hardware, by default the CPU, and its present load."""
-    return f"{name or cpu_model()}, {cores()} cores, load {os.getloadavg()[0]:.1f}"
+def device_here() -> "torch.device":
+    """The first GPU, or the CPU."""
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def machine(device: "torch.device | None" = None) -> str:
+    """The hardware, a GPU instead of the CPU where one is measured, and its present load."""
+    name = cpu_model()
+    if device is not None and device.type == "cuda":
+        import torch
+
+        name = torch.cuda.get_device_name(device)
+    return f"{name}, {cores()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+def interleaved(turns: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict[Name, list[Figure]]:
+    """Take all turns once per round, forwards and backwards by turns; the figures of each, by round."""
+    figures: dict[Name, list[Figure]] = {name: [] for name in turns}
+    for number in range(rounds):
+        for name in turns if number % 2 == 0 else reversed([*turns]):
+            figures[name].append(turns[name]())
+    return figures
+
+
+def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
+    """Ratios round by round."""
+    return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile of at least two rounds."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return low, middle, high
+
+
+def python(*arguments: str) -> str:
+    """Run `python ARGUMENTS` at the root of the repository. Returns its output; exits with all of it if it fails."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def configuration(entry: str, *overrides: str) -> Any:

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def run_command(command: Sequence[str], output: Any, limit_s: float) -> int | No
         cwd=ROOT,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         start_new_session=True,
-        preexec_fn=os_calls.die_with_parent,  # noqa: PLW1509 - this process has one thread
+        preexec_fn=partial(os_calls.die_with_parent, os.getpid()),  # noqa: PLW1509 - this process has one thread
     )
     try:
         return child.wait(limit_s)
@@ -131,6 +132,22 @@ def take_all(run: Pass, steps: Sequence[Step], minutes: float) -> None:
             print(f"{step.name}: {step.title}", flush=True)
             first = run.cuda and not record_of(run, step)["attempts"]
             say(take(run, step, min(left_s, PATIENCE * step.estimate_s) if first else left_s))
+
+
+def calls_of(run: Pass, left: Sequence[Step], minutes: float) -> dict[str, int]:
+    """In which call from now on, of so many minutes, each step is taken if all take what is expected."""
+    left, calls, number = [step for step in left if not step.skip(run)], dict[str, int](), 0
+    while left:
+        number, left_s, waiting = number + 1, 60 * minutes - GRACE_S, list[Step]()
+        for step in left:
+            if step.estimate_s <= left_s:
+                calls[step.name], left_s = number, left_s - step.estimate_s
+            else:
+                waiting.append(step)
+        if len(waiting) == len(left):  # no call is long enough
+            break
+        left = waiting
+    return calls
 
 
 def say(record: dict[str, Any]) -> None:
@@ -172,7 +189,7 @@ def main() -> None:
     options.add_argument("--data", type=Path, metavar="FOLDER", help="images, rows and tokenizer: see above")
     options.add_argument("--out", type=Path, metavar="FOLDER", help="default: multirun/on_gpu, without one on_cpu")
     options.add_argument("--only", nargs="+", choices=names, metavar="STEP", default=names)
-    options.add_argument("--list", action="store_true", help="the steps, their duration and state; run nothing")
+    options.add_argument("--list", action="store_true", help="the steps, their state and their call; run nothing")
     args = options.parse_args()
     cuda = bool(devices.visible_gpus())
     out = args.out or ROOT / "multirun" / ("on_gpu" if cuda else "on_cpu")
@@ -182,9 +199,11 @@ def main() -> None:
         options.error(f"--data {args.data}: holds no {wanted}; name the folder that does, or leave --data out")
     steps = [step for step in STEPS if step.name in args.only]
     if args.list:
+        calls = calls_of(run, queue(run, steps), args.minutes)
         for step in steps:
             state = f"{step.estimate_s:.0f} s, {record_of(run, step)['status']}"
-            print(f"{step.name:16} {step.title:44} {step.skip(run) or state}")
+            when = f", call {calls[step.name]}" if step.name in calls else ""
+            print(f"{step.name:16} {step.title:44} {step.skip(run) or state + when}")
         return
     run.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of what `take` writes

@@ -26,7 +26,6 @@ once), and prints them with versions and `nvidia-smi` as JSON. Each is the faste
 import argparse
 import json
 import shutil
-import statistics
 import subprocess
 from collections.abc import Callable
 from itertools import product
@@ -37,7 +36,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torchvision import models
 
-from benchmarks import configuration, machine, parser
+from benchmarks import configuration, device_here, interleaved, machine, parser, quartiles
 from multicard.config.compilation import CUDA_GRAPHS, GRAPH_PASSES, MODES
 from multicard.config.vision import Depthwise, ModelConfig, Pointwise
 from multicard.machine import environment
@@ -106,18 +105,13 @@ def all_bytes_per_s(device: torch.device) -> dict[str, float]:
     return rates
 
 
-def named(device: torch.device) -> str:
-    """The name of a GPU; empty for the CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
 def print_bandwidth(device: torch.device) -> None:
     if shutil.which("nvidia-smi"):
         print(subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False).stdout)
     facts = environment.collect()
     versions = facts["packages"] | {"python": facts["python"], "CUDA": torch.version.cuda}
     versions |= {"cuDNN": torch.backends.cudnn.version(), "driver": (facts["gpus"] or [{}])[0].get("driver")}
-    figures = {"hardware": machine(named(device)), "versions": versions, "bytes_per_s": all_bytes_per_s(device)}
+    figures = {"hardware": machine(device), "versions": versions, "bytes_per_s": all_bytes_per_s(device)}
     print(json.dumps(figures))
 
 
@@ -179,8 +173,7 @@ def step(cell: Cell, size: int, batch: int, device: torch.device) -> Callable[[]
 
 
 def options() -> argparse.ArgumentParser:
-    result = parser(__doc__)
-    result.add_argument("--rounds", type=int, default=5)
+    result = parser(__doc__, rounds=5)
     result.add_argument("--bandwidth", action="store_true", help="measure copies alone")
     result.add_argument("--image-size", type=int, default=224)
     result.add_argument("--batch-size", type=int, default=16)
@@ -198,7 +191,7 @@ def main() -> None:
     args = options().parse_args()
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = device_here()
     if args.bandwidth:
         print_bandwidth(device)
         return
@@ -206,15 +199,11 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     rate = within_bytes_per_s(device)
-    print(f"{machine(named(device))}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
+    print(f"{machine(device)}; {args.image_size} px, batch {args.batch_size}; {rate / 1e9:,.1f} GB/s")
     turns = {cell: step(cell, args.image_size, args.batch_size, device) for cell in cells(args)}
     rows = []
-    steps_ms: dict[Cell, list[float]] = {cell: [] for cell in turns}
-    for number in range(args.rounds):  # forwards and backwards by turns
-        for cell in turns if number % 2 == 0 else reversed([*turns]):
-            steps_ms[cell].append(1000 * turns[cell]())
-    for cell, taken_ms in steps_ms.items():
-        low, middle, high = statistics.quantiles(taken_ms, n=4)
+    for cell, seconds in interleaved(turns, args.rounds).items():
+        low, middle, high = quartiles([1000 * s for s in seconds])
         precision = choose(cell.precision, device)
         value = torch.empty((), dtype=getattr(torch, precision.autocast or precision.model)).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")

@@ -20,7 +20,7 @@ from multicard.measure import formulas
 from papers.printed import HARDWARE
 
 Row = dict[str, Any]
-MEASURED, IDEAL, PAPER = "measured", "ideal", "paper"
+MEASURED, IDEAL, PAPER, SHARED = "measured", "ideal", "paper", "shared"
 T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
 CUT = 2.0  # intervals extend an axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies

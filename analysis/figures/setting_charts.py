@@ -13,16 +13,28 @@ import altair as alt
 
 from analysis.commands.best import COST, Ranking, known_rankings
 from analysis.figures import captions, chart_data
-from analysis.figures.chart_data import IDEAL, MEASURED, Row
-from analysis.figures.charts import SERIES, WIDTH, by_series, drawn, facets, line_layers, number_axis, tooltips, y_axis
+from analysis.figures.chart_data import IDEAL, MEASURED, SHARED, Row
+from analysis.figures.charts import (
+    SERIES,
+    WIDTH,
+    by_series,
+    drawn,
+    facets,
+    line_layers,
+    number_axis,
+    tooltips,
+    where,
+    y_axis,
+)
 from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS, Kind
 from analysis.runs.details import REST
-from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
+from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, did_work_of, of_setting
 from analysis.runs.load import Run
 from multicard.config.job import count
+from multicard.estimate import shared_rows
 from multicard.measure import formulas, timing
 from multicard.records import figures as registry
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
@@ -34,6 +46,7 @@ BAR = 18  # points, a bar's thickness
 WINDOWS = 50  # of the steps of a tuning run: a point is the mean loss of one
 PHASES = (*timing.PHASES, REST)
 RANKS = "ranks"
+MOST_TIMES = 5  # of the slowest setting's time, beyond which what others measured would squeeze it
 MOST_POINTS = 500  # settings of a trade-off
 AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules", COST)
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
@@ -265,8 +278,9 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         ]
     if not rows:
         return None
-    rows = drawn(rows)
-    chart = facets(_layers(encodings, captions.axis("total_s", time)), rows, 2)
+    rows = drawn([*rows, *_shared_rows(ranking, rows, time.divisor)])
+    is_shared = any(row["of"] == SHARED for row in rows)
+    chart = facets(_layers(encodings, captions.axis("total_s", time), is_shared), rows, 2)
     front, equals = (
         [f"{ranking.label(one)} ({registry.seconds(one.cost)} s)" for one in chosen]
         for chosen in (ranking.front, ranking.equals)
@@ -276,18 +290,43 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     notes += [f"The fastest {len(shown):,} of {count(len(ranking.settings), 'setting')}"] * (shown != ranking.settings)
     measures = dict.fromkeys(row["measure"] for row in rows)
     title = f"Time against {' or '.join(captions.measure(measure) for measure in measures)}"
+    others = first_few(list(dict.fromkeys(row["hardware"] for row in rows if row["of"] == SHARED)), MOST_NAMED, "; ")
+    notes += [f"Grey: the same work as it was measured elsewhere, on {others}"] * is_shared
     figure = group.figure(name, chart, rows, title, notes)
     return replace(figure, above=[FRONT, *figure.above], one_at_a_time=True)
 
 
-def _layers(encodings: dict[str, Any], title: str) -> list[Any]:
+def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Iterator[Row]:
+    """Points of the same work that others measured, for each measure of the rows, within five times their time."""
+    run, longest_s = ranking.runs[0], max(row["total_s"] for row in rows)
+    for name, shared in shared_rows.read(run.folder.parent):
+        total_s = shared.figure("total_s")
+        is_alike = shared.figure("samples_trained") == run["samples_trained"]
+        is_alike = is_alike and did_work_of(run, shared.kind, shared.settings)
+        if total_s is None or total_s > MOST_TIMES * longest_s or not is_alike:
+            continue
+        about = {
+            SERIES: f"{name}: {shared.settings['gpus']} x {shared.hardware}",
+            "of": SHARED,
+            "front": None,
+            "hardware": shared.hardware,
+        }
+        for measure in dict.fromkeys(row["measure"] for row in rows):
+            if (value := shared.figure(measure)) is not None:
+                at = {"n": shared.figures[measure].n, "total_s": total_s, "x": total_s / divisor, "folders": []}
+                yield {"measure": measure, "mean": value} | about | at
+
+
+def _layers(encodings: dict[str, Any], title: str, is_shared: bool) -> list[Any]:
     base = alt.Chart().encode(x=alt.X("x:Q", title=title, axis=alt.Axis(tickCount=6)), y=y_axis())
     columns = [alt.Tooltip(f"{SERIES}:N"), alt.Tooltip("x:Q", title="time", format=".4~g"), *tooltips(interval=False)]
     chosen = alt.selection_point(CHOSEN, fields=[SERIES], toggle="event.shiftKey")
     size = alt.when(chosen, empty=False).then(alt.value(220)).otherwise(alt.value(60))
     faint = alt.when("isValid(datum.front)").then(alt.value(0.95)).otherwise(alt.value(0.35))
-    points = base.mark_point(filled=True, cursor="pointer").encode(
+    own = where(base, MEASURED) if is_shared else base
+    points = own.mark_point(filled=True, cursor="pointer").encode(
         **encodings, tooltip=columns, size=size, opacity=faint
     )
     numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8).encode(text="front:N")
-    return [points.add_params(chosen), numbers]
+    others = where(base, SHARED).mark_point(color="grey", size=40).encode(tooltip=columns)
+    return [*[others] * is_shared, points.add_params(chosen), numbers]

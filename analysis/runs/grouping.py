@@ -115,6 +115,13 @@ def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, list[Run]]:
     return works
 
 
+def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
+    """True for settings of a kind with the work of a run, wherever its data lie."""
+    work = [key for key in settings if key in KINDS[kind].work or key.startswith(WORK_GROUPS)]
+    own = {key: run[key] for key in work if key not in WAYS_TO_HAVE_THE_DATA}
+    return run["kind"] == kind and all(str(value) == str(settings[key]) for key, value in own.items())
+
+
 def _trained(run: Run) -> str:
     """The amount of work of a run: "all rows", "100 preference pairs".
 

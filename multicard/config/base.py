@@ -160,6 +160,7 @@ LATER: dict[str, dict[str, Any]] = {
     "model": {
         "pointwise": "convolution",
         "depthwise": "convolution",
+        "blocks": "plain",
         "weights": "random",
         "freeze": "none",
     },
@@ -176,6 +177,7 @@ LATER_KEYS = {
     "dataset.split": "dataset.skip_broken",
     "model.pointwise": "model.width",
     "model.depthwise": "model.width",
+    "model.blocks": "model.width",
     "model.weights": "model.width",
     "model.freeze": "model.width",
     "dataset.revision": "dataset.source",

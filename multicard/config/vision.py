@@ -133,6 +133,11 @@ class Depthwise(StrEnum):
     triton = "triton"
 
 
+class Blocks(StrEnum):
+    plain = "plain"
+    fused = "fused"
+
+
 class Freeze(StrEnum):
     none = "none"
     backbone = "backbone"
@@ -147,6 +152,7 @@ class ModelConfig:
         Depthwise.convolution,
         "3 x 3 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
     )
+    blocks: Blocks = key(Blocks.plain, "fused: MobileNetV2's wide blocks do not store what they expand; on CUDA, nhwc")
     weights: str = key("random", "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth")
     freeze: Freeze = key(Freeze.none, "backbone: the last layer alone trains, and all else computes as in evaluation")
 
@@ -154,6 +160,8 @@ class ModelConfig:
         has_width = self.name == "mobilenet_v2"
         require(bool(self.weights), "model.weights='': is no file; use random, pretrained or a file's path")
         require(has_width or self.width == 1, f"model.width={self.width}: only mobilenet_v2 has it; leave it at 1")
+        fits = has_width or self.blocks is Blocks.plain
+        require(fits, f"model.blocks=fused: is for mobilenet_v2, not {self.name}; use model.blocks=plain")
 
 
 @dataclass
@@ -223,6 +231,14 @@ class VisionConfig(TrainingConfig):
         linear = self.model.pointwise is Pointwise.linear
         fits = self.layout.name is LayoutName.nhwc or not linear
         require(fits, "model.pointwise=linear: reads the channels of NHWC images as a matrix; use layout=nhwc")
+        if self.model.blocks is Blocks.fused:
+            nhwc, half = self.layout.name is LayoutName.nhwc, self.precision.name != "fp64"
+            require(nhwc, "model.blocks=fused: reads the channels of NHWC images side by side; use layout=nhwc")
+            require(
+                half, "model.blocks=fused: computes in float32 at most; use another precision, or model.blocks=plain"
+            )
+            alone = not self.strategy.sync_batchnorm
+            require(alone, "model.blocks=fused: has each rank's own statistics; use strategy.sync_batchnorm=false")
         target = self.target_accuracy
         in_range = target is None or 0 < target <= 1
         require(in_range, f"target_accuracy={target}: is a share; give a value in (0, 1], as 0.97")

@@ -57,6 +57,9 @@ class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
     settings: Annotated[dict[str, Value], Meta(max_length=200)]
     figures: Annotated[dict[str, SharedFigure], Meta(min_length=1, max_length=100)]
 
+    def figure(self, name: str) -> float | None:
+        return self.figures[name].mean if name in self.figures else None
+
 
 class SharedFile(Struct, forbid_unknown_fields=True, frozen=True):
     """Rows that anybody may use, under the licence CC0 1.0."""

@@ -46,7 +46,7 @@ MEETING_S = 300.0  # within which all nodes of a run must have come up
 CODE_CACHE, COMPILERS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 # Variables by which a user chooses how OpenMP's threads wait for one another, and how often they look before they sleep
 # where nobody chose: libgomp's own 300,000 keeps cores from other processes at each barrier, and none costs nearly half
-# of a quiet machine's speed
+# of a quiet machine's speed (`benchmarks.spinning`)
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 SPINS = 10_000
 SILENT_S, PATIENCE_S = 2.0, 30  # of the agent, until it kills ranks that it has told to end

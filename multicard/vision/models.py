@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from multicard.config.keys import require
-from multicard.config.vision import Depthwise, Freeze, ModelConfig, Pointwise
+from multicard.config.vision import Blocks, Depthwise, Freeze, ModelConfig, Pointwise
 from multicard.records.content import Blob
 from multicard.vision import model_names
 
@@ -62,6 +62,10 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     model = BUILDERS.get(config.name, library)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
+    if config.blocks is Blocks.fused:
+        from multicard.vision.fused.blocks import fuse
+
+        fuse(model, image_size)
     if config.pointwise is Pointwise.linear or config.depthwise is Depthwise.triton:
         from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
 

@@ -26,7 +26,7 @@ class TrainingReport(Report[VisionReport]):
             VisionReport,
             rank,
             folder,
-            flags,
+            flags | {"fused_blocks": getattr(share.plain, "fused_blocks", 0)},
             num_workers=workers,
             steps_per_epoch=share.steps,
             distinct_samples=share.distinct,

@@ -1,6 +1,7 @@
 """The workload of `train_vision.py`: image recognition. Imports neither torch nor torchvision."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.sweeps import starts_nothing
 from multicard.config.vision import (
+    Blocks,
     CacheMode,
     DdpConfig,
     ImagesConfig,
@@ -62,6 +64,10 @@ def fits(config: VisionConfig, placement: Placement) -> None:
     precision, remedy = config.precision.name, "CPU ranks compute in IEEE fp32; use precision=fp32"
     computes = PRECISIONS[precision].cpu or placement.device == "cuda"
     require(computes, f"precision={precision}: needs CUDA devices; {remedy}")
+    kernels = (
+        placement.device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" or config.model.blocks is Blocks.plain
+    )
+    require(kernels, "model.blocks=fused: its kernels need CUDA devices; use model.blocks=plain")
     if compiles(config, placement.device):
         environment.require_compilers(config.compile, placement.device)
 

@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from analysis.__main__ import main
+from analysis.figures.chart_data import SHARED
+from analysis.figures.setting_charts import trade_off
+from analysis.runs import load
 from multicard.estimate import shared_rows
 from multicard.estimate.estimates import estimate
 from multicard.estimate.history import history_folders
@@ -138,7 +141,7 @@ def test_a_broken_file_is_refused_in_a_line(root: Path, refused: Said, content: 
     assert refused("import", "in.json").startswith("in.json: ") and not root.exists()
 
 
-def test_imported_rows_are_predictions_but_no_runs(root: Path, said: Said):
+def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, said: Said):
     run = past_runs.vision(mean_s=0.25, device="cuda", hardware="NVIDIA H200")
     records.write(root.parent / "theirs" / "0", run | {"total_s": 80.0})
     exported(root.parent / "theirs")
@@ -154,6 +157,17 @@ def test_imported_rows_are_predictions_but_no_runs(root: Path, said: Said):
     assert step_s is not None and step_s.low < 0.25 < step_s.high and step_s.value == pytest.approx(0.25)
     (other,) = estimate([past_runs.config(run)], root / "own" / "0", [Target("l4", gpu="NVIDIA L4")])
     assert other.prediction.basis == "unknown"
+
+    for precision, total_s in (("fp32", 100.0), ("bf16", 60.0)):
+        own = past_runs.vision(device="cuda", precision=precision) | {"total_s": total_s}
+        records.write(root / "own" / precision, own)
+    (figure,) = trade_off(load.read([root]).runs)
+    grey = [row for row in figure.rows if row["of"] == SHARED]
+    assert {row["total_s"] for row in grey} == {80.0} and all("NVIDIA H200" in row["series"] for row in grey)
+    assert any(note.endswith("measured elsewhere, on NVIDIA H200") for note in figure.below)
+    file.write_text("{")
+    (figure,) = trade_off(load.read([root]).runs)
+    assert not any(row["of"] == SHARED for row in figure.rows)
 
 
 def test_the_projects_rows_and_its_schema_are_those_of_the_code():

@@ -108,6 +108,13 @@ REFUSED = [
     (["optimizer=adam", "optimizer.betas=[1,0]"], "optimizer.betas"),
     ([f"tracker.tags=[short,{'x' * 65}]"], "tracker.tags="),
     (["model.pointwise=linear"], "model.pointwise=linear: reads the channels of NHWC images as a matrix; use"),
+    (["model.blocks=fused"], "model.blocks=fused: reads the channels of NHWC images side by side; use layout=nhwc"),
+    (["layout=nhwc", "model.blocks=fused", "precision=fp64"], "model.blocks=fused: computes in float32 at most"),
+    (["model.name=resnet18", "model.blocks=fused"], "model.blocks=fused: is for mobilenet_v2, not resnet18"),
+    (
+        ["layout=nhwc", "model.blocks=fused", "strategy.sync_batchnorm=true"],
+        "model.blocks=fused: has each rank's own statistics",
+    ),
 ]
 
 

@@ -1,0 +1,64 @@
+"""How long OpenMP's threads of CPU ranks look for one another before they sleep: speed on a quiet and a shared machine.
+
+    python -m benchmarks.spinning [--rounds 5] [--images 512]
+
+The same training with `GOMP_SPINCOUNT` of 300,000 (libgomp's own), 10,000 (what ranks get) and 0, by turns: alone, and
+beside two processes that compute all the time; on 1 rank with 2 threads, and on 2 ranks with 1 thread, which has no
+barriers. Prints images/s of training, and each setting's ratio to libgomp's own, round by round.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+from benchmarks import interleaved, machine, parser, python, quartiles, ratios
+from multicard.ranks.elastic import SPINS
+
+OWN = 300_000
+RANKS = {"1 rank, 2 threads": ("gpus=1", "cpus_per_gpu=2"), "2 ranks, 1 thread": ("gpus=2", "cpus_per_gpu=1")}
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Within, processes that compute all the time."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def images_per_s(words: tuple[str, ...], images: int, spins: int, loops: int) -> float:
+    with tempfile.TemporaryDirectory() as folder, busy(loops), patch.dict("os.environ", GOMP_SPINCOUNT=str(spins)):
+        limits = ("epochs=2", f"dataset.train_limit={images}", "dataset.test_limit=32", "num_workers=0")
+        python("train_vision.py", "device=cpu", *words, *limits, f"hydra.run.dir={folder}")
+        (path,) = Path(folder).glob("**/result.json")
+        return json.loads(path.read_text())["epochs"][-1]["images_per_s"]
+
+
+def main() -> None:
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--images", type=int, default=512)
+    args = options.parse_args()
+    print(machine())
+    for ranks, words in RANKS.items():
+        for loops, beside in ((0, "alone"), (2, "beside two busy loops")):
+            turns = {spins: partial(images_per_s, words, args.images, spins, loops) for spins in (OWN, SPINS, 0)}
+            speeds = interleaved(turns, args.rounds)
+            for spins, figures in speeds.items():
+                low, middle, high = quartiles(figures)
+                speed = f"{middle:.1f} images/s (quartiles {low:.1f} to {high:.1f})"
+                against = f"{quartiles(ratios(figures, speeds[OWN]))[1]:.3f} times that of {OWN}"
+                print(f"{ranks}, {beside}, {spins} spins: {speed}, {against}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
