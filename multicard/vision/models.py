@@ -63,7 +63,7 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
     if config.blocks is Blocks.fused:
-        from multicard.vision.fused.blocks import fuse
+        from multicard.vision.fused_blocks import fuse
 
         fuse(model, image_size)
     if config.pointwise is Pointwise.linear or config.depthwise is Depthwise.triton:

@@ -21,9 +21,9 @@ from torch.multiprocessing.spawn import spawn
 from torchvision.models import MobileNetV2
 from torchvision.models.mobilenetv2 import InvertedResidual
 
-from multicard.vision.fused import blocks, ops
+from multicard.vision import fused_blocks
 
-for tile in ops.TILES.values():
+for tile in fused_blocks.TILES.values():
     tile.update({name: value for name, value in {"P": 16, "C": 16, "ROWS": 3, "LOOPS": 3}.items() if name in tile})
 
 
@@ -42,7 +42,7 @@ def block(dtype: torch.dtype, autocast: bool, stride: int, cin: int, cout: int, 
             parameter.add_(0.2 * torch.randn_like(parameter)).copy_(parameter.to(dtype))
     exact = deepcopy(fused).double()
     exact.conv.get_submodule("1.0").register_forward_hook(lambda _, __, d: d + (d.to(dtype).double() - d).detach())
-    fused.conv.__class__ = blocks.FusedResidual
+    fused.conv.__class__ = fused_blocks.FusedResidual
     images = (torch.randn(shape[0], cin, *shape[1:]) + 0.7).to(dtype).float()
     x = images.contiguous(memory_format=torch.channels_last).requires_grad_()
     x_exact = images.double().requires_grad_()
@@ -74,7 +74,7 @@ def trained(rank: int, folder: str) -> None:
     torch.manual_seed(0)
     settings = [[1, 8, 1, 1], [3, 8, 1, 2], [2, 8, 1, 1]]
     plain = MobileNetV2(num_classes=4, inverted_residual_setting=settings, dropout=0.0, width_mult=0.5)
-    models = [plain, blocks.fuse(deepcopy(plain), 12, least=0)]
+    models = [plain, fused_blocks.fuse(deepcopy(plain), 12, least=0)]
     assert models[1].fused_blocks == 2
     for model in models:
         model.to(memory_format=torch.channels_last)

@@ -19,9 +19,9 @@ from triton.compiler import ASTSource
 from multicard.config.placement import Placement
 from multicard.config.vision import Blocks, ModelConfig
 from multicard.records import run_folder
-from multicard.vision import models, workload
-from multicard.vision.fused import kernels, ops
-from multicard.vision.fused.blocks import FusedResidual, fuse
+from multicard.vision import fused_blocks, models, workload
+from multicard.vision import fused_kernels as kernels
+from multicard.vision.fused_blocks import FusedResidual, fuse
 from tests.conftest import ROOT, Measuring, typed
 
 FUSED = ("layout=nhwc", "model.blocks=fused")
@@ -105,8 +105,11 @@ def calls(size: int, batch: int) -> Iterator[Call]:
 def resources(call: Call, capability: int) -> tuple[int, int]:
     """What the kernel of a call takes on GPUs of a compute capability, as 90, compiled without one: bytes of stack of a
     thread, where registers spill, and bytes of shared memory of a program."""
-    launch, kernel = ops.LAUNCHES[call.kernel](*call.inputs, call.stride), getattr(kernels, f"{call.kernel}_kernel")
-    tile = ops.TILES[call.kernel]
+    launch, kernel = (
+        fused_blocks.LAUNCHES[call.kernel](*call.inputs, call.stride),
+        getattr(kernels, f"{call.kernel}_kernel"),
+    )
+    tile = fused_blocks.TILES[call.kernel]
     constants = launch.constants | {key: tile[key] for key in tile if key not in OPTIONS} | {"PRECISION": "ieee"}
     names, signature, hints = kernel.arg_names, dict.fromkeys(kernel.arg_names, "constexpr"), {}
     for i, value in enumerate(launch.arguments):
