@@ -32,6 +32,10 @@ def judged(folder: Path, *names: str, mix: bool = False) -> list[Verdict]:
     return judge(runs_of(folder), mix, named(names))
 
 
+# Claims of each kind, tested without the slow tests too
+OF_EACH_KIND = {(one.experiment, one.needs, one.counted): one.name for one in CLAIMS}.values()
+
+
 def table2(folder: Path, x: float = 2.5, **changes: Any) -> None:
     write(folder, "table2", *CASES["fp16-over-fp64"].at(x), **changes)
 
@@ -47,7 +51,10 @@ def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path:
     assert all(figure.low is None or figure.low <= figure.estimate <= figure.high for figure in verdict.figures)
 
 
-@pytest.mark.parametrize("name", {(one.experiment, one.needs, one.counted): one.name for one in CLAIMS}.values())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one.name, marks=[] if one.name in OF_EACH_KIND else pytest.mark.slow) for one in CLAIMS],
+)
 def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path):
     """In a world in which a claim holds, newer runs for which it fails change nothing; alone, they only illustrate it.
     Without the runs of a cell that it reads, it is half measured."""

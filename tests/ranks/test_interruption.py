@@ -38,7 +38,7 @@ def wait_for_interruption() -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("number", "entry"),
-    zip(interruption.SIGNALS, cycle(["train_vision.py", "tune_llm.py"]), strict=False),
+    [*zip(interruption.SIGNALS, cycle(["train_vision.py", "tune_llm.py"]), strict=False)],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_while_a_command_imports_a_signal_ends_it_with_a_line(number: signal.Signals, entry: str, tmp_path: Path):

@@ -58,7 +58,7 @@ def pixels(batches: list[Batch]) -> torch.Tensor:
     return torch.cat([batch.images.expand(-1, 3, -1, -1) for batch in batches])
 
 
-@pytest.mark.parametrize("transfer", {precision.transfer_dtype for precision in PRECISIONS.values()}, ids=str)
+@pytest.mark.parametrize("transfer", [*dict.fromkeys(each.transfer_dtype for each in PRECISIONS.values())], ids=str)
 @pytest.mark.parametrize("loader", NAMES)
 def test_pixels_are_scaled_normalised_and_converted(loader: str, transfer: torch.dtype):
     asked = source(split([0, 255, 51]), range(3), *GREY, f"loader={loader}")
