@@ -322,6 +322,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "processes" in getattr(item, "fixturenames", ()):
             item.add_marker("process")
+        if item.get_closest_marker("nightly") is not None:
+            item.add_marker("slow")  # no part of `make test`
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
