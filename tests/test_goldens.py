@@ -6,7 +6,8 @@ import pytest
 
 from tests.goldens import freeze
 
-IDENTITIES = freeze.read("identities") | freeze.read("added_identities")
+FROZEN_FIRST = freeze.read("identities")
+IDENTITIES = FROZEN_FIRST | freeze.read("added_identities")
 COMPOSITIONS = freeze.read("compositions")
 ANALYSIS = freeze.read("analysis")
 QUICK = freeze.read("benchmarks")["quick"]
@@ -20,6 +21,9 @@ def test_experiments_have_the_same_cells():
         of_all = freeze.shared(cells)
         assert (entry, " ".join(of_all)) == (IDENTITIES[name]["entry"], IDENTITIES[name]["all"]), name
         assert [freeze.own(cell, of_all) for cell in cells] == [words for words, _ in IDENTITIES[name]["cells"]], name
+    for name, golden in FROZEN_FIRST.items():
+        assert golden["all"] == IDENTITIES[name]["all"]
+        assert all(cell in IDENTITIES[name]["cells"] for cell in golden["cells"]), name
 
 
 def assert_identities(name: str, first: int, step: int) -> None:

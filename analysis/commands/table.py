@@ -132,7 +132,10 @@ def _of_profiles(panel: Panel) -> Table:
             row[f"{PAPER} {headings[cell]}"] = figure.low if figure and figure.exact else None
             papers += [figure] if figure else []
         rows.append(row)
-    names = [name for name in rows[0] if not name.startswith(f"{PAPER} ") or any(row[name] for row in rows)]
+    names = ["group", "metric"]
+    for heading in headings.values():
+        printed_too = any(row[f"{PAPER} {heading}"] for row in rows)
+        names += [heading, *[f"{PAPER} {heading}"] * printed_too]
     unit, text = "milliseconds a step and rank, of the profiled steps", lambda value: f"{1000 * value:.3g}"
     if shares:
         unit, text = "share of the profiled time of all ranks", "{:.1%}".format

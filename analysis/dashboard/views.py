@@ -130,8 +130,10 @@ def workspace() -> View:
 
 
 def section_of(figure: Figure) -> str | None:
-    """The section with the bars of a figure; None for counts, by which nothing is judged, and for money,
-    which W&B does not have."""
+    """The section with the bars of a figure; None for counts, by which nothing is judged, and for what W&B does not
+    have: it is derived of a whole record."""
+    if figure.keys == {}:
+        return None
     if figure.unit is figures.BYTES:
         return MEMORY
     if "joules" in figure.name:
@@ -140,7 +142,7 @@ def section_of(figure: Figure) -> str | None:
         return LEARNING
     if figure.name in PARTS_OF_TIME or figure.title.startswith("step,"):
         return PHASES
-    return FASTEST if figure.better and figure.unit is not figures.MONEY else None
+    return FASTEST if figure.better else None
 
 
 def sections() -> dict[str, Sequence[Panel]]:

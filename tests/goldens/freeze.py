@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
@@ -111,12 +111,12 @@ def own(cell: Words, of_all: Words) -> str:
     return " ".join(word for word in cell if word not in of_all)
 
 
-def identities(known: Container[str] = ()) -> Answers:
+def identities(known: Answers | None = None) -> Answers:
     """Experiment and scale -> the entry, the overrides of all its cells, and each cell's own with its identity; without
-    those that are known."""
+    those of which as many are known."""
     found = {}
     for entry, name, cells in sweeps():
-        if name not in known:
+        if len((known or {}).get(name, {"cells": ()})["cells"]) != len(cells):
             of_all = shared(cells)
             rows = [[own(cell, of_all), identity(entry, cell)] for cell in cells]
             found[name] = {"entry": entry, "all": " ".join(of_all), "cells": rows}
@@ -124,7 +124,8 @@ def identities(known: Container[str] = ()) -> Answers:
 
 
 def added_identities() -> Answers:
-    """Those of experiments that are younger than the identities frozen first, which stay as they are."""
+    """Those of experiments that are younger than the identities frozen first, or have more cells: those stay as they
+    are."""
     return identities(known=read("identities"))
 
 
