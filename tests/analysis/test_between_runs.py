@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.claims.comparison import Readings, Sides
 from analysis.runs import load
 from analysis.stats import between_runs, intervals
 from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
@@ -99,6 +100,22 @@ def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
     mixed = between_runs.ratio(a, b, (spread, other))
     parts = [Term(spread.variance / 2, 4), Term(4e-4 / 3, 10)]
     assert (mixed.error, mixed.degrees) == pytest.approx((combined(parts).variance ** 0.5, combined(parts).degrees))
+
+
+def test_a_claims_share_and_factor_of_repeated_runs_have_their_closed_forms(tmp_path: Path):
+    for repetition in (1, 2):
+        records.write(tmp_path / str(repetition), records.vision("cpu", repetition=repetition))
+    runs = load.read([tmp_path]).runs
+    sides = Sides(runs, [], 0.95, Readings(runs))
+    off = 0.02  # from the mean, for either run, and the prior's standard deviation too
+    half = 4.3026527 * math.sqrt((off**2 + 2 * off**2) / 2 / 2)  # Student's t of 2 degrees of freedom
+    share = sides.share(lambda _, run: 0.3 + off * (-1) ** run["repetition"])
+    assert (share.estimate, share.low, share.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
+    factor = sides.factor(lambda _, run: math.exp(0.7 + off * (-1) ** run["repetition"]))
+    assert (factor.low, factor.high) == pytest.approx((math.exp(0.7 - half), math.exp(0.7 + half)))
+    assert sides.share(lambda _, run: 0.01 + off * (-1) ** run["repetition"]).low == 0.0
+    alone = Sides(runs[:1], [], 0.95, Readings(runs[:1])).share(lambda *_: 0.3)
+    assert (alone.estimate, alone.low, alone.high) == (0.3, None, None)
 
 
 def test_degrees_of_freedom_are_satterthwaites():
