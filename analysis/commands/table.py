@@ -141,7 +141,10 @@ def _of_profiles(panel: Panel) -> Table:
         unit, text = "share of the profiled time of all ranks", "{:.1%}".format
     elif whole:
         unit, text = "seconds of all ranks, of the run from its start", "{:,.4g}".format
-    texts = [[text(row[name]) if isinstance(row[name], float) else row[name] or "-" for name in names] for row in rows]
+    texts = [
+        [text(value) if isinstance(value, float) else clean(str(value or "-")) for value in map(row.get, names)]
+        for row in rows
+    ]
     columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
     no_calls = [] if any(row["group"] == "api" for row in rows) else ["no CUDA calls were seen: CPU ranks make none"]
     notes = [unit + columns, *no_calls, *_notes(panel, [], papers)]

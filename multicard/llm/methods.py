@@ -110,7 +110,7 @@ def check_nf4(config: LlmConfig) -> None:
     """Refuse weights that NF4 cannot hold, or that torchtune would not quantise."""
     method, model, ranks = config.method, config.model, config.world_size
     assert isinstance(method, LoraConfig)
-    if config.engine is Engine.trl:  # bitsandbytes holds what has whole blocks
+    if config.engine is Engine.trl:  # bitsandbytes quantises weights of any size, on one rank under FSDP too
         return
     alone = ranks == 1 and config.distributed
     remedy = "use recipe=auto, or gpus=2"

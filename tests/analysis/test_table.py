@@ -150,7 +150,7 @@ def test_bytes_are_compared_by_how_many_times(tmp_path: Path):
 def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
     for pinned, copies_s in {True: 0.2, False: 0.8}.items():
         record = records.vision(pin_memory=pinned, gpus=2, dataset__image_size=100, profile={"name": "kineto"})
-        rows = {("api", "cudaLaunchKernel"): 0.2, ("copy", "memcpy Host-to-Device"): copies_s, ("kernel", "gemm"): 5.0}
+        rows = {("api", "cuda\x1b[2J"): 0.2, ("copy", "memcpy Host-to-Device"): copies_s, ("kernel", "gemm"): 5.0}
         profile = records.profile([rows] * 2, [0.0, 0.0])
         profile["rows"] += [each | {"rank": None, "total_s": 2 * each["total_s"]} for each in profile["rows"][:3]]
         records.write(tmp_path / str(pinned), record | {"profile": profile})
@@ -158,6 +158,7 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
     found = row(table, metric="memcpy Host-to-Device")
     assert found["pin_memory=false"] == pytest.approx(0.8 / 10) and found["pin_memory=true"] == pytest.approx(0.2 / 10)
     assert not any(one["metric"] == "gemm" for one in table.rows)
+    assert not any("\x1b" in text for texts in table.texts for text in texts)
     assert table.headings == ["group", "metric", "pin_memory=true", "pin_memory=false"]
 
 
