@@ -169,13 +169,13 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
         view.page.fill("[data-grid=training] input[type=search]", "gpus>=1")
         view.sort("total s").click()
         view.page.locator("[data-grid=training] .opens").first.click()
+        view.page.evaluate("document.getElementById('runs').scrollIntoView()")
         end(sweep, 2, two)
-        view.until(lambda: said() == "There are new runs: reload the page to see them.")
-        assert view.page.locator("[data-grid=training] tr.run").count() == 1
+        view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 2)
+        view.until(lambda: abs(view.page.locator("#runs").bounding_box()["y"]) < 20)
         assert view.page.input_value("[data-grid=training] input[type=search]") == "gpus>=1"
         assert view.page.locator("[aria-expanded=true]").count() == view.page.locator(".detail").count() == 1
-        view.page.reload()
-        view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 2)
+        assert view.page.locator("[data-grid=training] [aria-sort=ascending]").inner_text() == "total s"
         view.until(lambda: said().startswith("Nothing runs now"))
         origin = server.address.removesuffix(f"{server.token}/")
         assert all(address.startswith(origin) for address in view.requests) and view.messages == []
