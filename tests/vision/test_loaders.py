@@ -210,7 +210,9 @@ def test_a_broken_photograph_is_named_whoever_decodes_it(loader: str, workers: i
     content, huge = Split(sorted(tmp_path.iterdir()), np.arange(7)), BytesIO()
     Image.new("L", (400, 400)).save(huge, "png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    kinds = (b"no image", b"", (tmp_path / "0.png").read_bytes()[:60], huge.getvalue())
+    kinds = [b"no image", b"", (tmp_path / "0.png").read_bytes()[:60]]
+    if loader != "dali":  # the limit of pixels is Pillow's
+        kinds.append(huge.getvalue())
     for broken in kinds[: 1 if workers else None]:
         (tmp_path / "5.png").write_bytes(broken)
         with pytest.raises(ValueError, match=r"/5\.png: cannot be decoded"):
