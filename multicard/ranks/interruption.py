@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+CONFIGURATION = "omegaconf"  # the package in which it waits: what is half set turns it into another error
 AGAIN_S = 0.05  # after which an exception that waits, or was dropped, is raised
 # Functions within which it waits: Python's import; Hydra's composition; the start of ranks by torch's agent; that of a
 # sweep's jobs
@@ -103,7 +104,8 @@ def _answerable(numbers: tuple[int, ...]) -> list[int]:
 def _raise(error: BaseException, frame: FrameType | None) -> None:
     """Raise the error, or have it wait where the main thread is within a function that it would harm."""
     while frame is not None:
-        if frame.f_code.co_name in WAITS_IN:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if frame.f_code.co_name in WAITS_IN or package == CONFIGURATION:
             _wait(error)
             return
         frame = frame.f_back

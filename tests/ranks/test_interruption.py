@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from multicard.ranks import failures, interruption
@@ -118,6 +119,20 @@ def test_a_composition_is_not_interrupted(monkeypatch: pytest.MonkeyPatch):
         typed("gpus=1")
         wait_for_interruption()
     assert composed and interruption.WAITS_IN >= {ConfigLoaderImpl.load_sweep_config.__name__}
+
+
+def test_a_configuration_is_not_left_half_set(monkeypatch: pytest.MonkeyPatch):
+    cfg, set_item = OmegaConf.create({"gpus": 1}), DictConfig._set_item_impl
+
+    def interrupted(own: DictConfig, key: Any, value: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        set_item(own, key, value)
+
+    monkeypatch.setattr(DictConfig, "_set_item_impl", interrupted)
+    with pytest.raises(Interrupted, match="SIGINT"), failures.interruptible():
+        cfg.gpus = 2
+        wait_for_interruption()
+    assert cfg.gpus == 2
 
 
 def test_a_second_signal_does_not_disturb_what_follows_and_a_hang_up_that_nohup_ignores_stays_ignored():
