@@ -21,6 +21,8 @@ def names(text: str) -> list[str]:
 def file(text: str) -> Path:
     """A file to write, in an existing folder."""
     path = Path(text)
+    if path == STDOUT:
+        raise argparse.ArgumentTypeError("-: the standard output has what this command says; name a file")
     if path.exists() and not path.is_file():
         raise argparse.ArgumentTypeError(f"{text}: is no file; name one")
     if not path.parent.is_dir():

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig
+from multicard.messages import typed
 from multicard.records.run_folder import write_json
 
 
 def command(runs: Sequence[Run]) -> str:
     """The command for a dashboard of the project in W&B that the first of these runs has."""
     project = next((run["tracker.project"] for run in runs if run["tracker.project"]), TrackerConfig().project)
-    return f"python -m analysis dashboard --project {shlex.quote(project)}"
+    return f"{typed('-m analysis')} dashboard --project {shlex.quote(project)}"
 
 
 def make(entity: str | None, project: str, dry_run: Path | None) -> str:

@@ -12,10 +12,12 @@ from analysis.figures.setting_charts import efficiency, losses, phases, trade_of
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
 from analysis.figures.vega import FORMATS, Figure, numbered, save
+from analysis.output import STDOUT
 from analysis.runs.columns import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
+from multicard.messages import typed
 from multicard.records.text_table import clean
 
 # What draws each form of a view but lines, bars and curves
@@ -64,7 +66,7 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
         ValueError: no such figure or format, or nothing to draw.
     """
     is_file = bool(out.suffix) and not out.is_dir()
-    if is_file and out.suffix[1:] not in FORMATS:
+    if out == STDOUT or (is_file and out.suffix[1:] not in FORMATS):
         raise ValueError(f"--out {out}: a figure is written as .{', .'.join(FORMATS)}")
     figures, unmeasured = make(name, runs, mix, whole)
     lines = []
@@ -93,7 +95,7 @@ def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False)
             drawn = experiment_figures(experiment, experiments.fullest(panels)[0] if panels and not whole else panels)
             figures += drawn
             is_short = panels and experiment.view.form == "curves"  # of one epoch
-            needs = f"a curve needs two epochs; those of one are in python -m analysis table {experiment.name}"
+            needs = f"a curve needs two epochs; those of one are in {typed('-m analysis')} table {experiment.name}"
             why = needs if is_short else f"not measured: {experiment.command}"
             unmeasured += [] if drawn else [f"{experiment.name}: {why}"]
             lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name

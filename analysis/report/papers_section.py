@@ -11,6 +11,7 @@ from analysis.output import Column
 from analysis.report.blocks import Block, Facts, Fold, Grid, Heading, Paragraph, PlainTable, Plot, Section, sentences
 from analysis.runs.load import Run
 from multicard.config.job import count
+from multicard.messages import typed
 from papers import printed
 
 
@@ -55,7 +56,7 @@ def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
     blocks += _panel(experiment, panel)
     if len(filled) > 1:
         others = "Also measured in other settings, on other machines or at other commits"
-        command = f"python -m analysis table {experiment.name} --all"
+        command = f"{typed('-m analysis')} table {experiment.name} --all"
         blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
     return blocks
 

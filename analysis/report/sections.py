@@ -28,6 +28,7 @@ from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY
 from analysis.runs.load import Run
 from multicard.config.job import count
+from multicard.messages import typed
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, in_bytes
 
@@ -41,7 +42,7 @@ def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
     known = [_recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])]
     blocks: list[Block] = [*known[:1]] or [Paragraph(f"Nothing can be recommended: {_reason(runs)}.")]
     rest = len(answers) - len(known)
-    more = [Paragraph(f"{rest} more: python -m analysis best", quiet=True)] * (rest > 0)
+    more = [Paragraph(f"{rest} more: {typed('-m analysis')} best", quiet=True)] * (rest > 0)
     blocks += [Fold(count(len(answers) - 1, "other workload"), [*known[1:], *more])] if len(answers) > 1 else []
     return Section("answers", "What to run", "", blocks)
 
@@ -57,8 +58,8 @@ def _reason(runs: Sequence[Run]) -> str:
 def _recommendation(answer: Answer, place: int) -> Recommendation:
     chart = trade_off_of(answer.ranking, numbered("trade_off", place))
     plots = [Plot(chart)] if chart is not None else []
-    typed = answer.command or answer.setting
-    return Recommendation(answer.work, answer.statement, answer.marks, typed, [*_facts(answer)], plots)
+    command = answer.command or answer.setting
+    return Recommendation(answer.work, answer.statement, answer.marks, command, [*_facts(answer)], plots)
 
 
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
@@ -90,7 +91,7 @@ def of_effects(rankings: Sequence[Ranking]) -> Section:
         depends += [Paragraph(f"{UNREPEATED}.")] * (not one.is_repeated)
         blocks += [Plot(one.figure(numbered("effects", index))), *depends, Fold("Every value as a table", [table])]
     if len(found) > MOST_EFFECTS:
-        blocks.append(Paragraph("More, of other workloads: python -m analysis figure effects", quiet=True))
+        blocks.append(Paragraph(f"More, of other workloads: {typed('-m analysis')} figure effects", quiet=True))
     return Section("matters", "What matters", "What does each setting gain alone, everything else equal?", blocks)
 
 
@@ -102,15 +103,13 @@ def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
         plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
         blocks += [Heading(title), *plots] if plots else []
         if len(drawn) > MOST_PLOTS:
-            rest = f"{len(drawn) - MOST_PLOTS} more, of other settings or data sets: python -m analysis figure"
+            rest = f"{len(drawn) - MOST_PLOTS} more, of other settings or data sets: {typed('-m analysis')} figure"
             blocks.append(Paragraph(f"{rest} {drawn[MOST_PLOTS].name.partition('-')[0]}", quiet=True))
     question = "What does each setting gain, where does its time go, and what does it take?"
     return Section("settings", "Efficiency", question, blocks)
 
 
 # ---- What was predicted, and what became of it
-
-COMMAND = "As text, CSV and JSON: python -m analysis predictions."
 
 
 def of_predictions(runs: Sequence[Run]) -> Section:
@@ -120,7 +119,8 @@ def of_predictions(runs: Sequence[Run]) -> Section:
     notes = [sentences([line]) for line in compared.notes]
     errors, verdicts, poorest = predictions.tables(compared)
     if errors.rows:
-        about = [*(sentences([line]) for line in predictions.NOTES), *notes, COMMAND]
+        command = f"As text, CSV and JSON: {typed('-m analysis')} predictions."
+        about = [*(sentences([line]) for line in predictions.NOTES), *notes, command]
         folded = Fold("The poorest predictions", [PlainTable("", poorest.headings, poorest.rows)])
         blocks += [PlainTable("", errors.headings, errors.rows, about), folded]
     elif compared.verdicts or {*compared.left_out} - {predictions.UNPREDICTED}:
