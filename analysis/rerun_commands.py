@@ -5,12 +5,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from analysis import experiments
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS
 from analysis.runs.load import Run
+from multicard.config import strict_yaml
 from multicard.messages import typed
 
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
@@ -117,9 +116,9 @@ def _last_command(folder: Path) -> tuple[str, dict[str, str]] | None:
 def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
     """The same of a file that was written at some time."""
     try:
-        sweep = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        sweep = strict_yaml.read(path)
         words, entry = map(str, sweep["hydra"]["overrides"]["task"]), f"{sweep['hydra']['job']['config_name']}.py"
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     overrides = {key: sign + value for key, sign, value in (word.partition("=") for word in words)}
     own = {key: value for key, value in overrides.items() if not key.startswith("tracker.") and key != "rerun"}

@@ -1,9 +1,18 @@
-"""SQL over runs for `--where` and `--sort`, in a DuckDB that has no access to anything else."""
+"""SQL over runs for `--where` and `--sort`, in a DuckDB that has no access to anything else.
+
+A function of SQL may take any time and memory (`repeat('x', 3e9)`), which DuckDB neither interrupts nor counts: the
+query is asked in a forked process, which is ended beyond its bounds.
+"""
 
 import difflib
 import json
+import multiprocessing
+import os
 import re
+import resource
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -17,9 +26,11 @@ OPTIONS: dict[str, Any] = {
     "enable_external_access": "false",
     "lock_configuration": "true",
     "python_enable_replacements": "false",
-    "memory_limit": "2GB",
+    "threads": "1",
     "temp_directory": "",
 }
+MOST_S, MOST_BYTES = 10.0, 2 << 30  # for a query
+BEYOND_MEMORY = f"takes more than {MOST_BYTES >> 30} GB; write a simpler condition"
 ROW = "row number"  # the table's own column, beside the runs'
 
 
@@ -38,15 +49,43 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
         raise ValueError('--where: is empty; give a condition, as "gpus>=2"')
     names = column_names(runs)
     order = ", ".join([*([] if sort is None else _order(sort, names)), f'"{ROW}"'])
-    with duckdb.connect(":memory:", config=OPTIONS) as database:
-        mentioned = as_arrow([run.columns for run in runs], _mentioned(f"{where or ''} {order}", names))
-        numbers = pa.array(range(len(runs)), pa.int64())
-        table = database.from_arrow(pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]))
-        try:  # `filter` takes one expression, and no other query or statement after it
-            rows = (table if where is None else table.filter(where)).order(order).project(f'"{ROW}"').fetchall()
-        except duckdb.Error as error:
-            raise ValueError(f"--where: {_short(str(error), names)}") from None
-    return [runs[row] for (row,) in rows]
+    mentioned = as_arrow([run.columns for run in runs], _mentioned(f"{where or ''} {order}", names))
+    numbers = pa.array(range(len(runs)), pa.int64())
+    answer = _within_bounds(pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]), where, order)
+    if isinstance(answer, str):
+        raise ValueError(f"--where: {_short(answer, names)}")
+    return [runs[row] for (row,) in answer]
+
+
+def _within_bounds(table: pa.Table, where: str | None, order: str) -> list[tuple[int]] | str:
+    """The numbers of the rows, or what DuckDB says against the query; of what takes too much, a line."""
+    context = multiprocessing.get_context("fork")
+    answer, says = context.Pipe(duplex=False)
+    process = context.Process(target=_query, args=(table, where, order, says))
+    process.start()
+    says.close()
+    try:
+        return answer.recv() if answer.poll(MOST_S) else f"takes longer than {MOST_S:.0f} s; write a simpler condition"
+    except EOFError:  # ended for its memory
+        return BEYOND_MEMORY
+    finally:
+        process.kill()
+        process.join()
+
+
+def _query(table: pa.Table, where: str | None, order: str, says: Connection) -> None:
+    """Answer a query in this process, which is another's copy and has so much memory beyond it."""
+    own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MOST_BYTES, own_bytes + MOST_BYTES))
+    try:  # `filter` takes one expression, and no other query or statement after it
+        with duckdb.connect(":memory:", config=OPTIONS) as database:
+            rows = database.from_arrow(table)
+            rows = rows if where is None else rows.filter(where)
+            says.send(rows.order(order).project(f'"{ROW}"').fetchall())
+    except (duckdb.OutOfMemoryException, MemoryError):
+        says.send(BEYOND_MEMORY)
+    except duckdb.Error as error:
+        says.send(str(error))
 
 
 def column_names(runs: Sequence[Run]) -> list[str]:

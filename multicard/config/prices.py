@@ -9,8 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
-import yaml
-
+from multicard.config import strict_yaml
 from multicard.config.keys import key, require
 
 TABLE = "multicard/prices.yaml"  # in the folder of the user's configuration
@@ -54,9 +53,9 @@ def _read(file: Path) -> dict[frozenset[str], float]:
     if not file.is_file():
         return {}
     try:
-        prices = yaml.safe_load(file.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())})") from None
+        prices = strict_yaml.read(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read ({error})") from None
     problem = "is no price of an hour; write a GPU and a number above 0 on each line, as H100: 2.49"
     require(isinstance(prices, dict), f"{file}: {prices!r} {problem}")
     for gpu, price in prices.items():

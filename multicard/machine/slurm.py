@@ -23,11 +23,13 @@ ENDED |= {"BOOT_FAIL", "DEADLINE", "REVOKED"}
 CHANGES_ANSWERS = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_|SLURM_(CLUSTERS|TIME_FORMAT)$")
 # Those that reach sbatch: where SLURM is, and what a site's users choose once for all their jobs
 REACHES_SBATCH = re.compile(r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)$")
-# Reasons for which a job never begins unless somebody changes it; PartitionNodeLimit may mean that nodes are down
+# Reasons for which a job never begins unless somebody changes it
 NEVER_BEGINS = re.compile(
-    r"DependencyNeverSatisfied|PartitionTimeLimit|BadConstraints|Invalid(Account|QOS)"
-    r"|(Assoc|QOS)Max\w*Per(Job|Node)\w*"
+    r"DependencyNeverSatisfied|PartitionTimeLimit|BadConstraints|Invalid(Account|QOS)|(Account|QOS)NotAllowed"
+    r"|ReservationDeleted|(Assoc|QOS)Max\w*Per(Job|Node)\w*"
 )
+# Reasons for which it begins once others let its nodes, or its partition, take jobs again
+NODES_AWAY = re.compile(r"ReqNodeNotAvail|Nodes.required.for.job|NodeDown|Partition(Down|Inactive|Config|NodeLimit)")
 FIELD = re.compile(r"(\w+)=(\S*)")  # of scontrol's output
 FORGOTTEN = re.compile(r"Invalid job id|^Job \S+ not found", re.MULTILINE)  # the latter of a task whose array is known
 
@@ -89,8 +91,10 @@ class State:
         return self.queued and "held" in self.reason.lower()
 
     @property
-    def never_begins(self) -> bool:
-        return self.queued and NEVER_BEGINS.match(self.reason) is not None
+    def stuck(self) -> bool:
+        """True where it does not begin by itself."""
+        reasons = (NEVER_BEGINS, NODES_AWAY)
+        return self.held or (self.queued and any(each.match(self.reason) for each in reasons))
 
 
 class SilentError(ValueError):

@@ -82,7 +82,8 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
             return True
         measured = finished(folder) is not None
         status = (read_json(folder / RESULT) or {}).get("status")
-        problem = f"{key}: {folder.name}/{RESULT} is of another version of multicard, altered, or its steps are cut off"
+        why = "of another version of multicard, altered, or its steps are cut off or gone"
+        problem = f"{key}: {folder.name}/{RESULT} is {why}"
         remedy = "use that version, choose another name=, or remove the folder"
         require(measured or status not in DONE, f"{problem}; {remedy}")
         if measured and not _aside(folder).exists():

@@ -339,19 +339,20 @@ def is_probe(record: AnyRecord, folder: Path) -> bool:
 
 
 def finished(folder: Path) -> Run | None:
-    """The run in a folder, if it is one that need not be measured again: its steps are whole, where they are kept."""
+    """The run in a folder, if it is one that need not be measured again: the steps that its record counts are there."""
     run = read(folder)
-    return run if run is not None and run.status in DONE and not _is_cut_off(folder / steps.STEPS) else None
+    return run if run is not None and run.status in DONE and _has_steps(run) else None
 
 
-def _is_cut_off(path: Path) -> bool:
-    """True of a Parquet file without its end, which is written last."""
+def _has_steps(run: Run) -> bool:
+    """True where no steps were measured, or their file has its end, which is written last."""
     try:
-        with path.open("rb") as file:
+        with (run.folder / steps.STEPS).open("rb") as file:
             file.seek(-4, os.SEEK_END)
-            return file.read() != b"PAR1"
+            return file.read() == b"PAR1"
     except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+        measured = run.record.steps is not None and bool(run.record.steps.count)
+        return isinstance(error, FileNotFoundError) and not measured
 
 
 def read(folder: Path) -> Run | None:

@@ -95,7 +95,7 @@ class Queue:
 
     def newly_stuck(self) -> dict[str, list[str]]:
         """The jobs that do not begin by themselves, since the last call, by SLURM's reason."""
-        stuck = {job: state.reason for job, state in self.states.items() if state.held or state.never_begins}
+        stuck = {job: state.reason for job, state in self.states.items() if state.stuck}
         new = {job: reason for job, reason in stuck.items() if job not in self.stuck}
         self.stuck = {*stuck}
         return {reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})}
@@ -185,6 +185,9 @@ def _watch(queue: Queue) -> None:
             names = " ".join(slurm.ranges(jobs))
             if slurm.NEVER_BEGINS.match(reason):
                 say(f"job {names} never begins ({reason}); to give it up: scancel {names}", error=True)
+            elif slurm.NODES_AWAY.match(reason):
+                away = "waits for nodes that are down, drained or reserved"
+                say(f"job {names} {away} ({reason}); `sinfo -R` says why, scancel {names} gives it up", error=True)
             else:
                 say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)
         queue.pace.say_progress(ended)

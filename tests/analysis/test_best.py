@@ -232,7 +232,7 @@ def test_the_users_table_prices_gpus_by_the_words_of_their_names(home: Path):
 
 
 @pytest.mark.parametrize(
-    "text", ["H100: -1", "H100: free", "H100: .nan", "H100: true", "- 2.49", "'': 1", "a: b: c", "\0"]
+    "text", ["H100: -1", "H100: free", "H100: .nan", "H100: true", "- 2.49", "'': 1", "a: b: c", "\0", "a: &a [*a]"]
 )
 def test_a_broken_table_is_refused_before_anything_runs(home: Path, text: str):
     tell(home, text)

@@ -132,9 +132,12 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("precision = '\udc80'", "cannot encode"),
         ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),
         ("exists(select * from words)", "does not exist"),  # nor a Python variable
+        ("repeat('x', 3e9::bigint) = name", "takes more than 2 GB"),
+        ("(select count(*) from range(100000000000) t(i) where i % 7 = gpus) > 1", "takes longer than 1 s"),
     ],
 )
-def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, refused: Said):
+def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, refused: Said, monkeypatch):
+    monkeypatch.setattr(sql, "MOST_S", 1.0 if "longer" in told else 60.0)
     records.write(tmp_path / "a", records.vision())
     error = refused("list", tmp_path, "--where", where)
     assert error.startswith("--where: ") and told in error

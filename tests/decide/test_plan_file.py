@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"jobs": {"a": {"run": "train_vision.py predict.gpu=t4"}}}, "jobs.a.run: predict.gpu=t4: a plan predicts"),
     ({"jobs": {"a": {"run": "train_vision.py hydra/launcher=local"}}}, "jobs.a.run: hydra/launcher=local: "),
     ({"jobs": {"a": {"run": "train_vision.py name=x"}}}, "jobs.a.run: name=x: --name names all runs of the plan"),
+    (
+        {"jobs": {"a": {"run": "train_vision.py lr=${oc.env:HOME}"}}},
+        "lr=${oc.env:HOME}: nothing is looked up for a plan",
+    ),
     ({"jobs": {"a": GOOD}, "slowdown": 0.9}, "slowdown: must be 1 or more, a number"),
     ({"jobs": {"a": GOOD}, "node": {"gpu": "h100-80gb"}}, "node.gpu: needs node.gpus"),
     ({"jobs": {"a": GOOD}, "node": {"gpus": 2, "gpu": "nonsense"}}, "node.gpu=nonsense: no such GPU; choose one"),
@@ -91,7 +96,17 @@ def test_a_mistake_is_one_line_with_the_key(content: Any, message: str):
     assert "\n" not in str(refused.value)
 
 
+TENFOLD = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")
+)
+MERGED = TENFOLD.replace("[*", "{<<: [*").replace("]\n", "]}\n").replace("[x,x,x,x,x,x,x,x,x,x]}", "{x: 1, y: 2}")
 NO_YAML = [
+    (TENFOLD, "line 5: has more than 100,000 values, those behind aliases counted each time"),
+    (MERGED, "line 6: has more than 100,000 values"),
+    ("[" * 50_000, "line 1: is nested more than 100 deep"),
+    ("- " * 50_000, "line 1: is nested more than 100 deep"),
+    ("jobs: {a: {seconds: {1: 5}, deadline: &a [*a]}}", "line 1: has more than 100,000 values"),
+    ("jobs: ${oc.env:HOME}", r"jobs: expected `keys`, got `str`"),
     ("{jobs: {a: {seconds: {1: 5, 1: 6}}}}", "line 1: found duplicate key 1"),
     ('jobs: {1: {seconds: {1: 5}}, "1": {seconds: {1: 5}}}', "line 1: found duplicate key 1"),
     ("jobs: {a: {seconds: {1: 5}, deadline: 1:30}}", "jobs.a.deadline: expected `str | null`, got `int`; write 90s"),

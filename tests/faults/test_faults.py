@@ -55,6 +55,7 @@ SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statu
 # Before the first cell is begun there is nothing to resume
 EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=r"^interrupted(:| by SIGINT)", lines=12)
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
+ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")  # a machine without a network
 DISK_OF_2_MB = mount("sweep", "size=2m")
 FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE)
 
@@ -94,6 +95,7 @@ LONG = (  # in `make faults`
         says=r"^\[1/2\] .*(refused|failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
     Fault("data-removed", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held, act=then_release(move_away),
         mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",), ends=("ok",)),
+    Fault("loopback-alone", (*RUN, "gpus=2"), prefix=ALONE, code=0, statuses=("ok",), ends=("ok",), needs=root),
     Fault("left-over-variables", RUN, variables={"GROUP_RANK": "1", "RANK": "3", "GIT_DIR": "/nowhere"}, code=0,
         statuses=("ok",), ends=("ok",)),
 )  # fmt: skip

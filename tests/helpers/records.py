@@ -130,6 +130,12 @@ def put(folder: Path, record: dict[str, Any]) -> None:
     run_folder.write_result(as_run(record | {"folder": str(folder)}))
 
 
+def put_whole(folder: Path, record: dict[str, Any]) -> None:
+    """Write it with the end of its steps, by which a measurement is known that need not be measured again."""
+    put(folder, record)
+    (folder / "steps.parquet").write_bytes(b"PAR1")
+
+
 def training_joules(gpu: dict[str, Any] | None) -> float | None:
     """The energy of training of the record's `gpu`."""
     return as_record({"gpu": gpu}).training_joules

@@ -70,7 +70,7 @@ def race(sweep: Path, rounds: int, number: int, barrier: Any, wins: Any, locks: 
             ownership.release(folder)
 
 
-KEPT = ("result.json", "a", "b", "c")
+KEPT = ("result.json", "steps.parquet", "a", "b", "c")
 ROUNDS = [
     50,
     pytest.param(500, marks=pytest.mark.slow),
@@ -80,7 +80,7 @@ ROUNDS = [
 
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: str, rounds: int):
-    records.put(tmp_path / "ok", records.vision())
+    records.put_whole(tmp_path / "ok", records.vision())
     records.put(tmp_path / "failed", records.vision(status="failed"))
     for each in range(0, rounds, 2):  # half of the folders have what a killed process left, or a measurement
         folder = tmp_path / str(each) / "cell"
@@ -175,7 +175,7 @@ def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path)
     ownership.claim(folder)
     ownership.disclaim(folder)
     assert not list(tmp_path.iterdir())
-    run_folder.write_json(folder / "result.json", records.vision())
+    records.put_whole(folder, records.vision())
     ownership.claim(folder)
     ownership.disclaim(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["cell"]
@@ -184,11 +184,10 @@ def test_a_claim_that_came_to_nothing_leaves_things_as_they_were(tmp_path: Path)
 
 def test_a_measurement_is_kept_until_the_next_one_has_finished(tmp_path: Path):
     folder = tmp_path / "cell-0a1b2c3d"
-    folder.mkdir()
-    run_folder.write_json(folder / "result.json", records.vision(name="1"))
+    records.put_whole(folder, records.vision(name="1"))
     for status, left in (("failed", 2), ("failed", 2), ("ok", 1)):
         ownership.claim(folder)
-        run_folder.write_json(folder / "result.json", records.vision(name="2", status=status))
+        records.put_whole(folder, records.vision(name="2", status=status))
         ownership.release(folder)
         assert len(list(tmp_path.iterdir())) == left
         assert run_folder.find_cell(tmp_path, "gpus=2-0a1b2c3d") == folder
@@ -207,14 +206,16 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "a newer schema": changed(schema_version=99),
     "another type": changed(total_s="long"),
     "its steps cut off": cut_off,
-    "no steps": lambda folder: (folder / "steps.parquet").touch(),
+    "no steps": lambda folder: (folder / "steps.parquet").write_bytes(b"") and None,
+    "its steps gone": lambda folder: (folder / "steps.parquet").unlink(),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, wrong: str):
     folder = tmp_path / "sweep" / "cell"
-    records.put(folder, records.vision())
+    records.put_whole(folder, records.vision())
+    assert run_folder.finished(folder) is not None
     WRONG[wrong](folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_folder.finished(folder) is None

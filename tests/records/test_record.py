@@ -156,7 +156,7 @@ def test_what_another_node_wrote_may_be_seen_late(tmp_path: Path, monkeypatch: p
 def test_only_measurements_are_kept(tmp_path: Path):
     kept = []
     for status in run_folder.STATUSES:
-        run_folder.write_json(tmp_path / "result.json", records.vision(status=status))
+        records.put_whole(tmp_path, records.vision(status=status))
         kept += [status] if run_folder.finished(tmp_path) is not None else []
     assert kept == ["ok", "oom", "diverged"]
 

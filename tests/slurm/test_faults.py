@@ -16,7 +16,7 @@ from multicard.measure.timing import pause
 from multicard.records import ownership, run_folder
 from tests.conftest import awaited
 from tests.faults import harness
-from tests.faults.acts import held
+from tests.faults.acts import held, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
 from tests.slurm.conftest import ask, submissions
 
@@ -70,6 +70,11 @@ def restart(name: Callable[[Trial], str]) -> Callable[[Trial], None]:
     return act
 
 
+def drain(trial: Trial) -> None:
+    """The node of the first cell takes no further jobs; what runs there goes on."""
+    ask("scontrol", "update", f"nodename={node(trial)}", "state=drain", "reason=test")
+
+
 def submitted_once(trial: Trial) -> str | None:
     """Whether each cell was submitted once, by SLURM's accounting."""
     number = len(submissions(trial.sweep))
@@ -92,6 +97,7 @@ def hide_record(trial: Trial) -> None:
 HELD = Fault("", SLURM, inside="hold@step3", at=held)
 GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
 FAULTS = (
+    replace(GOES_ON, name="node-drained", act=then_release(drain)),
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
     replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),

@@ -58,7 +58,8 @@ def test_cells_that_are_alone_get_the_number_that_is_fastest(shown: Shown):
 
 def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_seeds(shown: Shown, tmp_path: Path):
     digits = typed(*SMALL, "gpus=1", "precision=fp32", "seed=2").identity()
-    records.put(tmp_path / "x" / f"any-{digits}", records.vision(data=None, gpus=1, seed=2) | {"identity": digits})
+    record = records.vision(data=None, gpus=1, seed=2) | {"identity": digits}
+    records.put_whole(tmp_path / "x" / f"any-{digits}", record)
     printed, numbers = shown("precision=fp32,bf16", "seed=1,2")
     assert "[1/4] [3/4] gpus=auto: 1 (measured so before)\n" in printed
     assert numbers == ["1", "2", "2"]  # of those that are left to be measured

@@ -61,9 +61,8 @@ def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ca
             record = records.vision("cpu") | own | timed | {"data": data, "folder": str(folder)}
             if status != "ok":
                 record["cause"] = {"kind": "oom", "message": "out of memory"}
-            measured_run = records.as_run(record)
-            run_folder.write_result(measured_run)
-            return measured_run
+            records.put_whole(folder, record)
+            return records.as_run(record)
 
         monkeypatch.setattr(run, "measure", measure)
         code, printed = called("-m", *words, "device=cpu", f"hydra.sweep.dir={tmp_path}/s")

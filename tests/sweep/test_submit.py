@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -136,10 +137,10 @@ def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monk
     monkeypatch.setattr(slurm, "allocation", lambda *_: Allocation(job="7"))
     folder = tmp_path / "cell"
     ownership.claim(folder, "7")
-    records.put(folder, records.vision(job="7"))
+    records.put_whole(folder, records.vision(job="7"))
     run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
     assert SlurmJob(WORKLOAD, DictConfig({"code": "latest"}), folder, None)() == "ok"
-    assert [path.name for path in folder.iterdir()] == ["result.json"]
+    assert {path.name for path in folder.iterdir()} == {"result.json", "steps.parquet"}
 
 
 Answers = Callable[..., list[tuple[str, ...]]]
@@ -230,11 +231,38 @@ def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(tm
     assert left == {"SLURM_CONF", "SBATCH_WCKEY"} and dict(os.environ) == before
 
 
-def test_jobs_that_never_begin_are_told_from_those_that_wait():
-    never = ("DependencyNeverSatisfied", "PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit")
-    assert all(State("PENDING", reason=reason).never_begins for reason in never)
-    waits = ("Priority", "PartitionNodeLimit")  # this, too, where nodes are down
-    assert not any(State("PENDING", reason=reason).never_begins for reason in waits)
+AWAY = "job 7 waits for nodes that are down, drained or reserved ({}); `sinfo -R` says why, scancel 7 gives it up"
+NEVER = "job 7 never begins ({}); to give it up: scancel 7"
+REASONS = {  # of a job that is pending, and what is said
+    "ReqNodeNotAvail, UnavailableNodes:n[1-2]": AWAY,  # as a drained node is told
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": AWAY,
+    "PartitionNodeLimit": AWAY,
+    "PartitionDown": AWAY,
+    "DependencyNeverSatisfied": NEVER,
+    "PartitionTimeLimit": NEVER,
+    "QOSMaxWallDurationPerJobLimit": NEVER,
+    "Priority": "",
+    "Resources": "",
+    "Dependency": "",
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_why_a_job_does_not_begin_is_said_once_where_waiting_alone_does_not_help(
+    reason: str, tmp_path, monkeypatch, capsys
+):
+    """By what the program `squeue` prints."""
+    program = tmp_path / "bin" / "squeue"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '7|PENDING||{reason}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    looks = count()
+    monkeypatch.setattr(slurm_wait, "pause", lambda _: pytest.fail("waits on") if next(looks) == 3 else None)
+    with pytest.raises(pytest.fail.Exception, match="waits on"):
+        slurm_wait._watch(slurm_wait.Queue([cells.cell(0, tmp_path / "cell")], {0: "7"}, Streak()))
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "7" in line] == [REASONS[reason].format(reason)] * bool(REASONS[reason])
 
 
 @pytest.mark.parametrize("has_left", ["its folder", "the queue"])

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct
 
 from multicard import workloads
+from multicard.config import strict_yaml
 from multicard.config.job import AUTO
 from multicard.config.keys import require
 from multicard.estimate import target
@@ -143,28 +143,14 @@ class _FileKeys(Struct, forbid_unknown_fields=True):
     slowdown: Figure | None = None
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key has one value."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        for key, _ in node.value:
-            if names.count(key.value) > 1:
-                raise yaml.MarkedYAMLError(problem=f"found duplicate key {key.value}", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read(path: Path) -> JobsFile:
     """Read a jobs file; a ValueError names the file, the key and the remedy."""
     try:
-        return parsed(yaml.load(path.read_text(), _Loader))
+        return parsed(strict_yaml.read(path))
     except OSError as error:
         raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except yaml.MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ValueError(f"{path}{where}: {', '.join(filter(None, (error.context, error.problem)))}") from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def parsed(content: Any) -> JobsFile:
@@ -234,6 +220,7 @@ def _check_words(job: Job, key: str) -> None:
         reason = PLANNED.get(group) if name == group or group in ("predict", "probe", "race", "hydra") else None
         require(reason is None, f"{key}: {word}: {reason}")
         require(word not in AUTO, f"{key}: {word}: a plan is of given sizes; write the number")
+        require("${" not in word, f"{key}: {word}: nothing is looked up for a plan; write the value")
 
 
 def _interval(figure: float | list[float]) -> Interval:

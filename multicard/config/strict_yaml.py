@@ -1,0 +1,64 @@
+"""YAML that others may have written: plain values, each key once, neither nested beyond reason nor an alias bomb."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_VALUES, DEEPEST = 100_000, 100  # of a file; values behind an alias count each time
+
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former where PyYAML was built with libyaml
+
+
+class _Loader(_Base):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = set[str]()
+        for key, _ in node.value:
+            if str(key.value) in names:
+                raise yaml.MarkedYAMLError(problem=f"found duplicate key {key.value}", problem_mark=key.start_mark)
+            names.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path) -> Any:
+    """The content of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: what is wrong with it, and where, in a line.
+    """
+    try:
+        text = path.read_text()
+        _check_size(text)
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        raise ValueError(where + ", ".join(filter(None, (error.context, error.problem)))) from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
+def _check_size(text: str) -> None:
+    """Refuse what would take ages to walk through, or too much of the stack, before it is built."""
+    anchored = dict[str | None, int]()
+    counts = [("", 0)]  # of what is open: its anchor, and the values in it so far
+    for event in yaml.parse(text, _Loader):
+        (anchor, count), problem = counts[-1], ""
+        if isinstance(event, yaml.CollectionStartEvent):
+            counts.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            counts.pop()
+            anchored[anchor] = count
+            counts[-1] = counts[-1][0], counts[-1][1] + count
+        elif isinstance(event, yaml.ScalarEvent):
+            anchored[event.anchor] = 1
+            counts[-1] = anchor, count + 1
+        elif isinstance(event, yaml.AliasEvent):
+            counts[-1] = anchor, count + anchored.get(event.anchor, MOST_VALUES)  # all of them where it holds itself
+        if len(counts) > DEEPEST:
+            problem = f"is nested more than {DEEPEST} deep"
+        elif counts[-1][1] > MOST_VALUES:
+            problem = f"has more than {MOST_VALUES:,} values, those behind aliases counted each time"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
