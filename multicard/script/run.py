@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import multiprocessing
 import os
 import runpy
 import signal
@@ -32,6 +33,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     """
     os_calls.adopt_orphans()
     atexit._clear()  # what the script registers is run at its end, but nothing of the process that was forked
+    multiprocessing.set_start_method(None, force=True)  # Python's own: a rank inherits the one that it was started by
     if rank.device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(words.variables(config))

@@ -109,8 +109,9 @@ def test_nothing_that_a_script_starts_outlives_it(script: Script):
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + TRAIN,
         "for code in (0, 4): os.fork() or sys.exit(code)\nos.wait(); os.wait()\n" + TRAIN,
         "os.chdir('/')\n" + TRAIN,
+        TRAIN.replace("8)", "8, num_workers=1, persistent_workers=True)"),  # without `if __name__ == "__main__"`
     ],
-    ids=["os._exit", "thread", "forked", "chdir"],
+    ids=["os._exit", "thread", "forked", "chdir", "workers"],
 )
 def test_a_script_that_ends_in_its_own_way_is_measured(script: Script, body: str):
     run = measured(script(body), "warmup_steps=1")
