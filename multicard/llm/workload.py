@@ -2,7 +2,7 @@
 
 from multicard.config import compilation, llm
 from multicard.config.base import PROFILES, Option
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Engine, LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, preflight, summary, torchtune_config
 from multicard.llm.data.templates import TEMPLATES
@@ -23,10 +23,11 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """The option to try next where a run is bound by `bound`."""
     on_cuda, method = placement.device == "cuda", methods.chosen(config)
     compiles = method.compiles_distributed if config.distributed else method.compiles
-    compiles = on_cuda and compiles and not config.compile
+    can_compile = on_cuda and config.engine is Engine.torchtune
+    compiles = can_compile and compiles and not config.compile
     packs = not config.packed and not method.pairs
     has_graphs = compilation.has_cuda_graphs(config.compile)
-    takes_graphs = on_cuda and config.packed and not config.distributed and not has_graphs
+    takes_graphs = can_compile and config.packed and not config.distributed and not has_graphs
     options = {
         "input": [("packed=true", packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],

@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +22,7 @@ from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
 from multicard.records.rank_files import LlmReport
-from tests.conftest import Tuning, typed_llm
+from tests.conftest import Called, Tuning, awaited, typed_llm
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
@@ -46,11 +49,16 @@ def tuned_here(folder: Path, *words: str) -> tuple[LlmReport, Steps]:
     return rank_files.read(folder)[0], {name: table[name].to_numpy() for name in table.column_names}
 
 
+def forbidden(*_: Any, **__: Any) -> None:
+    raise AssertionError("the trainer's own callbacks began a run in W&B")
+
+
 @pytest.fixture
 def both(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
     """Report and steps of both engines with the same words."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("wandb.init", forbidden)  # a run is one in W&B, the controller's
 
     def run(*words: str) -> tuple[Any, Any]:
         return tuple(tuned_here(tmp_path / name, f"engine={name}", *words) for name in ("torchtune", "trl"))
@@ -148,6 +156,42 @@ def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: 
     gathered_once = embedding + 256  # the output and the last norm
     layers = runs[0]["parameters"] - embedding - gathered_once - (LINEARS * 7 / 8 if method == "qlora" else 0)
     assert sharded["all_gather"] == 3 * (passes * layers + looked_up * embedding + gathered_once) * 4 / 2
+
+
+@pytest.mark.slow
+def test_a_probe_ends_once_its_seconds_are_over(tuned: Tuning):
+    run = tuned(
+        "engine=trl",
+        "gpus=2",
+        "dataset.rows=40",
+        "epochs=1000",
+        "probe.enabled=true",
+        "probe.seconds=2",
+        "skip_steps=0",
+    )
+    assert run["status"] == "ok" and 0 < run["probe"]["steps"] < 4000 and len(run["epochs"]) < 1000, run["cause"]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_starts_again_to_the_same_losses(called: Called, tuned: Tuning, tmp_path: Path):
+    words = ("engine=trl", "gpus=2", "dataset.rows=40", "max_steps=3", "epochs=8", "template=grammar", "lr=3e-3")
+    line = (*Tuning.small, *words, f"hydra.sweep.dir={tmp_path / 'stopped'}", "-m")
+
+    def stop() -> None:
+        awaited(lambda: [*tmp_path.glob("stopped/*/steps/*")])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = Thread(target=stop)
+    stopping.start()
+    code, printed = called(*line, entry="tune_llm.py")
+    stopping.join()
+    (folder,) = (tmp_path / "stopped").glob("*/")
+    stopped = run_folder.read_json(folder / run_folder.RESULT) or {}
+    assert code == 1 and stopped["status"] == "interrupted", printed
+    code, printed = called(*line, entry="tune_llm.py")
+    assert code == 0, printed
+    again, whole = run_folder.read_steps(folder)["loss"], run_folder.read_steps(Path(tuned(*words)["folder"]))["loss"]
+    np.testing.assert_array_equal(again.to_numpy(), whole.to_numpy())
 
 
 @pytest.mark.slow  # it imports TRL

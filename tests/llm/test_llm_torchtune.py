@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.llm.test_llm_data import read
 from tests.llm.test_llm_run import ok, steps
 
 VOCABULARY = 1600
+NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
 
 def tune(*words: str) -> subprocess.CompletedProcess[str]:
@@ -200,11 +202,14 @@ def test_a_checkpoint_of_another_decoder_is_refused(changed: Any, says: str, tmp
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.slow
-def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path: Path):
+@pytest.mark.parametrize("engine", ["torchtune", pytest.param("trl", marks=NEEDS_TRL)])
+def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(engine: str, tmp_path: Path):
     limit = 12 * 2**30  # of address space: the first cell's feed-forward layers alone take 48 GB
     bounded = lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # noqa: E731
     words = [f"hydra.sweep.dir={tmp_path / 's'}", "tracker.mode=disabled", "max_steps=2", "method=full", "gpus=2"]
-    done = command("-m", *words, "model.intermediate_dim=8000000,512", entry="tune_llm.py", preexec_fn=bounded)
+    done = command(
+        "-m", *words, f"engine={engine}", "model.intermediate_dim=8000000,512", entry="tune_llm.py", preexec_fn=bounded
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*/result.json"))]
     assert sorted(result["status"] for result in results) == ["ok", "oom"]

@@ -23,6 +23,7 @@ from multicard.vision import workload as vision
 from multicard.vision.data.batch import Batch
 from tests.conftest import SMALL, Measured, composed, typed, typed_llm, warm_up
 from tests.helpers import rank_work
+from tests.llm.test_llm_torchtune import NEEDS_TRL
 
 ALONE = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
 CPU, CUDA = Placement("cpu", "gloo", 1, False), Placement("cuda", "nccl", 1, False)
@@ -129,6 +130,8 @@ def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bo
         (("compile=true",), "packed=true"),
         (("compile=true", "packed=true", "max_seq_len=64"), "compile=reduce-overhead"),
         (("compile=true", "packed=true", "max_seq_len=64", "gpus=2"), "a larger batch_size"),
+        (("engine=trl",), "packed=true"),  # it refuses compile
+        (("engine=trl", "packed=true", "max_seq_len=64"), "a larger batch_size"),
     ],
 )
 def test_cuda_graphs_are_advised_where_tuning_takes_them(words: tuple[str, ...], advice: str):
@@ -171,10 +174,21 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
 
 
 @pytest.mark.slow
-def test_a_tuning_run_is_profiled_and_diagnosed(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
-    plain = tuned("gpus=2", "method=qat")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=qat",),
+        pytest.param(("engine=trl",), marks=NEEDS_TRL),
+        pytest.param(("engine=trl", "sharding=ddp", "method=dpo"), marks=NEEDS_TRL),
+    ],
+    ids=" ".join,
+)
+def test_a_tuning_run_is_profiled_and_diagnosed(
+    words: tuple[str, ...], tuned: Measured, monkeypatch: pytest.MonkeyPatch
+):
+    plain = tuned("gpus=2", *words)
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"))
-    result = tuned("gpus=2", "method=qat", "profile=kineto", "profile.steps=3", "diagnose=true")
+    result = tuned("gpus=2", *words, "profile=kineto", "profile.steps=3", "diagnose=true")
     assert result["status"] == "ok", result["cause"]
     rows = [row for row in result["profile"]["rows"] if row["rank"] is None]
     phases = {row["metric"]: row["calls"] for row in rows if row["group"] == "phase"}
