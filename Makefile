@@ -34,7 +34,7 @@ test: lint
 	$(BIN)/python -m pytest -m "core or not (process or slow or gpu or slurm)"
 
 test-all: test
-	$(BIN)/python -m pytest -m "(process or slow) and not (core or gpu or slurm or nightly)"
+	$(BIN)/python -m pytest -n 4 -m "(process or slow) and not (core or gpu or slurm or nightly)"
 	$(BIN)/python -m pytest -m "slurm and not nightly" -n 0 -rs
 
 test-gpu: install
