@@ -3,16 +3,20 @@
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from multicard.measure.timing import pause
+from multicard.measure.timing import clock_s, pause
 from multicard.records import ownership, run_folder
 from tests.conftest import awaited
 from tests.faults import harness
@@ -120,3 +124,55 @@ def test_a_fault_of_slurm_loses_nothing_and_leaves_nothing(fault: Fault, tmp_pat
     if problem := fault.needs():
         pytest.skip(problem)
     assert harness.wrong(fault, tmp_path) == []
+
+
+SOAK_S = float(os.environ.get("MULTICARD_SOAK_S", "600"))
+SOAK_SEED = int(os.environ.get("MULTICARD_SOAK_SEED", secrets.randbelow(2**32)))
+USERS = {  # variables of users, and values that would change answers, or jobs
+    "SQUEUE_STATES": ("COMPLETED", "RUNNING"),
+    "SQUEUE_PARTITION": ("urgent",),
+    "SQUEUE_NAMES": ("other",),
+    "SQUEUE_FORMAT": ("%j",),
+    "SACCT_FORMAT": ("User",),
+    "SACCT_FEDERATION": ("1",),
+    "SBATCH_JOB_NAME": ("other",),
+    "SBATCH_TIMELIMIT": ("1",),
+    "SLURM_CLUSTERS": ("elsewhere",),
+    "SLURM_TIME_FORMAT": ("relative",),
+}
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)
+COMMAND_S = 25.0  # within which a command has submitted, and its jobs have begun
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.faults
+@pytest.mark.nightly
+@pytest.mark.timeout(SOAK_S + 1200)
+def test_two_commands_at_once_that_are_killed_at_random_lose_nothing_and_measure_nothing_twice(tmp_path: Path):
+    """For MULTICARD_SOAK_S seconds; MULTICARD_SOAK_SEED repeats the choices of a soak that failed."""
+    random, ends_s, cells, kills = Random(SOAK_SEED), clock_s() + SOAK_S, 0, Counter[str]()
+    for number in count():
+        if clock_s() > ends_s:
+            break
+        with Trial(Fault("", SLURM), tmp_path / str(number)) as trial:
+            for _ in range(2):
+                users = {name: random.choice(values) for name, values in USERS.items() if random.random() < 0.5}
+                trial.fault = replace(trial.fault, variables=users)
+                trial.start()
+                pause(random.uniform(0.0, 1.0))
+            for command in random.sample(trial.commands, 2):
+                pause(random.uniform(0.0, COMMAND_S / 2))
+                kill = random.choice(KILLS)
+                kills[kill.name if kill else "none"] += 1
+                if kill is not None and command.process.poll() is None:
+                    command.process.send_signal(kill)
+            said = [f"{command.wait()}: {command.output}" for command in trial.commands]
+            again = trial.start()
+            assert again.wait() == 0, f"seed {SOAK_SEED}, round {number}: {again.output} after {said}"
+            found = harness.records(trial.sweep)
+            whole = [record["status"] == "ok" and harness.is_whole(run, record) for run, record in found.items()]
+            twice = harness.again_measured({}, found, trial.starts())
+            left = trial.left(files=True)
+            assert (whole, twice, left, submitted_once(trial)) == ([True] * 2, 0, [], None), f"seed {SOAK_SEED}: {said}"
+            cells += len(found)
+    print(f"soak of {SOAK_S:.0f} s, seed {SOAK_SEED}: {cells} cells, 0 lost, 0 twice, 0 left; kills {dict(kills)}")
