@@ -47,6 +47,8 @@ def differences(panel: Panel) -> list[Difference]:
         values, instead = {run.columns.get(column, absent) for run in panel.runs}, known.instead.get(column)
         if column in panel.experiment.swept or isinstance(wanted, list) or values == {wanted}:
             continue
+        if column in known.kept and column.partition(".")[0] in {one.column for one in apart}:
+            continue  # another option has keys of its own
         if instead is None or values != {instead.value}:
             apart.append(Difference(column, tuple(sorted(values, key=str)), wanted, column in known.printed, ""))
         elif not instead.comparable:

@@ -147,16 +147,18 @@ class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Columns and their values; a list is an axis. beyond: cells of the experiment that the papers do not have."""
+    """Columns and their values; a list is an axis. kept: defaults that no table names. beyond: cells of the experiment
+    that the papers do not have."""
 
     printed: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     instead: dict[str, Instead] = {}
     beyond: tuple[dict[str, Any], ...] = ()
 
     @property
     def all(self) -> dict[str, Any]:
-        return self.chosen | self.printed
+        return self.chosen | self.printed | self.kept
 
 
 class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,8 +184,8 @@ def papers() -> Papers:
 def settings(kind: str, experiment: str) -> Settings:
     """The settings of an experiment, with those of its kind."""
     common, own = papers().kinds[kind], papers().experiments.get(experiment, Settings())
-    by_column = (common.printed | own.printed, common.chosen | own.chosen, common.instead | own.instead)
-    return Settings(*by_column, own.beyond)
+    chosen, kept = common.chosen | own.chosen, common.kept | own.kept
+    return Settings(common.printed | own.printed, chosen, kept, common.instead | own.instead, own.beyond)
 
 
 @cache

@@ -35,6 +35,7 @@ class Readings:
         self._repeated = between_runs.RepeatedRuns(runs)
         self._machines: dict[Figure, Machines] = {}
         self._records: dict[Path, AnyRecord] = {}
+        self._versions: dict[Path, str] = {}
 
     def machines(self, figure: "Figure", scale: Scale, prior_sd: float, of_seeds: bool = False) -> Machines:
         """How runs differ in a figure on a scale (see `between_runs.by_machine`); a figure always has one scale."""
@@ -48,6 +49,14 @@ class Readings:
         if run.folder not in self._records:
             self._records[run.folder] = run.record()
         return self._records[run.folder]
+
+    def versions(self, run: Run) -> str:
+        """The driver and torch of a run."""
+        if run.folder not in self._versions:
+            machine = run.environment()
+            driver = machine.gpus[0].driver if machine.gpus else None
+            self._versions[run.folder] = f"torch {machine.packages.get('torch')}" + f", driver {driver}" * bool(driver)
+        return self._versions[run.folder]
 
     def training(self, run: Run) -> VisionRecord:
         """The record of a training run; raises ValueError for another."""

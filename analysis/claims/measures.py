@@ -6,9 +6,11 @@ the peak of torch's allocator are exact: the interval of single runs has no widt
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from msgspec import UNSET
 
@@ -54,19 +56,32 @@ def _a_rank(figure: Figure) -> Figure:
     return lambda readings, run: figure(readings, run) / ranks(run)
 
 
-def pauses_s(readings: Readings, run: Run) -> float:
+def pauses_s(readings: Readings, run: Run) -> list[float]:
     """The time until the first batch of each epoch after the first one."""
     if run["numa"] == "node" and run.environment().numa != "node":
         raise ValueError("ranks were not bound to NUMA nodes: numa=node needs numactl")
     waits_s = [epoch.first_batch_s for epoch in readings.training(run).epochs[1:]]
-    return sum(_known(waits_s, "pauses between epochs need two epochs, and the times of all of them"))
+    return _known(waits_s, "pauses between epochs need two epochs, and the times of all of them")
+
+
+def all_pauses_s(readings: Readings, run: Run) -> float:
+    return sum(pauses_s(readings, run))
 
 
 def share_of_pauses(readings: Readings, run: Run) -> float:
     """The pauses / the time of the epochs after the first one and their evaluations."""
-    epochs = readings.training(run).epochs
-    ended_s = _known([epoch.ended_s for epoch in epochs], "epochs without the times of their ends")
-    return pauses_s(readings, run) / (ended_s[-1] - ended_s[0])
+    return all_pauses_s(readings, run) / sum(_epochs_s(readings, run))
+
+
+def share_of_least_pause(readings: Readings, run: Run) -> float:
+    """The least share of an epoch and its evaluation that is a pause: one long pause is none before each epoch."""
+    return min(map(operator.truediv, pauses_s(readings, run), _epochs_s(readings, run)))
+
+
+def _epochs_s(readings: Readings, run: Run) -> list[float]:
+    """The time of each epoch after the first one with its evaluation."""
+    ended_s = [epoch.ended_s for epoch in readings.training(run).epochs]
+    return [end_s - start_s for start_s, end_s in pairwise(_known(ended_s, "epochs without the times of their ends"))]
 
 
 def share_of_reading(readings: Readings, run: Run) -> float:
@@ -204,11 +219,13 @@ def waiting_share(profile: Profile, rank: ProfileRank) -> float:
 
 
 def _over(part: RankFigure, whole: RankFigure) -> Figure:
-    """A part / a whole; infinite where the whole is 0 and the part is not."""
+    """A part / a whole; infinite where the whole is 0 and the part is not. Raises ValueError where both are."""
 
     def share(profile: Profile, rank: ProfileRank) -> float:
         above, below = part(profile, rank), whole(profile, rank)
-        return above / below if below else math.inf if above else 0.0
+        if not above and not below:
+            raise ValueError("a profile has nothing of what is compared")
+        return above / below if below else math.inf
 
     return _mean_of_ranks(share)
 
@@ -304,9 +321,11 @@ def time_in(sides: Sides, figure: Figure) -> Interval:
 
 
 def falls_over_others(sides: Sides, figure: RankFigure) -> Interval:
-    """How many times a metric's seconds fall from top to bottom / those of the other metric that falls most."""
+    """How many times a metric's seconds fall from top to bottom / those of the other metric that falls most; / 1 where
+    none falls."""
     figures = [_mean_of_ranks(one, per_step=True) for one in (figure, *OTHERS)]
     own, *falls = (time_in(sides, one).mapped(math.log) for one in figures if any(sides.values(one)[0]))
+    falls.append(Interval(0.0, 0.0, 0.0))
     return intervals.difference(own, max(falls, key=lambda fall: fall.estimate)).mapped(math.exp)
 
 
@@ -358,10 +377,14 @@ MEASURES = {
     "time": _ratio("time", TIME, "total_s"),  # of the whole training, with its evaluations
     "iteration": _ratio("time of an iteration", STEP, "step_s"),
     "share_of_pauses": _form(
-        "share of an epoch in which the ranks wait for its first batches", Sides.share, share_of_pauses
+        "share of the epochs in which the ranks wait for their first batches", Sides.share, share_of_pauses
+    ),
+    "share_of_each_pause": _form(
+        "share of an epoch in which the ranks wait for its first batch, of the epoch with the least",
+        *(Sides.share, share_of_least_pause),
     ),
     "share_of_reading": _form("time of reading / of the whole run with its start", Sides.share, share_of_reading),
-    "time_of_pauses": _ratio("time until the first batches of the epochs after the first one", pauses_s),
+    "time_of_pauses": _ratio("time until the first batches of the epochs after the first one", all_pauses_s),
     "evaluation": _ratio("time of all evaluations", _column("evaluate_s")),
     "busiest_over_idlest": _form(
         "share of the time with a kernel at work, of a run's busiest GPU / of its idlest",
@@ -409,6 +432,10 @@ MEASURES = {
     "share_launching": _ratio("part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)),
     "share_synchronising": _ratio("part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)),
     "share_waiting": _form("part of cudaStreamSynchronize in the profiled time", Sides.share, _over(STREAM, window)),
+    "share_calling": _form(
+        "part of cudaLaunchKernel and cudaStreamSynchronize in the profiled time",
+        *(Sides.share, _over(_combined(sum, LAUNCHING, STREAM), window)),
+    ),
     "share_of_five": _ratio(_FIVE_CALLS, _over(FIVE, window)),
     "share_of_calls": _form(
         "part of launches and synchronisation in a rank's CUDA calls", Sides.share, _mean_of_ranks(waiting_share)

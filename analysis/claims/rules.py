@@ -36,6 +36,7 @@ from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from papers import printed
 
+UNLUCKY = ("oom", "diverged")  # ends that would come again
 LEAST_SPREAD = 1e-9  # relative, below which figures are equal
 _ESTIMATE = operator.attrgetter("estimate")
 OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -234,7 +235,7 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
 
 
 class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
-    """Runs of cells end with a status: `ok`, or `oom` where memory runs out. Machines of the papers' memory decide.
+    """Runs of cells end with a status: `ok`, or `oom` where this memory runs out. Machines with the papers' decide.
 
     cells: each by some swept columns. memory: of a GPU, or of the host.
     """
@@ -248,12 +249,18 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
 
     def _compared(self, panel: Panel, cell: dict[str, Any]) -> Comparison:
         runs = [run for group in _groups(panel, cell) for run in group]
-        statuses = {run["status"] for run in runs}
+        statuses = set(map(self._end, runs))
         refuted = statuses <= {"ok", "oom"} and len(statuses) == 1
         verdict = HOLDS if statuses == {self.status} else FAILS if refuted else UNDECIDED
         settled = verdict, " and ".join(sorted(statuses))
         more: dict[str, Any] = {"runs": tuple(runs), "beyond": False, "settled": settled}
         return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **more)
+
+    def _end(self, run: Run) -> str:
+        """A run's status, which says what ran out where it was the other memory."""
+        ran_out = "gpu" if "cuda" in str(run["cause"]).lower() else "host"
+        is_other = run["status"] == "oom" and run["cause"] and ran_out != self.memory
+        return f"oom of the {ran_out}" if is_other else run["status"]
 
     def unlike(self, runs: Sequence[Run]) -> list[str]:
         """The memory of machines that do not have within a tenth as much as the papers'."""
@@ -314,12 +321,10 @@ def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, A
     """The pairs that "*", "first" and "next_fewer" stand for, of the values of an axis."""
     if pair[0] == "next_fewer":
         return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
-    top, bottom = (values[0] if side == "first" else side for side in pair)
-    if top == "*":
-        return [(value, bottom) for value in values if value != bottom]
-    if bottom == "*":
-        return [(top, value) for value in values if value != top]
-    return [(top, bottom)]
+    if pair[1] == "next_fewer":
+        return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
+    sides = [values if side == "*" else values[:1] if side == "first" else [side] for side in pair]
+    return [(top, bottom) for top, bottom in product(*sides) if top != bottom]
 
 
 def _values(panel: Panel, column: str) -> list[Any]:
@@ -366,7 +371,10 @@ def _groups(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
 
 
 def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
-    return tuple(run for runs in _groups(panel, wanted) for run in runs if run["status"] == "ok")
+    """The runs of cells that ended ok; none where another ran out of memory or diverged: these are the lucky ones."""
+    runs = [run for runs in _groups(panel, wanted) for run in runs]
+    lucky = any(run["status"] in UNLUCKY for run in runs)
+    return () if lucky else tuple(run for run in runs if run["status"] == "ok")
 
 
 def _typed(cell: Cell) -> str:

@@ -22,7 +22,7 @@ import msgspec
 
 from analysis import same_setting
 from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED, Comparison, Readings
-from analysis.claims.rules import AnyRule, Ends
+from analysis.claims.rules import UNLUCKY, AnyRule, Ends
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS, MARKS
@@ -30,10 +30,11 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
-from multicard.records.comparable import DOUBTFUL
+from multicard.records.comparable import DISTURBED, DOUBTFUL, MIXED, SHARED, STALLED
 from multicard.records.text_table import clean, first_few
 from papers import printed
 
+UNTRUSTED = [mark for mark in MARKS if mark.sign in (SHARED, DISTURBED, STALLED, MIXED)]  # runs that decide nothing
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
 WORDS = {row["word"]: row for row in printed.rows("words", Path(__file__).parent)}  # of the papers, with their bounds
@@ -50,7 +51,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experiment: of conf/experiment, whose cells test the claim.
     needs: which comparisons of the paper's cells must hold: `all`, or `one` of them (an "up to").
     counted: True if it follows from what a program does and not from a machine or setting, so that CPU ranks and
-        shrunk runs decide it as GPUs do.
+        shrunk runs decide it as GPUs do; not from another loader, which has its own way to the device.
     note: a caveat that is printed with the claim.
     """
 
@@ -204,7 +205,7 @@ class Verdict:
 class _Candidate:
     """A claim's comparisons in one panel: those of the paper's cells, or of others alone, and those beside them."""
 
-    def __init__(self, claim: Claim, panel: Panel) -> None:
+    def __init__(self, claim: Claim, panel: Panel, readings: Readings) -> None:
         self.claim, self.panel = claim, panel
         comparisons = [(part, one) for part, rule in enumerate(claim.rules) for one in rule.comparisons(panel)]
         self.measured = [(part, comparison) for part, comparison in comparisons if comparison.runs]
@@ -214,10 +215,13 @@ class _Candidate:
         differences = same_setting.differences(panel)
         apart = [text for rule in claim.rules if isinstance(rule, Ends) for text in rule.unlike(self.runs)]
         apart += ["cells beyond the papers'"] * self.beyond
-        apart += ["GPUs shared by ranks"] * any(run["oversubscribed"] for run in self.runs)
+        apart += [mark.meaning for mark in UNTRUSTED if any(run[mark.column] for run in self.runs)]
+        versions = {readings.versions(run) for run in self.runs}
+        apart += [f"several versions: {' or '.join(sorted(versions))}"] * (len(versions) > 1)
         self.unlike = [*(difference.text for difference in differences), *apart]
         on_purpose = all(difference.why for difference in differences)  # the experiment's own
-        self.decides = claim.counted or (on_purpose and not apart)
+        counts = claim.counted and all(difference.column != "loader" for difference in differences)
+        self.decides = counts or (on_purpose and not apart)
 
     @property
     def weight(self) -> tuple[bool, int, bool, int, str]:
@@ -267,7 +271,7 @@ def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAI
 
 
 def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdict:
-    candidates = [candidate for panel in settings if (candidate := _Candidate(claim, panel)).runs]
+    candidates = [candidate for panel in settings if (candidate := _Candidate(claim, panel, readings)).runs]
     candidates.sort(key=lambda candidate: candidate.weight, reverse=True)
     verdicts = [candidate.judge(readings) for candidate in candidates]
     verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)  # stable: those without a figure come last
@@ -293,6 +297,7 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
     low, high, doubtful = interval.low, interval.high, ratio.estimate > comparison.most
     verdict, text = comparison.verdict(low, high), unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
     without = f"no interval of {interval.basis} on a machine without repetitions" if None in (low, high) else ""
+    verdict = UNDECIDED if doubtful and verdict == HOLDS else verdict  # what cannot be shows nothing
     known = replace(figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without)
     return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
 
@@ -329,9 +334,13 @@ def labels(figures: Sequence[ClaimFigure] | Sequence[Comparison]) -> list[str]:
 
 def _lost_cells(panel: Panel) -> tuple[str, ...]:
     return tuple(
-        clean(f"{grouping.label(cell, [key for key, _ in cell])} {runs[0]['status']}")
+        clean(
+            f"{grouping.label(cell, [key for key, _ in cell])} {' and '.join(sorted({*bad}))}"
+            + f" ({len(bad)} of {count(len(runs), 'run')})" * (len(bad) < len(runs))
+        )
         for cell, runs in panel.cells.items()
-        if all(run["status"] != "ok" for run in runs)
+        if (bad := [run["status"] for run in runs if run["status"] != "ok"])
+        and (len(bad) == len(runs) or {*bad} & {*UNLUCKY})
     )
 
 

@@ -74,7 +74,7 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path):
         ]
         (alone,), (both,) = (judge(runs, claims=[claim]) for runs in (others + repeated, hold + others))
         assert both.verdict == "holds" and (both.n == base.n or not columns), world
-        assert claim.counted or alone.verdict in ("illustrated", "not measured"), world
+        assert (claim.counted and world != "other loader") or alone.verdict in ("illustrated", "not measured"), world
         assert bool(alone.unlike) == bool(alone.n) and (alone.command is not None or claim.counted), world
     elsewhere = [replace(run, columns=run.columns | {"hardware": "NVIDIA A10"}) for run in fail]
     hold = [replace(run, columns=run.columns | {"hardware": "NVIDIA H100 NVL"}) for run in hold]
@@ -170,7 +170,7 @@ def test_the_figures_of_each_rule_are_listed_with_what_they_compare(tmp_path: Pa
 
 def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     ends = {1: "oom", 2: "oom", 3: "oom", 4: "ok"}
-    write(tmp_path, "peak_memory", lambda cell: CASES["qat-memory"].world(cell, 1.5) | ending(cell, ends))
+    write(tmp_path, "peak_memory", lambda cell: CASES["qat-memory"].world(cell, 3.0) | ending(cell, ends))
     memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
     assert memory.verdict == needs.verdict == "holds" and memory.asked == len(memory.figures) == 6
     assert "6 of 6 comparisons; not ok: method=qat template=instruct gpus=1 oom, method=qat" in memory.why
