@@ -119,7 +119,7 @@ class Answer:
     def statement(self) -> str:
         """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        return ", ".join([self._lead, *self._costs]) + failings
+        return ", ".join([self._lead, *self._costs, *self._fewer]) + failings
 
     @property
     def sentence(self) -> str:
@@ -194,6 +194,22 @@ class Answer:
                 yield f"{(values[0] or 0) / (values[1] or 1):.2g}x the {name}"
 
     @property
+    def _fewer(self) -> list[str]:
+        """The fastest setting on fewer ranks that runs do not tell to be worse."""
+        unit = "CPU ranks" if self.best.runs[0]["cpu_ranks"] else "GPUs"
+        fewer = [self.ranking.label(one) for one in self._not_told if one.gpus < self.best.gpus]
+        return [f"not told from {label} on fewer {unit}" for label in fewer[:1]]
+
+    @cached_property
+    def _not_told(self) -> list[RankedSetting]:
+        """Slower settings that runs do not tell to be worse; none where it is not told to be faster itself."""
+        ranking, best = self.ranking, self.best
+        if not self.is_told and self.against is not best:
+            return []
+        slower = ranking.settings[ranking.settings.index(best) + 1 :]
+        return [one for one in slower if not (ranking.cheaper(best, one) or ranking.more_accurate(best, one))]
+
+    @property
     def takes(self) -> str:
         runs = self.best.runs
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
@@ -207,15 +223,12 @@ class Answer:
 
     @property
     def others(self) -> list[str]:
-        """Faster settings that were passed over with the reason, then slower ones, some on fewer GPUs, that runs do not
-        tell to be worse."""
-        ranking, place = self.ranking, self.ranking.settings.index(self.best)
-        quicker, slower = ranking.settings[:place], ranking.settings[place + 1 :]
+        """Faster settings that were passed over with the reason, then slower ones that runs do not tell to be worse."""
+        ranking = self.ranking
+        quicker = ranking.settings[: ranking.settings.index(self.best)]
         passed = [f"{ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in quicker]
         lines = [f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."] if passed else []
-        worse = [ranking.cheaper(self.best, one) or ranking.more_accurate(self.best, one) for one in slower]
-        equal = [ranking.label(one) for one, is_worse in zip(slower, worse, strict=True) if not is_worse]
-        if equal and (self.is_told or self.against is self.best):
+        if equal := [*map(ranking.label, self._not_told)]:
             lines.append(f"Not told from it by these runs: {first_few(equal, MOST_OTHERS)}.")
         return lines
 

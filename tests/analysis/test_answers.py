@@ -149,7 +149,9 @@ def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
 
 def test_fewer_gpus_that_are_not_told_slower_are_named(tmp_path: Path):
     each = [run(gpus=1, total_s=62.0, layout="nhwc"), run(gpus=1, total_s=99.0, layout="nchw"), run(**TWO)]
-    assert answer(tmp_path, *each).others == ["Not told from it by these runs: gpus=1 layout=nhwc."]
+    found = answer(tmp_path, *each)
+    assert found.others == ["Not told from it by these runs: gpus=1 layout=nhwc."]
+    assert found.statement.endswith(", not told from gpus=1 layout=nhwc on fewer GPUs")
 
 
 def test_a_loss_of_random_weights_passes_nothing_over(tmp_path: Path):
