@@ -252,7 +252,7 @@ def watts_per_gpu(run: PastRun) -> float | None:
 
 def _step_count(run: PastRun) -> int | None:
     stats = run.record.steps
-    return None if stats is None or stats.count is None else stats.count + (stats.warmup_count or 0)
+    return None if stats is None else stats.taken
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -93,11 +93,14 @@ def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray])
 def _rate(record: LlmRecord, ranks: Sequence[LlmReport], table: dict[str, np.ndarray], skip: int) -> None:
     """Fill in iteration times, tokens, and tokens/s after the warm-up."""
     record.tokens, record.tokens_per_s = Tokens(), TokenRates()
-    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS)) if table else []
-    record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip), Statistics)
+    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS)) if table else np.empty(0)
+    per_epoch = int(table["step"].max()) + 1 if len(steps_s) else 0
+    stalls = formulas.stalled(steps_s, per_epoch)
+    record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip, stalls), Statistics)
     if not len(steps_s):
         return
-    measured = table["epoch"] * (table["step"].max() + 1) + table["step"] >= skip  # steps are counted over the epochs
+    number = table["epoch"] * per_epoch + table["step"]  # steps are counted over the epochs
+    measured = (number >= skip) & ~stalls[number]
     by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]
     if measured.any():

@@ -6,6 +6,7 @@ from math import isfinite
 import numpy as np
 
 STEP_DEFINITION = "slowest rank's clock"
+STALL_S, STALL_MEDIANS, MOST_STALLS = 10.0, 20, 2  # the shortest stall, also in median steps; more are the run's own
 
 
 def step_times_s(epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: np.ndarray) -> np.ndarray:
@@ -25,16 +26,37 @@ def step_times_s(epoch: np.ndarray, rank: np.ndarray, step: np.ndarray, step_s: 
     return np.diff(ends_s, axis=1, prepend=0.0).ravel()[: number.max() + 1]
 
 
-def statistics(samples_s: Sequence[float] | np.ndarray, warmup: int) -> dict[str, float | int | str | None]:
+def stalled(steps_s: np.ndarray, steps_per_epoch: int) -> np.ndarray:
+    """Flags of the steps (steps,) in which a process was stopped, or the machine slept: longer than the median step by
+    10 s and by 20 medians. The first step of an epoch, which starts workers, is none, nor are any where more than two
+    are that long.
+
+    Args:
+        steps_s: of all steps (steps,), as `step_times_s` has them.
+    """
+    if not len(steps_s):
+        return np.zeros(0, dtype=bool)
+    median_s = float(np.median(steps_s))
+    flags = steps_s - median_s > max(STALL_S, STALL_MEDIANS * median_s)
+    flags &= np.arange(len(steps_s)) % steps_per_epoch > 0
+    return flags & (flags.sum() <= MOST_STALLS)
+
+
+def statistics(
+    samples_s: Sequence[float] | np.ndarray, warmup: int | np.ndarray, stalls: np.ndarray | None = None
+) -> dict[str, float | int | str | None]:
     """Mean, median, 95th and 99th percentile and standard deviation (n - 1) of the steps after the warm-up.
 
     Percentiles interpolate linearly. Without samples all are None; `std` needs two.
 
     Args:
         samples_s: of all steps, as `step_times_s` has them.
+        warmup: the number of the first steps that are warm-up, or flags of those (steps,).
+        stalls: flags of the steps that are left out as well, as `stalled` has them.
     """
-    warmup = min(warmup, len(samples_s))
-    measured_s = np.asarray(samples_s, dtype=float)[warmup:]
+    is_warm = np.arange(len(samples_s)) < warmup if isinstance(warmup, int) else warmup
+    is_stalled = np.zeros_like(is_warm) if stalls is None else stalls & ~is_warm
+    measured_s = np.asarray(samples_s, dtype=float)[~(is_warm | is_stalled)]
     count = len(measured_s)
     median, p95, p99 = np.percentile(measured_s, [50, 95, 99]).tolist() if count else (None, None, None)
     return {
@@ -44,7 +66,8 @@ def statistics(samples_s: Sequence[float] | np.ndarray, warmup: int) -> dict[str
         "p99": p99,
         "std": float(measured_s.std(ddof=1)) if count > 1 else None,
         "count": count,
-        "warmup_count": warmup,
+        "warmup_count": int(is_warm.sum()),
+        "stalled_count": int(is_stalled.sum()),
         "definition": STEP_DEFINITION,
     }
 

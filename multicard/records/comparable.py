@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import sqrt
 from typing import Any, NamedTuple
 
 from multicard.config.base import ACCUMULATED, NOT_IDENTITY, ProfileWindow, Scale
@@ -26,7 +25,6 @@ HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that
 SHARED, DISTURBED, LOADED, CROWD, PROFILED, STALLED, MIXED = AT_END = "*!&>tzm"
 NOTED = "*>tzmps+"  # marks that a note below a table counts
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
-STALL_S, STALL_STEPS, FEW = 10.0, 20, 1.5  # the shortest stall, also in median steps; sqrt(2) of two, sqrt(3) of three
 DOUBTFUL = "?"  # marks an efficiency above the possible
 DOUBTFUL_MEANING = (
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
@@ -55,13 +53,7 @@ def _is_traced(record: AnyRecord) -> bool:
 
 
 def _is_stalled(record: AnyRecord) -> bool:
-    """True where one or two steps took far longer than the others. Where one of n alike takes x longer, the deviation
-    is x / sqrt(n), and the sum x more than n medians; where k do, about x sqrt(k / n), and k x."""
-    steps = record.steps
-    if steps is None or not steps.count or steps.mean is None or steps.median is None or steps.std is None:
-        return False
-    stalled_s, more_s = steps.std * sqrt(steps.count), (steps.mean - steps.median) * steps.count
-    return stalled_s > max(STALL_S, STALL_STEPS * steps.median) and more_s < FEW * stalled_s
+    return record.steps is not None and bool(record.steps.stalled_count)
 
 
 MARKS = (

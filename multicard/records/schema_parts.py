@@ -109,7 +109,7 @@ class Load(Struct):
 
 
 class Statistics(Struct):
-    """Seconds of a step, over all steps after the warm-up.
+    """Seconds of a step, over all steps after the warm-up but those in which a process stood still.
 
     By the slowest rank's clock, step k takes T_k - T_(k-1), where T_k is the longest that any rank took from the start
     of the epoch to the end of step k: the steps add up to the epoch. Older records have each step's longest over the
@@ -123,7 +123,13 @@ class Statistics(Struct):
     std: Annotated[Number, "standard deviation (n - 1)"] = None
     count: Annotated[Count, "steps measured"] = None
     warmup_count: Annotated[Count, "steps left out as warm-up"] = None
+    stalled_count: Annotated[Count, "steps left out as stalled; null in older records"] = None
     definition: Annotated[str | UnsetType, "slowest rank's clock; absent in older records"] = UNSET
+
+    @property
+    def taken(self) -> int | None:
+        """The number of all steps, with those left out; None where it is not known."""
+        return None if self.count is None else self.count + (self.warmup_count or 0) + (self.stalled_count or 0)
 
 
 class CompileCache(Struct):

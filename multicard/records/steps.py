@@ -27,8 +27,8 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
-    seconds = step_times_s(folder)
-    return seconds[~warmup(record, len(seconds))]
+    rows = _read(folder, COLUMNS)
+    return _step_times_s(rows)[~_left_out(record, rows)]
 
 
 def step_times_s(folder: Path) -> np.ndarray:
@@ -37,8 +37,7 @@ def step_times_s(folder: Path) -> np.ndarray:
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
-    table = _read(folder, COLUMNS)
-    return formulas.step_times_s(*(table[name].to_numpy() for name in COLUMNS))
+    return _step_times_s(_read(folder, COLUMNS))
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
@@ -50,7 +49,18 @@ def table(folder: Path, record: AnyRecord) -> "pa.Table":
     rows = _read(folder)
     epoch, step = (rows[name].to_numpy().astype(int) for name in ("epoch", "step"))
     number = epoch * (step.max(initial=0) + 1) + step
-    return rows.append_column("warmup", [warmup(record, number.max(initial=-1) + 1)[number]])
+    return rows.append_column("warmup", [_left_out(record, rows)[number]])
+
+
+def _step_times_s(rows: "pa.Table") -> np.ndarray:
+    return formulas.step_times_s(*(rows[name].to_numpy() for name in COLUMNS))
+
+
+def _left_out(record: AnyRecord, rows: "pa.Table") -> np.ndarray:
+    """Flags of the steps that statistics leave out (steps,): the warm-up, and stalls."""
+    seconds = _step_times_s(rows)
+    stalls = formulas.stalled(seconds, int(rows["step"].to_numpy().max(initial=0)) + 1)
+    return warmup(record, len(seconds)) | stalls
 
 
 def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":

@@ -59,9 +59,9 @@ def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, 
     """Fill in the times of steps, and rates over those that statistics have."""
     steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
     left_out = warmup(record, len(steps_s))
-    measured = ~left_out[table["step"]]
-    statistics = formulas.statistics(steps_s[~left_out], 0) | {"warmup_count": int(left_out.sum())}
-    record.step_s = msgspec.convert(statistics, Statistics)
+    stalls = formulas.stalled(steps_s, len(steps_s))
+    measured = ~(left_out | stalls)[table["step"]]
+    record.step_s = msgspec.convert(formulas.statistics(steps_s, left_out, stalls), Statistics)
     record.batches_per_step = float(np.median(table["batches"]))
     by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
     seconds = [table["step_s"][rows].sum() for rows in by_rank]

@@ -108,15 +108,15 @@ def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, 
     """
     number = table["epoch"] * ranks[0].steps_per_epoch + table["step"]
     warmup = is_warmup(number.max() + 1, ranks[0].segments, warmup_steps)
-    measured = ~warmup[number]
+    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
+    stalls = formulas.stalled(steps_s, ranks[0].steps_per_epoch)
+    measured = ~(warmup | stalls)[number]
     by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
     samples = [table["samples"][rows].sum() for rows in by_rank]
     trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
     first = {name: column[table["epoch"] == 0] for name, column in table.items()}
     trained, (_, distinct) = first["samples"].sum(), _steps_and_samples(ranks, first)
-    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
-    statistics = formulas.statistics(steps_s[~warmup], 0) | {"warmup_count": int(warmup.sum())}
-    record.step_s = msgspec.convert(statistics, Statistics)
+    record.step_s = msgspec.convert(formulas.statistics(steps_s, warmup, stalls), Statistics)
     record.images_per_s = trained_per_s and trained_per_s * distinct / trained
     record.trained_images_per_s = trained_per_s
     if measured.any():  # mean a step and rank

@@ -202,7 +202,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "r": records.llm(),
         "s": records.vision() | {"config": records.vision()["config"] | {"scale": "smoke"}},
         "t": records.vision(profile__window="start"),
-        "z": records.vision(step_s={"mean": 2.0, "median": 1.0, "std": 10.0, "count": 100, "warmup_count": 5}),
+        "z": records.vision(step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}),
         "m": records.vision(data=records.data() | {"changed": "dataset 1a2b, now 3c4d"}),
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
         "d": records.vision(dirty=True),

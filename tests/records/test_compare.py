@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from multicard.measure import formulas
@@ -56,22 +57,28 @@ def test_what_follows_from_another_axis_is_not_shown():
     assert comparable.varied([single, forced], ()) == ["recipe"]
 
 
-STEPS_S = {  # seconds of steps, and whether one or two of them were stopped
-    "one stopped": ([0.1] * 199 + [60.1], True),
-    "two stopped": ([0.1] * 198 + [60.1] * 2, True),
-    "of few": ([1.0, 1.0, 1.0, 61.0], True),
-    "every tenth waits": (([0.1] * 9 + [12.0]) * 20, False),
-    "short": ([0.1] * 199 + [9.0], False),
-    "long steps": ([10.0] * 99 + [150.0], False),
-    "none": ([], False),
+STEPS_S = {  # seconds of steps, in epochs of so many, and those in which a process was stopped
+    "one stopped": ([0.1] * 199 + [60.1], 200, [199]),
+    "two stopped": ([60.1] + [0.1] * 197 + [60.1] * 2, 200, [198, 199]),
+    "of few": ([1.0, 1.0, 1.0, 61.0], 4, [3]),
+    "every tenth waits": (([0.1] * 9 + [12.0]) * 20, 200, []),
+    "first of an epoch": ([0.1] * 100 + [60.1] + [0.1] * 99, 100, []),
+    "short": ([0.1] * 199 + [9.0], 200, []),
+    "long steps": ([10.0] * 99 + [150.0], 100, []),
+    "none": ([], 1, []),
 }
 
 
 @pytest.mark.parametrize("case", STEPS_S)
-def test_a_run_with_a_step_that_was_stopped_is_marked(case: str):
-    samples_s, stalled = STEPS_S[case]
-    run = result({"step_s": formulas.statistics(samples_s, 0)})
-    assert (comparable.STALLED in comparable.marks(run)) is stalled
+def test_a_run_with_a_step_that_was_stopped_is_marked_and_the_step_left_out(case: str):
+    samples_s, per_epoch, stopped = STEPS_S[case]
+    stalls = formulas.stalled(np.array(samples_s), per_epoch)
+    statistics = formulas.statistics(samples_s, 0, stalls)
+    run = result({"step_s": statistics})
+    assert np.flatnonzero(stalls).tolist() == stopped
+    assert (comparable.STALLED in comparable.marks(run)) is bool(stopped)
+    assert run.steps.taken == len(samples_s) and statistics["stalled_count"] == len(stopped)
+    assert not stopped or statistics["mean"] == pytest.approx(statistics["median"], rel=1e-9) or case == "two stopped"
 
 
 def segments(*steps: int) -> Any:

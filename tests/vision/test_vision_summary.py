@@ -100,6 +100,12 @@ def test_the_first_steps_of_every_segment_are_warm_up(
     assert [(s["first_step"], s["steps"]) for s in figures["segments"]] == segments
 
 
+def test_a_step_in_which_a_process_stood_still_is_in_no_figure():
+    figures = summary([rank_file(0, 2, [(0, 8)])], steps([1, 2, 3, 4, 5, 6, 7, 198]), warmup_steps=0)
+    assert (figures["step_s"]["count"], figures["step_s"]["stalled_count"], figures["step_s"]["mean"]) == (7, 1, 4)
+    assert figures["images_per_s"] == pytest.approx(SAMPLES / 4) and figures["phases_s"]["forward"] == 4
+
+
 def test_a_step_is_by_the_clock_of_the_slowest_rank():
     ranks = [rank_file(rank, 1, [(0, 2), (2, 2)]) for rank in range(2)]
     figures = summary(ranks, steps([9, 1, 9, 4], [9, 3, 9, 2]), warmup_steps=1)

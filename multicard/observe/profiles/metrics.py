@@ -279,7 +279,7 @@ def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
     if table.window == ProfileWindow.start:
         return 1.0 if table.ended == RUN else None
     counts = record.steps
-    return ((counts.count or 0) + (counts.warmup_count or 0)) / table.steps if counts and table.steps else None
+    return (counts.taken or 0) / table.steps if counts and table.steps else None
 
 
 def _h2d_bytes(profile: Profile, counted: int | None, scale: float | None, source: str) -> ProfileCopies:
