@@ -3,12 +3,13 @@ line with the key and the remedy."""
 
 import difflib
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any, NoReturn, Optional
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
@@ -116,8 +117,8 @@ def _unreadable(word: str) -> str:
         return f"{word}: has a second equals sign; use {key}={value.lstrip('=')}"
     if not value.isprintable():
         return f"{word}: has a character that cannot be printed; leave it out"
-    quoted = value.replace('"', r"\"")
-    return f"{word}: Hydra cannot read this value; close its brackets, or quote it: '{key}=\"{quoted}\"'"
+    quoted = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+    return f"{word}: Hydra cannot read this value; close its brackets, or quote it: {shlex.quote(quoted)}"
 
 
 def first_values(chosen: list[Override]) -> list[str]:

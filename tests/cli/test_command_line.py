@@ -1,5 +1,6 @@
 """Words of a command that cannot work: one line with the key and the remedy, and nothing left behind."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -47,6 +48,14 @@ def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str]
     with pytest.raises(ValueError, match=r".+") as refusal:
         command_line.check(command_line.overrides(words), WORKLOAD)
     assert str(refusal.value).startswith(line)
+
+
+@pytest.mark.parametrize("value", ["žluť", "it's (odd", 'it\'s "odd" (', "(a\\", "$HOME (`x`"])
+def test_a_value_in_the_quotes_of_the_remedy_is_read_as_it_was_typed(value: str):
+    with pytest.raises(ValueError, match="or quote it: ") as refusal:
+        command_line.overrides([f"name={value}"])
+    typed = shlex.split(str(refusal.value).split("or quote it: ")[1])
+    assert [override.value() for override in command_line.overrides(typed)] == [value]
 
 
 @pytest.mark.parametrize(
