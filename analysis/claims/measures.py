@@ -6,16 +6,13 @@ the peak of torch's allocator are exact: the interval of single runs has no widt
 """
 
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
-from msgspec import UNSET
-
+from analysis.claims import run_figures
 from analysis.claims.comparison import Figure, Readings, Sides
-from analysis.runs.grouping import MEMORY, is_exact, ranks
+from analysis.runs.grouping import MEMORY, is_exact
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
@@ -24,151 +21,8 @@ from multicard.observe.profiles.events import COPIES
 from multicard.observe.profiles.metrics import Profile
 from multicard.records.schema_parts import ProfileRank
 from multicard.records.text_table import clean
-from multicard.vision.precision import PRECISIONS
 
-MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
 RankFigure = Callable[[Profile, ProfileRank], float]  # raises ValueError where a profile has none
-
-
-# Figures of a run; each raises ValueError where a run has none
-
-
-def _known(values: Sequence[float | None], missing: str) -> list[float]:
-    """The values; `missing` says what a run lacks where there are none, or one is None."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        raise ValueError(missing)
-    return known
-
-
-def _column(name: str) -> Figure:
-    def figure(_: Readings, run: Run) -> float:
-        return _known([run[name]], MISSING.get(name, f"a record has no {name}"))[0]
-
-    return figure
-
-
-TIME, STEP, PEAK = _column("total_s"), _column("step_s"), _column("peak_memory_bytes")
-ACCURACY, ANSWERS = _column("test_accuracy"), _column("test_samples")
-
-
-def _a_rank(figure: Figure) -> Figure:
-    return lambda readings, run: figure(readings, run) / ranks(run)
-
-
-def pauses_s(readings: Readings, run: Run) -> list[float]:
-    """The time until the first batch of each epoch after the first one."""
-    if run["numa"] == "node" and run.environment().numa != "node":
-        raise ValueError("ranks were not bound to NUMA nodes: numa=node needs numactl")
-    waits_s = [epoch.first_batch_s for epoch in readings.training(run).epochs[1:]]
-    return _known(waits_s, "pauses between epochs need two epochs, and the times of all of them")
-
-
-def all_pauses_s(readings: Readings, run: Run) -> float:
-    return sum(pauses_s(readings, run))
-
-
-def share_of_pauses(readings: Readings, run: Run) -> float:
-    """The pauses / the time of the epochs after the first one and their evaluations."""
-    return all_pauses_s(readings, run) / sum(_epochs_s(readings, run))
-
-
-def share_of_least_pause(readings: Readings, run: Run) -> float:
-    """The least share of an epoch and its evaluation that is a pause: one long pause is none before each epoch."""
-    return min(map(operator.truediv, pauses_s(readings, run), _epochs_s(readings, run)))
-
-
-def _epochs_s(readings: Readings, run: Run) -> list[float]:
-    """The time of each epoch after the first one with its evaluation."""
-    ended_s = [epoch.ended_s for epoch in readings.training(run).epochs]
-    return [end_s - start_s for start_s, end_s in pairwise(_known(ended_s, "epochs without the times of their ends"))]
-
-
-def share_of_reading(readings: Readings, run: Run) -> float:
-    """The share of reading the data set into each process (`input.read_s`) in the run, its start included."""
-    read_s, start_s, total_s = (readings.training(run).input or {}).get("read_s"), run["startup_s"], run["total_s"]
-    if read_s is None or not start_s or not total_s:
-        raise ValueError("a record without the time of reading: dataset.cache=process has it")
-    return read_s / (start_s + total_s)
-
-
-def busiest_over_idlest(readings: Readings, run: Run) -> float:
-    """The share of the time in which a kernel was at work, on the busiest GPU of a run / on the idlest."""
-    gpu = readings.record(run).gpu
-    shares = [device.utilisation_mean for device in gpu.devices] if gpu else []
-    known = _known(shares, "a record without the utilisation of its GPUs, which NVML gives")
-    return max(known) / min(known) if min(known) else math.inf
-
-
-def trained_h2d_bytes(readings: Readings, run: Run) -> float:
-    """Bytes to the devices for training; evaluation is divided among the ranks by every strategy."""
-    moved = readings.record(run).transfer_bytes
-    kinds = () if moved is None else (moved.h2d_images, moved.h2d_labels, moved.h2d_setup)
-    parts = [part.train for part in kinds if part is not UNSET]
-    return sum(_known(parts, "a record that does not tell bytes of training from those of evaluation"))
-
-
-def copying_s(readings: Readings, run: Run) -> float:
-    """Seconds of a rank's copies to the device in training, by the phases of its steps."""
-    record = readings.training(run)
-    steps, step_s = sum(epoch.steps or 0 for epoch in record.epochs), (record.phases_s or {}).get("h2d")
-    return steps * _known([step_s], "a record without the phases of its steps")[0]
-
-
-def share_of_tensors(readings: Readings, run: Run) -> float:
-    """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels; of
-    photographs alone, which a file holds in another size than a tensor."""
-    if run["dataset"] != "images":
-        raise ValueError("not of photographs: dataset=images")
-    moved, samples, size_px = readings.record(run).transfer_bytes, run["samples_trained"], run["dataset.image_size"]
-    images, precision = moved.h2d_images if moved else UNSET, PRECISIONS.get(run["precision"])
-    if images is UNSET or images.train is None or not samples or not size_px or precision is None:
-        raise ValueError("a record without bytes of images, their number, size or precision")
-    value_bits = int(precision.transfer[-2:])  # float32, bfloat16
-    return images.train / (samples * 3 * size_px**2 * value_bits / 8)
-
-
-def copied_bytes(_: Readings, run: Run) -> float:
-    """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
-    parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
-    missing = "a record without bytes copied within and from the devices: profile=kineto has them"
-    return math.fsum(_known(parts, missing))
-
-
-def accuracy_after(count: int) -> Figure:
-    """The accuracy after so many epochs."""
-
-    def figure(readings: Readings, run: Run) -> float:
-        reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[count - 1 : count]]
-        return _known(reached, f"no accuracy after epoch {count}: that many are needed, each evaluated")[0]
-
-    return figure
-
-
-AFTER_1, AFTER_3 = accuracy_after(1), accuracy_after(3)
-
-
-def losses(readings: Readings, run: Run) -> list[float]:
-    """The training loss of each epoch; infinite where it became no number (null in a record)."""
-    epochs = readings.training(run).epochs
-    found = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
-    if not found or min(found) <= 0:
-        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
-    return found
-
-
-def mean_loss(readings: Readings, run: Run) -> float:
-    """The geometric mean of the losses of all epochs; infinite where one became no number."""
-    found = losses(readings, run)
-    return math.exp(sum(map(math.log, found)) / len(found))
-
-
-def until_loss_s(readings: Readings, run: Run, loss: float) -> float:
-    """The time until the end of the first epoch with this training loss, or less."""
-    by_epoch = zip(readings.training(run).epochs, losses(readings, run), strict=True)
-    return _known(
-        [epoch.ended_s for epoch, own in by_epoch if own <= loss < math.inf][:1], "a run did not reach the loss"
-    )[0]
 
 
 # Figures of a rank's profile
@@ -202,7 +56,7 @@ def _metric(group: str, metric: str) -> RankFigure:
 
 
 def communicating(_: Profile, rank: ProfileRank) -> float:
-    return _known([rank.derived.communication_s], "no communication in the profile")[0]
+    return run_figures.known_values([rank.derived.communication_s], "no communication in the profile")[0]
 
 
 def window(_: Profile, rank: ProfileRank) -> float:
@@ -249,25 +103,25 @@ FIVE = _combined(sum, LAUNCHING, STREAM, COPYING, EVENT, ALL_GATHER)  # of 2505.
 def peak_memory(sides: Sides) -> Interval:
     """The peak on the rank that held most, in the run that held most; as wide as the interval of the mean."""
     exact = is_exact((*sides.top, *sides.bottom), MEMORY)
-    means = sides.exact_ratio(PEAK) if exact else sides.ratio(PEAK)
-    top, bottom = sides.values(PEAK)
+    means = sides.exact_ratio(run_figures.PEAK) if exact else sides.ratio(run_figures.PEAK)
+    top, bottom = sides.values(run_figures.PEAK)
     return means.mapped(lambda ratio: ratio * max(top) / max(bottom) / means.estimate)
 
 
 def mean_share_of_tensors(sides: Sides) -> Interval:
-    (share, *others), _ = sides.values(share_of_tensors)
+    (share, *others), _ = sides.values(run_figures.share_of_tensors)
     if others:
         return intervals.mean([share, *others], sides.confidence, sides.basis)
     return Interval(share, share, share, "exact")
 
 
-def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
+def accuracy(sides: Sides, figure: Figure = run_figures.ACCURACY) -> Interval:
     """An accuracy as a share, top - bottom or that of `top` alone, with an interval over all answers of a side (Wilson;
     Newcombe for the difference), widened by how runs differ.
 
     Many answers do not show how another training would have gone, nor do runs of the same seed, which count as one.
     """
-    accuracies, samples = sides.values(figure, of_seeds=True), sides.values(ANSWERS, of_seeds=True)
+    accuracies, samples = sides.values(figure, of_seeds=True), sides.values(run_figures.ANSWERS, of_seeds=True)
     over_answers = intervals.of_answers(accuracies[0], samples[0], sides.confidence)
     if sides.bottom:
         over_answers = intervals.difference(
@@ -286,7 +140,9 @@ def accuracy(sides: Sides, figure: Figure = ACCURACY) -> Interval:
 def accuracy_of_epochs(sides: Sides) -> Interval:
     """What the epochs after the first one add to the accuracy of `top`, less what it differs by from that of `bottom`;
     as shares."""
-    last, first = (accuracy(replace(sides, bottom=()), figure) for figure in (ACCURACY, AFTER_1))
+    last, first = (
+        accuracy(replace(sides, bottom=()), figure) for figure in (run_figures.ACCURACY, run_figures.AFTER_1)
+    )
     either_way = (accuracy(sides), accuracy(replace(sides, top=sides.bottom, bottom=sides.top)))
     apart = max(either_way, key=lambda difference: difference.estimate)
     return intervals.difference(intervals.difference(last, first), apart)
@@ -294,14 +150,14 @@ def accuracy_of_epochs(sides: Sides) -> Interval:
 
 def until_same_loss(sides: Sides) -> Interval:
     """The ratio of the times until the training loss is the least that each run of both sides reached, or less."""
-    least = max(min(losses(sides.readings, run)) for run in (*sides.top, *sides.bottom))
-    return sides.ratio(partial(until_loss_s, loss=least), of_seeds=True)
+    least = max(min(run_figures.losses(sides.readings, run)) for run in (*sides.top, *sides.bottom))
+    return sides.ratio(partial(run_figures.until_loss_s, loss=least), of_seeds=True)
 
 
 def loss(sides: Sides) -> Interval:
     """The ratio of the training losses; infinite, or 0, where a loss of one side became no number. Raises ValueError
     where both did, or a record has none."""
-    lost = [math.inf in losses for losses in sides.values(mean_loss)]
+    lost = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
     if len({len(sides.readings.record(run).epochs) for run in (*sides.top, *sides.bottom)}) > 1:
         raise ValueError("runs of different numbers of epochs")
     if all(lost):
@@ -309,7 +165,7 @@ def loss(sides: Sides) -> Interval:
     if any(lost):
         ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
-    return sides.ratio(mean_loss, of_seeds=True)
+    return sides.ratio(run_figures.mean_loss, of_seeds=True)
 
 
 def time_in(sides: Sides, figure: Figure) -> Interval:
@@ -332,7 +188,7 @@ def falls_over_others(sides: Sides, figure: RankFigure) -> Interval:
 def with_iteration(sides: Sides, figure: Figure) -> Interval:
     """A figure where an iteration takes longer / where it takes less, of whichever side; without bounds where the
     iterations are not told apart."""
-    iteration = sides.ratio(STEP)
+    iteration = sides.ratio(run_figures.STEP)
     longer = sides if iteration.estimate > 1 else replace(sides, top=sides.bottom, bottom=sides.top)
     told = iteration.low is not None and iteration.high is not None and not iteration.low <= 1 <= iteration.high
     ratio = longer.ratio(figure)
@@ -360,7 +216,7 @@ def _ratio(words: str, figure: Figure, column: str = "") -> Measure:
 
 
 def _exact(words: str, column: str) -> Measure:
-    return _form(words, Sides.exact_ratio, _column(column), column)
+    return _form(words, Sides.exact_ratio, run_figures.column(column), column)
 
 
 def _time_in(words: str, metric: RankFigure) -> Measure:
@@ -374,38 +230,48 @@ _FIVE_CALLS = (
 _THAN_OTHERS = "/ that of the other call, or collectives, that falls most"
 _OF_FOUR = "in the sum with copies to the device, cudaStreamSynchronize and"
 MEASURES = {
-    "time": _ratio("time", TIME, "total_s"),  # of the whole training, with its evaluations
-    "iteration": _ratio("time of an iteration", STEP, "step_s"),
+    "time": _ratio("time", run_figures.TIME, "total_s"),  # of the whole training, with its evaluations
+    "iteration": _ratio("time of an iteration", run_figures.STEP, "step_s"),
     "share_of_pauses": _form(
-        "share of the epochs in which the ranks wait for their first batches", Sides.share, share_of_pauses
+        "share of the epochs in which the ranks wait for their first batches", Sides.share, run_figures.share_of_pauses
     ),
     "share_of_each_pause": _form(
         "share of an epoch in which the ranks wait for its first batch, of the epoch with the least",
-        *(Sides.share, share_of_least_pause),
+        *(Sides.share, run_figures.share_of_least_pause),
     ),
-    "share_of_reading": _form("time of reading / of the whole run with its start", Sides.share, share_of_reading),
-    "time_of_pauses": _ratio("time until the first batches of the epochs after the first one", all_pauses_s),
-    "evaluation": _ratio("time of all evaluations", _column("evaluate_s")),
+    "share_of_reading": _form(
+        "time of reading / of the whole run with its start", Sides.share, run_figures.share_of_reading
+    ),
+    "time_of_pauses": _ratio(
+        "time until the first batches of the epochs after the first one", run_figures.all_pauses_s
+    ),
+    "evaluation": _ratio("time of all evaluations", run_figures.column("evaluate_s")),
     "busiest_over_idlest": _form(
         "share of the time with a kernel at work, of a run's busiest GPU / of its idlest",
-        *(Sides.factor, busiest_over_idlest),
+        *(Sides.factor, run_figures.busiest_over_idlest),
     ),
     "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
     "images_trained": _form(
-        "images that a GPU trained on, each time that it did", Sides.exact_ratio, _a_rank(_column("samples_trained"))
+        "images that a GPU trained on, each time that it did",
+        Sides.exact_ratio,
+        run_figures.a_rank(run_figures.column("samples_trained")),
     ),
     "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
-    "time_of_copies": _ratio("time of copies to the device in all steps of training", copying_s),
+    "time_of_copies": _ratio("time of copies to the device in all steps of training", run_figures.copying_s),
     "bytes_between_ranks": _exact("bytes that a rank receives in collectives", "received_bytes"),
-    "bytes_for_training": _form("bytes copied for training to all devices", Sides.exact_ratio, trained_h2d_bytes),
-    "bytes_for_a_rank": _form("bytes copied for training to a device", Sides.exact_ratio, _a_rank(trained_h2d_bytes)),
-    "bytes_copied": _form("bytes copied to, within and from the devices", Sides.exact_ratio, copied_bytes),
+    "bytes_for_training": _form(
+        "bytes copied for training to all devices", Sides.exact_ratio, run_figures.trained_h2d_bytes
+    ),
+    "bytes_for_a_rank": _form(
+        "bytes copied for training to a device", Sides.exact_ratio, run_figures.a_rank(run_figures.trained_h2d_bytes)
+    ),
+    "bytes_copied": _form("bytes copied to, within and from the devices", Sides.exact_ratio, run_figures.copied_bytes),
     "share_of_tensors": Measure(
         "bytes of the images copied for training / those of three channels of their size and precision",
         mean_share_of_tensors,
     ),
     "accuracy": Measure("accuracy after the last epoch", accuracy),
-    "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, AFTER_3),
+    "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, run_figures.AFTER_3),
     "accuracy_of_epochs": Measure(
         "accuracy that the epochs after the first one add, less the difference of accuracies", accuracy_of_epochs
     ),

@@ -19,7 +19,7 @@ from analysis.stats import intervals
 from tests.conftest import calls_of
 from tests.helpers import claim_runs, records
 from tests.helpers.claim_runs import REPEATED_LR, write
-from tests.helpers.claim_worlds import CASES, FOOLING, OTHER_WORLDS, ending
+from tests.helpers.claim_worlds import CASES, FOOLING, OTHER_WORLDS, SPOILED, Cell, ending
 
 STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
@@ -97,6 +97,29 @@ def test_a_world_that_would_fool_a_looser_rule(
     write(tmp_path, named([name])[0].experiment, world)
     (judgement,) = judged(tmp_path, name)
     assert judgement.verdict == verdict, judgement.why
+
+
+@pytest.mark.parametrize(("name", "which", "columns", "said"), SPOILED)
+def test_a_spoiled_run_decides_nothing_nor_do_the_lucky_ones_of_its_cell(
+    name: str, which: Cell, columns: Cell, said: str, tmp_path: Path
+):
+    write(tmp_path, named([name])[0].experiment, *CASES[name].at([CASES[name].holds] * 3))
+    runs = [run for run in runs_of(tmp_path) if run["lr"] != REPEATED_LR]
+    spoiled = [run for run in runs if all(run[column] == value for column, value in which.items())]
+    others = [run for run in runs_of(tmp_path) if run.folder not in {run.folder for run in spoiled}]
+    changed = [replace(run, columns=run.columns | columns) for run in spoiled]
+    (judgement,) = judge([*others, *changed], claims=named([name]))
+    assert judge([*others, *spoiled], claims=named([name]))[0].verdict == "holds" and judgement.said == said
+    assert said != "half measured" or f"gpus=1 {columns['status']} (1 of 3 runs)" in judgement.why
+
+
+def test_runs_of_several_drivers_only_illustrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table2(tmp_path / "one")
+    driver = claim_runs.MACHINE["gpus"][0] | {"driver": "999.1"}
+    monkeypatch.setattr(claim_runs, "MACHINE", claim_runs.MACHINE | {"gpus": [driver]})
+    table2(tmp_path / "other", seed=1)
+    (judgement,) = judged(tmp_path, "fp16-over-fp64")
+    assert judgement.said == "illustrated: holds" and "driver 999.1" in judgement.unlike[-1]
 
 
 def test_memory_and_photographs_other_than_the_papers_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -97,6 +97,7 @@ def train(record: dict[str, Any], figures: Figures) -> None:
         for index, (end_s, loss) in enumerate(zip(ended_s, losses.tolist(), strict=True))
     ]
     record["epochs"][0] |= {"test_accuracy": figures.get("first_accuracy", own["test_accuracy"])}
+    record["epochs"][1] |= {"first_batch_s": figures.get("second_batch", record["epochs"][1]["first_batch_s"])}
     record |= {"test_accuracy": own["test_accuracy"], "total_s": ended_s[-1]}
 
 
@@ -123,6 +124,8 @@ def profiled(gpus: int, figures: Figures) -> dict[str, Any]:
         }
         rows.append({metric: figures.get(*known) * rank_off for metric, known in metrics.items()})
     profile = records.profile(rows, [figures.get("comm_s", 1.0) * one for one in off])
+    for rank in profile["ranks"] if "window_s" in figures else []:
+        rank["window_s"] = figures["window_s"]
     if "nsys" in figures:
         profile |= {"source": "nsys", "step_s": profile["step_s"] | {"ratio": figures["nsys"]}}
     return profile

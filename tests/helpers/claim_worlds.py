@@ -334,6 +334,8 @@ OTHER_WORLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "compiled": ({"compile": True}, {"compile": True}),
     "other optimiser": ({"optimizer.name": "adamw", "lr": 0.5}, {"lr": 0.5}),
     "other data": ({"dataset.train_limit": 96}, {"max_seq_len": 64}),
+    "other workers, or engine": ({"num_workers": 9}, {"engine": "trl"}),
+    "other blocks, or depth": ({"model.blocks": "fused"}, {"model.num_layers": 2}),
     "smoke": (SMOKE, SMOKE),
     "CPU ranks": (CPU, CPU),
     "shared GPUs": ({"oversubscribed": True}, {"oversubscribed": True}),
@@ -352,6 +354,7 @@ def at(columns: str, figures: dict[Any, Figures], **elsewhere: float) -> Callabl
 
 FAILS = "does not hold"
 FLAT = {"launch_s": 1.0, "destroy_s": 1.0, "memcpy_s": 1.0}  # calls that do not fall with the precision
+CALLS = ("launch_s", "sync_s", "comm_s", "broadcast_s", "destroy_s")
 LORA = {("lora", gpus): {"s": 1.0} for gpus in (1, 4)}
 DPO = {("dpo", template): {"gather_s": 9.0} for template in ("instruct", "grammar", "summarize")}
 # The shorter an iteration, the more it launches
@@ -421,4 +424,45 @@ FOOLING: list[tuple[str, Callable[[Cell], Figures], str]] = [
     ("dpo-and-qat-synchronise", along("method", {"lora": 0.5, "dpo": 0.55, "qat": 0.55}, "sync_s"), FAILS),
     ("dpo-memory-falls", along("gpus", {1: 1.0, 2: 2.0, 3: 5.0, 4: 1.0}, "memory"), FAILS),
     ("lora-memory-stays", along("gpus", {1: 1.1, 2: 1.0, 3: 3.0, 4: 1.0}, "memory"), FAILS),
+    # A word is more than a sign
+    ("ddp-ds-scales", along("gpus", {1: 1.0, 2: 0.98, 3: 0.96, 4: 0.94}, strategy="ddp_ds"), FAILS),
+    ("nhwc-over-nchw", along("layout", {"nchw": 1.05}, loader="torch"), FAILS),
+    ("qat-memory", along("method", {"qat": 1.3}, "memory"), FAILS),
+    # One step of many goes the other way, or is the only one
+    ("large-images-take-longer", along("dataset.image_size", {100: 0.5, 200: 0.8, 300: 0.7}), FAILS),
+    (
+        "large-images-are-more-accurate",
+        along("dataset.image_size", {100: 0.9, 200: 0.97, 300: 0.93, 400: 0.98, 500: 0.99}, "accuracy"),
+        FAILS,
+    ),
+    (
+        "dataloader-pauses",
+        at("gpus", {(gpus,): {"second_batch": 20.0} for gpus in (3, 4)}, first_batch=0.001),
+        FAILS,
+    ),
+    # Nothing falls, or next to nothing
+    ("numa-explains-pauses", along("numa", {"none": 0.003, "node": 0.001}, "first_batch"), FAILS),
+    (
+        "precision-copies-most",
+        at(
+            "precision",
+            {("fp64",): {"copy_s": 0.9, "memcpy_s": 0.9} | dict.fromkeys(CALLS, 0.5)},
+            **dict.fromkeys((*CALLS, "memcpy_s"), 1.0),
+        ),
+        FAILS,
+    ),
+    ("pinned-gain-by-gpus", along("gpus", {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6}, pin_memory=False), FAILS),
+    ("copies-insignificant", at("", {}, copy_s=0.0, window_s=0.0), "not measured"),
+]
+
+# By what happened to some of three runs a cell, the columns of these runs, and what is said where the claim held
+FIRST: Cell = {"seed": 0, "gpus": 1}
+SPOILED: list[tuple[str, Cell, Cell, str]] = [
+    ("fp16-over-fp64", FIRST, {"status": "diverged"}, "half measured"),
+    ("fp16-over-fp64", FIRST, {"status": "oom"}, "half measured"),
+    ("fp16-over-fp64", FIRST, {"disturbed": True}, "illustrated: holds"),
+    ("fp16-over-fp64", FIRST, {"stalled": True}, "illustrated: holds"),
+    ("precision-accuracy", FIRST, {"mixed_data": True}, "illustrated: holds"),
+    ("dataloader-needs-memory", {"status": "oom"}, {"cause": "CUDA out of memory"}, "undecided"),
+    ("qat-needs-4-gpus", {"status": "oom"}, {"cause": "a rank of the host was killed"}, "undecided"),
 ]

@@ -1,0 +1,156 @@
+"""Figures of a run that measures compare; each raises ValueError where a run has none."""
+
+import math
+import operator
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import UNSET
+
+from analysis.claims.comparison import Figure, Readings
+from analysis.runs.grouping import ranks
+from analysis.runs.load import Run
+from multicard.records.text_table import clean
+from multicard.vision.precision import PRECISIONS
+
+MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
+
+
+def known_values(values: Sequence[float | None], missing: str) -> list[float]:
+    """The values; `missing` says what a run lacks where there are none, or one is None."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        raise ValueError(missing)
+    return known
+
+
+def column(name: str) -> Figure:
+    def figure(_: Readings, run: Run) -> float:
+        return known_values([run[name]], MISSING.get(name, f"a record has no {name}"))[0]
+
+    return figure
+
+
+TIME, STEP, PEAK = column("total_s"), column("step_s"), column("peak_memory_bytes")
+ACCURACY, ANSWERS = column("test_accuracy"), column("test_samples")
+
+
+def a_rank(figure: Figure) -> Figure:
+    return lambda readings, run: figure(readings, run) / ranks(run)
+
+
+def pauses_s(readings: Readings, run: Run) -> list[float]:
+    """The time until the first batch of each epoch after the first one."""
+    if run["numa"] == "node" and run.environment().numa != "node":
+        raise ValueError("ranks were not bound to NUMA nodes: numa=node needs numactl")
+    waits_s = [epoch.first_batch_s for epoch in readings.training(run).epochs[1:]]
+    return known_values(waits_s, "pauses between epochs need two epochs, and the times of all of them")
+
+
+def all_pauses_s(readings: Readings, run: Run) -> float:
+    return sum(pauses_s(readings, run))
+
+
+def share_of_pauses(readings: Readings, run: Run) -> float:
+    """The pauses / the time of the epochs after the first one and their evaluations."""
+    return all_pauses_s(readings, run) / sum(_epochs_s(readings, run))
+
+
+def share_of_least_pause(readings: Readings, run: Run) -> float:
+    """The least share of an epoch and its evaluation that is a pause: one long pause is none before each epoch."""
+    return min(map(operator.truediv, pauses_s(readings, run), _epochs_s(readings, run)))
+
+
+def _epochs_s(readings: Readings, run: Run) -> list[float]:
+    """The time of each epoch after the first one with its evaluation."""
+    ended_s = [epoch.ended_s for epoch in readings.training(run).epochs]
+    return [
+        end_s - start_s for start_s, end_s in pairwise(known_values(ended_s, "epochs without the times of their ends"))
+    ]
+
+
+def share_of_reading(readings: Readings, run: Run) -> float:
+    """The share of reading the data set into each process (`input.read_s`) in the run, its start included."""
+    read_s, start_s, total_s = (readings.training(run).input or {}).get("read_s"), run["startup_s"], run["total_s"]
+    if read_s is None or not start_s or not total_s:
+        raise ValueError("a record without the time of reading: dataset.cache=process has it")
+    return read_s / (start_s + total_s)
+
+
+def busiest_over_idlest(readings: Readings, run: Run) -> float:
+    """The share of the time in which a kernel was at work, on the busiest GPU of a run / on the idlest."""
+    gpu = readings.record(run).gpu
+    shares = [device.utilisation_mean for device in gpu.devices] if gpu else []
+    known = known_values(shares, "a record without the utilisation of its GPUs, which NVML gives")
+    return max(known) / min(known) if min(known) else math.inf
+
+
+def trained_h2d_bytes(readings: Readings, run: Run) -> float:
+    """Bytes to the devices for training; evaluation is divided among the ranks by every strategy."""
+    moved = readings.record(run).transfer_bytes
+    kinds = () if moved is None else (moved.h2d_images, moved.h2d_labels, moved.h2d_setup)
+    parts = [part.train for part in kinds if part is not UNSET]
+    return sum(known_values(parts, "a record that does not tell bytes of training from those of evaluation"))
+
+
+def copying_s(readings: Readings, run: Run) -> float:
+    """Seconds of a rank's copies to the device in training, by the phases of its steps."""
+    record = readings.training(run)
+    steps, step_s = sum(epoch.steps or 0 for epoch in record.epochs), (record.phases_s or {}).get("h2d")
+    return steps * known_values([step_s], "a record without the phases of its steps")[0]
+
+
+def share_of_tensors(readings: Readings, run: Run) -> float:
+    """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels; of
+    photographs alone, which a file holds in another size than a tensor."""
+    if run["dataset"] != "images":
+        raise ValueError("not of photographs: dataset=images")
+    moved, samples, size_px = readings.record(run).transfer_bytes, run["samples_trained"], run["dataset.image_size"]
+    images, precision = moved.h2d_images if moved else UNSET, PRECISIONS.get(run["precision"])
+    if images is UNSET or images.train is None or not samples or not size_px or precision is None:
+        raise ValueError("a record without bytes of images, their number, size or precision")
+    value_bits = int(precision.transfer[-2:])  # float32, bfloat16
+    return images.train / (samples * 3 * size_px**2 * value_bits / 8)
+
+
+def copied_bytes(_: Readings, run: Run) -> float:
+    """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
+    parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
+    missing = "a record without bytes copied within and from the devices: profile=kineto has them"
+    return math.fsum(known_values(parts, missing))
+
+
+def accuracy_after(count: int) -> Figure:
+    """The accuracy after so many epochs."""
+
+    def figure(readings: Readings, run: Run) -> float:
+        reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[count - 1 : count]]
+        return known_values(reached, f"no accuracy after epoch {count}: that many are needed, each evaluated")[0]
+
+    return figure
+
+
+AFTER_1, AFTER_3 = accuracy_after(1), accuracy_after(3)
+
+
+def losses(readings: Readings, run: Run) -> list[float]:
+    """The training loss of each epoch; infinite where it became no number (null in a record)."""
+    epochs = readings.training(run).epochs
+    found = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
+    if not found or min(found) <= 0:
+        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
+    return found
+
+
+def mean_loss(readings: Readings, run: Run) -> float:
+    """The geometric mean of the losses of all epochs; infinite where one became no number."""
+    found = losses(readings, run)
+    return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def until_loss_s(readings: Readings, run: Run, loss: float) -> float:
+    """The time until the end of the first epoch with this training loss, or less."""
+    by_epoch = zip(readings.training(run).epochs, losses(readings, run), strict=True)
+    return known_values(
+        [epoch.ended_s for epoch, own in by_epoch if own <= loss < math.inf][:1], "a run did not reach the loss"
+    )[0]
