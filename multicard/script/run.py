@@ -40,7 +40,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     sys.argv = [config.script, *words.words(config)]
     sys.path.insert(0, str(Path.cwd() if words.module(config) else Path(config.script).resolve().parent))
     recorder = Recorder(rank, config, folder)
-    os_calls.before_end.append(recorder.close)
+    os_calls.before_end += [recorder.close, end_children]  # a process that hangs would outlive a rank that is killed
     try:
         with hooks.installed(recorder):
             _call(config)

@@ -137,7 +137,8 @@ def test_a_module_starts_as_python_starts_it(script: Script, tmp_path: Path):
 
 
 def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(script: Script, tmp_path: Path):
-    body = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os.kill(os.getpid(), 9)))\n"
+    body = "import signal, subprocess, time\nsubprocess.Popen(['setsid', 'sleep', '4218'])\n"
+    body += "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os.kill(os.getpid(), 9)))\n"
     body += "for number in range(10**9):\n    loss_of(data[:8]).backward(); optimizer.step()\n"
     body += "    number == 60 and open('on', 'w')"
     words = [f"script={script(body)}", "device=cpu", "tracker.mode=disabled", f"hydra.run.dir={tmp_path}/out"]
@@ -152,6 +153,7 @@ def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(script:
     run = run_folder.read(made.parent)
     assert run is not None and run.record.status == "interrupted" and (run.record.epochs[0].steps or 0) > 60
     assert run.record.step_s and run_folder.read_steps(run.folder).num_rows == run.record.epochs[0].steps
+    assert not [each for each in psutil.process_iter(["cmdline"]) if "4218" in (each.info["cmdline"] or [])]
 
 
 def test_a_log_keeps_its_ends(script: Script):
