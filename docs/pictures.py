@@ -31,6 +31,7 @@ from rich.text import Text
 
 from analysis import report, rerun_commands
 from analysis.runs import load
+from multicard.records import steps
 from multicard.records.run_folder import replacing
 
 DOCS = Path(__file__).parent
@@ -109,6 +110,8 @@ def terminal(out: Path) -> Path:
     """Write what the sweep `first` prints on a terminal: its command is run where it was measured before."""
     drawn = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     with _measured():
+        for run in Path("multirun", "first").glob("*/result.json"):  # records are kept without their steps
+            run.with_name(steps.STEPS).write_bytes(b"PAR1")  # how the file ends; a run without it is not taken
         command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
         words = [sys.executable, str(DOCS.parent / "train_vision.py"), *shlex.split(command)[2:]]
         typed = ["script", "-qec", shlex.join(words), "/dev/null"]  # which gives the command a terminal
