@@ -1,5 +1,6 @@
 """Runs of scripts on two gloo ranks: records, ends, bad scripts, a sweep that is resumed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.script.test_words import typed
 
 pytestmark = pytest.mark.usefixtures("processes")
 Script = Callable[[str], str]
+LONG_S = f"4217.{os.getpid()}"  # which no other process sleeps
 GROUP = """
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(model)
@@ -97,9 +99,9 @@ def test_a_loss_that_is_not_finite_diverged(script: Script):
 
 
 def test_nothing_that_a_script_starts_outlives_it(script: Script):
-    body = "import subprocess\nsubprocess.Popen(['setsid', 'sh', '-c', 'sleep 4217 & sleep 4217'])\n" + TRAIN
+    body = f"import subprocess\nsubprocess.Popen(['setsid', 'sh', '-c', 'sleep {LONG_S} & sleep {LONG_S}'])\n" + TRAIN
     assert measured(script(body), "steps=3").record.status == "ok"
-    assert not [each for each in psutil.process_iter(["cmdline"]) if "4217" in (each.info["cmdline"] or [])]
+    assert not [each for each in psutil.process_iter(["cmdline"]) if LONG_S in (each.info["cmdline"] or [])]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_module_starts_as_python_starts_it(script: Script, tmp_path: Path):
 
 
 def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(script: Script, tmp_path: Path):
-    body = "import signal, subprocess, time\nsubprocess.Popen(['setsid', 'sleep', '4218'])\n"
+    body = f"import signal, subprocess, time\nsubprocess.Popen(['setsid', 'sleep', '{LONG_S}'])\n"
     body += "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os.kill(os.getpid(), 9)))\n"
     body += "for number in range(10**9):\n    loss_of(data[:8]).backward(); optimizer.step()\n"
     body += "    number == 60 and open('on', 'w')"
@@ -153,7 +155,7 @@ def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(script:
     run = run_folder.read(made.parent)
     assert run is not None and run.record.status == "interrupted" and (run.record.epochs[0].steps or 0) > 60
     assert run.record.step_s and run_folder.read_steps(run.folder).num_rows == run.record.epochs[0].steps
-    assert not [each for each in psutil.process_iter(["cmdline"]) if "4218" in (each.info["cmdline"] or [])]
+    assert not [each for each in psutil.process_iter(["cmdline"]) if LONG_S in (each.info["cmdline"] or [])]
 
 
 def test_a_log_keeps_its_ends(script: Script):
