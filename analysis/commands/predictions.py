@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.output import Output, Rows
+from analysis.output import Column, Output, Rows, table
+from analysis.output import rows as rows_of
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import MEMORY
 from analysis.runs.load import Run
@@ -36,11 +37,6 @@ SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # mar
 OUT_OF_MEMORY = "oom"
 LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
 WORST = 5  # runs that are named
-# fmt: off
-ERROR_HEADINGS = (
-    "figure", "basis", "runs", "median error", "mean error", "bias", "inside", "95% interval", "half-width",
-)
-# fmt: on
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")
 WORST_HEADINGS = ("figure", "basis", "predicted", "interval", "measured", "error", "inside", "marks", "folder")
 COLUMNS = ("column", "basis", "predicted", "low", "high", "measured", "error", "inside")  # in CSV and JSON
@@ -141,49 +137,31 @@ def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterat
             yield Comparison(run, column, str(basis), interval.value, interval.low, interval.high, measured)
 
 
-class Accuracy(NamedTuple):
-    """Accuracy of one figure's predictions on one basis; errors are shares of the measured figure.
-
-    covered: the share of runs inside their interval, with its 95 % interval (Wilson).
-    half_width: the median, relative to the predicted figure.
-    """
-
-    figure: str
-    basis: str
-    runs: int
-    median_error: float
-    mean_error: float
-    bias: float
-    covered: float
-    covered_low: float | None
-    covered_high: float | None
-    half_width: float
-
-    @classmethod
-    def of(cls, figure: str, basis: str, compared: Sequence[Comparison]) -> "Accuracy":
-        errors = [each.error for each in compared]
-        sizes, share = [*map(abs, errors)], wilson(sum(each.inside for each in compared), len(compared), CONFIDENCE)
-        means = statistics.median(sizes), statistics.fmean(sizes), statistics.fmean(errors)
-        half_width = statistics.median((each.high - each.low) / 2 / each.predicted for each in compared)
-        return cls(figure, basis, len(compared), *means, share.estimate, share.low, share.high, half_width)
-
-    @property
-    def texts(self) -> list[str]:
-        errors = f"{self.median_error:.1%}", f"{self.mean_error:.1%}", f"{self.bias:+.1%}"
-        share = f"{self.covered:.0%}", f"{self.covered_low:.0%} to {self.covered_high:.0%}"
-        return [self.figure, self.basis, str(self.runs), *errors, *share, f"±{self.half_width:.1%}"]
-
-
-def accuracies(compared: Comparisons) -> list[Accuracy]:
-    """A row for each figure and basis, and one for all bases of a figure where it has several."""
-    rows = []
+def accuracies(compared: Comparisons) -> list[Column]:
+    """A row for each figure and basis, and one for all bases of a figure where it has several; errors are shares of the
+    measured figure, the half-width of the predicted one."""
+    groups: list[tuple[str, str, list[Comparison]]] = []
     for column in PREDICTED:
         own = compared.of_column(column)
         bases = dict.fromkeys((*BASES, *(each.basis for each in own)))
-        groups = {str(basis): group for basis in bases if (group := [each for each in own if each.basis == basis])}
-        groups |= {"all": own} if len(groups) > 1 else {}
-        rows += [Accuracy.of(NAMES[column], basis, group) for basis, group in groups.items()]
-    return rows
+        known = {str(basis): group for basis in bases if (group := [each for each in own if each.basis == basis])}
+        known |= {"all": own} if len(known) > 1 else {}
+        groups += [(NAMES[column], basis, group) for basis, group in known.items()]
+    errors = [[each.error for each in group] for *_, group in groups]
+    shares = [wilson(sum(each.inside for each in group), len(group), CONFIDENCE) for *_, group in groups]
+    half_widths = [[(each.high - each.low) / 2 / each.predicted for each in group] for *_, group in groups]
+    return [
+        Column("figure", "figure", [figure for figure, *_ in groups]),
+        Column("basis", "basis", [basis for _, basis, _ in groups]),
+        Column("runs", "runs", [*map(len, errors)]),
+        Column("median error", "median_error", [statistics.median(map(abs, own)) for own in errors], "{:.1%}".format),
+        Column("mean error", "mean_error", [statistics.fmean(map(abs, own)) for own in errors], "{:.1%}".format),
+        Column("bias", "bias", [*map(statistics.fmean, errors)], "{:+.1%}".format),
+        Column("inside", "covered", [share.estimate for share in shares], "{:.0%}".format),
+        Column("95% interval", "", [(share.low, share.high) for share in shares], "{0[0]:.0%} to {0[1]:.0%}".format),
+        *(Column("", f"covered_{end}", [getattr(share, end) for share in shares]) for end in ("low", "high")),
+        Column("half-width", "half_width", [*map(statistics.median, half_widths)], "±{:.1%}".format),
+    ]
 
 
 def worst(compared: Comparisons) -> list[Comparison]:
@@ -207,8 +185,7 @@ def tables(compared: Comparisons) -> tuple[Table, Table, Table]:
     rows where nothing is known."""
     counts, poorest = compared.verdicts, list(map(worst_texts, worst(compared)))
     verdicts = [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
-    errors = [row.texts for row in accuracies(compared)]
-    return Table(ERROR_HEADINGS, errors), Table(VERDICT_HEADINGS, verdicts), Table(WORST_HEADINGS, poorest)
+    return table(accuracies(compared)), Table(VERDICT_HEADINGS, verdicts), Table(WORST_HEADINGS, poorest)
 
 
 def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
@@ -229,8 +206,12 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
 
     def content(rows: Rows) -> dict[str, Any]:
         verdicts = [{"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in compared.verdicts.items()]
-        rated = [row._asdict() for row in accuracies(compared)]
-        return {"accuracies": rated, "verdicts": verdicts, "figures": rows, "left_out": compared.left_out}
+        return {
+            "accuracies": rows_of(accuracies(compared)),
+            "verdicts": verdicts,
+            "figures": rows,
+            "left_out": compared.left_out,
+        }
 
     def lines(width: int | None) -> list[str]:
         return [line for table in shown for line in table.lines(width)]

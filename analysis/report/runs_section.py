@@ -24,7 +24,7 @@ from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure import formulas, timing
-from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING, following
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import FIGURES
 from multicard.records.text_table import clean
 
@@ -99,7 +99,7 @@ def of_runs(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: R
 def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Grid:
     """The settings of runs of one kind that ended ok; what is the same for all is said once, in a note."""
     rows = by_setting(runs, mix)
-    columns = [*_settings(rows, runs), *_results(rows, repeated), *_about(rows)]
+    columns = [*_settings(rows, runs), *_results(rows, repeated, mix), *_about(rows)]
     columns = [column for column in columns if not column.is_empty]
     said_once = (*list_runs.ABOUT, "marks")
     same = [one for one in columns if one.name in said_once and len(rows) > 1 and len(set(one.texts)) == 1]
@@ -177,13 +177,13 @@ def _counts(rows: Sequence[Row]) -> Column:
     return Column("n", "runs", counts, written=texts, telling=True)
 
 
-def _results(rows: Sequence[Row], repeated: RepeatedRuns) -> list[Column]:
+def _results(rows: Sequence[Row], repeated: RepeatedRuns, mix: bool) -> list[Column]:
     first, *others = [_figure(name, rows, repeated) for name in SHOWN]
     marks = Column("marks", "marks", [grouping.marks(row.runs) for row in rows])
     hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in SHOWN]
     shares = {phase: [row.phase_share(phase) for row in rows] for phase in timing.PHASES}
     hidden += [Column(phase, f"{phase}_share", own, "{:.1%}".format) for phase, own in shares.items()]
-    shown = [first, _counts(rows), *_speedup_columns(rows), *others, marks]
+    shown = [first, _counts(rows), *_speedup_columns(rows, mix), *others, marks]
     return [replace(column, group=RESULT, shown=column in shown) for column in (*shown, *hidden)]
 
 
@@ -199,8 +199,17 @@ def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
     return replace(column, written=texts)
 
 
-def _speedup_columns(rows: Sequence[Row]) -> list[Column]:
-    over_one = _speedups(rows)
+def _speedup_columns(rows: Sequence[Row], mix: bool) -> list[Column]:
+    """Each setting over that of one rank which is alike in all else but threads, as in the figure of efficiencies; None
+    for that itself, where there is none, and for parts of a setting."""
+    alike = grouping.by_setting([row.runs[0] for row in rows if row.parent is None], grouping.RANKS, mix)
+    cells = {run.folder: cell for cell, own in alike.items() for run in own}
+    keys = [(cells.get(row.runs[0].folder), row.runs[0].recipe) for row in rows]
+    bases = {key: row.time_s for key, row in zip(keys, rows, strict=True) if row.parent is None and row.ranks == 1}
+    over_one: list[float | None] = []
+    for key, row in zip(keys, rows, strict=True):
+        base_s = bases.get(key) if row.parent is None and row.ranks > 1 else None
+        over_one.append(formulas.speedup(base_s, row.time_s) if base_s and row.time_s else None)
     shares = [speedup and speedup / row.ranks for speedup, row in zip(over_one, rows, strict=True)]
 
     def efficiency(share: float) -> str:
@@ -210,30 +219,6 @@ def _speedup_columns(rows: Sequence[Row]) -> list[Column]:
         Column("x 1 GPU", "speedup", over_one, "{:.2f}".format),
         Column("efficiency", "parallel_efficiency", shares, efficiency),
     ]
-
-
-def _speedups(rows: Sequence[Row]) -> list[float | None]:
-    """Each setting over that of one rank which is alike in all else but threads; None for that itself, where there is
-    none, and for parts of a setting."""
-
-    def others(row: Row) -> Cell:
-        left_out = {*grouping.RANKS, *grouping.CORES, *following(dict(row.cell))}
-        return tuple((key, value) for key, value in row.cell if key not in left_out)
-
-    bases: dict[Cell, list[Row]] = {}
-    for row in rows:
-        if row.parent is None and row.ranks == 1:
-            bases.setdefault(others(row), []).append(row)
-
-    def speedup(row: Row) -> float | None:
-        if row.parent is not None or not (known := bases.get(others(row))):
-            return None
-        base = known[grouping.nearest(row.runs[0], [base.runs[0] for base in known])]
-        if base is row or not base.time_s or not row.time_s:
-            return None
-        return formulas.speedup(base.time_s, row.time_s)
-
-    return list(map(speedup, rows))
 
 
 def _about(rows: Sequence[Row]) -> list[Column]:

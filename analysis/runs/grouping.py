@@ -187,16 +187,6 @@ def unlike(runs: Sequence[Run]) -> str | None:
     return ", ".join(phrases) or None
 
 
-def nearest(run: Run, bases: Sequence[Run]) -> int:
-    """The index of the base whose share of its machine is most like the run's: beside others or not, then threads."""
-
-    def distance(base: Run) -> tuple[bool, bool]:
-        threads = base["threads"] == run["threads"] or base[ALL_THREADS] == run[ALL_THREADS]
-        return base["beside_others"] != run["beside_others"], not threads
-
-    return min(range(len(bases)), key=lambda index: distance(bases[index]))
-
-
 def meant(key: str, names: Sequence[str]) -> list[str]:
     """All columns of a key: `precision` is `precision.name` too, `image_size` is `dataset.image_size`."""
     last = key.rpartition(".")[2]
