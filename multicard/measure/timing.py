@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the controller times without importing torch
 PHASES = ("data", "h2d", "forward", "backward", "optimizer")
 DATA, H2D, FORWARD, BACKWARD, OPTIMIZER = range(len(PHASES))
 PAUSED = len(PHASES)  # of no step
+BOOTED_S = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # when this machine was started, since 1970
 
 
 def clock_s() -> float:
@@ -60,8 +61,9 @@ def age_s(status: os.stat_result, now_s: float | None = None) -> float:
 
 
 def since_epoch_s() -> float:
-    """The time of day, for moments that a later command compares; never for durations within a process."""
-    return time.time()
+    """The time of day, for moments that a later command compares. A clock that is set while this process runs does not
+    change it."""
+    return BOOTED_S + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def synchronize(device: "torch.device") -> None:

@@ -28,6 +28,7 @@ from multicard.machine import private, slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import age_s, pause, start_ticks
 from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json
+from multicard.records.steps import STEPS
 
 RUNNING = ".running"  # ends the name of a claim: ".CELL.RANDOM.running"
 BEAT_S, LEASE_S = 10.0, 120.0  # a process elsewhere that has not touched its claim for so long is gone
@@ -82,10 +83,11 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
             return True
         measured = finished(folder) is not None
         status = (read_json(folder / RESULT) or {}).get("status")
-        why = "of another version of multicard, altered, or its steps are cut off or gone"
-        problem = f"{key}: {folder.name}/{RESULT} is {why}"
-        remedy = "use that version, choose another name=, or remove the folder"
-        require(measured or status not in DONE, f"{problem}; {remedy}")
+        why, remedy = f"{RESULT} is of another version of multicard, or altered", "use that version"
+        if read(folder) is not None:
+            why, remedy = f"{STEPS}, whose steps {RESULT} counts, is cut off or gone", "put it back"
+        remedy = f"{remedy}, choose another name=, or remove the folder to measure again"
+        require(measured or status not in DONE, f"{key}: {folder.name}/{why}; {remedy}")
         if measured and not _aside(folder).exists():
             folder.rename(_aside(folder))
         undo = disclaim

@@ -151,10 +151,10 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         key = next(key for key in options if f"'slurm_{key}'" in str(error))
         remedy = f"use hydra.launcher.additional_parameters={{{key}: {options[key]}}}"
         raise ValueError(f"hydra.launcher.{key}: submitit has no such option; {remedy}") from None
-    grace_s = float(options["signal_delay_s"])
-    jobs = make_jobs(cells, SlurmJob, umask=umask, key=secrets.token_hex(16), grace_s=grace_s)
-    file, names = folder / f"{name}.json", [cell.folder.name for cell in cells]
-    run_folder.write_json(file, {"cells": names, "job": None})
+    grace_s, key = float(options["signal_delay_s"]), secrets.token_hex(16)
+    jobs = make_jobs(cells, SlurmJob, umask=umask, key=key, grace_s=grace_s)
+    file, content = folder / f"{name}.json", {"cells": [cell.folder.name for cell in cells], "key": key}
+    run_folder.write_json(file, content | {"job": None})
     try:  # submitit prints what sbatch says
         every = options | (options["additional_parameters"] or {})
         chosen = {key for key, value in every.items() if value is not None}
@@ -168,7 +168,7 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         problem = f"hydra.sweep.dir: cannot write to {folder} ({error.strerror})"
         raise ValueError(f"{problem}; free some space, or choose another folder") from None
     job = submitted[0].job_id.partition("_")[0]
-    run_folder.write_json(file, {"cells": names, "job": job})
+    run_folder.write_json(file, content | {"job": job})
     say(f"submitted job {job}: {count(len(cells), 'cell')}, {request.in_words()} each")
     return {cell.number: task for cell, task in zip(cells, _array_jobs(job, len(cells)), strict=True)}
 

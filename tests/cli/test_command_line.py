@@ -132,6 +132,11 @@ COMPOSED = [
     (["-m", "gpus=auto", SLURM], "gpus=auto: is of this machine, not of SLURM's"),
     (["-m", "gpus=auto", "hydra/launcher=submitit_local", "exclusive=false"], "gpus=auto: cells beside each other are"),
     ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "hydra.launcher.signal_delay_s=x: must be a whole num"),
+    (
+        [SLURM, "device=cpu", "hydra.launcher.signal_delay_s=3600"],
+        "hydra.launcher.signal_delay_s=3600: must be less th",
+    ),
+    ([SLURM, "device=cpu", "hydra.sweep.dir=x%j"], "hydra.sweep.dir=CWD/x%j: SLURM takes % in the names of its logs"),
     ([SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"], "hydra.launcher.array_parallelism=0: must be a who"),
     ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "hydra.launcher.setup=x: write it as [command,...]"),
     ([SLURM, "device=cpu", "+hydra.launcher.mail=me"], "hydra.launcher.mail: submitit has no such option; use hydra"),
@@ -168,7 +173,8 @@ def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
     code, printed = called(*words)
-    assert code == 1 and printed.startswith(f"refused: {line}") and printed.count("\n") == 1 and "\x1b" not in printed
+    refused = f"refused: {line.replace('CWD', str(tmp_path))}"
+    assert code == 1 and printed.startswith(refused) and printed.count("\n") == 1 and "\x1b" not in printed
     assert not list(tmp_path.iterdir())
 
 

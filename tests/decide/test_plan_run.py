@@ -192,10 +192,13 @@ def test_what_ended_during_the_search_is_not_trained_again(world: World, capsys:
 def test_a_deadline_counts_from_the_first_command(world: World):
     world.add("late", {1: 50})
     world.tasks = [replace(task, deadline_s=400.0) for task in world.tasks]
-    world.began()
+    world.began({"later": "an event of another version"}, {})
     with world.journal() as journal:
         (left,) = world.carrying(journal).rest()
     assert left.deadline_s == pytest.approx(400 - AGO_S)
+    world.now_s -= 2 * AGO_S  # the clock was set back since
+    with world.journal() as journal:
+        assert world.carrying(journal).now_s() == 0
 
 
 # ---- the command

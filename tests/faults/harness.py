@@ -185,7 +185,7 @@ class Trial:
 
     def first_run(self) -> Path:
         """The folder of the cell that the fault strikes."""
-        return next(self.sweep.glob(f"*seed={work.SEED}*"))
+        return next(self.sweep.glob(f"[!.]*seed={work.SEED}*"))  # its claim lies beside it
 
     def family(self) -> list[psutil.Process]:
         """All processes of this trial, wherever they were started."""

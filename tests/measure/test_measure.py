@@ -111,6 +111,14 @@ def test_clock_of_the_process():
     assert 0 < timing.clock_s() - timing.process_started_s() < 3600
 
 
+def test_the_time_of_day_goes_on_evenly_where_the_clock_is_set(monkeypatch: pytest.MonkeyPatch):
+    before_s = timing.since_epoch_s()
+    assert before_s == pytest.approx(time.time(), abs=60)
+    for days in (-1, 1):
+        monkeypatch.setattr(time, "time", lambda days=days: before_s + days * 86_400)
+        assert 0 <= timing.since_epoch_s() - before_s < 60
+
+
 def test_memory_of_cuda_graphs_is_what_their_pools_hold_beyond_the_allocations():
     def segment(device: int, pool: tuple[int, int], total: int, allocated: int) -> dict[str, Any]:
         return {"device": device, "segment_pool_id": pool, "total_size": total, "allocated_size": allocated}

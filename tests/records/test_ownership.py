@@ -4,6 +4,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,7 @@ def test_of_two_that_claim_at_once_at_most_one_measures(tmp_path: Path, locks: s
 HERE = {"pid": os.getppid()}
 CLAIMED = {  # what stands in another's claim, how long ago it was touched (seconds), and who still has the folder
     "a process": (HERE, 999, "process {pid}"),
+    "nobody that it names": ({"pid": 0, "host": "", "boot": ""}, 100, "process 0 on another machine"),
     "a process that is gone": ({"pid": GONE}, 0, None),
     "its number was used again": (HERE | {"started": 1}, 0, None),
     "its lock is free": (HERE | {"locked": True}, 0, None),
@@ -202,12 +204,14 @@ def changed(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: run_folder.write_json(folder / "result.json", records.vision() | changes)
 
 
-WRONG: dict[str, Callable[[Path], None]] = {
-    "a newer schema": changed(schema_version=99),
-    "another type": changed(total_s="long"),
-    "its steps cut off": cut_off,
-    "no steps": lambda folder: (folder / "steps.parquet").write_bytes(b"") and None,
-    "its steps gone": lambda folder: (folder / "steps.parquet").unlink(),
+OTHER = "result.json is of another version of multicard, or altered; use that version"
+GONE_STEPS = "steps.parquet, whose steps result.json counts, is cut off or gone; put it back"
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a newer schema": (changed(schema_version=99), OTHER),
+    "another type": (changed(total_s="long"), OTHER),
+    "its steps cut off": (cut_off, GONE_STEPS),
+    "no steps": (lambda folder: (folder / "steps.parquet").write_bytes(b""), GONE_STEPS),
+    "its steps gone": (lambda folder: (folder / "steps.parquet").unlink(), GONE_STEPS),
 }
 
 
@@ -216,10 +220,12 @@ def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, wrong
     folder = tmp_path / "sweep" / "cell"
     records.put_whole(folder, records.vision())
     assert run_folder.finished(folder) is not None
-    WRONG[wrong](folder)
+    spoil, says = WRONG[wrong]
+    spoil(folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_folder.finished(folder) is None
-    with pytest.raises(ValueError, match=r"cell/result\.json is of another version of multicard, altered, or its "):
+    remedy = "choose another name=, or remove the folder to measure again"
+    with pytest.raises(ValueError, match=f"^name=sweep: cell/{re.escape(f'{says}, {remedy}')}$"):
         ownership.claim(folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before and not ownership.claims(folder)
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -79,6 +80,18 @@ def drain(trial: Trial) -> None:
     ask("scontrol", "update", f"nodename={node(trial)}", "state=drain", "reason=test")
 
 
+def own_sbatch(trial: Trial) -> None:
+    """One that kills the command once it has submitted, and holds the jobs."""
+    path = trial.folder / "bin" / "sbatch"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} --hold "$@"\nkill -9 $PPID\n')
+    path.chmod(0o755)
+
+
+def release_jobs(_: Trial) -> None:
+    ask("scontrol", "release", *{*ask("squeue", "-h", "-o", "%F").split()})
+
+
 def submitted_once(trial: Trial) -> str | None:
     """Whether each cell was submitted once, by SLURM's accounting."""
     number = len(submissions(trial.sweep))
@@ -105,6 +118,9 @@ FAULTS = (
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
     replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),
+    replace(GOES_ON, name="killed-in-submission", inside="", at=None, prepare=own_sbatch,
+        prefix=("sh", "-c", 'PATH="$0:$PATH"; exec "$@"', "{trial}/bin"), code=-signal.SIGKILL, statuses=(),
+        mend=release_jobs),
 )  # fmt: skip
 
 

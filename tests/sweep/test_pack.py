@@ -7,15 +7,19 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig
+from submitit.core.utils import DelayedSubmission
 
+from multicard.machine import private
 from multicard.machine.shares import Machine, MachineShare, Pool
 from multicard.ranks.failures import Failure
+from multicard.records import run_folder
 from multicard.run import outcome
 from multicard.sweep import executor
 from multicard.sweep.cells import Cell, Sweep
@@ -90,7 +94,8 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     machines = [json.loads(path.read_text()) for path in tmp_path.glob("*/environment.json")]
     assert len(machines) == 2
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    assert (modes[".submitit"], modes["result.json"]) == (0o700, 0o666)  # records are for others, unless the umask is
+    assert (modes[".submitit"], modes["multirun.yaml"]) == (0o700, 0o600)
+    assert modes["result.json"] == 0o666  # records are for others, unless the umask is
     jobs = [path.name for path in (tmp_path / ".submitit").iterdir()]
     assert jobs and {modes[name] for name in jobs} == {0o600}  # pickled: they hold code
     assert all(re.fullmatch(r"\d+", machine["ranks"][0]["cpus"]) for machine in machines)
@@ -124,6 +129,32 @@ def test_a_job_that_another_user_put_there_is_not_run(tmp_path: Path):
         done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 1 and says in done.stderr
         assert ("run" in done.stdout.split()) is runs
+
+
+@dataclass
+class Says:
+    """A job that says the name of its folder."""
+
+    key: str
+    folder: Path
+
+    def __call__(self) -> None:
+        print(f"ran {self.folder.name}")
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_job_finds_its_work_where_the_command_was_killed_before_it_could_name_it(tmp_path: Path):
+    """And no other's: of the cell before, of an earlier submission of the cell, of one that was cut off."""
+    folder = private.folder(tmp_path / ".submitit", "")
+    run_folder.write_json(folder / "sweep-1.json", {"cells": ["a", "b"], "key": "new", "job": None})
+    for number, (key, name) in enumerate((("new", "a"), ("old", "b"), ("new", "b"))):
+        DelayedSubmission(Says(key, Path(name))).dump(folder / f"{number:032x}.pkl")
+    (folder / f"{9:032x}.pkl").write_bytes(b"cut")
+    slurm = {"SLURM_JOB_NAME": "sweep-1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "8"}
+    line = [*shlex.split(STARTS_JOBS), "-u", "-m", "submitit.core._submit", str(folder)]
+    variables = os.environ | slurm | {"SUBMITIT_EXECUTOR": "slurm"}
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0 and [row for row in done.stdout.splitlines() if row.startswith("ran")] == ["ran b"]
 
 
 DISK = ("disk", "hydra.run.dir: cannot write to /x/seed=1 (No space left on device); free some space")

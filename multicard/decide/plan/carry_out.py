@@ -108,8 +108,8 @@ class CarryingOut:
         self._skip()
 
     def now_s(self) -> float:
-        """Seconds since the first command began; 0 before."""
-        return 0.0 if self.began is None else since_epoch_s() - self.began
+        """Seconds since the first command began; 0 before, and where the clock was set back since."""
+        return 0.0 if self.began is None else max(0.0, since_epoch_s() - self.began)
 
     def left(self) -> list[int]:
         """Numbers of the tasks that are not over."""
