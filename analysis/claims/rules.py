@@ -258,9 +258,8 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
 
     def _end(self, run: Run) -> str:
         """A run's status, which says what ran out where it was the other memory."""
-        ran_out = "gpu" if "cuda" in str(run["cause"]).lower() else "host"
-        is_other = run["status"] == "oom" and run["cause"] and ran_out != self.memory
-        return f"oom of the {ran_out}" if is_other else run["status"]
+        is_other = run["status"] == "oom" and run["ran_out"] not in (None, self.memory)
+        return f"oom of the {run['ran_out']}" if is_other else run["status"]
 
     def unlike(self, runs: Sequence[Run]) -> list[str]:
         """The memory of machines that do not have within a tenth as much as the papers'."""

@@ -28,6 +28,7 @@ def legend(signs: Iterable[str]) -> list[str]:
 ABOUT = {
     **{name: name for name in ("name", "kind", "status")},
     "cause": "cause.message",
+    "ran_out": "cause.ran_out",
     **{name: name for name in ("commit", "dirty", "hardware", "hosts", "identity")},
     "data": "data.fingerprint",
     **{name: name for name in ("threads", "cores")},

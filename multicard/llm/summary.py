@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import UNSET
 
@@ -13,8 +12,8 @@ from multicard.llm import methods, models
 from multicard.measure import formulas
 from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
-from multicard.records.schema_parts import Communication, Divergence, Segment, Statistics, Transfers
-from multicard.records.steps import COLUMNS
+from multicard.records.schema_parts import Communication, Divergence, Segment, Transfers
+from multicard.records.steps import Counted
 from multicard.run.workload import settings
 
 AXES = (
@@ -53,7 +52,7 @@ def summarise(
     record.total_s = epochs[-1].ended_s if epochs else None
     # a run that is stopped starts anew: it is measured in one piece
     record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in epochs), trained_s=record.total_s)]
-    _rate(record, ranks, table, config.skip_steps)
+    _rate(record, table)
     if record.training_joules is not None and record.tokens and record.tokens.non_padding:
         record.joules_per_token = record.training_joules / record.tokens.non_padding
     pairs = methods.chosen(config).pairs
@@ -90,25 +89,17 @@ def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray])
     )
 
 
-def _rate(record: LlmRecord, ranks: Sequence[LlmReport], table: dict[str, np.ndarray], skip: int) -> None:
+def _rate(record: LlmRecord, table: dict[str, np.ndarray]) -> None:
     """Fill in iteration times, tokens, and tokens/s after the warm-up."""
     record.tokens, record.tokens_per_s = Tokens(), TokenRates()
-    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS)) if table else np.empty(0)
-    per_epoch = int(table["step"].max()) + 1 if len(steps_s) else 0
-    stalls = formulas.stalled(steps_s, per_epoch)
-    record.iteration_s = msgspec.convert(formulas.statistics(steps_s, skip, stalls), Statistics)
-    if not len(steps_s):
+    counted = Counted(record, table)
+    record.iteration_s = counted.statistics()
+    if not table:
         return
-    number = table["epoch"] * per_epoch + table["step"]  # steps are counted over the epochs
-    measured = (number >= skip) & ~stalls[number]
-    by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
-    seconds = [table["step_s"][rows].sum() for rows in by_rank]
-    if measured.any():
-        record.data_s = float(table["data_s"][measured].mean())  # mean over the ranks
+    record.data_s = counted.mean("data_s")  # mean over the ranks
     for name, column in TOKENS.items():
         setattr(record.tokens, name, int(table[column].sum()))
-        rate = formulas.throughput_per_s([table[column][rows].sum() for rows in by_rank], seconds)
-        setattr(record.tokens_per_s, name, rate)
+        setattr(record.tokens_per_s, name, counted.per_s(column))
 
 
 def _last_tenth(values: np.ndarray) -> float:

@@ -125,7 +125,7 @@ def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure
     if kills_before is None or (memory.oom_kills() or 0) <= kills_before:
         return failure
     why = "the kernel's out-of-memory killer ended it; memory_gb gives a SLURM job more, --memory a container"
-    return msgspec.structs.replace(failure, kind="oom", message=f"{failure.message}: {why}")
+    return msgspec.structs.replace(failure, kind="oom", ran_out="host", message=f"{failure.message}: {why}")
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:

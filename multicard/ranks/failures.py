@@ -80,7 +80,8 @@ def no_space(error: BaseException, folder: Path) -> str | None:
 
 # Words of errors for want of memory: of torch, the driver and NCCL; of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt; of the
 # host
-OOM = ("out of memory", "alloc_failed", "oom trying to allocate", "can't allocate memory")
+HOST_OOM = "can't allocate memory"
+OOM = ("out of memory", "alloc_failed", "oom trying to allocate", HOST_OOM)
 # Words of errors that have other causes too. torch tries cuDNN's engines one by one, and drops those whose workspace
 # does not fit (try_plans, try_configs in ATen/native/cudnn/Conv_v8.cpp); a library that cannot load its kernels or
 # make its handle has an internal error or is "not initialized"; NCCL may only say that a call to CUDA failed
@@ -88,6 +89,11 @@ OOM_IF_FULL = ("unable to find an engine", "no valid engine configs", "unhandled
 OOM_IF_FULL += ("cudnn_status_not_supported", "cudnn_status_internal_error", "cudnn_status_not_initialized")
 OOM_IF_FULL += ("cudnn_status_execution_failed", "cublas_status_not_initialized", "cublas_status_internal_error")
 LITTLE_BYTES, LITTLE_SHARE = 1 << 30, 0.02  # free on a GPU that counts as full: the larger of the two
+
+
+def is_host_oom(error: BaseException) -> bool:
+    """True where the host's memory ran out, by the errors of Python and of torch's allocator on CPU."""
+    return isinstance(error, MemoryError) or HOST_OOM in str(error).lower()
 
 
 def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:

@@ -15,7 +15,7 @@ from multicard.machine.slurm import Allocation
 from multicard.measure.memory import device_memory, held_memory_bytes
 from multicard.measure.timing import pause
 from multicard.ranks import os_calls
-from multicard.ranks.failures import Failure, disk_full, in_a_line, is_oom, no_space
+from multicard.ranks.failures import Failure, disk_full, in_a_line, is_host_oom, is_oom, no_space
 from multicard.records.run_folder import write_json
 from multicard.records.text_table import in_bytes
 
@@ -192,14 +192,16 @@ def _end_compilers() -> None:
 def _report(job: Job, rank: int, error: BaseException) -> None:
     """Leave a report of the exception for the controller."""
     memory, message = device_memory(job.device), in_a_line(error)
-    kind = "oom" if is_oom(error, memory) else "exception"
+    failure = Failure("exception", message)
     if (full := no_space(error, job.folder)) is not None:
-        kind, message = "disk", full
-    held = held_memory_bytes(job.device) if kind == "oom" else None
-    if memory is not None and kind == "oom" and not is_oom(error):  # it does not say so itself
-        message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"
+        failure = Failure("disk", full)
+    elif is_oom(error, memory):
+        if memory is not None and not is_oom(error):  # it does not say so itself
+            message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"
+        ran_out = "host" if job.device == "cpu" or is_host_oom(error) else "gpu"
+        failure = Failure("oom", message, ran_out=ran_out, memory_bytes=held_memory_bytes(job.device))
     with suppress(OSError):  # a full disk may have ended the rank; its log and exit code remain
-        write_json(error_file(job.folder, rank), Failure(kind, message, memory_bytes=held))
+        write_json(error_file(job.folder, rank), failure)
 
 
 def _peer_died(error: BaseException) -> bool:

@@ -37,6 +37,7 @@ class Cause(Struct, frozen=True):
     message: Annotated[str, "one line"] = ""
     rank: Annotated[Count, "the first rank to fail"] = None
     host: Annotated[str | None, "its node"] = None
+    ran_out: Annotated[str | None, "memory of the gpu or of the host; null of other causes and in older records"] = None
     memory_bytes: Annotated[Count, "bytes that the rank held when memory ran out"] = None
     log: Annotated[str | None, "the rank's log, relative to the run folder"] = None
     log_tail: Annotated[tuple[str, ...], "its last lines"] = ()

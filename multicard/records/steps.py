@@ -1,6 +1,6 @@
 """The steps of a run, from its steps.parquet, as its record counts them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,17 +18,56 @@ STEPS = "steps.parquet"
 COLUMNS = ("epoch", "rank", "step", "step_s")
 
 
-def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
-    """Seconds of each step after the warm-up (n,), in their order; see `formulas.step_times_s`.
+class Counted:
+    """The steps of a run, and those of them that its statistics count: after the warm-up, without stalls.
 
-    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run;
-    of a script's `warmup_steps`, and the steps that its record leaves out.
+    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run; of a script's
+    `warmup_steps`, and the steps that its record leaves out.
+
+    Attributes:
+        steps_s: seconds of each step (steps,), in their order; see `formulas.step_times_s`.
+        warmup, stalls: flags of the steps that statistics leave out (steps,).
+        measured: flags of the rows of all ranks that they count (ranks x steps,).
+    """
+
+    def __init__(self, record: AnyRecord, table: Mapping[str, np.ndarray]) -> None:
+        """Args:
+        record: with its configuration; of a training run with its segments, of a script with `left_out`.
+        table: the columns of steps.parquet, a row for each step of each rank; empty before the first epoch ended.
+        """
+        epoch, self._rank, step, step_s = (table[name] if table else np.empty(0, dtype=int) for name in COLUMNS)
+        per_epoch = int(step.max(initial=0)) + 1
+        self._table = table
+        self.steps_s = formulas.step_times_s(epoch, self._rank, step, step_s)
+        self.warmup = _warmup(record, len(self.steps_s))
+        self.stalls = formulas.stalled(self.steps_s, per_epoch)
+        self.measured = ~(self.warmup | self.stalls)[epoch.astype(int) * per_epoch + step]
+
+    def statistics(self) -> Statistics:
+        return msgspec.convert(formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics)
+
+    def by_rank(self, column: str) -> list[float]:
+        """The sum of a column over the measured steps of each rank (ranks,)."""
+        ranks, values = self._rank[self.measured], self._table[column][self.measured]
+        return np.bincount(ranks, values, self._rank.max(initial=0) + 1).tolist()
+
+    def per_s(self, column: str) -> float | None:
+        """Units of a column by second, of all ranks; None where no step was measured."""
+        return formulas.throughput_per_s(self.by_rank(column), self.by_rank("step_s"))
+
+    def mean(self, column: str) -> float | None:
+        """The mean of a column, a measured step and rank."""
+        return float(self._table[column][self.measured].mean()) if self.measured.any() else None
+
+
+def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
+    """Seconds of each step that statistics count (n,), in their order; see `formulas.step_times_s`.
 
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
-    rows = _read(folder, COLUMNS)
-    return _step_times_s(rows)[~_left_out(record, rows)]
+    steps = _counted(folder, record)
+    return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
 def step_times_s(folder: Path) -> np.ndarray:
@@ -37,30 +76,26 @@ def step_times_s(folder: Path) -> np.ndarray:
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
-    return _step_times_s(_read(folder, COLUMNS))
+    rows = _read(folder, COLUMNS)
+    return formulas.step_times_s(*(rows[name].to_numpy() for name in COLUMNS))
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
-    """steps.parquet (docs/record.md), a row for each step of each rank; `warmup` is true where statistics leave it out.
+    """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where statistics count it.
 
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
     rows = _read(folder)
-    epoch, step = (rows[name].to_numpy().astype(int) for name in ("epoch", "step"))
-    number = epoch * (step.max(initial=0) + 1) + step
-    return rows.append_column("warmup", [_left_out(record, rows)[number]])
+    return rows.append_column("measured", [_of(record, rows).measured])
 
 
-def _step_times_s(rows: "pa.Table") -> np.ndarray:
-    return formulas.step_times_s(*(rows[name].to_numpy() for name in COLUMNS))
+def _counted(folder: Path, record: AnyRecord) -> Counted:
+    return _of(record, _read(folder, COLUMNS))
 
 
-def _left_out(record: AnyRecord, rows: "pa.Table") -> np.ndarray:
-    """Flags of the steps that statistics leave out (steps,): the warm-up, and stalls."""
-    seconds = _step_times_s(rows)
-    stalls = formulas.stalled(seconds, int(rows["step"].to_numpy().max(initial=0)) + 1)
-    return warmup(record, len(seconds)) | stalls
+def _of(record: AnyRecord, rows: "pa.Table") -> Counted:
+    return Counted(record, {name: rows[name].to_numpy() for name in COLUMNS})
 
 
 def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
@@ -75,16 +110,16 @@ def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
         raise ValueError(f"{path}: no steps can be read ({str(error).splitlines()[0]})") from None
 
 
-def warmup(record: AnyRecord, steps: int) -> np.ndarray:
+def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
     """Flags of a run's warm-up (steps,)."""
     if isinstance(record, VisionRecord):
-        return is_warmup(steps, record.segments or [Segment(steps=steps)], record.config.get("warmup_steps") or 0)
+        return _is_warmup(steps, record.segments or [Segment(steps=steps)], record.config.get(record.skips) or 0)
     numbers = np.arange(steps)
     flags = numbers < (record.config.get(record.skips) or 0)
     return flags | np.isin(numbers, record.left_out) if isinstance(record, ScriptRecord) else flags
 
 
-def is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.ndarray:
+def _is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.ndarray:
     """Flags of warm-up (steps,): the first steps of every segment, as caches are cold after a restart."""
     flags = np.zeros(steps, dtype=bool)
     for segment in segments:
@@ -102,8 +137,7 @@ def redefine(folder: Path, record: AnyRecord) -> None:
     if stored is None or stored.definition == formulas.STEP_DEFINITION or record.ranks == 1 or stored.mean is None:
         return
     try:
-        figures = formulas.statistics(measured_s(folder, record), 0)
+        anew = _counted(folder, record).statistics()
     except ValueError:
-        figures = {"count": stored.count}
-    anew = msgspec.convert(figures | {"warmup_count": stored.warmup_count}, Statistics)
+        anew = Statistics(count=stored.count, warmup_count=stored.warmup_count)
     setattr(record, record.steps_key, anew)

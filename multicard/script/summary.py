@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from multicard.config.keys import flat
@@ -12,8 +11,8 @@ from multicard.config.script import STYLE, ScriptConfig
 from multicard.measure import formulas
 from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Tokens
-from multicard.records.schema_parts import Divergence, Segment, Statistics
-from multicard.records.steps import COLUMNS, warmup
+from multicard.records.schema_parts import Divergence, Segment
+from multicard.records.steps import Counted
 from multicard.run.workload import settings
 
 AXES = ("script", "gpus", "nodes", "scale")
@@ -37,9 +36,9 @@ def summarise(
         steps: the steps of all ranks (an Arrow table), or None where there are none.
     """
     ended, table = of_ended_epochs(steps, ranks)
-    record.step_s = msgspec.convert(formulas.statistics([], config.warmup_steps), Statistics)
     record.seen = [*dict.fromkeys(sentence for rank in ranks for sentence in rank.seen)]
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
+    _rate(record, ranks, table)
     if ended:
         own = [rank.epochs[0] for rank in ranks]
         record.total_s = max(epoch.ended_s for epoch in own)
@@ -48,7 +47,6 @@ def summarise(
         samples = int(table["samples"].sum()) or None
         record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
         record.test_accuracy, record.logged = ranks[0].test_accuracy, ranks[0].logged
-        _rate(record, ranks, table)
         _judge(record, table)
     record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)]
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
@@ -57,25 +55,21 @@ def summarise(
 
 def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> None:
     """Fill in the times of steps, and rates over those that statistics have."""
-    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
-    left_out = warmup(record, len(steps_s))
-    stalls = formulas.stalled(steps_s, len(steps_s))
-    measured = ~(left_out | stalls)[table["step"]]
-    record.step_s = msgspec.convert(formulas.statistics(steps_s, left_out, stalls), Statistics)
+    counted = Counted(record, table)
+    record.step_s = counted.statistics()
+    if not table:
+        return
     record.batches_per_step = float(np.median(table["batches"]))
-    by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
-    seconds = [table["step_s"][rows].sum() for rows in by_rank]
 
-    def rate(name: str) -> float | None:
-        counts = [int(table[name][rows].sum()) for rows in by_rank]
-        return formulas.throughput_per_s(counts, seconds) if all(counts) else None
+    def rate(column: str) -> float | None:
+        return counted.per_s(column) if all(counted.by_rank(column)) else None
 
     record.samples_per_s = rate("samples")
     if table["tokens"].any():
         record.tokens, record.tokens_per_s = Tokens(), TokenRates(non_padding=rate("tokens"))
         record.tokens.non_padding = int(table["tokens"].sum())
-    if any(rank.loads for rank in ranks) and measured.any():
-        record.data_s = float(table["data_s"][measured].mean())
+    if any(rank.loads for rank in ranks):
+        record.data_s = counted.mean("data_s")
 
 
 def _judge(record: ScriptRecord, table: dict[str, np.ndarray]) -> None:

@@ -167,7 +167,9 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     message += ", and no controller was left to record it"
     if state.name == "COMPLETED":
         message = f"job {job} ended on {state.nodes} without leaving a record in {folder}; do all nodes share it?"
-    return STATUS_OF.get(state.name, "failed"), Failure("slurm", message, host=state.nodes, log=str(log), log_tail=tail)
+    status = STATUS_OF.get(state.name, "failed")
+    ran_out = "host" if status == "oom" else None
+    return status, Failure("slurm", message, host=state.nodes, ran_out=ran_out, log=str(log), log_tail=tail)
 
 
 def _watch(queue: Queue) -> None:

@@ -13,8 +13,8 @@ from multicard.measure import formulas
 from multicard.measure.timing import PHASES
 from multicard.records.rank_files import VisionReport, of_ended_epochs, peak_memory
 from multicard.records.schema import VisionEpoch, VisionRecord
-from multicard.records.schema_parts import Communication, Divergence, Parts, Statistics, Transfers
-from multicard.records.steps import COLUMNS, is_warmup
+from multicard.records.schema_parts import Communication, Divergence, Parts, Transfers
+from multicard.records.steps import Counted
 from multicard.run.workload import settings
 from multicard.vision.strategy import STRATEGIES, Traffic
 
@@ -47,9 +47,12 @@ def summarise(
         record.total_s, record.test_accuracy = epochs[-1].ended_s, epochs[-1].test_accuracy
         record.train_s = sum(epoch.train_s or 0.0 for epoch in epochs)
         record.evaluate_s = sum(epoch.evaluate_s or 0.0 for epoch in epochs)
-    record.step_s = msgspec.convert(formulas.statistics([], config.warmup_steps), Statistics)
+    if ranks:
+        names = "cuda_graphs", "cuda_graphs_recorded", "input", "chance_accuracy", "parameters", "trainable_parameters"
+        for name in (*names, "num_workers", "threads", "segments"):
+            setattr(record, name, getattr(ranks[0], name))
+    _rate(record, ranks, table)
     if table:
-        _rate(record, ranks, table, config.warmup_steps)
         record.non_finite_losses, record.divergence = _judged(table)
     if record.training_joules is not None and record.samples_trained:
         record.joules_per_image = record.training_joules / record.samples_trained
@@ -59,10 +62,6 @@ def summarise(
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.transfer_bytes = _transfers(ranks, table, placement)
     record.communication_bytes = _communication(config, ranks, table)
-    if ranks:
-        names = "cuda_graphs", "cuda_graphs_recorded", "input", "chance_accuracy", "parameters", "trainable_parameters"
-        for name in (*names, "num_workers", "threads", "segments"):
-            setattr(record, name, getattr(ranks[0], name))
 
 
 def _epoch(index: int, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> VisionEpoch:
@@ -100,27 +99,22 @@ def _judged(table: dict[str, np.ndarray]) -> tuple[int, Divergence | None]:
     return count, None if first is None else Divergence(*first)
 
 
-def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, np.ndarray], warmup_steps: int) -> None:
+def _rate(record: VisionRecord, ranks: Sequence[VisionReport], table: dict[str, np.ndarray]) -> None:
     """Fill in step and phase times, and images/s over the steps after the warm-up.
 
     `images_per_s` counts every sample of an epoch once, however often padding or `ddp` trained it;
     `trained_images_per_s` counts each time.
     """
-    number = table["epoch"] * ranks[0].steps_per_epoch + table["step"]
-    warmup = is_warmup(number.max() + 1, ranks[0].segments, warmup_steps)
-    steps_s = formulas.step_times_s(*(table[name] for name in COLUMNS))
-    stalls = formulas.stalled(steps_s, ranks[0].steps_per_epoch)
-    measured = ~(warmup | stalls)[number]
-    by_rank = [measured & (table["rank"] == rank.rank) for rank in ranks]
-    samples = [table["samples"][rows].sum() for rows in by_rank]
-    trained_per_s = formulas.throughput_per_s(samples, [table["step_s"][rows].sum() for rows in by_rank])
+    counted = Counted(record, table)
+    record.step_s = counted.statistics()
+    if not table:
+        return
     first = {name: column[table["epoch"] == 0] for name, column in table.items()}
     trained, (_, distinct) = first["samples"].sum(), _steps_and_samples(ranks, first)
-    record.step_s = msgspec.convert(formulas.statistics(steps_s, warmup, stalls), Statistics)
+    record.trained_images_per_s = trained_per_s = counted.per_s("samples")
     record.images_per_s = trained_per_s and trained_per_s * distinct / trained
-    record.trained_images_per_s = trained_per_s
-    if measured.any():  # mean a step and rank
-        record.phases_s = {phase: float(table[f"{phase}_s"][measured].mean()) for phase in PHASES}
+    if counted.measured.any():  # mean a step and rank
+        record.phases_s = {phase: float(table[f"{phase}_s"][counted.measured].mean()) for phase in PHASES}
 
 
 def _transfers(ranks: Sequence[VisionReport], table: dict[str, np.ndarray], placement: Placement) -> Transfers:

@@ -463,6 +463,6 @@ SPOILED: list[tuple[str, Cell, Cell, str]] = [
     ("fp16-over-fp64", FIRST, {"disturbed": True}, "illustrated: holds"),
     ("fp16-over-fp64", FIRST, {"stalled": True}, "illustrated: holds"),
     ("precision-accuracy", FIRST, {"mixed_data": True}, "illustrated: holds"),
-    ("dataloader-needs-memory", {"status": "oom"}, {"cause": "CUDA out of memory"}, "undecided"),
-    ("qat-needs-4-gpus", {"status": "oom"}, {"cause": "a rank of the host was killed"}, "undecided"),
+    ("dataloader-needs-memory", {"status": "oom"}, {"ran_out": "gpu"}, "undecided"),
+    ("qat-needs-4-gpus", {"status": "oom"}, {"ran_out": "host"}, "undecided"),
 ]

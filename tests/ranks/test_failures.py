@@ -23,23 +23,26 @@ from tests.helpers.launching import launch
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "ran_out"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (torch.distributed.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"), True),
-        (RuntimeError("OOM trying to allocate workspace for cublaslt"), True),
-        (MemoryError(), True),
-        (RuntimeError("Connection closed by peer"), False),
-        (ValueError("out of memory is only a word here"), False),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "gpu"),
+        (torch.distributed.DistBackendError("NCCL error ... Cuda failure 2 'out of memory'"), "gpu"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "host"),
+        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"), "gpu"),
+        (RuntimeError("OOM trying to allocate workspace for cublaslt"), "gpu"),
+        (MemoryError(), "host"),
+        (RuntimeError("Connection closed by peer"), None),
+        (ValueError("out of memory is only a word here"), None),
     ],
 )
-def test_out_of_memory_errors_are_recognised(error: BaseException, expected: bool):
-    assert failures.is_oom(error) is expected
+def test_out_of_memory_errors_are_recognised(error: BaseException, ran_out: str | None):
+    assert failures.is_oom(error) is (ran_out is not None)
+    assert ran_out is None or failures.is_host_oom(error) is (ran_out == "host")
     assert "2.15 GB" in failures.in_a_line(error) or "GiB" not in str(error)
-    assert failures.is_oom(error, DeviceMemory(0, 80 << 30, 1)) is expected  # these need no memory to be told
+    assert failures.is_oom(error, DeviceMemory(0, 80 << 30, 1)) is (
+        ran_out is not None
+    )  # these need no memory to be told
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path
     error = RuntimeError("GET was unable to find an engine to execute this computation")
     (tmp_path / "ranks").mkdir()
     monkeypatch.setattr(process, "held_memory_bytes", lambda _: 79 << 30)
-    full = Failure("oom", f"RuntimeError: {error} (250 MB of 80 GB free)", memory_bytes=79 << 30)
+    full = Failure("oom", f"RuntimeError: {error} (250 MB of 80 GB free)", ran_out="gpu", memory_bytes=79 << 30)
     other = Failure("exception", f"RuntimeError: {error}")
     memories = DeviceMemory(250_000_000, 80_000_000_000, 0), DeviceMemory(40 << 30, 80 << 30, 0), None
     for held, report in zip(memories, (full, other, other), strict=True):
@@ -148,7 +151,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(tmp_path, monke
     count.write_text(text.format(3))
     for message in (killed, "rank 0: RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "):
         failure = judged(message)
-        assert failure is not None and (failure.kind, failure.rank) == ("oom", 1)
+        assert failure is not None and (failure.kind, failure.ran_out, failure.rank) == ("oom", "host", 1)
         assert failure.message.startswith(message) and "memory_gb" in failure.message
     assert judged("rank 1 was killed by SIGSEGV") == Failure("signal", "rank 1 was killed by SIGSEGV", rank=1)
     assert elastic._oom_if_killed(None, 2) is None

@@ -70,7 +70,8 @@ def steps(*ranks: list[float]) -> pa.Table:
 def summary(
     ranks: list[VisionReport], table: pa.Table | None, warmup_steps: int = 0, joules: float | None = None
 ) -> dict[str, Any]:
-    record = records.as_record({"gpu": {"energy_joules": joules, "covers": "training"}})
+    gpu, config = {"energy_joules": joules, "covers": "training"}, {"warmup_steps": warmup_steps}
+    record = records.as_record({"gpu": gpu, "config": config})
     config, placement = typed(f"warmup_steps={warmup_steps}"), Placement("cpu", "gloo", len(ranks), False)
     summarise(record, config, placement, ranks, table)
     return msgspec.to_builtins(record, enc_hook=float)
