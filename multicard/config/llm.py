@@ -157,7 +157,7 @@ class HfConfig(DecoderConfig):
         sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]  # absent where each head has its own
         for name, value in sizes.items():
             known = isinstance(value, int) and value > 0
-            absent = value is None and name == "intermediate_dim"  # of some models it follows from others
+            absent = value is None and name in HF_OPTIONAL
             require(known or absent, f"{problem}: config.json has {HF_SIZES[name][0]}={value}, no size; {remedy}")
             setattr(self, name, value or 0)
         self.tied = bool(values.get("tie_word_embeddings"))
@@ -167,15 +167,17 @@ class HfConfig(DecoderConfig):
         return self.path if self.weights == "own" else None
 
 
-HF_SIZES = {  # of config.json, with GPT-2's names
+HF_SIZES = {  # of config.json, with the names of GPT-2 and its kin, Bloom, MPT and XGLM
     "vocab_size": ("vocab_size",),
-    "num_layers": ("num_hidden_layers", "n_layer"),
-    "num_heads": ("num_attention_heads", "n_head"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "num_kv_heads": ("num_key_value_heads",),
-    "embed_dim": ("hidden_size", "n_embd"),
+    "embed_dim": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "intermediate_dim": ("intermediate_size", "n_inner"),
-    "max_seq_len": ("max_position_embeddings", "n_positions"),
+    "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len"),
 }
+# Absent where they follow from others, in models without attention, and where positions have no end
+HF_OPTIONAL = ("intermediate_dim", "num_heads", "num_kv_heads", "max_seq_len")
 
 
 @dataclass
@@ -308,7 +310,8 @@ class LlmConfig(TrainingConfig):
         require(known, f"custom_sharded_layers={parts}: name some of {', '.join(SHARDABLE)}, each once")
         bounded = self.max_seq_len is not None or not self.packed
         require(bounded, "packed=true: needs max_seq_len, the length to pack to (as max_seq_len=512)")
-        longest, limit = self.max_seq_len or 1, self.model.max_seq_len
+        longest = self.max_seq_len or 1
+        limit = self.model.max_seq_len or longest  # model=hf: 0 where positions have no end
         require(longest <= limit, f"max_seq_len={longest}: is above model.max_seq_len={limit}; use {limit} or less")
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from multicard.config import compilation
 from multicard.config.keys import key, require
-from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, LlmConfig, MethodConfig, Recipe
+from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
 from multicard.llm import models
 
 NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
@@ -24,16 +24,16 @@ class LoraConfig(MethodConfig):
     lora_rank: int = key(8, "rank of the adapters", least=1)
     lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", above=0)
     lora_dropout: float = key(0.0, "share of inputs that an adapter drops, in [0, 1)")
-    lora_attn_modules: list[str] = key(list, "attention layers with adapters: q_proj, k_proj, v_proj, output_proj")
+    lora_attn_modules: list[str] = key(
+        list, "layers with adapters: q_proj, k_proj, v_proj, output_proj; of model=hf any"
+    )
     apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too")
     apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
 
     def __post_init__(self) -> None:
         in_range = 0 <= self.lora_dropout < 1
         require(in_range, f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)")
-        modules = self.lora_attn_modules
-        known = bool(modules) and set(modules) <= set(ATTENTION)
-        require(known, f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}")
+        require(bool(self.lora_attn_modules), f"method.lora_attn_modules=[]: name one or more, as {ATTENTION[0]}")
 
 
 @dataclass
@@ -219,6 +219,10 @@ def check_cuda_graphs(config: LlmConfig, value: str) -> None:
 def check(config: LlmConfig) -> None:
     """Refuse (ValueError) options that the method's recipe refuses, or would pass over in silence."""
     method, name, data, model = chosen(config), config.method.name, config.dataset.name, config.model
+    if isinstance(config.method, LoraConfig) and not isinstance(model, HfConfig):
+        modules = config.method.lora_attn_modules
+        problem = f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}"
+        require({*modules} <= {*ATTENTION}, problem)
     check_recipes(config.method)
     if config.recipe is Recipe.single_device:
         require(config.world_size == 1, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")

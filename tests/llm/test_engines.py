@@ -1,7 +1,5 @@
 """TRL's trainers beside torchtune's recipes: the same rows, batches, weights and adapters give the same losses."""
 
-import json
-import math
 import os
 import signal
 from collections.abc import Callable
@@ -17,7 +15,6 @@ import torch
 
 from multicard.config.placement import place
 from multicard.llm import preflight, torchtune_config
-from multicard.llm.data.row_sources import CHOICES
 from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
@@ -203,120 +200,3 @@ def test_another_wrapper_than_asked_for_is_an_error():
         engine.check_built(recipe, typed_llm("engine=trl", "gpus=2"))
     with pytest.raises(RuntimeError, match="precision=bf16: weights are trained in"):
         engine.check_built(recipe, typed_llm("engine=trl", "precision=bf16"))
-
-
-# ---- models of a folder
-
-TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
-TEMPLATE = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A folder with a tiny Mistral's configuration, and a tokenizer of bytes."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"model_type": "mistral", **SIZES}))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-def words_of(folder: Path, *words: str) -> list[str]:
-    return ["engine=trl", "model=hf", f"model.path={folder}", "model.weights=random", *words]
-
-
-@pytest.mark.usefixtures("processes")  # imports TRL, which takes seconds
-@pytest.mark.parametrize("words", [[], ["method=full", "packed=true", "max_seq_len=256"]], ids=" ".join)
-def test_a_folder_tunes_by_its_own_tokenizer_and_chat_template(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    report, steps = tuned_here(tmp_path / "run", *words_of(checkpoint, *words))
-    lines = (tmp_path / "run" / "inputs" / "rows.jsonl").read_text().splitlines()
-    rows = [json.loads(line)["pieces"] for line in lines]
-    assert abs(steps["loss"][0] - math.log(300)) < 0.2
-    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128
-    assert report.linear_weights == 2 * layer + 300 * 64 and report.attention_width == 2 * 64
-    assert report.parameters - 2 * layer - 2 * 300 * 64 - 5 * 64 == (0 if words else report.trainable_parameters)
-    if not words:
-        order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()[:6]
-        length = [sum(len(piece["content"].replace("</s>", "x").encode()) for piece in rows[row]) for row in order]
-        learnt = [len(rows[row][1]["content"].encode()) - 3 for row in order]  # the answer, and the token that ends it
-        assert steps["non_padding"].sum() == sum(length) and steps["loss_bearing"].sum() == sum(learnt)
-        assert steps["tokens"].tolist() == [2 * max(length[first : first + 2]) for first in (0, 2, 4)]
-
-
-def test_a_pair_of_a_folder_is_two_conversations(checkpoint: Path):
-    inputs = preflight.prepare(typed_llm(*words_of(checkpoint, "method=dpo", "dataset.rows=4")))
-    chosen, rejected = ("".join(piece["content"] for piece in (inputs.rows or [])[0][name]) for name in CHOICES)
-    assert chosen != rejected and chosen.partition("<assistant>")[0] == rejected.partition("<assistant>")[0]
-
-
-@pytest.mark.usefixtures("processes")  # imports TRL, which takes seconds
-@pytest.mark.parametrize(
-    ("has", "remedy"),
-    [
-        ("o_proj", r"method=full, or method.lora_attn_modules=\[output_proj\] method.apply_lora_to_mlp=false$"),
-        ("dense", "has dense; use method=full$"),
-    ],
-)
-def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(has: str, remedy: str):
-    from multicard.llm.trl import models
-
-    with pytest.raises(ValueError, match=remedy):
-        models.adapters(torch.nn.ModuleDict({has: torch.nn.Linear(2, 2)}), typed_llm("engine=trl"))
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no whole config.json"),
-    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "checkpoint: no such folder; give"),
-    "no sizes": (lambda folder: (folder / "config.json").write_text('{"vocab_size": 300}'), "num_hidden_layers=None"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer \(tokenizer.json\)"),
-    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
-    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "its tokenizer has no chat template"),
-    "few embeddings": (
-        lambda folder: (folder / "config.json").write_text(json.dumps({**SIZES, "vocab_size": 200})),
-        "has 257 tokens, more than config.json's vocab_size=200",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_folder_is_refused(checkpoint: Path, name: str):
-    breaks, problem = BROKEN[name]
-    breaks(checkpoint)
-    with pytest.raises(ValueError, match=problem):
-        preflight.check(typed_llm(*words_of(checkpoint)))
-
-
-def test_pickled_weights_are_refused(checkpoint: Path):
-    own = words_of(checkpoint, "model.weights=own")
-    with pytest.raises(ValueError, match="holds no weights"):
-        preflight.check(typed_llm(*own))
-    (checkpoint / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"weights are pickled.*save them as safetensors"):
-        preflight.check(typed_llm(*own))
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["engine=torchtune"], "model=hf: torchtune has its own models alone; use engine=trl"),
-        (["tokenizer=embedded"], "tokenizer=embedded: does not go with model=hf"),
-        (["model=llama3_tiny", "tokenizer=own"], "tokenizer=own: does not go with model=llama3_tiny"),
-    ],
-)
-def test_what_does_not_go_with_a_folder_is_refused(checkpoint: Path, words: list[str], problem: str):
-    own = words_of(checkpoint) if "model=llama3_tiny" not in words else ["engine=trl"]
-    kept = [word for word in own if word.partition("=")[0] not in {each.partition("=")[0] for each in words}]
-    with pytest.raises(ValueError, match=problem):
-        preflight.refuse(typed_llm(*kept, *words))

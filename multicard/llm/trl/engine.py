@@ -33,7 +33,7 @@ from torchtune import config as components
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_collate_sft
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-from multicard.config.llm import LlmConfig, Sharding
+from multicard.config.llm import HfConfig, LlmConfig, Sharding
 from multicard.llm import batches, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.step_probe import REWARDS, Batches, Probe
@@ -178,6 +178,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
     model = models.built(config, cfg, rank.device, empty=fsdp(config))
     models.simulate_quantisation(model, config)
+    models.check_quantised(model, config)
     if rank.device.type == "cpu" and fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
@@ -196,6 +197,8 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         shard(trainer)
         models.fill(trainer.model, models.weights(config, cfg, rank.device), rank.device)
     trainer.train()
+    if isinstance(config.model, HfConfig):
+        models.check_rows(trainer.model_wrapped, config)
     models.quantise_output(trainer.model)
     yield Recipe(trainer, probe, feed)
 

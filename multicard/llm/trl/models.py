@@ -34,7 +34,7 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
         empty: its parameters are on "meta" where `weights` knows theirs, to be filled once they are sharded.
     """
     dtype = DTYPES[config.precision.name]
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"dtype": dtype}
     auto = transformers.AutoModelForCausalLM
     if methods.chosen(config).nf4:
         options["quantization_config"] = nf4(dtype)
@@ -135,18 +135,24 @@ def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
+def linears(model: Any) -> dict[str, nn.Module]:
+    """The linears of the layers, by name; GPT-2's are convolutions in name. The output, past which TRL reads, is none
+    of them."""
+    output, kinds = model.get_output_embeddings(), (nn.Linear, transformers.pytorch_utils.Conv1D)
+    return {name: part for name, part in model.named_modules() if isinstance(part, kinds) and part is not output}
+
+
 def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
     """PEFT's configuration of the method's adapters. Refuses (ValueError) a model without the named linears."""
     options = config.method
     if not isinstance(options, methods.LoraConfig):
         return None
     names = [models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)]
-    has = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
+    has = sorted(filter(str.isidentifier, {name.rpartition(".")[2] for name in linears(model)}))
     problem = f"method={config.method.name}: has adapters for {', '.join(names)}, and the model has {', '.join(has)}"
-    known = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
-    own = [name for theirs, name in known.items() if theirs in has]
-    remedy = f", or method.lora_attn_modules=[{','.join(own)}] method.apply_lora_to_mlp=false" if own else ""
-    require({*names} <= {*has}, f"{problem}; use method=full{remedy}")
+    own = ",".join("output_proj" if name == "o_proj" else name for name in has)
+    remedy = f"name some of them, as method.lora_attn_modules=[{own}] method.apply_lora_to_mlp=false"
+    require({*names} <= {*has}, f"{problem}; {remedy}, or use method=full")
     return LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
@@ -178,6 +184,36 @@ def simulate_quantisation(model: Any, config: LlmConfig) -> None:
         part = model.base_model if model.config.get_text_config().tie_word_embeddings else model
         dtype = DTYPES[config.precision.name]
         Int8DynActInt4WeightQATQuantizer(config.method.groupsize, precision=dtype).prepare(part)
+
+
+def check_quantised(model: Any, config: LlmConfig) -> None:
+    """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the weights of experts
+    that are one tensor, and torchao passes over linears whose width no group divides."""
+    method = methods.chosen(config)
+    if method.nf4 or method.fake_quantised:
+        kind = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
+        left = [name for name, part in linears(model).items() if not isinstance(part, kind)]
+        left += [name for name, weight in model.named_parameters() if weight.dim() == 3 and "conv" not in name]
+        problem = f"method={config.method.name}: would not quantise {left[0] if left else ''} (of {len(left)} such)"
+        remedy = "use method=lora or method=full" + (", or another method.groupsize" if method.fake_quantised else "")
+        require(not left, f"{problem}; {remedy}")
+
+
+def check_rows(model: Any, config: LlmConfig) -> None:
+    """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another row: many that
+    transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions."""
+    tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
+    options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
+    others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
+    model.eval()
+    with torch.no_grad():
+        own, *changed = (model(input_ids=each, **options).logits[0] for each in (tokens, *others))
+    model.train()
+    first, second = ((own - other).abs().amax(1) < 0.05 * own.std() for other in changed)  # alike but for rounding
+    problem = f"model.path={model.config.name_or_path}: its tokens read later ones"
+    require(bool(second[:4].all()), f"{problem}; give the folder of a causal language model")
+    apart = not config.packed or bool(first[4:].all())
+    require(apart, "packed=true: the model reads rows of a sequence as one row; use packed=false")
 
 
 def quantise_output(model: Any) -> None:
@@ -221,9 +257,11 @@ def linear_weights(model: Any) -> int | None:
 
 
 def attention_width(model: Any) -> int:
-    """Width of the queries of all layers."""
+    """Width of the queries of all layers; 0 without attention."""
     sizes = model.config.get_text_config()
-    heads = sizes.num_attention_heads
+    heads = getattr(sizes, "num_attention_heads", None)
+    if heads is None:
+        return 0
     return sizes.num_hidden_layers * heads * (getattr(sizes, "head_dim", None) or sizes.hidden_size // heads)
 
 

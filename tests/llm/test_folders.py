@@ -1,0 +1,277 @@
+"""`model=hf`: models of a folder under `engine=trl`, of any architecture: made here, tuned, or refused in a line."""
+
+import json
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from multicard.llm import preflight
+from multicard.llm.data.row_sources import CHOICES
+from tests.conftest import typed_llm
+from tests.llm.test_engines import ROUNDING, tuned_here
+
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
+TEMPLATE = TURNS + "{% if add_generation_prompt %}<assistant>{% endif %}"
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with a tiny Mistral's configuration, and a tokenizer of bytes."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral", **SIZES}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def words_of(folder: Path, *words: str) -> list[str]:
+    return ["engine=trl", "model=hf", f"model.path={folder}", "model.weights=random", *words]
+
+
+@pytest.mark.usefixtures("processes")  # imports TRL, which takes seconds
+@pytest.mark.parametrize("words", [[], ["method=full", "packed=true", "max_seq_len=256"]], ids=" ".join)
+def test_a_folder_tunes_by_its_own_tokenizer_and_chat_template(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    report, steps = tuned_here(tmp_path / "run", *words_of(checkpoint, *words))
+    lines = (tmp_path / "run" / "inputs" / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line)["pieces"] for line in lines]
+    assert abs(steps["loss"][0] - math.log(300)) < 0.2
+    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128
+    assert report.linear_weights == 2 * layer + 300 * 64 and report.attention_width == 2 * 64
+    assert report.parameters - 2 * layer - 2 * 300 * 64 - 5 * 64 == (0 if words else report.trainable_parameters)
+    if not words:
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()[:6]
+        length = [sum(len(piece["content"].replace("</s>", "x").encode()) for piece in rows[row]) for row in order]
+        learnt = [len(rows[row][1]["content"].encode()) - 3 for row in order]  # the answer, and the token that ends it
+        assert steps["non_padding"].sum() == sum(length) and steps["loss_bearing"].sum() == sum(learnt)
+        assert steps["tokens"].tolist() == [2 * max(length[first : first + 2]) for first in (0, 2, 4)]
+
+
+def test_a_pair_of_a_folder_is_two_conversations(checkpoint: Path):
+    inputs = preflight.prepare(typed_llm(*words_of(checkpoint, "method=dpo", "dataset.rows=4")))
+    chosen, rejected = ("".join(piece["content"] for piece in (inputs.rows or [])[0][name]) for name in CHOICES)
+    assert chosen != rejected and chosen.partition("<assistant>")[0] == rejected.partition("<assistant>")[0]
+
+
+# Architectures, with what they need beside SIZES: the six, which tune to the losses of transformers, and others
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"tie_word_embeddings": True, "head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 8, "final_logit_softcapping": 2.0},  # without sdpa attention
+    "gpt_neox": {},
+    "gpt2": GPT2 | {f"{part}_pdrop": 0.0 for part in ("embd", "attn", "resid")},
+    "cohere": {"logit_scale": 0.5},
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
+    "mamba": {"state_size": 8},
+    "mixtral": EXPERTS,
+    "bert": {},
+}
+SIX = [*KINDS][:6]
+
+
+def built(kind: str) -> Any:
+    """A tiny model whose attention matters: weights as transformers draws them hardly change what embeddings say."""
+    import transformers
+
+    torch.manual_seed(0)
+    special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **SIZES, **special, **KINDS[kind])
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def linears_of(model: Any) -> str:
+    from multicard.llm.trl import models
+
+    names = {name.rpartition(".")[2] for name in models.linears(model)} - {"gate"}
+    return ",".join(sorted("output_proj" if name == "o_proj" else name for name in names))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("kind", SIX)
+def test_an_architecture_tunes_from_the_loss_that_transformers_has(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """Its weights in several files. The loss is that of transformers' own forward pass, whose logits are whole."""
+    import transformers
+
+    from multicard.llm.trl import engine
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    built(kind).save_pretrained(checkpoint, max_shard_size="40KB")
+    assert len([*checkpoint.glob("*.safetensors")]) > 5
+    batches: list[Any] = []
+    monkeypatch.setattr(engine, "named", lambda batch, named=engine.named: batches.append(named(batch)) or batches[-1])
+    own = words_of(checkpoint, "model.weights=own", "lr=1e-3", "warmup_steps=0")
+    report, steps = tuned_here(tmp_path / "full", *own, "method=full")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    tokens, labels = (batches[0][name] for name in ("input_ids", "labels"))
+    mask = (tokens >= 0).long()
+    loss = plain(input_ids=tokens.clamp(min=0), attention_mask=mask, labels=labels).loss.item()
+    assert abs(steps["loss"][0] - loss) < ROUNDING["fp32"] and steps["loss"][2] != steps["loss"][0]
+    assert report.parameters == plain.num_parameters()
+    adapted = (f"method.lora_attn_modules=[{linears_of(plain)}]", "method.apply_lora_to_mlp=false")
+    report, steps = tuned_here(tmp_path / "lora", *own, "method=lora", *adapted)
+    assert abs(steps["loss"][0] - loss) < ROUNDING["fp32"] and steps["loss"][2] != steps["loss"][0]
+    assert 0 < (report.trainable_parameters or 0) < plain.num_parameters()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [("gpt2", None), ("gemma2", None), ("opt", "packed=true: the model reads"), ("mamba", "packed=true: the model re")],
+)
+def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind: str, problem: str | None):
+    from multicard.llm.trl import models
+
+    model, config = built(kind), typed_llm(*words_of(checkpoint, "packed=true", "max_seq_len=64"))
+    if problem is None:
+        models.check_rows(model, config)
+    else:
+        with pytest.raises(ValueError, match=problem):
+            models.check_rows(model, config)
+    models.check_rows(model, typed_llm(*words_of(checkpoint)))
+    assert model.training
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_a_model_that_reads_later_tokens_is_refused(checkpoint: Path):
+    from multicard.llm.trl import models
+
+    with pytest.raises(ValueError, match="its tokens read later ones; give the folder of a causal language model"):
+        models.check_rows(built("bert"), typed_llm(*words_of(checkpoint)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("kind", "words", "problem"),
+    [
+        ("llama", [], None),
+        ("gpt2", [], r"method=qat: would not quantise transformer.h.0.attn.c_attn \(of 8 such\); use method=lora or"),
+        ("mixtral", [], r"would not quantise model.layers.0.mlp.experts.gate_up_proj \(of 4 such\)"),
+        ("llama", ["method.groupsize=128"], r"self_attn.q_proj \(of 12 such\).*, or another method.groupsize"),
+    ],
+)
+def test_layers_that_a_method_would_not_quantise_are_refused(
+    checkpoint: Path, kind: str, words: list[str], problem: str | None
+):
+    from multicard.llm.trl import models
+
+    model = built(kind)
+    config = typed_llm(*words_of(checkpoint, "method=qat", "method.groupsize=32", *words))
+    models.simulate_quantisation(model, config)
+    if problem is None:
+        models.check_quantised(model, config)
+    else:
+        with pytest.raises(ValueError, match=problem):
+            models.check_quantised(model, config)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("kind", "names"), [("gpt2", "c_attn,c_fc,c_proj"), ("llama", "down_proj,gate_proj,k_proj")])
+def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(checkpoint: Path, kind: str, names: str):
+    from multicard.llm.trl import models
+
+    remedy = rf"the model has {names.replace(',', ', ')}.*; name some of them, as method.lora_attn_modules=\[{names}"
+    with pytest.raises(ValueError, match=f"has adapters for Wqkv,.*{remedy}.*, or use method=full$"):
+        models.adapters(built(kind), typed_llm(*words_of(checkpoint, "method.lora_attn_modules=[Wqkv]")))
+
+
+@pytest.mark.parametrize(
+    ("names", "positions"),
+    [
+        (("num_layers", "num_heads", "hidden_size"), "max_position_embeddings"),  # GPT-Neo
+        (("n_layers", "n_heads", "d_model"), "max_seq_len"),  # MPT
+        (("num_hidden_layers", "", "hidden_size"), ""),  # Mamba
+    ],
+)
+def test_sizes_are_read_by_the_names_that_architectures_have(checkpoint: Path, names: tuple[str, ...], positions: str):
+    values = dict(zip((*names, positions), (2, 4, 64, 512), strict=True)) | {"vocab_size": 300}
+    (checkpoint / "config.json").write_text(json.dumps({name: value for name, value in values.items() if name}))
+    model = typed_llm(*words_of(checkpoint, "max_seq_len=400")).model
+    assert (model.num_layers, model.embed_dim) == (2, 64)
+    assert model.num_heads == model.num_kv_heads == (4 if names[1] else 0)
+    assert model.max_seq_len == (512 if positions else 0)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no whole config.json"),
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "checkpoint: no such folder; give"),
+    "no sizes": (lambda folder: (folder / "config.json").write_text('{"vocab_size": 300}'), "num_hidden_layers=None"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer \(tokenizer.json\)"),
+    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
+    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "its tokenizer has no chat template"),
+    "a template that fails": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('no such roles') }}"),
+        r"is refused by the chat template \(no such roles\)",
+    ),
+    "a template that is cut off": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% for m in"),
+        "has a chat template that cannot be read",
+    ),
+    "few embeddings": (
+        lambda folder: (folder / "config.json").write_text(json.dumps({**SIZES, "vocab_size": 200})),
+        "has 257 tokens, more than config.json's vocab_size=200",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused(checkpoint: Path, name: str):
+    breaks, problem = BROKEN[name]
+    breaks(checkpoint)
+    with pytest.raises(ValueError, match=problem):
+        preflight.check(typed_llm(*words_of(checkpoint)))
+
+
+def test_pickled_weights_are_refused(checkpoint: Path):
+    own = words_of(checkpoint, "model.weights=own")
+    with pytest.raises(ValueError, match="holds no weights"):
+        preflight.check(typed_llm(*own))
+    (checkpoint / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"weights are pickled.*save them as safetensors"):
+        preflight.check(typed_llm(*own))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["engine=torchtune"], "model=hf: torchtune has its own models alone; use engine=trl"),
+        (["tokenizer=embedded"], "tokenizer=embedded: does not go with model=hf"),
+        (["model=llama3_tiny", "tokenizer=own"], "tokenizer=own: does not go with model=llama3_tiny"),
+    ],
+)
+def test_what_does_not_go_with_a_folder_is_refused(checkpoint: Path, words: list[str], problem: str):
+    own = words_of(checkpoint) if "model=llama3_tiny" not in words else ["engine=trl"]
+    kept = [word for word in own if word.partition("=")[0] not in {each.partition("=")[0] for each in words}]
+    with pytest.raises(ValueError, match=problem):
+        preflight.refuse(typed_llm(*kept, *words))
