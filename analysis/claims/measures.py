@@ -247,8 +247,12 @@ MEASURES = {
     ),
     "evaluation": _ratio("time of all evaluations", run_figures.column("evaluate_s")),
     "busiest_over_idlest": _form(
-        "share of the time with a kernel at work, of a run's busiest GPU / of its idlest",
+        "share of the time with a kernel at work, of the busiest GPU of each 10 s of the epochs / of the idlest",
         *(Sides.factor, run_figures.busiest_over_idlest),
+    ),
+    "share_of_idlest": _form(
+        "share of the time with a kernel at work, of the idlest GPU of each 10 s of the epochs",
+        *(Sides.share, run_figures.share_of_idlest),
     ),
     "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
     "images_trained": _form(

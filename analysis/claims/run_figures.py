@@ -5,14 +5,17 @@ import operator
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 from msgspec import UNSET
 
 from analysis.claims.comparison import Figure, Readings
+from analysis.runs import details
 from analysis.runs.grouping import ranks
 from analysis.runs.load import Run
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
 
+WINDOW_S = 10.0  # over which GPUs are compared: ten of NVML's samples
 MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
 
 
@@ -77,12 +80,25 @@ def share_of_reading(readings: Readings, run: Run) -> float:
     return read_s / (start_s + total_s)
 
 
+def _utilisation(readings: Readings, run: Run) -> np.ndarray:
+    """The share of the time in which a kernel was at work, of each 10 s of the epochs and each GPU (windows, GPUs)."""
+    readings.training(run)
+    timeline = details.timeline(run)
+    shares = timeline.by_window("utilisation", WINDOW_S) if timeline and "utilisation" in timeline.samples else None
+    if shares is None or not len(shares) or shares.shape[1] < ranks(run):
+        raise ValueError("a run without samples of each of its GPUs in epochs (gpu.parquet), which NVML gives")
+    return shares
+
+
 def busiest_over_idlest(readings: Readings, run: Run) -> float:
-    """The share of the time in which a kernel was at work, on the busiest GPU of a run / on the idlest."""
-    gpu = readings.record(run).gpu
-    shares = [device.utilisation_mean for device in gpu.devices] if gpu else []
-    known = known_values(shares, "a record without the utilisation of its GPUs, which NVML gives")
-    return max(known) / min(known) if min(known) else math.inf
+    """The work of the busiest GPU of each 10 s / of the idlest: GPUs that take turns are alike over a whole run."""
+    shares = _utilisation(readings, run)
+    idlest = float(shares.min(axis=1).sum())
+    return float(shares.max(axis=1).sum()) / idlest if idlest else math.inf
+
+
+def share_of_idlest(readings: Readings, run: Run) -> float:
+    return float(_utilisation(readings, run).min(axis=1).mean())
 
 
 def trained_h2d_bytes(readings: Readings, run: Run) -> float:

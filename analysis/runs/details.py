@@ -91,6 +91,20 @@ class Timeline:
     samples: dict[str, np.ndarray]
     spans: list[tuple[float, float, float | None]]
 
+    def by_window(self, column: str, window_s: float) -> np.ndarray:
+        """Means of a column (windows, GPUs) over parts of the epochs of about so many seconds, of which each GPU has a
+        sample."""
+        known = np.isfinite(self.samples[column].astype(float))
+        time_s, values, gpus = (self.samples[name][known] for name in ("time_s", column, "gpu"))
+        means = [np.empty((0, len({*gpus})))]
+        for start_s, end_s, _ in self.spans:
+            edges_s = np.linspace(start_s, end_s, max(1, round((end_s - start_s) / window_s)) + 1)
+            own = [(time_s[gpus == gpu], values[gpus == gpu]) for gpu in dict.fromkeys(gpus)]
+            sums = np.array([np.histogram(times_s, edges_s, weights=found)[0] for times_s, found in own])
+            counts = np.array([np.histogram(times_s, edges_s)[0] for times_s, _ in own])
+            means.append((sums / np.maximum(counts, 1)).T[(counts > 0).all(axis=0)])
+        return np.concatenate(means)
+
 
 def timeline(run: Run) -> Timeline | None:
     """The run's GPU samples; None where there are none that can be read."""

@@ -76,6 +76,24 @@ def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence
     return parts
 
 
+def split_options(groups: Mapping[Cell, list[Run]], option: str, keys: Iterable[str]) -> dict[Cell, list[Run]]:
+    """The groups, split by those of an option's own keys in which runs of the same option differ (`method.lora_rank`).
+
+    Runs of options that do not have the key are in each part.
+    """
+    parts = dict(groups)
+    for key in keys:
+        having = {run[option] for runs in groups.values() for run in runs if key in run.columns}
+        for cell, runs in [*parts.items()]:
+            own = [run for run in runs if run[option] in having]
+            if len(group(own, [option, key])) > len(group(own, [option])):
+                del parts[cell]
+                for value in dict.fromkeys(run[key] for run in own):
+                    alike = [run for run in runs if run[option] not in having or run[key] == value]
+                    parts[*cell, (key, value)] = alike
+    return parts
+
+
 def keys_of(cells: Iterable[Cell]) -> list[str]:
     """The columns of cells, which may differ between them (see `split`)."""
     return list(dict.fromkeys(name for cell in cells for name, _ in cell))

@@ -6,6 +6,7 @@ A record that is broken, cut off or written by a newer version is named and left
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,9 @@ class Found:
 
 
 def read(folders: Sequence[Path], probes: bool = False, price: float | None = None) -> Found:
-    """All runs below `folders`, in the order of their paths; a run below two of them counts once. Probes are no
-    results, and stand in no table and no figure unless they are asked for.
+    """All runs below `folders`, in the order of their paths; a run below two of them counts once, and so does one whose
+    folder was copied: it repeats nothing. Probes are no results, and stand in no table and no figure unless they are
+    asked for.
 
     Args:
         price: of a GPU for an hour, in place of the runs' own.
@@ -76,9 +78,10 @@ def read(folders: Sequence[Path], probes: bool = False, price: float | None = No
     """
     runs: list[Run] = []
     skipped: list[Skipped] = []
+    originals: dict[bytes, Path] = {}
     left_out = 0
     for path, written in run_folders(folders):
-        run = _read(path, probes, price) if written else Skipped(path, UNFINISHED)
+        run = _read(path, probes, price, originals) if written else Skipped(path, UNFINISHED)
         if run is None:
             left_out += 1
         else:
@@ -113,16 +116,21 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
                 yield Path(parent), RESULT in files
 
 
-def _read(folder: Path, probes: bool, price: float | None) -> Run | Skipped | None:
-    """The run in a folder; None where it is a probe, unless they are wanted."""
+def _read(folder: Path, probes: bool, price: float | None, originals: dict[bytes, Path]) -> Run | Skipped | None:
+    """The run in a folder; None where it is a probe, unless they are wanted. `originals`: the folders of runs that were
+    read before, by the hash of their records."""
     try:
-        record = run_folder.decode(run_folder.read_bytes(folder / RESULT))
+        content = run_folder.read_bytes(folder / RESULT)
+        record = run_folder.decode(content)
     except OSError as error:
         return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
     except ValueError as error:
         return Skipped(folder, str(error))
     if not probes and run_folder.is_probe(record, folder):
         return None
+    original = originals.setdefault(sha256(content).digest(), folder)
+    if record.total_s is not None and original != folder:  # two measurements differ in their times at least
+        return Skipped(folder, f"a copy of {original}, which counts once")
     steps.redefine(folder, record)
     record.config |= {} if price is None else {"price": {"gpu_hour": price}}
     return Run(folder, columns(folder, record), record.prediction)

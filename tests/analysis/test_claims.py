@@ -1,6 +1,7 @@
 """Every claim on records of a world in which it holds, does not hold, and is undecided."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -113,13 +114,57 @@ def test_a_spoiled_run_decides_nothing_nor_do_the_lucky_ones_of_its_cell(
     assert said != "half measured" or f"gpus=1 {columns['status']} (1 of 3 runs)" in judgement.why
 
 
-def test_runs_of_several_drivers_only_illustrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": [claim_runs.MACHINE["gpus"][0] | {"driver": "999.1"}]}, "driver 999.1"),
+        ({"packages": {"torch": "9.9.1"}}, "torch 9.9.1"),
+    ],
+)
+def test_runs_of_several_drivers_or_torches_only_illustrate(
+    changes: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     table2(tmp_path / "one")
-    driver = claim_runs.MACHINE["gpus"][0] | {"driver": "999.1"}
-    monkeypatch.setattr(claim_runs, "MACHINE", claim_runs.MACHINE | {"gpus": [driver]})
+    monkeypatch.setattr(claim_runs, "MACHINE", claim_runs.MACHINE | changes)
     table2(tmp_path / "other", seed=1)
     (judgement,) = judged(tmp_path, "fp16-over-fp64")
-    assert judgement.said == "illustrated: holds" and "driver 999.1" in judgement.unlike[-1]
+    assert judgement.said == "illustrated: holds" and said in judgement.unlike[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "changed"),
+    [
+        ("lora-fastest", {"method": "lora"}, {"method.lora_rank": 64}),
+        ("qat-slower-than-dpo", {"method": "dpo"}, {"method.lora_alpha": 64.0}),
+        ("alpaca-longest", {"dataset": "alpaca_cleaned"}, {"dataset.rows": 100}),
+        ("ddp-ds-scales", {"strategy": "ddp_ds"}, {"strategy.bucket_cap_mb": 1.0}),
+        ("dali-over-dataloader", {"loader": "torch"}, {"loader.prefetch_factor": 9}),
+    ],
+)
+def test_newer_runs_of_one_option_with_another_setting_change_nothing(
+    name: str, option: Cell, changed: Cell, tmp_path: Path
+):
+    case, (claim,) = CASES[name], named([name])
+    for state in ("holds", "fails"):
+        write(tmp_path / state, claim.experiment, *case.at(getattr(case, state)))
+    hold, fail = runs_of(tmp_path / "holds"), runs_of(tmp_path / "fails")
+    newer = [
+        replace(run, columns=run.columns | {"started_at": "2027-01-01T00:00:00Z"} | changed)
+        for run in fail
+        if all(run[column] == value for column, value in option.items()) and run["lr"] != REPEATED_LR
+    ]
+    (base,), (both,) = judge(hold, claims=[claim]), judge(hold + newer, claims=[claim])
+    assert newer and (both.verdict, both.n, both.unlike) == ("holds", base.n, base.unlike), both.why
+
+
+def test_a_copied_folder_repeats_nothing_and_is_said(tmp_path: Path):
+    table2(tmp_path / "runs", seed=7)
+    shutil.copytree(tmp_path / "runs", tmp_path / "runs-backup")
+    once, found = load.read([tmp_path / "runs"]), load.read([tmp_path])
+    assert len(found.runs) == len(once.runs) == len(found.skipped)
+    assert judge(found.runs, claims=named(["fp16-over-fp64"]))[0].n == 8
+    first = found.skipped[0]
+    assert first.why == f"a copy of {tmp_path / 'runs' / first.folder.name}, which counts once"
 
 
 def test_memory_and_photographs_other_than_the_papers_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

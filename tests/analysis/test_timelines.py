@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.figures import timelines, vega
-from analysis.runs import load
+from analysis.runs import details, load
 from multicard.observe import gpu_record, readings
 from tests.analysis.conftest import Said
 from tests.helpers import grids, records
@@ -85,6 +85,20 @@ def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):
     text = grids.texts(figure)
     assert all(word in text for word in ("utilisation (%)", "power (W)", "memory (GB)", "loader=torch", "GPU 1"))
     assert grids.svg(figure).count("mark-line") >= 6
+
+
+def test_windows_tell_gpus_that_take_turns_from_those_that_are_alike():
+    """Two epochs of 30 s, in each third of which one of two GPUs works."""
+    time_s = np.repeat(np.arange(0.5, 70.0), 2)
+    gpu = np.tile(np.array(["GPU 0", "GPU 1"], dtype=object), 70)
+    works = (time_s // 10 % 2 == 0) == (gpu == "GPU 0")
+    values = np.where(works, 0.8, 0.2)
+    values[(time_s > 50) & (gpu == "GPU 1")] = math.nan  # the last window has samples of one GPU alone
+    samples = {"time_s": time_s, "gpu": gpu, "utilisation": values}
+    timeline = details.Timeline(samples, [(0.0, 30.0, None), (30.0, 60.0, 55.0)])
+    turns = [[0.8, 0.2], [0.2, 0.8]]
+    assert timeline.by_window("utilisation", 10.0) == pytest.approx(np.array([*turns, *turns, turns[0]]))
+    assert timeline.by_window("utilisation", 60.0) == pytest.approx(np.array([[0.6, 0.4], [0.4, 0.5]]))
 
 
 def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(

@@ -1,17 +1,21 @@
 """Run folders of an experiment's cells, by the figures that a world gives a cell."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from analysis import experiments
+from analysis.runs import details
 from tests.helpers import grids, records
 from tests.helpers.claim_worlds import Cell, Figures
 
 REPEATED_LR = 0.077  # of the repetitions that show how runs of the machine differ
+SPANS_S = [[20 * epoch, 20 * epoch + 20] for epoch in range(21)]  # of epochs, on the clock of the GPUs' samples
 MACHINE = records.environment(
     numa="node",
     cpu={"memory_bytes": 755 * 2**30},
@@ -69,7 +73,19 @@ def write_run(folder: Path, experiment: str, cell: Cell, figures: Figures, **cha
     (tune if kind == "llm" else train)(record, figures)
     record["total_s"] = figures.get("total_s", record["total_s"])
     steps = records.steps(figures.get("s", 1.0) * waves(40)) if kind == "llm" else None
+    if experiment == "loaders" and record["gpu"] is not None:
+        record["gpu"]["parts"] = [{"start": 0, "covers": "training", "spans_s": SPANS_S}]
     records.write(folder, record, steps, MACHINE)
+    if experiment == "loaders":
+        pq.write_table(pa.Table.from_pylist(list(samples(cell["gpus"], figures))), folder / details.SAMPLES)
+
+
+def samples(gpus: int, figures: Figures) -> Iterator[dict[str, Any]]:
+    """A sample a second of each GPU. The first is less busy than the others or, with `turns`, each for 10 s."""
+    for time_s, gpu in itertools.product(range(SPANS_S[-1][1]), range(gpus)):
+        is_idler = gpu == (time_s // 10 % gpus if figures.get("turns") else 0)
+        share = figures.get("busy", 0.9) / (figures.get("uneven", 1.0) if is_idler else 1.0)
+        yield {"start": 0, "gpu": f"GPU-{gpu}", "time_s": time_s + 0.5, "utilisation": share}
 
 
 def tune(record: dict[str, Any], figures: Figures) -> None:
@@ -81,9 +97,6 @@ def tune(record: dict[str, Any], figures: Figures) -> None:
 
 def train(record: dict[str, Any], figures: Figures) -> None:
     record["evaluate_s"] = figures.get("evaluate_s", 1.0)
-    if record["gpu"] is not None:  # the first GPU less busy than the others
-        shares = [0.9 / figures.get("uneven", 1.0), *[0.9] * (record["axes"]["gpus"] - 1)]
-        record["gpu"] |= {"devices": [{"utilisation_mean": share} for share in shares]}
     record["phases_s"] |= {"h2d": figures.get("h2d_s", 0.02)}
     record["input"] |= {"read_s": figures["read_s"]} if "read_s" in figures else {}
     ended_s = np.cumsum(figures.get("s", 1.0) + 0.1 * waves(21, 0.0)).tolist()

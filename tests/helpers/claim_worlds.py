@@ -453,6 +453,9 @@ FOOLING: list[tuple[str, Callable[[Cell], Figures], str]] = [
     ),
     ("pinned-gain-by-gpus", along("gpus", {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6}, pin_memory=False), FAILS),
     ("copies-insignificant", at("", {}, copy_s=0.0, window_s=0.0), "not measured"),
+    # GPUs that take turns, of which each is as busy as the others in the mean; and GPUs that are alike, idle
+    ("dali-balances-gpus", at("", {}, uneven=3.0, turns=True), FAILS),
+    ("dali-balances-gpus", at("", {}, busy=0.2), FAILS),
 ]
 
 # By what happened to some of three runs a cell, the columns of these runs, and what is said where the claim held
