@@ -1,19 +1,23 @@
 """Calls to the kernel and the C library: whose signals a rank obeys, when it is killed, how it keeps memory."""
 
+import _posixsubprocess
 import ctypes
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from multicard.machine import private
 
 # Signals that a terminal or SLURM sends to every process of a job: the controller answers them for its ranks
 SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
-
+ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT}  # by which a program ends those that it started
 
 SAVING_S = 5.0  # that a rank which is to end has for `before_end`
 before_end: list[Callable[[], object]] = []  # called on the controller's SIGTERM, in a thread of their own
@@ -41,6 +45,24 @@ def _obey(controller: int) -> None:
                 saving.join(SAVING_S)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.raise_signal(signal.SIGTERM)
+
+
+def unblock_in_children() -> None:
+    """Have processes that this one starts from here on hear ENDING_SIGNALS. They inherit the blocked ones, also as
+    other programs (exec), and a script that ends one and waits for it would wait for ever."""
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    os.register_at_fork(after_in_child=unblock)
+    fork_exec = _posixsubprocess.fork_exec
+
+    def unblocked(*arguments: Any) -> int:
+        before = unblock()
+        try:
+            return fork_exec(*arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    _posixsubprocess.fork_exec = unblocked  # which multiprocessing calls
+    subprocess._fork_exec = unblocked  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def die_with(process: int, number: int = signal.SIGKILL) -> None:

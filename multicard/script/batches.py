@@ -10,7 +10,8 @@ class Draws:
     """Batches drawn since the last step, and the data sets that training draws from.
 
     An evaluation draws its batches without gradients, or from other data than the training did before. Where a step
-    had no batches but of new data, training goes on with that data.
+    had no batches but of new data, training goes on with that data. New data whose loader had ended before other data
+    was drawn from was not of the step: it was evaluated, in the first step as well.
     """
 
     def __init__(self) -> None:
@@ -21,36 +22,53 @@ class Draws:
 
     def _clear(self) -> None:
         self.asked = False  # for a batch of the training
-        self._sizes: list[int | None] = []
-        self._others: list[tuple[Any, int | None]] = []  # with gradients, from other data
+        self._sizes: list[int | None] = []  # of batches of known data
+        self._new: list[tuple[Any, int | None]] = []  # with gradients, from data that is not known
+        self._ended: list[Any] = []  # such data, once its loader had no more
 
     def asks(self, data: Any) -> bool:
         """True where a batch that is asked for of `data` is for training."""
-        known = any(data is each for each in self._known)
-        if not torch.is_grad_enabled() or not (known or self._first_step):
+        if not torch.is_grad_enabled() or not (self._knows(data) or self._first_step):
             return False
-        self._known += [] if known else [data]
         self.asked = True
         return True
 
     def add(self, data: Any, trains: bool, size: int | None) -> None:
         """Count a batch of so many samples; None: not known."""
-        if trains:
-            self.ever = True
-            self._sizes.append(size)
+        self.ever = self.ever or trains
+        if self._knows(data):
+            self._sizes += [size] if trains else []
         elif torch.is_grad_enabled():
-            self._others.append((data, size))
-            self.asked = bool(self._sizes)  # what was asked for before had ended
+            self._new = [each for each in self._new if each[0] is data or not _among(self._ended, each[0])]
+            self._new.append((data, size))
 
-    def take(self) -> tuple[int | None, int]:
-        """The samples (None: not known) and batches of the step that has ended."""
-        if self._others and not self.asked:
-            self._known = [data for data, _ in self._others]
-            self._sizes = [size for _, size in self._others]
+    def ends(self, data: Any) -> None:
+        """The loader of `data` has no more batches."""
+        self._ended.append(data)
+        self.asked = self.asked and not self._knows(data)
+
+    def take(self) -> tuple[int | None, int, bool]:
+        """The samples (None: not known) and batches of the step that has ended, and whether they were of data that
+        seemed to be evaluated."""
+        if not self._first_step and not self._known:  # steps without a loader go on without it
+            self._new = [each for each in self._new if not _among(self._ended, each[0])]
+        moves = bool(self._new) and (self._first_step or not self.asked)
+        seemed_evaluated = moves and not self._first_step
+        if moves:
+            self._known = [data for data, _ in self._new]
+            self._sizes += [size for _, size in self._new]
         sizes, self._first_step = self._sizes, False
+        self.ever = self.ever or moves
         self._clear()
         known = [size for size in sizes if size is not None]
-        return (sum(known) if len(known) == len(sizes) else None), len(sizes)
+        return (sum(known) if len(known) == len(sizes) else None), len(sizes), seemed_evaluated
+
+    def _knows(self, data: Any) -> bool:
+        return _among(self._known, data)
+
+
+def _among(several: list[Any], data: Any) -> bool:
+    return any(data is each for each in several)
 
 
 def samples(batch: Any, batch_size: int | None) -> int | None:

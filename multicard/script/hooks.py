@@ -30,7 +30,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
         try:
             batch = next_batch(batches)
         except StopIteration:
-            recorder.exhausted(trains)
+            recorder.exhausted(batches._dataset, trains)
             raise
         size = getattr(batches._index_sampler, "batch_size", None)
         recorder.receives(batches._dataset, trains, samples(batch, size if isinstance(size, int) else None))

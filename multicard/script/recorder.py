@@ -27,8 +27,9 @@ from multicard.run.rank_report import Report
 from multicard.script.batches import Draws
 from multicard.script.marks import step
 
-# Labels of laps. STEP is work that ends a step, APART what lies between steps that are marked, PAUSE a race's
-WORK, DATA, STEP, EVALUATE, APART, PAUSE = range(6)
+# Labels of laps. STEP is work that ends a step, RESUMED as well, of new data: what seemed an evaluation belongs to it;
+# WAIT is for a batch of an evaluation, EVALUATED its end, APART what lies between steps that are marked, PAUSE a race's
+WORK, DATA, STEP, RESUMED, EVALUATE, WAIT, EVALUATED, APART, PAUSE = range(9)
 TOGETHER = 256  # losses on the device that become one tensor
 TAKEN = 32  # steps whose laps are read together
 UNKNOWN_STEPS = 0  # of an epoch
@@ -88,7 +89,8 @@ class Recorder:
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
-        self._stopped = self._marked = self._in_step = self._evaluating = self._evaluated = False
+        self._stopped = self._marked = self._in_step = self._evaluating = False
+        self._evaluated = 0  # evaluations since the last step
         self._grouped = True
         self._times: list[tuple[float, float]] = []  # of each step: seconds, and those of waiting for data
         self._counts: list[tuple[int, int, int]] = []  # samples, tokens, batches
@@ -96,6 +98,7 @@ class Recorder:
         self._left_out: list[int] = []
         self._pass_from = 0  # the step at which the last pass over the data ended
         self._step_s = self._data_s = self._evaluate_s = 0.0
+        self._seemed_s = self._seemed_wait_s = 0.0  # of what seems an evaluation
         self._total_s = self._span_s = self._lapsed_s = self._paused_s = 0.0
         self._pending_loss: Any = None
         self._accuracy: Any = None
@@ -124,31 +127,33 @@ class Recorder:
             self._lap(EVALUATE)
         elif self._started_s is not None:
             self._lap(WORK if self._in_step or not self._marked else APART)
-            self._evaluating = self._evaluated = True
+            self._evaluating = True
+            self._evaluated += 1
             self.evaluations += 1
         return trains
 
     def receives(self, data: Any, trains: bool, samples: int | None) -> None:
         """The batch is there."""
         if trains or self._evaluating:
-            self._lap(DATA if trains else EVALUATE)
+            self._lap(DATA if trains else WAIT)
         if trains and self.window.recording:
             self.window.ranges.close()
         self.draws.add(data, trains, samples)
 
-    def exhausted(self, trains: bool) -> None:
+    def exhausted(self, data: Any, trains: bool) -> None:
         """There is no further batch."""
+        self.draws.ends(data)
         if trains:
             self._lap(DATA)
             self._pass_from = self.steps
         else:
-            self._end_evaluation()
+            self._end_evaluation(EVALUATED)
 
     def steps_now(self) -> None:
         """An optimiser begins a step: where neither a batch nor a mark came before, the clock starts here."""
         if self._started_s is None and not self.is_over:
             self._start()
-            self._evaluated = True
+            self._evaluated = 1  # when the step began is not known
 
     def end_counted_step(self) -> None:
         """The optimiser that counts has ended a step, or left it out."""
@@ -168,7 +173,7 @@ class Recorder:
         """The marked step has ended."""
         if self.is_over or not self._in_step:
             return
-        self._in_step = self._evaluated = False
+        self._in_step, self._evaluated = False, 0
         self._end_step(mark.samples, mark.tokens, self._pending_loss if mark.loss is None else mark.loss)
 
     def log(self, values: dict[str, Any]) -> None:
@@ -208,24 +213,27 @@ class Recorder:
         if self._started_s is not None and not self.is_over:
             self._laps.end(label)
 
-    def _end_evaluation(self) -> None:
+    def _end_evaluation(self, label: int = EVALUATE) -> None:
         if self._evaluating:
-            self._lap(EVALUATE)
+            self._lap(label)
             self._evaluating = False
             if self.gate is not None:
                 self.gate.start_epoch()
 
     def _end_step(self, samples: int | None, tokens: int | None, loss: Any) -> None:
         self._end_evaluation()
-        self._lap(STEP)
-        drawn, batches = self.draws.take()
+        drawn, batches, resumed = self.draws.take()
+        self._lap(RESUMED if resumed else STEP)
+        if resumed:
+            self.evaluations -= 1
+            self._evaluated -= 1
         samples = drawn if samples is None else samples
         self._unknown_samples += samples is None or (batches == 0 and not self.draws.ever and not samples)
         self._counts.append((samples or 0, tokens or 0, batches))
         self._samples, self._tokens = self._samples + (samples or 0), self._tokens + (tokens or 0)
-        if self._evaluated:
+        if self._evaluated > 0:
             self._left_out.append(self.steps)
-        self._evaluated, self._pending_loss = False, None
+        self._evaluated, self._pending_loss = 0, None
         if loss is not None:
             self._keep_loss(self.steps, loss)
         self.steps += 1
@@ -259,10 +267,17 @@ class Recorder:
         for label, seconds in self._laps.known(wait):
             self._lapsed_s += seconds
             self._paused_s += seconds if label == PAUSE else 0.0
-            self._evaluate_s += seconds if label == EVALUATE else 0.0
+            self._seemed_s += seconds if label in (EVALUATE, WAIT, EVALUATED) else 0.0
+            self._seemed_wait_s += seconds if label == WAIT else 0.0
             self._data_s += seconds if label == DATA else 0.0
-            self._step_s += seconds if label in (WORK, DATA, STEP) else 0.0
-            if label == STEP:
+            self._step_s += seconds if label in (WORK, DATA, STEP, RESUMED) else 0.0
+            if label == RESUMED:
+                self._step_s, self._data_s = self._step_s + self._seemed_s, self._data_s + self._seemed_wait_s
+            elif label in (STEP, EVALUATED):
+                self._evaluate_s += self._seemed_s
+            if label in (STEP, RESUMED, EVALUATED):
+                self._seemed_s = self._seemed_wait_s = 0.0
+            if label in (STEP, RESUMED):
                 self._times.append((self._step_s, self._data_s))
                 self._step_s = self._data_s = 0.0
                 self._total_s, self._span_s = self._lapsed_s - self._paused_s, self._lapsed_s
@@ -295,6 +310,7 @@ class Recorder:
         if started_s is None:
             return
         self._take(wait=True)
+        self._evaluate_s += self._seemed_s
         self.report.counters.read()
         content, steps = self.report.content, len(self._times)
         times, counts = (

@@ -2,15 +2,16 @@
 
 import atexit
 import gc
+import importlib
 import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
 from multicard.config.script import ScriptConfig
@@ -23,6 +24,10 @@ NO_STEP = (
     "no optimiser of this rank took a step that torch's hooks saw; mark steps with multicard.step(), and have the "
     "script train in the processes that it is started in, as under torchrun"
 )
+OWN_RANKS = (
+    "starts ranks of its own by torch.multiprocessing; have it train in the process that it is started in, as under "
+    "torchrun"
+)
 
 
 def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
@@ -32,6 +37,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
         ValueError: the script exited with a code other than 0, or took no step.
     """
     os_calls.adopt_orphans()
+    os_calls.unblock_in_children()
     atexit._clear()  # what the script registers is run at its end, but nothing of the process that was forked
     multiprocessing.set_start_method(None, force=True)  # Python's own: a rank inherits the one that it was started by
     if rank.device.type == "cpu":
@@ -67,9 +73,17 @@ def _call(config: ScriptConfig) -> None:
             exit_at_once(code)
         raise SystemExit(code)
 
+    def refuse_ranks(*_: Any, **__: Any) -> NoReturn:
+        """They would wait for one another at the address of this run's own."""
+        raise ValueError(f"script={config.script}: {OWN_RANKS}")
+
+    launchers = [importlib.import_module(f"torch.multiprocessing{part}") for part in ("", ".spawn")]
     code: object = 1  # of a process that the script forked, where an exception ends it
     try:
-        with mock.patch.object(os, "_exit", exit_as_rank):
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))
+            for launcher in launchers:
+                patches.enter_context(mock.patch.object(launcher, "start_processes", refuse_ranks))
             if module := words.module(config):
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:

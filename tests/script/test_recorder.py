@@ -1,5 +1,6 @@
 """What the hooks see of a script's steps, in this process."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import multicard
 from multicard.ranks.process import Rank
@@ -121,6 +122,62 @@ def test_an_evaluation_is_told_from_training(tmp_path: Path, evaluate: Callable[
     assert (report.left_out, column(tmp_path, "samples")) == ([6], [8] * 12)
     assert report.evaluate_s > 0
     assert "2 evaluations between or after steps" in report.seen
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, int]]):
+    """48 samples; the first comes after 20 ms."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        time.sleep(0.02)
+        yield from ((torch.randn(4), number % 2) for number in range(48))
+
+
+@pytest.mark.parametrize("evaluate", [None, no_gradients, with_gradients])
+def test_data_built_anew_for_each_pass_are_trained_on(tmp_path: Path, evaluate: Callable[..., None] | None):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(3):
+            training.data = Stream()
+            training.train()
+            if evaluate is not None:
+                evaluate(Stream(), training.loss)
+    (report,) = reports
+    assert (column(tmp_path, "samples"), column(tmp_path, "batches")) == ([8] * 18, [1] * 18)
+    assert report.left_out == ([6, 12] if evaluate else [])
+    assert any("3 evaluations" in line for line in report.seen) == bool(evaluate)
+    waits = column(tmp_path, "data_s")
+    assert min(waits[6], waits[12]) >= 0.02
+    assert report.evaluate_s == 0 if evaluate is None else report.evaluate_s >= 0.06
+
+
+def test_batches_left_over_are_of_the_first_step_of_new_data(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path):
+        for _ in range(2):
+            training.data = Stream()
+            training.train(accumulate=4)
+    assert column(tmp_path, "samples") == [32, 16 + 32]
+
+
+def test_data_evaluated_before_the_first_step_are_not_trained_on(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(2):
+            with_gradients(training.held_out, training.loss)
+            training.train()
+    assert column(tmp_path, "samples") == [8] * 12
+    assert reports[0].left_out == [6] and "1 evaluation between or after steps" in reports[0].seen
+
+
+def test_an_evaluation_by_a_loader_is_none_of_the_training_without_one(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(3):
+            training.loss(training.data[:]).backward()
+            training.optimizer.step()
+            with_gradients(training.held_out, training.loss)
+    (report,) = reports
+    assert (column(tmp_path, "samples"), report.loads, report.left_out) == ([0] * 3, False, [0, 1, 2])
 
 
 def test_training_goes_on_with_other_data(tmp_path: Path):

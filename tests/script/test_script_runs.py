@@ -33,6 +33,16 @@ for epoch in range(20):
     for batch in DataLoader(data, 8):
         loss_of(batch).backward(); optimizer.step()
 """
+ENDS_CHILDREN = f"""
+import multiprocessing, subprocess, time
+forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=({LONG_S},), daemon=True)
+programs = [subprocess.Popen(["sleep", "{LONG_S}"]) for _ in range(2)]
+forked.start()
+time.sleep(0.1)
+forked.terminate(); programs[0].terminate(); programs[1].send_signal(2)
+forked.join(60)
+assert (forked.exitcode, *[each.wait(60) for each in programs]) == (-15, -15, -2)
+"""
 
 
 def measured(script: str, *words: str):
@@ -83,6 +93,7 @@ def test_ranks_without_a_group_are_said(script: Script):
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("print('done')", "no optimiser of this rank took a step"),
+        ("torch.multiprocessing.spawn(print, nprocs=2)", "script=train.py: starts ranks of its own"),
         ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory"),
     ],
 )
@@ -111,9 +122,10 @@ def test_nothing_that_a_script_starts_outlives_it(script: Script):
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + TRAIN,
         "for code in (0, 4): os.fork() or sys.exit(code)\nos.wait(); os.wait()\n" + TRAIN,
         "os.chdir('/')\n" + TRAIN,
+        TRAIN + ENDS_CHILDREN,
         TRAIN.replace("8)", "8, num_workers=1, persistent_workers=True)"),  # without `if __name__ == "__main__"`
     ],
-    ids=["os._exit", "thread", "forked", "chdir", "workers"],
+    ids=["os._exit", "thread", "forked", "chdir", "ends its children", "workers"],
 )
 def test_a_script_that_ends_in_its_own_way_is_measured(script: Script, body: str):
     run = measured(script(body), "warmup_steps=1")
