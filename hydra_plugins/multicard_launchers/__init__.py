@@ -45,7 +45,8 @@ class CellLauncher(Launcher):
         self.batches = Batches(self.command, hydra_context, config, self.on_slurm, self.packs)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        return self.batches.launch(job_overrides, initial_job_idx)
+        self.batches.launch(job_overrides, initial_job_idx)
+        return []
 
 
 class CellSweeper(BasicSweeper):

@@ -4,26 +4,21 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 
-from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
+from hydra.core.utils import configure_log, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from multicard import workloads
 from multicard.config.job import Auto, Device, count
-from multicard.config.keys import require
 from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
 from multicard.records.journal import JournalError
-from multicard.sweep import auto, axes, cells, executor, objective, predicted, slurm_submit, slurm_wait
+from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace, SameFailureError, Streak
 from multicard.sweep.task import run
 from multicard.sweep.until_sure import UntilSure
-
-CELLS = "hydra_plugins.multicard_launchers.CellSweeper"
-BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # which chooses nothing by what cells return
 
 
 class Batches:
@@ -37,27 +32,23 @@ class Batches:
         self.streak = Streak()
         self.leases = ExitStack()  # of GPUs that gpus=auto chose
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
+    def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
         """Measure the cells of a batch, given by their overrides, as the configuration asks; `first` is Hydra's number
-        of the first. Returns the figures of the cells, for a sweeper that is not multicard's."""
+        of the first."""
         if self.command.abandoned:
-            return []  # an earlier batch of the sweep was interrupted
-        config, sweeper = self.config, self.config.hydra.sweeper
+            return  # an earlier batch of the sweep was interrupted
+        config = self.config
         self.command.is_sweep = True
         setup_globals()
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-        refuse_race(config, self.on_slurm, sweeper._target_ == CELLS, sweeper.get("max_batch_size"))
-        objective.refuse(self.command.workload, config.objective)
+        refuse_race(config, self.on_slurm, config.hydra.sweeper.max_batch_size)
         if config.auto is not None:
-            auto.refuse(config, self.on_slurm, self.packs, sweeper._target_ == CELLS)
+            auto.refuse(config, self.on_slurm, self.packs)
             job_overrides = self._with_values(job_overrides)
-        if sweeper._target_ != CELLS:
-            return self._measure_for_another(job_overrides, first)
         if config.repeat == AUTO:
             self._measure_until_sure(job_overrides, first)
         else:
             self._measure_batch(job_overrides, first)
-        return []
 
     def _with_values(self, job_overrides: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
         """Replace what is auto by the value that is chosen for each cell; its GPUs are leased."""
@@ -69,22 +60,6 @@ class Batches:
             if leases:
                 self.leases.enter_context(shares.announced(own))  # before others may choose
         return resolved
-
-    def _measure_for_another(self, job_overrides: Sequence[Sequence[str]], first: int) -> Sequence[JobReturn]:
-        """Measure cells for a sweeper that is not multicard's; what that alone can do is refused."""
-        config, remedy = self.config, "leave hydra/sweeper out"
-        instead = f"{remedy}, or sweep repetition=1,2,3"
-        require(config.repeat == "1", f"repeat={config.repeat}: needs multicard's own sweeper; {instead}")
-        every = config.hydra.runtime.choices.get("experiment") == workloads.ALL
-        require(not every, f"experiment={workloads.ALL}: needs multicard's own sweeper; {remedy}")
-        if config.scale == "smoke":
-            job_overrides = [axes.shrunk(words, config.hydra.experiment.smoke) for words in job_overrides]
-        sweep = self._measure_batch(job_overrides, first)
-        if self.command.abandoned:
-            raise KeyboardInterrupt
-        if starts_nothing(config) and config.hydra.sweeper._target_ != BASIC:
-            raise objective.NothingMeasuredError
-        return objective.returns(sweep.every, None if starts_nothing(config) else config.objective)
 
     def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
         rounds = UntilSure(self.config, job_overrides)

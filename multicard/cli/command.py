@@ -21,7 +21,6 @@ from multicard.messages import drop, say
 from multicard.ranks import interruption
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command, Conclude
-from multicard.sweep.objective import NoFigureError, NothingMeasuredError
 from multicard.sweep.task import Task
 
 WIDTH, INDENT = 120, 36
@@ -61,11 +60,6 @@ def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda f
         return _refuse(command, str(error))
     except BrokenPipeError:  # Hydra's own output, as of `--cfg job | head`
         drop(sys.stdout)
-    except NoFigureError as error:
-        print(f"the sweeper ended at a cell without its figure: {error}", file=sys.stderr)
-        command.abandoned = True
-    except NothingMeasuredError:
-        say("these are the first cells of a search, which chooses the next by what they measure")
     except KeyboardInterrupt as interrupted:
         if not command.abandoned:  # else it is said
             print(f"interrupted by {str(interrupted) or 'SIGINT'}", file=sys.stderr)

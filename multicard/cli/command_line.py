@@ -22,7 +22,7 @@ from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 # Keys with one value for all cells of a sweep
-ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "objective", "auto")
+ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "auto")
 ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
@@ -139,10 +139,10 @@ def check(chosen: list[Override], workload: Workload) -> None:
         ValueError: with the option and its alternatives.
     """
     known, groups = workloads.known_keys(workload), workloads.groups(workload)
-    sweepers = [str(override.value()) for override in chosen if override.key_or_group == "hydra/sweeper"]
-    searches = not {*sweepers[-1:]} <= {"cells", "basic"}  # Optuna's and Ax's take intervals
     for override in chosen:
         key, word = override.key_or_group, override.input_line
+        own = key != "hydra/sweeper" or override.value() == "cells"
+        require(own, f"{word}: the cells of a sweep are multicard's own to choose; leave it out (race= finds the best)")
         if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
             continue
         remedy = f"write {key}=VALUE, or leave it out for its default"
@@ -156,10 +156,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
         require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
         sweeps = override.is_sweep_override()
         require(not sweeps or key not in ONE_VALUE, f"{word}: takes one value, not a sweep")
-        discrete = not sweeps or override.is_discrete_sweep()
-        require(discrete or searches, f"{word}: name the values, as {key}=1,2,3")
-        if not discrete:
-            continue
+        require(not sweeps or override.is_discrete_sweep(), f"{word}: name the values, as {key}=1,2,3")
         values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]
         alone = f"{key}=auto" not in AUTO or "auto" not in values
         require(alone, f"{word}: auto stands alone, as {key}=auto")

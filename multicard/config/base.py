@@ -146,8 +146,9 @@ ACCUMULATED = "gradient_accumulation_steps"  # key of tuning; training does not 
 FOLLOWING = ("batch_size", ACCUMULATED)  # keys that may follow from others
 
 # Keys that do not change what is measured, and so are no part of a cell's identity
-BESIDE = ("name", "rerun", "stop_on_divergence", "objective", "price", "tracker")
-NOT_IDENTITY = (*BESIDE, *ASKED, *REPETITION, *PREDICTION, *RACE)
+BESIDE = ("name", "rerun", "stop_on_divergence", "price", "tracker")
+OLDER = ("objective", "repeat_compare")  # in older records, as little part of it
+NOT_IDENTITY = (*BESIDE, *OLDER, *ASKED, *REPETITION, *PREDICTION, *RACE)
 # Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
 LATER: dict[str, dict[str, Any]] = {
     "": {
@@ -203,9 +204,6 @@ class RunConfig(RepeatedConfig):
     probe: ProbeConfig = key(ProbeConfig, "runs no longer than predictions need")
     race: RaceConfig = key(RaceConfig, "sweeps: the best cell alone, for a part of what all take")
     fit: Fit = key(Fit.warn, "runs whose memory the GPU does not have, by prediction: warn, refuse them, or off")
-    objective: Optional[str] = key(
-        None, "the record's figure that a search goes by, as total_s or step_s.mean (hydra/sweeper=optuna and the like)"
-    )
     price: PriceConfig = key(PriceConfig, "what runs cost, beside their time")
     tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases")
 

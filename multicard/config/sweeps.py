@@ -15,7 +15,7 @@ from multicard.config.keys import check_bounds, key, require
 
 AUTO = "auto"
 LEAST_AUTO = 2  # one run does not show how runs differ
-REPETITION = ("repeat", "repeat_error", "repeat_max", "repeat_compare", "repetition")
+REPETITION = ("repeat", "repeat_error", "repeat_max", "repetition")
 SWITCHED = ("predict", "probe")  # groups of keys that are switched on by their name alone
 PREDICTION = (*SWITCHED, "fit")
 RACE = ("race",)
@@ -28,9 +28,6 @@ class RepeatedConfig(JobConfig):
     repeat: str = key("1", "sweeps: number of runs of each cell, by turns; auto: until it is sure enough")
     repeat_error: str = key("1%", "repeat=auto: half width of the mean step's interval that is sure enough")
     repeat_max: int = key(10, "repeat=auto: most runs of a cell", least=LEAST_AUTO)
-    repeat_compare: Optional[str] = key(
-        None, "repeat=auto: a swept key; sure enough is also when its values differ, or differ by 5% at most"
-    )
     repetition: int = key(1, "which of its repetitions a run is, from 1; repeat sets it", least=1)
 
     def __post_init__(self) -> None:
@@ -127,11 +124,10 @@ class RaceConfig:
         require(0 < share(self.tolerance) < 1, f"race.tolerance={self.tolerance}: must be above 0% and below 100%")
 
 
-def refuse_race(config: Any, on_slurm: bool, own_sweeper: bool, batch_size: int | None) -> None:
+def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
     """Refuse a sweep that cannot be raced, before its cells are composed: else each of them would be refused.
 
     Args:
-        own_sweeper: the sweeper is multicard's.
         batch_size: `hydra.sweeper.max_batch_size`.
 
     Raises:
@@ -145,7 +141,6 @@ def refuse_race(config: Any, on_slurm: bool, own_sweeper: bool, batch_size: int 
     packed = config.get("exclusive") is False
     require(not packed, f"{race}: its cells have the whole machine by turns; leave out exclusive=false")
     require(not on_slurm, f"{race}: runs on one machine, {inside}; leave out hydra/launcher=submitit_slurm")
-    require(own_sweeper, f"{race}: is a search by itself; leave out hydra/sweeper")
     require(batch_size is None, f"{race}: is of all cells at once; leave out hydra.sweeper.max_batch_size={batch_size}")
     require(not config.probe.enabled, f"{race}: its cells are probes by themselves; leave out probe=true")
     check_raced_run(config)

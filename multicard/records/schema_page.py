@@ -25,7 +25,7 @@ are made from `multicard/records/schema.py` and the files beside it, by which re
 a key in *italics* is there only where it applies.
 """
 FIGURES = """The numbers that tables, charts and rankings show, by the names that `list --columns`, `--sort` and
-`--where` take. Their keys in result.json are those of W&B's summary too, and what `objective=` takes. Runs of a setting
+`--where` take. Their keys in result.json are those of W&B's summary too. Runs of a setting
 are summed up by their mean, of peak memory by the highest."""
 SECTIONS = {
     "result.json": schema.Record,

@@ -150,7 +150,7 @@ class Search:
         return status != "oom"
 
 
-def refuse(config: Any, on_slurm: bool, packs: bool, own_sweeper: bool) -> None:
+def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
     """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on this machine, beside
     each other unless they want all of it."""
     key, remedy = config.auto, REMEDIES[config.auto]
@@ -173,7 +173,6 @@ def refuse(config: Any, on_slurm: bool, packs: bool, own_sweeper: bool) -> None:
             (whole is None, f"global_batch_size={whole} says what a step has; leave it out, or"),
             (not races, "a race compares sizes that are given;"),
             (not beside, "cells beside each other share their memory;"),
-            (own_sweeper, "needs multicard's own sweeper; leave hydra/sweeper out, or"),
             (str(profile) == "none", f"is confirmed by a probe; leave out profile={profile}, or"),
             (not on_slurm or is_elsewhere(config), "SLURM's GPUs are not known; give predict.gpu, or"),
         )

@@ -57,13 +57,6 @@ class Axes:
         return cells
 
 
-def shrunk(words: Sequence[str], smoke: Mapping[str, Any]) -> list[str]:
-    """The overrides of a cell, with those of `scale=smoke` for other keys: the first of several values."""
-    own = {word.lstrip("+").partition("=")[0] for word in words}
-    values = [f"{key}={value}" for key, value in smoke.items() if value is not None and key not in own]
-    return [*product(OverridesParser.create().parse_overrides(values))[0], *words]
-
-
 def product(overrides: Sequence[Override]) -> Cells:
     """Every combination of the values of all keys; the last values of a key that is there twice."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper

@@ -38,7 +38,7 @@ class Place:
         number: in the sweep, from 1; `label` shows it ("[2/6] "), and is empty for a single run.
         setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
-        overrides: of the cell, and of others that measure the same, by their number.
+        overrides: the words that make it, of the sweep's axes and the command.
     """
 
     number: int = 1
@@ -48,7 +48,7 @@ class Place:
     composed: DictConfig
     cfg: DictConfig
     folder: Path
-    overrides: dict[int, list[str]] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
     result: Run | None = None
 
     @property
@@ -175,14 +175,13 @@ def compose(
             setting = (cell.folder.parent, f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}")
         if setting in placed:
             alike.append(f"{label}measures the same as [{placed[setting].number}/{total}]: left out")
-            placed[setting].overrides[number] = list(overrides)
             continue
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = first + number - 1
             composed.hydra.sweep.subdir = cell.folder.name
-        cell.overrides[number] = list(overrides)
+        cell.overrides = list(overrides)
         placed[setting] = cell
-    words_of = [[w for w in cell.overrides[cell.number] if not w.startswith("auto=")] for cell in placed.values()]
+    words_of = [[w for w in cell.overrides if not w.startswith("auto=")] for cell in placed.values()]
     for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
         cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
     several = f"{len(alike)} of {total} cells measure the same as others: left out"

@@ -13,7 +13,7 @@ from multicard.machine import shares
 from multicard.messages import say
 from multicard.run import controller
 from multicard.run.progress_bar import ALONE, InSweep
-from multicard.sweep import cells, objective, predicted
+from multicard.sweep import cells, predicted
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 
@@ -24,9 +24,8 @@ class Task:
     def __init__(self, command: Command) -> None:
         self.command = command
 
-    def measure(self, cfg: DictConfig) -> float | None:
-        """Measure a single run, take the record of an earlier measurement, or say what it would take. Hydra's task.
-        Returns the figure that `objective` names."""
+    def measure(self, cfg: DictConfig) -> None:
+        """Measure a single run, take the record of an earlier measurement, or say what it would take. Hydra's task."""
         composed: Any = HydraConfig.instance().cfg
         folder, words = Path(composed.hydra.runtime.output_dir), list(composed.hydra.overrides.task)
         sweep = Sweep.of(self.command, [cells.cell_of(self.command.workload, composed, cfg, folder, words)])
@@ -34,11 +33,10 @@ class Task:
             require(cfg.repeat == "1", f"repeat={cfg.repeat}: several runs are a sweep; add -m")
             race = cfg.race.figure
             require(race is None, f"race={race}: needs cells to choose from, a sweep; add -m")
-            objective.refuse(self.command.workload, cfg.objective)
             cells.settle(sweep)
             if cfg.predict.enabled and sweep.cells:
                 predicted.show(sweep)
-                return objective.value(None, cfg.objective)  # a prediction has no run to hand over
+                return
             predicted.check_fit(sweep)
             if cfg.dry_run:
                 cells.check(sweep, sweep.left)
@@ -53,7 +51,6 @@ class Task:
             with shares.announced([sweep.cells[0].config]):
                 run(self.command, sweep.cells[0], keep_refused=False)
         sweep.finish()
-        return objective.value(self.command.runs[-1] if self.command.runs else None, cfg.objective)
 
 
 def run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multicard import completion
+from multicard import completion, workloads
 from multicard.__main__ import COMMANDS, main
 from multicard.cli import command_line
 from multicard.config import hydra_config
@@ -118,9 +118,8 @@ COMPOSED = [
     (["method=lora"], "method: belongs to tune_llm.py"),
     (["experiment=templates"], "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
     (["experiment=tabel2"], "experiment=tabel2: no such option; choose one of image_size, layout"),
-    (["-m", "hydra/sweeper=basic", "repeat=3"], "repeat=3: needs multicard's own sweeper; leave hydra/sweeper out"),
+    (["-m", "hydra/sweeper=basic"], "hydra/sweeper=basic: the cells of a sweep are multicard's own to choose; "),
     (["gpus=9999", "device=cpu"], "gpus=9999: 9,999 CPU ranks would take turns on "),
-    (["-m", "objective=fast"], "objective=fast: no figure of a record of train_vision.py; docs/record.md lists them"),
     (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
     (["gpus=auto", "hydra.run.dir=x"], "hydra.run.dir=x: gpus=auto makes a sweep; use hydra.sweep.dir"),
     (["auto=gpus", "cpus_per_gpu=0"], "cpus_per_gpu=0: must be 1 or more"),
@@ -152,7 +151,6 @@ COMPOSED = [
     (["-m", "gpus=2", "predict.gpu=nonsense"], "predict.gpu=nonsense: no such GPU; choose one of b200, "),
     ([*RACE, SLURM], "race=images_per_s: runs on one machine, within a job, as by srun --ntasks=1 "),
     ([*RACE, "probe=true"], "race=images_per_s: its cells are probes by themselves; leave out probe=true"),
-    ([*RACE, "hydra/sweeper=basic"], "race=images_per_s: is a search by itself; leave out hydra/sweeper"),
     ([*RACE, "hydra.sweeper.max_batch_size=2"], "race=images_per_s: is of all cells at once; leave out hydra.sweeper."),
     ([*RACE, "repeat=2"], "race=images_per_s: measures cells by turns, and the best three times; leave out repeat=2"),
     ([*RACE, "nodes=2"], "race=images_per_s: measures cells by turns, on one machine; leave out nodes=2"),
@@ -301,3 +299,11 @@ def test_a_conclusion_that_fails_is_a_line_and_leaves_the_exit_code(capsys: pyte
     command.conclude = lambda folders: [] * (1 // 0)
     assert command.close() == 0
     assert capsys.readouterr().err == "no conclusion: ZeroDivisionError: integer division or modulo by zero\n"
+
+
+def test_groups_without_an_option_may_be_added():
+    assert workloads.optional_groups(WORKLOAD) == ["experiment"]
+    assert workloads.optional_groups(llm.WORKLOAD) == ["template", "experiment"]
+    words = ["+experiment=table2", "+precision=bf16", "+seed=1", "+template=grammar"]
+    assert command_line.switched(words, WORKLOAD) == ["experiment=table2", *words[1:]]
+    assert command_line.switched(words, llm.WORKLOAD) == ["experiment=table2", *words[1:3], "template=grammar"]

@@ -214,7 +214,7 @@ def test_placement(overrides: list[str], devices: int, expected: tuple[str, str,
 
 def test_the_identity_is_what_is_measured():
     one = typed("name=a").identity()
-    unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "objective=total_s", "max_jobs=3", "auto=gpus")
+    unmeasured = ("name=b", "rerun=true", "tracker.mode=disabled", "max_jobs=3", "auto=gpus")
     assert one == typed(*unmeasured, "race.figure=images_per_s", "price.gpu_hour=2.49").identity()
     others = [typed("precision=fp64"), typed("gpus=2"), typed("dataset.train_limit=5"), typed("lr=0.1")]
     assert len({one, *(other.identity() for other in others)}) == 5
