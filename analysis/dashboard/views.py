@@ -192,8 +192,6 @@ def sections() -> dict[str, Sequence[Panel]]:
             gpu_lines("GPU temperature (°C)", "temperature_c"),
             gpu_lines("Clock of the multiprocessors (MHz)", "sm_clock_mhz"),
             gpu_lines("Clock of the GPU's memory (MHz)", "memory_clock_mhz"),
-            lines("CPU (%)", "time", keys.MACHINE_SAMPLES["cpu"]),
-            lines("Memory of the machine (%)", "time", keys.MACHINE_SAMPLES["memory"]),
         ],
     }
 

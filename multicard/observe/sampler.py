@@ -1,12 +1,10 @@
-"""Samples a node once a second while its ranks work, in a thread of the controller: its GPUs, its CPU and memory.
+"""Samples the GPUs of a node once a second while its ranks work, in a thread of the controller.
 
-A failure here ends no run: the record says why a figure is missing. A sample of CPU and memory reads two files of
-/proc, which takes a ten-thousandth of the second.
+A failure here ends no run: the record says why a figure is missing.
 """
 
-import sys
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -20,12 +18,11 @@ from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.observe import gpu_record
 from multicard.observe.readings import COLUMNS, Neighbours, read_gpu, read_processes
-from multicard.records import rank_files, run_folder
+from multicard.records import rank_files
 from multicard.records.rank_files import RankReport
 
 INTERVAL_S = gpu_record.SAMPLING_S
 ANSWER_S = 10.0  # a driver that hangs must not hang the run
-MACHINE_COLUMNS = ("time_s", "cpu", "memory")  # seconds since training began; shares of all cores and of the memory
 Span = tuple[float, float]  # from, to, in seconds
 
 
@@ -36,14 +33,10 @@ class Sampler:
         uuids: of the GPUs, each once; none on CPU ranks.
         ranks: the numbers of this node's ranks.
         attempt: the number of this start of the run, from 0.
-        machine: sample CPU and memory too.
     """
 
-    def __init__(
-        self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0, machine: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, uuids: list[str], ranks: range, attempt: int = 0, node: int = 0) -> None:
         self._folder, self._uuids, self._ranks, self._attempt, self._node = folder, uuids, ranks, attempt, node
-        self._machine = array("d") if machine else None  # samples one after the other, as MACHINE_COLUMNS, on `clock_s`
         self._values = {uuid: array("d") for uuid in uuids}  # as COLUMNS
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
         self._missing: dict[str, dict[str, str]] = {uuid: {} for uuid in uuids}
@@ -55,17 +48,15 @@ class Sampler:
         self._thread = Thread(target=self._run, daemon=True)
 
     @classmethod
-    def of_run(
-        cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0, machine: bool = False
-    ) -> Self:
+    def of_run(cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0) -> Self:
         """The sampler of a run on this node; ranks may share a GPU, and one process may use several."""
         uuids = devices.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
         first = node * placement.processes
-        return cls(folder, uuids, range(first, first + placement.processes), attempt, node, machine)
+        return cls(folder, uuids, range(first, first + placement.processes), attempt, node)
 
     def __enter__(self) -> Self:
         self._opened_s = clock_s()
-        if self._uuids or self._machine is not None:
+        if self._uuids:
             self._thread.start()
             self._first_sample.wait(ANSWER_S)
         return self
@@ -79,42 +70,20 @@ class Sampler:
         self._closed_s = clock_s()
 
     def _run(self) -> None:
-        """Take turns until the sampler closes. A part that fails ends alone."""
-        parts = [self._sample_machine(self._machine)] if self._machine is not None else []
-        parts += [self._sample_gpus()] if self._uuids else []
-        parts = [part for part in parts if next(part, False)]
-        self._first_sample.set()
-        closes = False
-        while parts and not closes:
-            closes = self._done.wait(INTERVAL_S)
-            parts = [part for part in parts if next(part, False)]
-        for part in parts:
-            part.close()
-
-    def _sample_machine(self, samples: "array[float]") -> Generator[bool]:
-        """One sample a turn, from the second on: shares are since the turn before."""
-        try:
-            import psutil
-
-            psutil.cpu_percent()
-            while True:
-                yield True
-                shares = psutil.cpu_percent() / 100, psutil.virtual_memory().percent / 100
-                samples.extend((clock_s(), *shares))
-        except Exception as error:  # no reason to end a run
-            print(f"CPU and memory are sampled no longer: {type(error).__name__}: {error}", file=sys.stderr)
-
-    def _sample_gpus(self) -> Generator[bool]:
-        """One sample of each GPU a turn; the first is before the ranks start."""
+        """Sample until the sampler closes, and once more then; the first sample is before the ranks start."""
         try:
             with devices.nvml() as self._library:
                 handles = self._handles()
                 self._sample_each(handles, before_ranks=True)
-                while True:
-                    yield True
+                self._first_sample.set()
+                closes = False
+                while not closes:
+                    closes = self._done.wait(INTERVAL_S)
                     self._sample_each(handles)
         except Exception as error:  # recorded; no reason to end a run
             self._problem = f"{type(error).__name__}: {error}"
+        finally:
+            self._first_sample.set()
 
     def _handles(self) -> dict[str, Any]:
         """NVML's handles of the GPUs that it gives."""
@@ -141,26 +110,10 @@ class Sampler:
 
     def write(self) -> None:
         """Write what was sampled, after the ranks have ended; a folder that was removed stays so."""
-        if not self._folder.exists():
-            return
-        reports = rank_files.read(self._folder)
-        with suppress(OSError):  # a full disk, say: the record says that the part is missing
-            if self._machine:
-                self._write_machine(self._machine, reports)
-            if self._uuids:
+        if self._uuids and self._folder.exists():
+            reports = rank_files.read(self._folder)
+            with suppress(OSError):  # a full disk, say: the record says that the part is missing
                 self._write_gpus([report for report in reports if report.rank in self._ranks])
-
-    def _write_machine(self, samples: Sequence[float], reports: Sequence[RankReport]) -> None:
-        """Add the samples to machine.parquet."""
-        table = _table(samples, len(MACHINE_COLUMNS))
-        began_s = next(filter(None, (report.started_s for report in reports)), self._opened_s)
-        table[:, 0] -= began_s if began_s >= self._opened_s else self._opened_s  # else it is of an earlier start
-        columns: dict[str, Any] = {"start": np.full(len(table), self._attempt, np.int32)}
-        columns |= dict(zip(MACHINE_COLUMNS, table.T, strict=True))
-        earlier = run_folder.read_machine(self._folder)
-        if earlier is not None:
-            columns = {name: np.concatenate([earlier[name].to_numpy(), own]) for name, own in columns.items()}
-        run_folder.write_parquet(self._folder / run_folder.MACHINE, columns)
 
     def _write_gpus(self, reports: Sequence[RankReport]) -> None:
         """Write this node's part of the record's `gpu`."""
@@ -168,7 +121,7 @@ class Sampler:
         read = [reading for report in reports for reading in report.counters]
         samples = {
             uuid: with_readings(
-                _table(values, len(COLUMNS)), [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid], sampled
+                _table(values), [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid], sampled
             )
             for uuid, values in self._values.items()
         }
@@ -211,8 +164,9 @@ class Sampler:
         return {name: reason for name, reason in reasons.items() if name in empty or name == "processes"}
 
 
-def _table(values: Sequence[float], width: int) -> np.ndarray:
-    """Samples as rows (n, width), but for one that a thread that hangs left incomplete."""
+def _table(values: Sequence[float]) -> np.ndarray:
+    """Samples as rows (n, COLUMNS), but for one that a thread that hangs left incomplete."""
+    width = len(COLUMNS)
     return np.array(values[: len(values) // width * width], float).reshape(-1, width)
 
 

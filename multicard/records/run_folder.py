@@ -11,7 +11,6 @@
 | steps.parquet | the steps of all ranks and epochs |
 | gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
 | gpu.parquet | the samples of all GPUs of the run |
-| machine.parquet | CPU and memory of the first node, sampled once a second |
 | profile/ | traces of `profile=kineto` or `nsys` |
 | inputs/ | tuning: the rows as torchtune reads them, and the embedded tokenizer |
 | torchtune.yaml | tuning: the same run for `tune run` |
@@ -50,7 +49,6 @@ STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrup
 DONE = ("ok", "oom", "diverged")  # out of memory and divergence are measurements: they would happen again
 ALWAYS = ("schema_version", "kind", "name", "job", "status", "cause", "started_at", "axes", "repetition")
 SEGMENTS = "segments.json"
-MACHINE = "machine.parquet"
 STEP_PARTS = "steps/r*_e*.parquet"
 LONGEST = 120  # characters of the changed axes that a folder's name shows
 REFUSED = "0" * 8  # in place of the identity of a configuration that is too wrong to have one
@@ -251,14 +249,6 @@ def merge_steps(folder: Path) -> Any:
             pq.write_table(table, file)
     remove_files(folder / "steps", Path(STEP_PARTS).name)
     return table
-
-
-def read_machine(folder: Path) -> Any:
-    """The samples of CPU and memory as an Arrow table; None where there are none."""
-    import pyarrow.parquet as pq
-
-    path = folder / MACHINE
-    return pq.ParquetFile(path).read() if path.exists() else None
 
 
 def remove_files(folder: Path, pattern: str) -> None:

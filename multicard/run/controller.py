@@ -136,7 +136,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         stop = StopOnWarning(run.allocation, board, placement, folder, resumable, peers)
         tick = mirror.update if mirror.live else None
         progress = ProgressBar(board, placement.world_size, getattr(config, "epochs", 1), workload.unit, tick, cell)
-        sampler = Sampler.of_run(config, placement, folder, attempts.current(folder), machine=not pauses(config))
+        sampler = Sampler.of_run(config, placement, folder, attempts.current(folder))
         with progress, stop, sampler:
             job = job_of(workload, config, placement, folder, run.allocation)
             failure = elastic.launch(workload.work, run.arguments, placement, job)

@@ -1,4 +1,4 @@
-"""The history of a run: its clock, a row for each step and each epoch, and samples of its GPUs and its machine.
+"""The history of a run: its clock, a row for each step and each epoch, and samples of its GPUs.
 
 A record counts training in seconds from its start, over all attempts (`ended_s`, `total_s`), and has each attempt's
 start by the clock of the day, to a second. Runtime leaves out the time between two attempts, as W&B's does.
@@ -15,7 +15,6 @@ import numpy as np
 
 from multicard.measure import formulas
 from multicard.observe.gpu_record import MERGED
-from multicard.records import run_folder
 from multicard.records.schema import AnyRecord, Record
 from multicard.records.schema_parts import Gpu, Segment
 from multicard.tracking import keys
@@ -151,20 +150,12 @@ def step_figures(columns: Columns) -> Columns:
 
 
 def samples(folder: Path, gpu: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
-    """Unix time and values of each sample of gpu.parquet and machine.parquet, under the names of W&B's system panels.
+    """Unix time and values of each sample of gpu.parquet, under the names of W&B's system panels.
 
     GPUs are numbered from 0 within the run, so that a panel has the runs of a sweep side by side; in an attempt on
     several nodes the host follows the name, as W&B's own label does.
     """
-    return sorted([*_of_gpus(folder, gpu, timeline), *_of_machine(folder, timeline)], key=lambda sample: sample[0])
-
-
-def _of_machine(folder: Path, timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:
-    table = run_folder.read_machine(folder)
-    for row in [] if table is None else table.to_pylist():
-        attempt = timeline.attempts[min(row["start"], len(timeline.attempts) - 1)]
-        values = {name: 100 * row[column] for column, name in keys.MACHINE_SAMPLES.items()}
-        yield attempt.training_at + row["time_s"], values
+    return sorted(_of_gpus(folder, gpu, timeline), key=lambda sample: sample[0])
 
 
 def _of_gpus(folder: Path, gpu: Gpu | None, timeline: Timeline) -> Iterator[tuple[float, dict[str, float]]]:

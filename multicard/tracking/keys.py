@@ -42,7 +42,6 @@ GPU_SAMPLES = {
     "sm_clock_mhz": ("smClock", 1.0),
     "memory_clock_mhz": ("memoryClock", 1.0),
 }
-MACHINE_SAMPLES = {"cpu": "cpu", "memory": "memory_percent"}  # W&B's names of machine.parquet's columns, in %
 
 ATTEMPTS = "attempts"  # of a summary: how often the run was started
 PROFILE_TABLE = "profile/metrics"

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from multicard.config.sweeps import PREDICTION
 from multicard.observe.gpu_record import MERGED
 from multicard.records.comparable import content
-from multicard.records.run_folder import ENVIRONMENT, MACHINE, RESULT, read_environment
+from multicard.records.run_folder import ENVIRONMENT, RESULT, read_environment
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Cpu, Environment
 from multicard.records.schema_parts import Segment
@@ -29,7 +29,7 @@ OF_COMMANDS = (*PREDICTION, "objective", "tracker")  # keys of a configuration t
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = ("profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
 RECORD = "run-record"  # type of an artifact
-FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, MACHINE, "torchtune.yaml")
+FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, "torchtune.yaml")
 PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
 
 

@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import wandb
 
 from analysis.__main__ import main
 from analysis.commands import sync
 from multicard.records import run_folder
+from multicard.records.schema_parts import Gpu
 from multicard.run import controller as run
-from multicard.tracking import keys, run_record, upload
+from multicard.tracking import history, keys, run_record, upload
+from multicard.tracking.history import Timeline
 from multicard.vision.workload import WORKLOAD
 from tests.analysis.conftest import Said
 from tests.conftest import SMALL, as_dict, composed, warm_up
@@ -149,10 +149,15 @@ def test_what_fails_is_tried_again_and_named(
     assert "uploaded 1; W&B had 3 already" in said("sync", tmp_path)
 
 
-def test_an_upload_that_was_cut_off_goes_on_where_it_ended(tmp_path: Path, wandb_server: Server):
+def test_an_upload_that_was_cut_off_goes_on_where_it_ended(
+    tmp_path: Path, wandb_server: Server, monkeypatch: pytest.MonkeyPatch
+):
     folder, *_ = written(tmp_path / "sweep")
-    sampled = [{"start": 0, "time_s": float(second), "cpu": 0.5, "memory": 0.25} for second in range(3)]
-    pq.write_table(pa.Table.from_pylist(sampled), folder / run_folder.MACHINE)
+
+    def samples(_: Path, __: Gpu | None, timeline: Timeline) -> list[tuple[float, dict[str, float]]]:
+        return [(timeline.started_at + second, {"gpu.0.gpu": 50.0}) for second in range(3)]
+
+    monkeypatch.setattr(history, "samples", samples)
     assert main(["sync", str(folder)]) == 0
     stored = wandb_server.runs[ids([folder])[0]]
     whole = list(stored.history)

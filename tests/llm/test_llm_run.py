@@ -223,7 +223,7 @@ def test_a_seed_repeats_and_another_differs(tuned: Measured):
     assert steps(first, "loss").tolist() == steps(again, "loss").tolist()
     assert steps(first, "loss").tolist() != steps(other, "loss").tolist()
     folder = Path(first["folder"])
-    files = "config.yaml environment.json machine.parquet result.json steps.parquet torchtune.yaml inputs logs"
+    files = "config.yaml environment.json result.json steps.parquet torchtune.yaml inputs logs"
     assert {path.name for path in folder.iterdir()} == {*files.split()}  # nothing that was passing
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torchtune"] == "0.6.1" and environment["flags"]["matmul_allow_tf32"] is False

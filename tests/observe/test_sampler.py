@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,8 +24,6 @@ from multicard.ranks.process import Job
 from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import VisionReport
 from multicard.sweep import job
-from multicard.tracking import history
-from multicard.tracking.history import Timeline
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, SMALL, Measured, awaited, composed, typed
 from tests.helpers import records
@@ -131,27 +128,6 @@ def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir()) and records.training_joules(None) is None
 
 
-def test_each_attempt_adds_samples_of_the_machine_by_the_time_since_its_training_began(tmp_path: Path):
-    for attempt in range(3):
-        with Sampler(tmp_path, [], range(1), attempt, machine=True) as watched:
-            if attempt < 2:  # the rank's file is that of the attempt before
-                rank_files.write(tmp_path, VisionReport(rank=0, started_s=clock_s()))
-            awaited(lambda: watched._machine)
-        watched.write()
-    table = run_folder.read_machine(tmp_path)
-    assert table.column_names == ["start", "time_s", "cpu", "memory"]
-    assert sorted(set(table["start"].to_pylist())) == [0, 1, 2]
-    assert all(-60 < time_s < 60 for time_s in table["time_s"].to_pylist())
-    assert all(0 <= share <= 1 for name in ("cpu", "memory") for share in table[name].to_pylist())
-
-    later = records.segment(12) | {"started_at": "2026-11-21T10:41:29Z", "ended_at": None, "trained_s": 40.0}
-    timeline = Timeline.of(records.as_record({"segments": [records.segment(), later], "startup_s": 5.0}))
-    found = history.samples(tmp_path, None, timeline)
-    (first, row), *_ = found
-    assert len(found) == len(table) and set(row) == {"cpu", "memory_percent"} and 0 < row["memory_percent"] <= 100
-    assert first == timeline.attempts[0].training_at + table["time_s"][0].as_py()
-
-
 @pytest.mark.parametrize(
     ("nvml", "uuids", "problem", "most_w"),
     [
@@ -172,25 +148,6 @@ def test_a_sampler_that_fails_says_why_and_ends_nothing(
     record = sampled(tmp_path, *uuids)
     assert record["problem"].startswith(f"node 0, start 0: {problem}") and record["energy_joules"] is None
     assert [device["power_max_w"] for device in record["devices"]] == most_w
-
-
-def test_gpus_and_machine_are_sampled_on_where_the_other_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gpu = Gpu("GPU-a")
-    install(monkeypatch, Nvml(gpu))
-    with Sampler(tmp_path, ["GPU-a"], range(1), machine=True) as watched:
-        monkeypatch.setattr(gpu, "utilisation_percent", "?")  # NVML fails in mid-run
-        awaited(lambda: watched._problem)
-        before = len(watched._machine or ())
-        awaited(lambda: len(watched._machine or ()) > before)
-    monkeypatch.setattr(gpu, "utilisation_percent", 50)
-
-    monkeypatch.setattr(psutil, "cpu_percent", lambda: 1 / 0)
-    folder = tmp_path / "without"
-    folder.mkdir()
-    with Sampler(folder, ["GPU-a"], range(1), machine=True) as blind:
-        awaited(lambda: len(blind._values["GPU-a"]) > len(sampler.COLUMNS))
-    blind.write()
-    assert blind._problem is None and [path.name for path in folder.iterdir()] == ["gpu"]  # no empty machine.parquet
 
 
 def test_what_nvml_does_not_allow_is_missing_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

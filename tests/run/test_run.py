@@ -38,7 +38,7 @@ def test_the_record_is_whole(once: Measured):
     folder = Path(result["folder"])
     record = json.loads((folder / "result.json").read_text())
     assert record == {key: value for key, value in result.items() if key != "folder"}
-    files = ["config.yaml", "environment.json", "logs", "machine.parquet", "result.json", "steps.parquet"]
+    files = ["config.yaml", "environment.json", "logs", "result.json", "steps.parquet"]
     assert sorted(path.name for path in folder.iterdir()) == files
     assert (record["schema_version"], record["kind"], record["cause"]) == (1, "vision", None)
     axes = {"precision": "fp32", "gpus": 2, "strategy": "ddp_ds", "batch_size": 16, "scale": "full", "device": "cpu"}
