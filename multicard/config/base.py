@@ -149,41 +149,23 @@ FOLLOWING = ("batch_size", ACCUMULATED)  # keys that may follow from others
 BESIDE = ("name", "rerun", "stop_on_divergence", "price", "tracker")
 OLDER = ("objective", "repeat_compare")  # in older records, as little part of it
 NOT_IDENTITY = (*BESIDE, *OLDER, *ASKED, *REPETITION, *PREDICTION, *RACE)
-# Keys that came later, by group ("" for none), with what earlier runs did: at that value a run keeps its identity
-LATER: dict[str, dict[str, Any]] = {
-    "": {
-        "custom_sharded_layers": [],
-        "engine": "torchtune",
-        "sharding": "fsdp",
-        "global_batch_size": None,
-        "batch_size_asked": None,
-    },
-    "model": {
-        "pointwise": "convolution",
-        "depthwise": "convolution",
-        "blocks": "plain",
-        "weights": "random",
-        "freeze": "none",
-    },
-    "dataset": {"revision": None, "split": None},
-    "profile": {"window": "after", "budget_bytes": 1_000_000_000},
-}
-# Each of them with a key that was there before it: other workloads may have had a key of the same name all along
-LATER_KEYS = {
-    "custom_sharded_layers": "recipe",
-    "engine": "recipe",
-    "sharding": "recipe",
-    "global_batch_size": "batch_size",
-    "batch_size_asked": "batch_size",
-    "dataset.split": "dataset.skip_broken",
-    "model.pointwise": "model.width",
-    "model.depthwise": "model.width",
-    "model.blocks": "model.width",
-    "model.weights": "model.width",
-    "model.freeze": "model.width",
-    "dataset.revision": "dataset.source",
-    "profile.window": "profile.steps",
-    "profile.budget_bytes": "profile.steps",
+# Keys that came later: a key of the same option that was there before, as other workloads may have had one of this name
+# all along, and what earlier runs did. At that value a run keeps its identity
+LATER: dict[str, tuple[str, Any]] = {
+    "custom_sharded_layers": ("recipe", []),
+    "engine": ("recipe", "torchtune"),
+    "sharding": ("recipe", "fsdp"),
+    "global_batch_size": ("batch_size", None),
+    "batch_size_asked": ("batch_size", None),
+    "dataset.split": ("dataset.skip_broken", None),
+    "dataset.revision": ("dataset.source", None),
+    "model.pointwise": ("model.width", "convolution"),
+    "model.depthwise": ("model.width", "convolution"),
+    "model.blocks": ("model.width", "plain"),
+    "model.weights": ("model.width", "random"),
+    "model.freeze": ("model.width", "none"),
+    "profile.window": ("profile.steps", "after"),
+    "profile.budget_bytes": ("profile.steps", 1_000_000_000),
 }
 
 
@@ -224,9 +206,9 @@ class RunConfig(RepeatedConfig):
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
         values = flat(measured)
-        for later, before in LATER_KEYS.items():
+        for later, (before, value) in LATER.items():
             group, _, name = later.rpartition(".")
-            if before in values and later in values and values[later] == LATER[group][name]:
+            if before in values and later in values and values[later] == value:
                 del (measured[group] if group else measured)[name]
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from multicard.config.base import LATER, LATER_KEYS, NOT_IDENTITY
+from multicard.config.base import LATER, NOT_IDENTITY
 from multicard.config.keys import flat
 from multicard.estimate import observations
 from multicard.estimate.observations import Basis, StepObservation
@@ -155,10 +155,9 @@ def setting(config: Mapping[str, Any]) -> dict[str, str]:
     """The settings of `comparable.measured_settings` ("group.key" to JSON text), several times as fast. Keys that came
     after the run have the value by which it behaved."""
     measured = flat({key: value for key, value in config.items() if key not in NOT_IDENTITY})
-    for key, before in LATER_KEYS.items():
+    for key, (before, value) in LATER.items():
         if before in measured and key not in measured:
-            group, _, name = key.rpartition(".")
-            measured[key] = LATER[group][name]
+            measured[key] = value
     return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}
 
 
