@@ -82,11 +82,7 @@ def _matched(word: str, workload: Workload) -> str:
 
 
 def overrides(words: list[str]) -> list[Override]:
-    """The keys that a command sets.
-
-    Raises:
-        ValueError: what cannot be read, with the remedy.
-    """
+    """The keys that a command sets; a ValueError says what cannot be read, with the remedy."""
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(f"{message}; flags come first, keys are set as key=value, and --help lists them")
@@ -132,11 +128,8 @@ def first_values(chosen: list[Override]) -> list[str]:
 
 
 def check(chosen: list[Override], workload: Workload) -> None:
-    """Refuse what Hydra would compose: options of the other entry, keys that are added or taken away, sweeps of
-    experiments, numbers that would count as true.
-
-    Raises:
-        ValueError: with the option and its alternatives.
+    """Refuse (ValueError, with the alternatives) what Hydra would compose: options of the other entry, keys that are
+    added or taken away, sweeps of experiments, numbers that would count as true.
     """
     known, groups = workloads.known_keys(workload), workloads.groups(workload)
     for override in chosen:

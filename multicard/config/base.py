@@ -259,11 +259,7 @@ class TrainingConfig(RunConfig):
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not that of one folder.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse (ValueError) a name that is not that of one folder."""
     require(name != "published", "name=published: multirun/published is for rows that others measured; choose another")
     is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
     problem = f"name={name!r}: is the name of a folder under multirun/, and so without '/'"

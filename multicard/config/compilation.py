@@ -12,10 +12,8 @@ MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")
 
 
 def checked(value: bool | str | None) -> bool | str | None:
-    """The value of `compile`, with true for "default", which is the same setting.
-
-    Raises:
-        ValueError: torch.compile has no such mode.
+    """The value of `compile`, with true for "default", which is the same; a ValueError for what is no mode of
+    torch.compile.
     """
     known = not isinstance(value, str) or value in MODES
     require(known, f"compile={value}: is no mode of torch.compile; use true, false or one of {', '.join(MODES)}")

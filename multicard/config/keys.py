@@ -21,11 +21,7 @@ def key(default: Any, description: str, *, least: int | None = None, above: int 
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:
-    """Refuse numbers beyond the bounds of their keys, those of groups too.
-
-    Raises:
-        ValueError: with the key.
-    """
+    """Refuse (ValueError) numbers beyond the bounds of their keys, those of groups too."""
     for each in fields(config):
         value, name = getattr(config, each.name), f"{prefix}{each.name}"
         if is_dataclass(value):
@@ -49,10 +45,6 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuse a value: `message` names the key and the remedy.
-
-    Raises:
-        ValueError: where `condition` is false.
-    """
+    """Refuse a value (ValueError) unless `condition` holds: `message` names the key and the remedy."""
     if not condition:
         raise ValueError(message)

@@ -36,20 +36,14 @@ class Placement:
 
 
 def require_nodes(config: RunConfig, nodes: int) -> None:
-    """Refuse a run that is to have another number of nodes than it has.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+    """Refuse (ValueError) a run that is to have another number of nodes than it has."""
     remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
     require(config.nodes == nodes, f"nodes={config.nodes}: the run has {nodes}; {remedy}")
 
 
 def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
-    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`.
-
-    Raises:
-        ValueError: what this machine cannot do, with the key and the remedy.
+    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`; a
+    ValueError says what this machine cannot do, with the key and the remedy.
     """
     best = Device.cuda if cuda_devices else Device.cpu
     device = best if config.device is Device.auto else config.device

@@ -22,12 +22,7 @@ class _Loader(_Base):
 
 
 def read(path: Path) -> Any:
-    """The content of a file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: what is wrong with it, and where, in a line.
-    """
+    """The content of a file; an OSError where it cannot be read, a ValueError says what is wrong with it, and where."""
     try:
         text = path.read_text()
         _check_size(text)

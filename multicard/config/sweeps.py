@@ -36,11 +36,7 @@ class RepeatedConfig(JobConfig):
 
 
 def check_repetition(config: Any) -> None:
-    """Refuse bad values of `repeat`, `repeat_error` and `repeat_max`.
-
-    Raises:
-        ValueError: with the key.
-    """
+    """Refuse (ValueError) bad values of `repeat`, `repeat_error` and `repeat_max`."""
     repeat, error, most = config.repeat, config.repeat_error, config.repeat_max
     require(repeat == AUTO or repeats(repeat) >= 1, f"repeat={repeat}: must be 1 or more, or auto")
     require(0 < share(error) < 1, f"repeat_error={error}: must be above 0% and below 100%")
@@ -147,11 +143,7 @@ def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
 
 
 def check_raced_run(config: Any) -> None:
-    """Refuse a run that cannot be in a race.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse (ValueError) a run that cannot be in a race."""
     if config.race.figure is None:
         return
     problem, profile = f"race={config.race.figure}: measures cells by turns", str(config.profile.name)

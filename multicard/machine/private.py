@@ -12,11 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def folder(path: Path, remedy: str) -> Path:
-    """Create a folder that its owner alone can enter, or close an existing one to all others. Returns it.
-
-    Raises:
-        ValueError: it belongs to another user, who may have put anything there.
-        OSError: it cannot be created.
+    """Create a folder that its owner alone can enter, or close an existing one to all others. Returns it; a ValueError
+    where it belongs to another user, who may have put anything there, an OSError where it cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
@@ -42,10 +39,7 @@ def writers(path: Path) -> str | None:
 
 def opened(path: str) -> Path:
     """Another name of a folder that was made by `folder`, for this process: it stays that of the same folder, whatever
-    is put at its path.
-
-    Raises:
-        ValueError: it is not closed to others, so anybody may have put it there.
+    is put at its path. A ValueError where it is not closed to others: anybody may have put it there.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)

@@ -50,9 +50,7 @@ def combined(terms: Sequence[Term]) -> Term:
 @cache
 def student_quantile(confidence: float, degrees: float) -> float:
     """The two-sided quantile of Student's t: 3.18 at 95 % and 3 degrees of freedom; the normal one at infinitely many.
-
-    Raises:
-        ValueError: fewer than 1 degree of freedom.
+    A ValueError for less than 1 degree.
     """
     from scipy.special import stdtrit  # a third of a second, which most commands do without
 

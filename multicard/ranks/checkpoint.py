@@ -40,10 +40,8 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
-    """This rank's state in the latest checkpoint, with all tensors on the host; None where there is none.
-
-    Raises:
-        ValueError: another number of ranks saved it, or not all ranks see the same one.
+    """This rank's state in the latest checkpoint, with all tensors on the host; None where there is none. A ValueError
+    where another number of ranks saved it, or not all ranks see the same one.
     """
     import torch
 

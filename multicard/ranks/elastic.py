@@ -228,11 +228,8 @@ def _variables(placement: Placement, nodes: int) -> dict[str, str]:
 
 
 def _code_cache() -> str:
-    """Where Inductor keeps compiled code, which it runs. The folder that torch sets by itself, as it is imported, is in
-    /tmp and has a name that anybody could take.
-
-    Raises:
-        ValueError: somebody has taken this one's.
+    """Where Inductor keeps compiled code, which it runs; a ValueError where somebody has taken the place. The folder
+    that torch sets by itself, as it is imported, is in /tmp and has a name that anybody could take.
     """
     chosen, temporary = os.environ.get(CODE_CACHE), Path(tempfile.gettempdir())
     with suppress(KeyError, OSError):  # a user without a name

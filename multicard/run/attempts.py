@@ -47,11 +47,7 @@ def begin(
 
 
 def require_same_data(folder: Path, data: Data) -> None:
-    """Refuse to resume from a checkpoint on other data than it was trained on.
-
-    Raises:
-        ValueError: what differs, with the remedy.
-    """
+    """Refuse (ValueError) to resume from a checkpoint on other data than it was trained on."""
     before = next((attempt.data for attempt in reversed(run_folder.read_segments(folder)) if attempt.data), None)
     if checkpoint.latest(folder) is not None and (changed := content.difference(before, data)) is not None:
         remedy = "put that data back, or start the run again with rerun=true"

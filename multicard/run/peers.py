@@ -43,11 +43,7 @@ class Peers:
         self._closed = False
 
     def meet(self) -> None:
-        """Wait for the controller of every other node.
-
-        Raises:
-            Interrupted: naming those that did not come up.
-        """
+        """Wait for the controller of every other node; an Interrupted names those that did not come up."""
         hosts, port = self._allocation.hosts, self._allocation.port + 1
         if len(hosts) == 1:
             return
@@ -146,10 +142,8 @@ class Peers:
 
 
 class Guest:
-    """The side of every other node. Use it within `failures.interruptible`.
-
-    Raises:
-        Interrupted: where node 0 cannot be reached.
+    """The side of every other node; an Interrupted where node 0 cannot be reached. Use it within
+    `failures.interruptible`.
     """
 
     def __init__(self, allocation: Allocation) -> None:

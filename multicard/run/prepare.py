@@ -56,10 +56,8 @@ class PreparedRun:
 
 
 def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
-    """The composed configuration as dataclasses, checked as far as no machine is needed.
-
-    Raises:
-        ValueError: what can never work, with the key and the remedy.
+    """The composed configuration as dataclasses, checked as far as no machine is needed; a ValueError says what can
+    never work.
     """
     try:
         config = OmegaConf.to_object(cfg)
@@ -74,10 +72,8 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
 
 
 def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
-    """Check all that can be checked before anything starts, on the machine that is to run it.
-
-    Raises:
-        ValueError: what cannot work, with the key and the remedy.
+    """Check all that can be checked before anything starts, on the machine that is to run it; a ValueError says what
+    cannot work, with the key and the remedy.
     """
     placement = place(config, len(devices.visible_gpus()), allocation.nodes)
     cores = environment.cores()

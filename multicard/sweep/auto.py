@@ -184,10 +184,7 @@ def resolve(
     command: Command, context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], on_slurm: bool
 ) -> tuple[list[list[str]], list[RunConfig]]:
     """The overrides of each cell with its value, and the configurations of those that can work. Nothing confirms a size
-    for a command that starts nothing here.
-
-    Raises:
-        ValueError: no max_seq_len is known to fit a cell, or nothing is known of the memory that batches need.
+    for a command that starts nothing here. A ValueError where nothing is known of the memory of a cell.
     """
     key, searches = config.auto, dict[tuple[str, ...], Search]()
     for index, words in enumerate(job_overrides):

@@ -39,10 +39,7 @@ Predicted = tuple[Cell, Estimate]
 
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
     """Print estimates of the cells, those measured before too, and which of them are refused; of jobs of SLURM without
-    what only their own nodes can answer.
-
-    Raises:
-        ValueError: predict.gpu names no GPU that is known.
+    what only their own nodes can answer. A ValueError says that predict.gpu is no known GPU.
     """
     left = sweep.left
     cells.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))

@@ -50,10 +50,8 @@ class JobArray:
 
 
 def submit(sweep: Sweep) -> dict[int, str]:
-    """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the cell's number.
-
-    Raises:
-        ValueError: where SLURM cannot be asked, or refuses what is the same for all jobs.
+    """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the cell's number; a
+    ValueError where SLURM cannot be asked, or refuses what is the same for all jobs.
     """
     remedy = "log in to a node of the cluster, or leave the launcher out to run here"
     for program in ("sbatch", "srun"):  # submitit wants both

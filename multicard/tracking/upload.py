@@ -33,10 +33,8 @@ SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]  # from the ranks' repor
 
 
 def record(folder: Path, target: Target) -> None:
-    """Upload the record of a run folder, and note it. Where an earlier try left a part, the rest follows.
-
-    Raises:
-        RuntimeError, OSError, ValueError: W&B fails, a file cannot be read, the record is broken.
+    """Upload the record of a run folder, and note it; RuntimeError where W&B fails, OSError or ValueError for a file
+    that cannot be read. Where an earlier try left a part, the rest follows.
     """
     content, result = _read(folder)
     about = run_record.about(folder, result)

@@ -38,11 +38,7 @@ def describe(config: ModelConfig) -> str:
 
 
 def weights_file(config: ModelConfig) -> Path | None:
-    """The user's file of weights; None where the model starts from others.
-
-    Raises:
-        ValueError: there is no such file.
-    """
+    """The user's file of weights; None where the model starts from others. A ValueError where there is no such file."""
     if config.weights in (RANDOM, PRETRAINED):
         return None
     file, kinds = Path(config.weights).expanduser(), "random, pretrained, or the path of a .safetensors or .pth file"

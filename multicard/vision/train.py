@@ -115,10 +115,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
 
 def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> None:
-    """Refuse a batch of one image where the last feature map is 1 x 1, so that BatchNorm would see one value a channel.
-
-    Raises:
-        ValueError: with the remedy.
+    """Refuse (ValueError) a batch of one image where the last feature map is 1 x 1: BatchNorm would see one value a
+    channel.
     """
     if (len(share.sampler) % share.batch_size or share.batch_size) > 1:
         return

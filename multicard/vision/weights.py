@@ -27,11 +27,9 @@ def built(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
 
 
 def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int) -> str:
-    """Load the weights that `config` names into `model`, which `models.build` made of the same arguments. The last
-    layer stays random where the weights have other classes, and what is returned says so.
-
-    Raises:
-        ValueError: weights that are not there, or of another model, with the key and the remedy.
+    """Load the weights that `config` names into `model`, which `models.build` made of the same arguments; a ValueError
+    where they are not there, or of another model. The last layer stays random where the weights have other classes, and
+    what is returned says so.
     """
     key = f"model.weights={config.weights}"
     if config.weights == models.RANDOM:

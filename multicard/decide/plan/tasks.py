@@ -59,10 +59,8 @@ class PlannedNode:
 
 
 def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
-    """The node of a file; with `is_here` it has to be this machine, also where all times are known.
-
-    Raises:
-        ValueError: there is no such node; with the key and the remedy.
+    """The node of a file; with `is_here` it has to be this machine, also where all times are known. A ValueError says
+    that there is no such node.
     """
     node, is_predicted = file.node, any(not job.times for job in file.jobs)
     if node.gpu is not None and node.gpus is not None:
@@ -221,10 +219,8 @@ def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int
 
 
 def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> list[JobRun]:
-    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not say.
-
-    Raises:
-        ValueError: its words cannot be composed, with the job, the key and the remedy.
+    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not say. A ValueError
+    says why its words cannot be composed.
     """
     cfg = None
     if job.run:

@@ -244,11 +244,8 @@ class LiveRace:
         return process
 
     def _judge_end(self, place: int, run: Run) -> None:
-        """Take a cell out whose process ended by itself. Where others may hold the memory that it wants, these end
-        instead, and it is tried again alone.
-
-        Raises:
-            SameFailureError: the other cells would fail likewise: the disk is full, the data that all read is gone.
+        """Take a cell out whose process ended by itself; a SameFailureError where the others would fail likewise (the
+        disk is full). Where others may hold the memory that it wants, these end instead, and it is tried again alone.
         """
         if run.status == "interrupted":
             raise KeyboardInterrupt

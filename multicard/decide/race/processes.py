@@ -73,11 +73,7 @@ class CellProcess:
                 return measured
 
     def wait(self) -> Measured:
-        """Wait until its ranks pause.
-
-        Raises:
-            CellEndedError: it ended before.
-        """
+        """Wait until its ranks pause; a CellEndedError where it ends before."""
         while (measured := self.reader.next()) is None:
             if self.running.has_ended():
                 raise CellEndedError(self.executor.collect(self.running))
@@ -125,10 +121,8 @@ def as_run(cell: Cell, repetition: int, is_probe: bool) -> Cell:
 
 
 def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> CellProcess:
-    """Start a process of a cell, as a probe, and wait until its ranks are ready to train.
-
-    Raises:
-        CellEndedError: it ended: refused, or out of memory.
+    """Start a process of a cell, as a probe, and wait until its ranks are ready to train; a CellEndedError where it
+    ended before: refused, or out of memory.
     """
     began_s = clock_s()
     (cell.folder / "result.json").unlink(missing_ok=True)

@@ -65,11 +65,7 @@ class Profile:
 
     @classmethod
     def of(cls, recorded: ProfileTable | None) -> "Profile":
-        """The profile that a record has.
-
-        Raises:
-            ValueError: there is none, or the profiler left nothing that can be read.
-        """
+        """The profile that a record has; a ValueError where it has none, or the profiler left nothing readable."""
         if recorded is None:
             raise ValueError("its record has no profile")
         if recorded.error is not UNSET:

@@ -23,10 +23,8 @@ _say_once = cache(say)  # the cells of a sweep have the same data
 
 
 def read(config: ImagesConfig, seed: int) -> Data:
-    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is held out.
-
-    Raises:
-        ValueError: with the key and the remedy, for what no classifier can be trained and tested on.
+    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is held out. A
+    ValueError says why no classifier can be trained and tested on them.
     """
     root = Path(str(config.root)).expanduser()
     key = f"dataset.root={root}"

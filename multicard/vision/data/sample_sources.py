@@ -136,11 +136,8 @@ def class_folders(part: Path) -> list[Path]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
-
-    Raises:
-        ValueError: a link to a folder that is read already, as in a circle of links; a pipe, which would never end.
-        OSError: a folder that cannot be read.
+    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name; a ValueError
+    for circles of links and for pipes, an OSError for folders that cannot be read.
     """
     images, seen, folders = [], set(), [os.fspath(folder)]
     while folders:
