@@ -56,7 +56,7 @@ def kill_command(number: signal.Signals = signal.SIGKILL) -> Act:
     return lambda trial: trial.command.process.send_signal(number)
 
 
-def kill_holder(number: signal.Signals = signal.SIGKILL) -> Act:
+def kill_holder(number: int = signal.SIGKILL) -> Act:
     return lambda trial: os.kill(trial.holder(), number)
 
 

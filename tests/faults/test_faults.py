@@ -1,13 +1,17 @@
 """The faults that need no SLURM: a table, caused one by one."""
 
+import os
+import shutil
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from multicard.records import run_folder
+from multicard.measure.timing import pause
+from multicard.records import comparable, run_folder
 from tests.faults import harness
 from tests.faults.acts import (
     IN_GROUP,
@@ -37,6 +41,8 @@ PHOTOGRAPHS = (
     *(*RUN, "gpus=2", "seed=1", "lr=1e-6", "dataset=images", "dataset.root={trial}/photographs"),
     *("dataset.train_limit=null", "dataset.test_limit=null", "batch_size=4", "dataset.cache=none"),
 )
+STOPPED_S = 40.0  # above 20 steps, on a machine that is busy too
+REPLACED = "photographs/train/cats/0.jpg"
 SAYS_FAILED = r"^(\[./2\] .*)?failed: "
 NO_SPACE = SAYS_FAILED + r".*(No space left|disk)"
 
@@ -49,6 +55,33 @@ def put_back(trial: Trial) -> None:
     (trial.folder / "away").rename(trial.folder / "photographs")
 
 
+def replace_one(trial: Trial) -> None:
+    (trial.folder / REPLACED).rename(trial.folder / "before.jpg")
+    shutil.copy(trial.folder / REPLACED.replace("cats", "dogs"), trial.folder / REPLACED)
+
+
+def put_one_back(trial: Trial) -> None:
+    (trial.folder / "before.jpg").replace(trial.folder / REPLACED)
+
+
+def stop_for_a_while(trial: Trial) -> None:
+    os.kill(trial.holder(), signal.SIGSTOP)
+    trial.release()
+    pause(STOPPED_S)
+    os.kill(trial.holder(), signal.SIGCONT)
+
+
+def is_marked(sign: str) -> Callable[[Trial], str | None]:
+    """Whether the record of the only run has this mark."""
+
+    def marked(trial: Trial) -> str | None:
+        (folder,) = harness.records(trial.sweep)
+        run = run_folder.finished(folder)
+        return None if run is not None and sign in comparable.marks(run.record) else f"it has no mark {sign}"
+
+    return marked
+
+
 # Kinds of faults: by what a rank does, at its third step (in the second epoch, with the first on disk), and so on
 AT_STEP = Fault("", inside="hold@step3", at=held, statuses=FAILED)
 SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statuses=("interrupted",))
@@ -56,6 +89,7 @@ SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statu
 EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=r"^interrupted(:| by SIGINT)", lines=12)
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")  # a machine without a network
+LONG_TMPDIR = f'TMPDIR=$TMPDIR/{"x" * 140}; mkdir $TMPDIR; exec "$@"'
 DISK_OF_2_MB = mount("sweep", "size=2m")
 FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE)
 
@@ -95,6 +129,19 @@ LONG = (  # in `make faults`
         says=r"^\[1/2\] .*(refused|failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
     Fault("data-removed", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held, act=then_release(move_away),
         mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",), ends=("ok",)),
+    Fault("data-replaced", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held,
+        act=then_release(replace_one), mend=put_one_back, code=0, statuses=("ok",), ends=("ok",),
+        check=is_marked(comparable.MIXED)),
+    Fault("rank-stopped", (*RUN, "gpus=2", "seed=1", "batch_size=4", "dataset.train_limit=80"), inside="hold@step5",
+        at=held, act=stop_for_a_while, code=0, statuses=("ok",), ends=("ok",), check=is_marked(comparable.STALLED)),
+    replace(AT_STEP, name="rank-killed-by-signal-40", act=kill_holder(40),
+        says=SAYS_FAILED + "rank 1 was killed by signal 40"),
+    Fault("output-full", RUN, prefix=("sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"), code=0, statuses=("ok",),
+        ends=("ok",)),
+    Fault("nobody-reads", SWEEP, prefix=("bash", "-c", 'exec "$@" > >(exec true) 2>&1', "bash"), code=0,
+        statuses=WHOLE),
+    Fault("long-temporary", RUN, prefix=("sh", "-c", LONG_TMPDIR, "sh"),
+        says=SAYS_FAILED + "no rank could.*TMPDIR, whose", statuses=("failed",), ends=("ok",)),
     Fault("loopback-alone", (*RUN, "gpus=2"), prefix=ALONE, code=0, statuses=("ok",), ends=("ok",), needs=root),
     Fault("left-over-variables", RUN, variables={"GROUP_RANK": "1", "RANK": "3", "GIT_DIR": "/nowhere"}, code=0,
         statuses=("ok",), ends=("ok",)),

@@ -145,6 +145,15 @@ def test_a_refusal_in_a_sweep_is_recorded(measured: Measured):
         assert record["axes"]["precision"] == "fp32" and record["axes"]["gpus"] == (0 if words == "gpus=0" else 1)
 
 
+def test_a_folder_that_is_a_link_is_refused_with_the_reason(measured: Measured, tmp_path: Path):
+    """Python's own error has no reason of the system's."""
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "1").symlink_to(tmp_path)
+    record = measured()
+    says = f"hydra.run.dir: cannot write to {tmp_path}/sweep/1 (Cannot call rmtree on a symbolic link); free some space"
+    assert record["status"] == "refused" and record["cause"]["message"].startswith(says)
+
+
 def test_a_refusal_after_the_folder_was_taken_leaves_its_record_alone(measured: Measured, tmp_path: Path, monkeypatch):
     def refuse(*_: object) -> None:
         raise ValueError("batch_size=16: this cannot be")
