@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from analysis import rerun_commands
-from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
+from analysis.commands.best import COST, RankedSetting, Ranking, did_as_much, known_rankings
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
@@ -27,7 +27,7 @@ from multicard.records import figures
 from multicard.records.comparable import MARKS
 from multicard.records.text_table import capital, first_few
 
-TIME, ENERGY = "total_s", "energy_joules"
+ENERGY = "energy_joules"
 LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
 NOTABLE = 0.05  # relative difference of memory and energy that is said
@@ -92,7 +92,7 @@ class Answer:
     def speedup(self) -> Ratio | None:
         """How many times faster it is than `against`; below 1: slower."""
         other = self.against
-        return other and self.ranking.repeated.ratio(TIME, self.best.runs, other.runs)
+        return other and self.ranking.repeated.ratio(self.ranking.column, self.best.runs, other.runs)
 
     @property
     def is_told(self) -> bool:
@@ -150,7 +150,7 @@ class Answer:
 
     @property
     def _lead(self) -> str:
-        seconds, settings = _seconds(self.best.cost), count(len(self.ranking.settings), "setting")
+        seconds, settings = self.ranking.seconds(self.best), count(len(self.ranking.settings), "setting")
         if self.failings and self.setting and self.against in (None, self.best):
             return f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
         if self.against is None:
@@ -186,9 +186,13 @@ class Answer:
                 yield f"same accuracy ({best.accuracy:.1%})"
             else:
                 yield f"accuracy not told apart ({best.accuracy:.1%}, not {other.accuracy:.1%})"
+        elif not did_as_much(best, other):
+            amounts = (grouping.trained(one.runs[0]) for one in (best, other))
+            yield f"loss not compared: trained on {', not '.join(amounts)}"
         elif best.loss is not None and other.loss is not None and BETA not in self.apart:
             yield f"{'a lower' if more else 'a higher' if less else 'the same'} loss ({best.loss:.3f})"
-        for name, column in (("memory", MEMORY), ("energy", ENERGY), (COST, COST)):
+        of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
+        for name, column in (("memory", MEMORY), *of_whole_runs):
             values = [of_setting(one.runs, column) for one in (best, other)]
             if all(values) and abs((values[0] or 0) / (values[1] or 1) - 1) > NOTABLE:
                 yield f"{(values[0] or 0) / (values[1] or 1):.2g}x the {name}"
@@ -214,12 +218,12 @@ class Answer:
         runs = self.best.runs
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
         mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
-        texts = [f"{_seconds(self.best.cost)}{mean} on {count(self.best.gpus, unit)}"]
+        texts = [f"{self.ranking.seconds(self.best)}{mean} on {count(self.best.gpus, unit)}"]
         memory, energy = (of_setting(runs, column) for column in (MEMORY, ENERGY))
         texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
         other = self.against if self.against is not self.best else None
-        return ", ".join(texts) + (f"; {self.compared_with} took {_seconds(other.cost)}" if other else "")
+        return ", ".join(texts) + (f"; {self.compared_with} took {self.ranking.seconds(other)}" if other else "")
 
     @property
     def others(self) -> list[str]:
@@ -323,11 +327,6 @@ def _values(run: Run, key: str) -> list[str]:
     if key == "batch_size":
         return [str(factor * run[key]) for factor in FACTORS]
     return list(dict.fromkeys([*([own] if own != "null" else []), *ALTERNATIVES[key]]))
-
-
-def _seconds(seconds: float) -> str:
-    """Seconds as a sentence has them, in three digits."""
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from analysis.output import Column, Output, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS, legend
-from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, of_setting
+from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, PACE, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
@@ -85,6 +85,10 @@ class RankedSetting:
         return self.cost, self.gpus, of_setting(self.runs, COST), error
 
 
+def did_as_much(a: RankedSetting, b: RankedSetting) -> bool:
+    return grouping.trained(a.runs[0]) == grouping.trained(b.runs[0])
+
+
 Told = Callable[[RankedSetting, RankedSetting], bool]
 
 
@@ -110,13 +114,15 @@ def _dominates(a: RankedSetting, b: RankedSetting) -> bool:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Settings that did the same amount of the same work, the best first.
+    """Settings that did the same work, the best first.
 
     work: the name of the work among several, empty if there is one.
+    column: what they are ranked by: the goal's figure; the time of as much work, where they did different amounts.
     keys: the columns that tell settings apart.
     """
 
     goal: str
+    column: str
     work: str
     runs: list[Run]
     settings: list[RankedSetting]
@@ -141,11 +147,25 @@ class Ranking:
         """Of a comparison with one of the settings: all of them together hold at 95 %, since the best is picked."""
         return bonferroni(len(self.settings) - 1)
 
+    @property
+    def is_at_pace(self) -> bool:
+        return self.column == PACE
+
+    @property
+    def paced(self) -> str:
+        """What follows a time: " a million tokens"; empty where it is that of whole runs."""
+        return f" a {KINDS[self.runs[0]['kind']].paced}" if self.is_at_pace else ""
+
+    def seconds(self, setting: RankedSetting) -> str:
+        """The time of a setting as a sentence has it, in three digits."""
+        seconds = setting.cost
+        return (f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s") + self.paced
+
     def cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
-        return self.repeated.cheaper(GOALS[self.goal].name, a.runs, b.runs, self.confidence)
+        return self.repeated.cheaper(self.column, a.runs, b.runs, self.confidence)
 
     def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
-        return self.repeated.more_accurate(a.runs, b.runs, self.confidence)
+        return did_as_much(a, b) and self.repeated.more_accurate(a.runs, b.runs, self.confidence)
 
     def _told(self, a: RankedSetting, b: RankedSetting) -> bool:
         costs_less = self.repeated.cheaper(COST, a.runs, b.runs, self.confidence)
@@ -170,7 +190,7 @@ class Ranking:
 
     def columns(self, goals: Sequence[str] = ()) -> list[Column]:
         """The ranking, with the figures of these goals for people and of all for programs."""
-        own, name = self.settings, GOALS[self.goal].name
+        own, name = self.settings, self.column
         intervals = [self.repeated.figure(one.runs, name) for one in own]
         bounds = {end: [one and getattr(one, end) for one in intervals] for end in ("low", "high")}
         others = {goal: figure.name for goal, figure in GOALS.items() if goal != self.goal}
@@ -178,7 +198,7 @@ class Ranking:
             Column("", "work", [self.work] * len(own)),
             Column("rank", "rank", range(1, len(own) + 1)),
             *(Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True) for key in self.keys),
-            Column(self.goal, name, [one.cost for one in own], self._cost),
+            Column(f"{self.goal}{self.paced}", name, [one.cost for one in own], partial(_text, self.goal)),
             *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),
             Column("x best", "", [one.cost / self.best.cost for one in own], "{:.2f}".format),
             *(
@@ -199,7 +219,7 @@ class Ranking:
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
     def _cost(self, cost: float) -> str:
-        return _text(self.goal, cost)
+        return _text(self.goal, cost) + self.paced
 
 
 Answered = Callable[[Ranking], list[str]]
@@ -226,7 +246,8 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
     columns = list[list[Column]]()
     for ranking in found:
-        others = [_ranking(ranking.runs, one, "", repeated, mix) for one in GOALS if every and one != goal]
+        whole = ("memory",) if ranking.is_at_pace else GOALS  # goals whose figures are of the same work
+        others = [_ranking(ranking.runs, one, "", repeated, mix) for one in whole if every and one != goal]
         sentences = answer(ranking) if every else ranking.sentences
         sentences = [*sentences, *(one.sentences[0] for one in others if one.settings)]
         above = [*[f"{ranking.work}:"] * bool(ranking.work), *sentences]
@@ -291,7 +312,7 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
 
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
-    works = grouping.by_work(runs, mix)
+    works = grouping.by_work(runs, mix, at_pace=goal == "time")
     return [_ranking(own, goal, _work(work, list(works)), repeated, mix) for work, own in works.items()]
 
 
@@ -305,7 +326,7 @@ def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:
 
 
 def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix: bool) -> Ranking:
-    column = GOALS[goal].name
+    column = PACE if goal == "time" and len(set(map(grouping.trained, runs))) > 1 else GOALS[goal].name
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = [
@@ -315,4 +336,4 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
     ]
     settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
-    return Ranking(goal, work, runs, settings, keys, repeated)
+    return Ranking(goal, column, work, runs, settings, keys, repeated)

@@ -42,9 +42,10 @@ class WhatMatters:
     @cached_property
     def points(self) -> list[Point]:
         is_time, made = self.measure == TIME, list[Point]()
-        spreads = self.ranking.repeated.of_column(self.measure)
+        column = self.ranking.column if is_time else self.measure
+        spreads = self.ranking.repeated.of_column(column)
         for one in self.ranking.settings:
-            value = of_setting(one.runs, self.measure)
+            value = of_setting(one.runs, column)
             if value is not None and (value > 0 or not is_time):
                 levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
                 n = len(one.runs if is_time else grouping.by_seed(one.runs))

@@ -265,7 +265,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         encodings = by_series([own["setting"] for own in words], "color", "shape", field="setting")
     time = captions.unit("total_s", max(setting.cost for setting in shown))
     rows = list[Row]()
-    for measure in AGAINST:
+    for measure in (MEMORY,) if ranking.is_at_pace else AGAINST:  # the others are of different amounts
         measured = [(one, own, of_setting(one.runs, measure)) for one, own in zip(shown, words, strict=True)]
         known = [(one, own, value) for one, own, value in measured if value is not None]
         rows += [
@@ -280,7 +280,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         return None
     rows = drawn([*rows, *_shared_rows(ranking, rows, time.divisor)])
     is_shared = any(row["of"] == SHARED for row in rows)
-    chart = facets(_layers(encodings, captions.axis("total_s", time), is_shared), rows, 2)
+    chart = facets(_layers(encodings, captions.axis(ranking.column, time), is_shared), rows, 2)
     front, equals = (
         [f"{ranking.label(one)} ({registry.seconds(one.cost)} s)" for one in chosen]
         for chosen in (ranking.front, ranking.equals)
@@ -299,7 +299,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
 def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Iterator[Row]:
     """Points of the same work that others measured, for each measure of the rows, within five times their time."""
     run, longest_s = ranking.runs[0], max(row["total_s"] for row in rows)
-    for name, shared in shared_rows.read(run.folder.parent):
+    for name, shared in () if ranking.is_at_pace else shared_rows.read(run.folder.parent):
         total_s = shared.figure("total_s")
         is_alike = shared.figure("samples_trained") == run["samples_trained"]
         is_alike = is_alike and did_work_of(run, shared.kind, shared.settings)

@@ -82,6 +82,7 @@ class Kind:
     setting: columns by which a claim's verdict names what was measured.
     package: whose version matters beside torch's and CUDA's.
     rest: what a step is beside its known phases.
+    paced: the work of which `pace_s` is the time.
     curve: along which training losses are drawn, "epoch" or "step".
     to_sweep: keys to vary next, where a step's phases do not say which.
     limit: the words that have a run say what limits it, what they do to it, and what they show.
@@ -93,6 +94,7 @@ class Kind:
     setting: tuple[str, ...]
     package: str
     rest: str
+    paced: str = ""
     curve: str = "epoch"
     to_sweep: tuple[str, ...] = ()
     limit: tuple[str, str, str] = ("diagnose=true", "diagnosed", "steps with one cost removed at a time")
@@ -114,6 +116,7 @@ KINDS = {
         ("model", "dataset", "template", "method", "precision", "epochs", "batch_size"),
         "torchtune",
         "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
+        "million tokens",
         curve="step",
         to_sweep=("method", "batch_size"),
     ),
@@ -124,6 +127,7 @@ KINDS = {
         ("script",),
         "torch",
         "all but the wait for batches",
+        "thousand samples",
         curve="step",
         limit=("profile=kineto profile.window=start", "profiled", "the calls of its training"),
     ),

@@ -18,7 +18,7 @@ from multicard.records import figures
 from multicard.records.comparable import ALL_THREADS, DATA, HAVE_DATA, MARKS, RECIPE, apart, following, kinds
 from multicard.records.text_table import clean
 
-ACCURACY, MEMORY, LOSS = "test_accuracy", "peak_memory_bytes", "loss_last_tenth"
+ACCURACY, MEMORY, LOSS, PACE = "test_accuracy", "peak_memory_bytes", "loss_last_tenth", "pace_s"
 REPEATED = "seed"
 # Where data lie; their fingerprint says what they are
 PLACES = (
@@ -118,8 +118,13 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
     return groups if own else split(groups, without)
 
 
-def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, list[Run]]:
-    """The runs by the work that they did, its amount included."""
+def by_work(runs: Sequence[Run], mix: bool, at_pace: bool = False) -> dict[Cell, list[Run]]:
+    """The runs by the work that they did, its amount included.
+
+    Args:
+        at_pace: of runs that were ended by a number of steps, that number is the amount, whatever their ranks trained
+            in it: the time of as much work, `pace_s`, compares them.
+    """
     own = {name for kind in {run["kind"] for run in runs} for name in KINDS[kind].work}
     keys = [
         name
@@ -129,7 +134,7 @@ def by_work(runs: Sequence[Run], mix: bool) -> dict[Cell, list[Run]]:
     works: dict[Cell, list[Run]] = {}
     for run in runs:
         work = [(key, run[key]) for key in ("kind", *keys, *(() if mix else ORIGIN))]
-        works.setdefault((*work, ("trained", _trained(run))), []).append(run)
+        works.setdefault((*work, ("trained", trained(run, at_pace))), []).append(run)
     return works
 
 
@@ -140,7 +145,7 @@ def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
     return run["kind"] == kind and all(str(value) == str(settings[key]) for key, value in own.items())
 
 
-def _trained(run: Run) -> str:
+def trained(run: Run, at_pace: bool = False) -> str:
     """The amount of work of a run: "all rows", "100 preference pairs".
 
     With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
@@ -149,6 +154,8 @@ def _trained(run: Run) -> str:
     limited = KINDS[run["kind"]].curve == "step" and (run["max_steps"] or run[STEPS]) is not None
     unit = "packed sequences" if limited and run["packed"] else "rows"
     unit = unit if run["reward_accuracy"] is None else "preference pairs"
+    if limited and at_pace and run[PACE] is not None:
+        return f"{unit} of {run['max_steps'] or run[STEPS]} steps"
     return f"{run['samples_trained'] if limited else 'all'} {unit}"
 
 

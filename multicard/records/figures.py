@@ -141,6 +141,7 @@ FIGURES = {
     figure.name: figure
     for figure in (
         _time("total_s", "training time", head="total s", goal="time", listed=True, at_end=ALL),
+        _time("pace_s", "time of as much work", keys={}),
         _time("startup_s", "start-up"),
         _time("train_s", "training without evaluation"),
         _time("evaluate_s", "evaluation"),

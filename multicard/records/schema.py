@@ -288,6 +288,12 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     mfu: Annotated[Number, "model FLOPs as a share of the devices' peak, 0 to 1"] = None
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
 
+    @property
+    def pace_s(self) -> float | None:
+        """of a million tokens, of a script of a thousand samples, at the rate after the warm-up"""
+        rate = self.tokens_per_s and self.tokens_per_s.non_padding
+        return 1e6 / rate if rate else None
+
 
 class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     """The keys of a run of a script, beside those of all runs.
@@ -316,6 +322,10 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     test_accuracy: Annotated[Share, "the last that multicard.log(accuracy=...) told on rank 0"] = None
     logged: Annotated[dict[str, Float], "the last value of each other name that multicard.log told on rank 0"] = {}
     seen: Annotated[list[str], "what the hooks saw of the script, and what they could not see"] = []
+
+    @property
+    def pace_s(self) -> float | None:
+        return 1e3 / self.samples_per_s if self.samples_per_s else None
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

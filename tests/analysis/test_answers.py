@@ -1,6 +1,7 @@
 """What to run: the recommendation, what it is compared with, how sure it is, and when there is none."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from analysis import rerun_commands
 from analysis.answers import Answer, answers
+from analysis.figures.effect_charts import what_matters
 from analysis.runs import load
 from tests.helpers import records
 from tests.helpers.records import write_all as write
@@ -158,6 +160,20 @@ def test_a_loss_of_random_weights_passes_nothing_over(tmp_path: Path):
     lower = {"loss": {"first": 7.0, "last": 1.0, "mean_of_last_tenth": 1.0}}
     each = [records.llm(total_s=50.0), records.llm(method="full", total_s=90.0) | lower]
     assert answer(tmp_path, *each).sentence.startswith("Keep method=lora: the defaults are the fastest of 2 settings")
+
+
+def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_work(tmp_path: Path):
+    each = [records.llm(gpus=gpus, max_steps=50, total_s=100.0 * gpus) for gpus in (1, 2)]
+    for gpus, record in zip((1, 2), each, strict=True):
+        record["epochs"][0]["samples"] = 100 * gpus
+        record["tokens_per_s"] = {"non_padding": 500.0 * gpus**0.5}
+    found = answer(tmp_path, *each)
+    assert found.statement.startswith("Run gpus=2: 1.41x faster than one GPU (one run each)")
+    assert "loss not compared: trained on 200 rows, not 100 rows" in found.statement
+    assert found.takes.startswith("1,414 s a million tokens on 2 GPUs") and "energy" not in found.statement
+    (time,) = [one for one in what_matters([found.ranking]) if one.measure == "total_s"]
+    assert math.exp(time.by_axis[0][0].gain.estimate) == pytest.approx(2**0.5)
+    assert {column.name for column in found.ranking.columns()} > {"pace_s", "pace_s_low"}
 
 
 def test_losses_of_dpo_with_several_betas_are_not_compared(tmp_path: Path):

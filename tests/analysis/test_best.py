@@ -171,18 +171,17 @@ def test_runs_that_did_other_work_are_not_ranked_against_one_another(other: dict
     assert rankings == (1 if set(other) & {"commit", "hardware", "dirty"} else 2)
 
 
-def test_training_tuning_and_different_amounts_of_tuning_are_ranked_apart(tmp_path: Path):
-    limited = [records.llm(gpus=gpus, max_steps=50) for gpus in (1, 2)]
-    for gpus, record in zip((1, 2), limited, strict=True):
-        record["epochs"][0]["samples"] = 100 * gpus
+def test_training_tuning_and_other_numbers_of_steps_are_ranked_apart(tmp_path: Path):
+    limited = [records.llm(max_steps=steps) for steps in (50, 60)]
     contents = [records.vision(), records.llm(gpus=1), records.llm(gpus=2), records.llm(method="dpo"), *limited]
     lines = ranked(write(tmp_path / "s", *contents))
     assert sum(line.startswith("Fastest") for line in lines) == 5
-    assert {"tuning trained=100 rows:", "tuning trained=200 rows:", "tuning trained=all preference pairs:"} < {*lines}
+    apart = {"rows of 50 steps", "rows of 60 steps", "all preference pairs"}
+    assert {f"tuning trained={amount}:" for amount in apart} < {*lines}
     assert any("loss 2.500" in line for line in lines)
     packed = [records.llm(max_steps=50, packed=packed, lr=lr) for packed in (False, True) for lr in (0.1, 0.2)]
     lines = ranked(write(tmp_path / "packed", *packed))
-    assert {"tuning trained=500 packed sequences:", "tuning trained=500 rows:"} < {*lines}
+    assert {"tuning trained=packed sequences of 50 steps:", "tuning trained=rows of 50 steps:"} < {*lines}
     whole = [records.llm(packed=packed) for packed in (False, True)]  # of all rows, however they are laid out
     assert sum(line.startswith("Fastest") for line in ranked(write(tmp_path / "whole", *whole))) == 1
 
