@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -142,6 +143,7 @@ def work_as_rank(work: str, arguments: tuple[Any, ...], job: Job) -> None:
             write_json(ended_file(job.folder, number), {})
         _end_compilers()
     except BaseException as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises there for each end of a loader's worker, here too
         with suppress(OSError):
             traceback.print_exc()
         _report(job, number, error)

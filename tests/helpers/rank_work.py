@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -246,6 +247,14 @@ def fail(rank: Rank, how: str) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         if how == "exit":
             os._exit(7)
+        if how == "worker":  # and another one as that is reported
+
+            def ended(*_: object) -> None:
+                raise RuntimeError("DataLoader worker (pid 9) is killed by signal: Killed. ")
+
+            signal.signal(signal.SIGCHLD, ended)
+            traceback.print_exc = lambda: signal.raise_signal(signal.SIGCHLD)
+            signal.raise_signal(signal.SIGCHLD)
         os.kill(os.getpid(), getattr(signal, how))
     dist.all_reduce(torch.ones(1))
     dist.barrier()

@@ -100,6 +100,7 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
         ("refuse", "exception", "rank 1: photo.jpg: cannot be decoded"),
         ("oom", "oom", "rank 1: OutOfMemoryError: CUDA out of memory"),
         ("exit", "exit", "rank 1 exited with code 7"),
+        ("worker", "exception", "rank 1: RuntimeError: DataLoader worker (pid 9) is killed"),
         pytest.param("SIGKILL", "signal", "rank 1 was killed by SIGKILL", marks=pytest.mark.core),
         ("SIGSEGV", "signal", "rank 1 was killed by SIGSEGV"),
     ],
