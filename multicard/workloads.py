@@ -23,8 +23,7 @@ ALL = "all"  # `experiment=all`: every experiment of an entry
 
 
 def register() -> None:
-    """Put the schemas where the files under `conf/` look for them (`schema/...`). An option that sets nothing but its
-    name has no file."""
+    """Put the schemas where the files under `conf/` look for them (`schema/...`)."""
     store = ConfigStore.instance()
     store.store(group="hydra", name="config", node=HydraWithExperiment)
     OmegaConf.register_new_resolver("of_weights", trial.of_weights, replace=True)
@@ -36,9 +35,6 @@ def register() -> None:
         for group, options in workload.options.items():
             for name, schema in options.items():
                 store.store(group=f"schema/{group}", name=name, node=schema)
-                if not (CONF / group / f"{name}.yaml").exists():
-                    node = {"defaults": [f"/schema/{group}/{name}@_here_"], "name": name}
-                    store.store(group=group, name=name, node=node)
 
 
 def composed(entry: str, words: Sequence[str]) -> DictConfig:
