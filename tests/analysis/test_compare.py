@@ -42,9 +42,7 @@ def compared(a: Path, b: Path, *by: str, common: bool = False, mix: bool = False
     return compare.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
 
 
-def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Said
-):
+def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys, said: Said):
     a, same, twin = (sweep(tmp_path / name, seed=seed, runs=3) for name, seed in (("a", 0), ("same", 1), ("twin", 0)))
     slow = sweep(tmp_path / "slow", 1.1, seed=2, runs=3)
     fast = sweep(tmp_path / "fast", 1 / 1.1, seed=3, runs=3)

@@ -35,9 +35,7 @@ def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(mon
     assert '"chartTitle": "Spilled bytes (bytes)"' in json.dumps(views.workspace())
 
 
-def test_sending_twice_replaces_the_same_workspace(
-    wandb_server: Server, built: views.View, capfd: pytest.CaptureFixture[str]
-):
+def test_sending_twice_replaces_the_same_workspace(wandb_server: Server, built: views.View, capfd):
     assert main(["dashboard", "--project", "multicard", "--entity", "someone"]) == 0
     (made,) = capfd.readouterr().out.splitlines()
     assert not wandb_server.unknown and made.startswith(f"made {wandb_server.url}/someone/multicard?nw=")

@@ -30,9 +30,7 @@ def keys(value: Any, depth: int) -> Any:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("fixture", "words", "build"), [("measured", ["gpus=2"], "vision"), ("tuned", [], "llm")])
-def test_the_builder_makes_records_as_the_entries_leave_them(
-    fixture: str, words: list[str], build: str, request: pytest.FixtureRequest
-):
+def test_the_builder_makes_records_as_the_entries_leave_them(fixture: str, words: list[str], build: str, request):
     real = request.getfixturevalue(fixture)(*words)
     folder, made = Path(real.pop("folder")), getattr(records, build)(device="cpu")
     assert keys(made, 1) == keys(real, 1)
@@ -154,9 +152,7 @@ def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path)
     assert len(sql.select(runs, "gpus = 1", 'a"b desc')) == 7
 
 
-def test_an_interrupted_command_ends_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_an_interrupted_command_ends_in_one_line(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(load, "read", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     assert main(["list", str(tmp_path)]) == 1
     assert capsys.readouterr() == ("", "interrupted by SIGINT\n")
@@ -247,9 +243,7 @@ def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp
         (["predictions"], "figures"),
     ],
 )
-def test_a_dash_gets_what_a_command_found_and_nothing_else(
-    words: list[str], where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_dash_gets_what_a_command_found_and_nothing_else(words: list[str], where: str, tmp_path: Path, capsys):
     for index, precision in enumerate(("fp64", "fp16", "fp16")):
         record = records.vision(precision=precision, seed=index, prediction=records.prediction())
         records.write(tmp_path / str(index), record, records.steps([0.1] * 20))

@@ -76,9 +76,7 @@ def draw_places(value: Any, count: int, seed: int) -> list[Place]:
     return random.Random(seed).sample(list(places(value)), count)
 
 
-def test_every_command_survives_mutations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
     """Each kind of mutation at three places of each kind of record, and in the environment beside it."""
     # figures are made whole, and not drawn
     monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(finite(figure.spec), allow_nan=False))

@@ -37,9 +37,7 @@ def ids(folders: list[Path]) -> list[str]:
     return [run_record.run_id(run_folder.decode((folder / "result.json").read_bytes())) for folder in folders]
 
 
-def test_every_record_is_uploaded_once(
-    tmp_path: Path, wandb_server: Server, capsys: pytest.CaptureFixture[str], said: Said
-):
+def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, capsys, said: Said):
     folders = written(tmp_path / "sweep")
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
     printed = capsys.readouterr()
@@ -121,13 +119,7 @@ def sweeps_of(server: Server) -> list[str]:
     return [name for name in server.runs if name.startswith(keys.SWEEP)]
 
 
-def test_what_fails_is_tried_again_and_named(
-    tmp_path: Path,
-    wandb_server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    said: Said,
-):
+def test_what_fails_is_tried_again_and_named(tmp_path: Path, wandb_server: Server, monkeypatch, capsys, said: Said):
     first, second, _ = written(tmp_path / "sweep")
     whole, tries = upload.record, list[Path]()
 

@@ -101,9 +101,7 @@ def test_windows_tell_gpus_that_take_turns_from_those_that_are_alike():
     assert timeline.by_window("utilisation", 60.0) == pytest.approx(np.array([[0.6, 0.4], [0.4, 0.5]]))
 
 
-def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(timelines, "MOST_POINTS", 20)
     for seed, lr in enumerate((0.1, 0.2, 0.3, 0.4, 0.5)):
         sampled(tmp_path / str(seed), lr=lr)

@@ -147,9 +147,7 @@ def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refus
             assert refused("report", tmp_path, *words).startswith(cause)
 
 
-def test_a_page_that_is_open_shows_cells_as_they_run_and_end(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Said
-):
+def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_path: Path, monkeypatch, said: Said):
     monkeypatch.setattr(watch, "OWNER_S", 0.0)
     sweep = tmp_path / "first"
     with served(tmp_path) as server:

@@ -37,9 +37,7 @@ def statuses(run: Pass, steps: list[Step]) -> list[str]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_step_that_fails_does_not_stop_the_others_is_named_and_comes_last_next_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_step_that_fails_does_not_stop_the_others_is_named_and_comes_last_next_time(tmp_path: Path, capsys):
     bad = step("bad", "print('reason'); raise SystemExit(3)")
     checked = replace(step("checked", "print(1)"), read=lambda *_: [Finding("a check", "wrong", passed=False)])
     good, later = step("good", "print(40 + 2)"), step("later", "print(1)")
@@ -191,9 +189,7 @@ def test_a_pass_on_cpu_ranks(names: list[str], tmp_path: Path, called: Called, m
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_a_folder_without_data_is_refused(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_folder_without_data_is_refused(folder: str, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["on_gpu", "--list", "--data", str(tmp_path / folder)])
     with pytest.raises(SystemExit, match="2"):
         on_gpu.main()

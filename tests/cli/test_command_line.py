@@ -211,9 +211,7 @@ def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.C
     assert "refused: 3" in printed.out
 
 
-def test_refused_cells_tell_nothing_of_the_time_that_is_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_refused_cells_tell_nothing_of_the_time_that_is_left(capsys, monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(executor, "clock_s", lambda: now_s[0])
     pace = Pace(4)
@@ -282,9 +280,7 @@ def test_cells_are_told_apart_by_what_varies_in_columns_repetitions_last():
 
 
 @pytest.mark.parametrize(("no_colour", "status"), [({}, "\x1b[31mfailed\x1b[0m"), ({"NO_COLOR": "1"}, "failed")])
-def test_a_cell_ends_in_one_line_with_its_status_in_colour(
-    no_colour: dict[str, str], status: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_cell_ends_in_one_line_with_its_status_in_colour(no_colour: dict[str, str], status: str, monkeypatch, capsys):
     for name, value in ({"FORCE_COLOR": "1", "TERM": "xterm"} | no_colour).items():  # stands in for a terminal
         monkeypatch.setenv(name, value)
     failed = records.as_run({"status": "failed", "cause": {"kind": "exception", "message": "x" * 200}})

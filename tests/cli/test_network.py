@@ -102,9 +102,7 @@ def test_mnist_comes_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("server", ["refusing", "silent"])
-def test_the_hub_is_not_waited_for(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-):
+def test_the_hub_is_not_waited_for(server: str, tmp_path: Path, monkeypatch, request):
     import datasets as hub
     from huggingface_hub import constants
 

@@ -59,9 +59,7 @@ def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
     assert counted["machine_others_cores"] >= counted["others_cores"] - 1e-9
 
 
-def test_a_crowd_is_said_at_the_run_and_in_its_record(
-    measured: Measured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_crowd_is_said_at_the_run_and_in_its_record(measured: Measured, monkeypatch, capsys):
     monkeypatch.setattr(environment, "cores", lambda: 1)
     record = measured("gpus=2")
     assert "more CPU ranks than cores: they took turns: 2 ranks on 1 core\n" in capsys.readouterr().out

@@ -138,9 +138,7 @@ def test_a_packed_cell_gets_the_cores_of_its_gpus_node_before_others(monkeypatch
     assert few is not None and few.cpus == (2, 6, 7)  # what is left
 
 
-def test_two_commands_never_share_a_gpu_or_a_core(
-    on: On, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_two_commands_never_share_a_gpu_or_a_core(on: On, monkeypatch, capsys):
     """What they take and give back, by turns of chance: a cell gets all that it wants, or nothing."""
     monkeypatch.setattr(shares, "LEASES_POLL_S", 0.0)
     words = (["gpus=1"], ["gpus=2"], ["gpus=3"], ["device=cpu", "gpus=5"], ["gpus=1", "exclusive=true"])

@@ -183,9 +183,7 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
     ],
     ids=" ".join,
 )
-def test_a_tuning_run_is_profiled_and_diagnosed(
-    words: tuple[str, ...], tuned: Measured, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_tuning_run_is_profiled_and_diagnosed(words: tuple[str, ...], tuned: Measured, monkeypatch):
     plain = tuned("gpus=2", *words)
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"))
     result = tuned("gpus=2", *words, "profile=kineto", "profile.steps=3", "diagnose=true")

@@ -180,9 +180,7 @@ def test_a_documented_tuning_command_runs(line: str, tmp_path: Path, called: Cal
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("wandb_server")
-def test_the_documented_analysis_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     names = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)

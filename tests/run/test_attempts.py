@@ -99,9 +99,7 @@ def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, mo
     assert [(one["host"], one["pid"], one["job"]) for one in claims] == [(os.uname().nodename, os.getpid(), "13")]
 
 
-def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(tmp_path: Path, monkeypatch):
     ended, board = list[Failure](), Board(tmp_path, 1, create=True)
     monkeypatch.setattr("tests.conftest.PATIENCE_S", 20.0)
     monkeypatch.setattr(preemption, "POLL_S", 0.01)

@@ -208,9 +208,7 @@ def completed(record: dict[str, Any], stand_in: Any, folder: Path, monkeypatch: 
     return outcome.complete(run, begun, stand_in)
 
 
-def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(tmp_path: Path, monkeypatch, capsys):
     def broken(settings: wandb.Settings, **_: Any) -> None:
         # W&B's default is to upload for as long as it takes: for ever, where the network is gone by then
         assert settings.finish_timeout == upload.FINISH_S and settings.finish_timeout_raises
