@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from analysis import experiments
-from analysis.runs import load
 from multicard.config.base import ProfileName, ProfileWindow, WindowConfig
 from multicard.config.placement import Placement
 from multicard.measure import memory, timing
@@ -20,7 +18,6 @@ from multicard.observe.profiles.capture import TrainingWindow, Window
 from multicard.observe.profiles.metrics import Profile, read
 from multicard.ranks import failures
 from multicard.ranks.process import Rank
-from multicard.records import comparable
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable, Transfers
 from multicard.run import prepare
 from multicard.sweep import command
@@ -245,18 +242,6 @@ def test_nsys_brackets_the_training(tmp_path: Path, nsys_calls: list[str]):
 
 def test_a_profile_that_was_lost_when_the_run_was_stopped_is_an_error_in_the_record(tmp_path: Path):
     assert metrics.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(error="lost")
-
-
-def test_trainings_that_were_traced_are_in_no_table_of_times(tmp_path: Path):
-    for number, (precision, start) in enumerate([("fp64", False), ("fp32", False), ("fp64", True), ("fp32", True)]):
-        record = records.vision(precision=precision, gpus=1, dataset="mnist", strategy="ddp_ds")
-        profile = {"name": "kineto", "window": "start" if start else "after", "steps": 10}
-        record["config"]["profile"] = profile
-        records.write(tmp_path / str(number), record)
-    runs = load.read([tmp_path]).runs
-    assert [run["marks"].count(comparable.PROFILED) for run in runs] == [0, 0, 1, 1]
-    (panel,) = experiments.panels(experiments.load("table2"), runs)
-    assert [run.folder.name for run in panel.runs] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
