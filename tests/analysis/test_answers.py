@@ -17,14 +17,8 @@ from tests.helpers import records
 from tests.helpers.records import write_all as write
 
 
-def accurate(share: float, chance: float = 0.1, images: int = 10_000) -> dict[str, Any]:
-    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": images, "test_accuracy": share}
-    epochs = [{"epoch": index, "train_s": 9.0, **epoch} for index in range(2)]
-    return {"test_accuracy": share, "chance_accuracy": chance, "epochs": epochs}
-
-
 def run(share: float = 0.99, steps: int = 100, images: int = 10_000, **changes: Any) -> dict[str, Any]:
-    record = records.vision(**changes) | accurate(share, images=images)
+    record = records.vision(**changes) | records.accurate(share, images=images)
     return record | {"step_s": record["step_s"] | {"count": steps}}
 
 

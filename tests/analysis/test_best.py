@@ -22,11 +22,6 @@ from tests.helpers import records
 from tests.helpers.records import write_all as write
 
 
-def accurate(share: float, samples: int = 10_000, epochs: int = 2) -> dict[str, Any]:
-    epoch = {"samples": 1000, "samples_trained": 1000, "test_samples": samples, "test_accuracy": share}
-    return {"test_accuracy": share, "epochs": [{"epoch": index, "train_s": 9.0, **epoch} for index in range(epochs)]}
-
-
 def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False) -> list[str]:
     return [*best.output(load.read([folder]).runs, goal, limits or Limits(), mix, sentences).lines(None)]
 
@@ -35,10 +30,10 @@ def ranked(folder: Path, goal: str = "time", limits: Limits | None = None, mix: 
 def sweep(tmp_path: Path) -> Path:
     return write(
         tmp_path / "s",
-        records.vision(precision="bf16", gpus=4, total_s=96.0) | accurate(0.991),
-        records.vision(precision="bf16", gpus=2, total_s=163.0) | accurate(0.991),
-        records.vision(precision="fp32", gpus=4, total_s=150.0) | accurate(0.9905),
-        records.vision(precision="fp32", gpus=2, total_s=240.0) | accurate(0.999),
+        records.vision(precision="bf16", gpus=4, total_s=96.0) | records.accurate(0.991),
+        records.vision(precision="bf16", gpus=2, total_s=163.0) | records.accurate(0.991),
+        records.vision(precision="fp32", gpus=4, total_s=150.0) | records.accurate(0.9905),
+        records.vision(precision="fp32", gpus=2, total_s=240.0) | records.accurate(0.999),
         records.vision(precision="fp64", gpus=4, total_s=1.0, status="failed"),
     )
 
@@ -65,7 +60,7 @@ def test_the_fastest_setting_is_named_above_all_of_them_with_the_front(sweep: Pa
 def test_accuracies_within_the_error_of_the_test_set_are_equal_and_runs_of_a_seed_count_once(
     a: float, b: float, samples: int, told: bool, tmp_path: Path
 ):
-    contents = [records.vision(repetition=n) | accurate(share, samples) for share in (a, b) for n in (1, 2, 3)]
+    contents = [records.vision(repetition=n) | records.accurate(share, samples) for share in (a, b) for n in (1, 2, 3)]
     runs, repeated = load.read([write(tmp_path, *contents)]).runs, RepeatedRuns([])
     assert repeated.more_accurate(runs[:3], runs[3:]) == told and not repeated.more_accurate(runs[3:], runs[:3])
 
@@ -73,10 +68,10 @@ def test_accuracies_within_the_error_of_the_test_set_are_equal_and_runs_of_a_see
 def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path):
     """One of three seeds is lucky; another needs more memory."""
     lucky = [
-        records.vision(seed=seed, peak_memory_bytes={"max": peak}) | accurate(share)
+        records.vision(seed=seed, peak_memory_bytes={"max": peak}) | records.accurate(share)
         for seed, (share, peak) in enumerate([(0.9905, 4 * 10**9), (0.985, 4 * 10**9), (0.984, 6 * 10**9)])
     ]
-    steady = [records.vision(precision="fp16", seed=seed, total_s=150.0) | accurate(0.991) for seed in range(3)]
+    steady = [records.vision(precision="fp16", seed=seed, total_s=150.0) | records.accurate(0.991) for seed in range(3)]
     folder = write(tmp_path / "s", *lucky, *steady)
     assert ranked(folder)[0].startswith("Fastest: precision=fp32: 100.0 s")
     within = ranked(folder, limits=Limits(accuracy=0.99))
@@ -106,19 +101,16 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     cells = (("fp16", 4, 50.0, 0.980), ("bf16", 4, 50.4, 0.980), ("fp32", 4, 80.0, 0.981))
     cells += (("fp64", 4, 90.0, 0.995), ("fp16", 2, 50.2, 0.980), ("fp32", 1, 400.0, 0.980), ("fp64", 1, 500.0, 0.970))
     contents = [
-        records.vision(precision=precision, gpus=gpus, total_s=time_s * (1 + 0.01 * seed), seed=seed) | accurate(share)
+        records.vision(precision=precision, gpus=gpus, total_s=time_s * (1 + 0.01 * seed), seed=seed)
+        | records.accurate(share)
         for precision, gpus, time_s, share in cells
         for seed in range(3)
     ]
     found = load.read([write(tmp_path / "s", *contents)])
     (ranking,) = best.rankings(found.runs)
     front = [one.runs for one in ranking.front]
-    assert {(runs[0]["precision"], runs[0]["gpus"]) for runs in front} == {
-        ("fp16", 4),
-        ("fp64", 4),
-        ("fp16", 2),
-        ("fp32", 1),
-    }
+    found_at = {(runs[0]["precision"], runs[0]["gpus"]) for runs in front}
+    assert found_at == {("fp16", 4), ("fp64", 4), ("fp16", 2), ("fp32", 1)}
     (on_front,) = [column.texts for column in ranking.columns() if column.heading == "front"]
     assert on_front.count("yes") == 4
     (figure,) = trade_off(found.runs)

@@ -132,11 +132,9 @@ def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one
 
 
 def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path):
-    setting = papers_records.setting("vision_metrics")
-    setting = {key: value for key, value in setting.items() if not key.startswith("profile__")}
     found = {}
     for window in ("start", "after"):
-        setting["profile"] = {"name": "nsys", "window": window, "steps": None, "seconds": None}
+        setting = papers_records.setting("vision_metrics") | {"profile__window": window}
         for size, gpus, pin in ((500, 2, True), (500, 4, True), (500, 2, False), (100, 2, True)):
             cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
             record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
@@ -161,8 +159,6 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
 def test_a_mark_of_the_papers_is_seen_on_a_longer_bar(batch_size: int, tmp_path: Path):
     """By pixels: the bars of 500 px are broken by the page's colour around 16 s; without printed figures, nowhere."""
     setting = papers_records.setting("vision_metrics") | {"batch_size": batch_size}
-    setting = {key: value for key, value in setting.items() if not key.startswith("profile__")}
-    setting["profile"] = {"name": "nsys", "window": "start", "steps": None, "seconds": None}
     for gpus, pin in product((2, 4), (True, False)):
         record = records.vision(**setting, dataset__image_size=500, gpus=gpus, pin_memory=pin)
         records.write(tmp_path / "runs" / f"{gpus}-{pin}", record | {"profile": grids.profile(gpus, 3e3)})

@@ -1,8 +1,5 @@
 """torch.compile on a CUDA device: every mode trains as eager does, CUDA graphs run, layouts stay as asked for."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch._inductor.config
@@ -11,12 +8,10 @@ from torch._inductor.utils import run_and_get_code
 from multicard.config import compilation
 from multicard.vision import compiling
 from multicard.vision.loop import memory_format
-from tests.conftest import typed
+from tests.conftest import Measured, typed
 from tests.gpu.test_cuda import CUDA, pytestmark, several  # noqa: F401 - marks this module too
 from tests.helpers.rank_work import Small
 from tests.llm.test_llm_run import ok
-
-Measured = Callable[..., dict[str, Any]]
 
 
 @pytest.mark.parametrize("mode", compilation.MODES)

@@ -4,10 +4,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -26,13 +24,12 @@ from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Shuffled
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES
-from tests.conftest import ROOT, SMALL, has_dali, typed
+from tests.conftest import ROOT, SMALL, Measured, has_dali, typed
 from tests.llm.test_llm_run import ok, steps
 from tests.run.test_resume import Case
 from tests.vision.test_loaders import DALI, noise, pixels, read, source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-Measured = Callable[..., dict[str, Any]]
 CUDA = "device=cuda"
 
 

@@ -1,14 +1,12 @@
 """Profiled and diagnosed runs on a CUDA device."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.conftest import Measured
 from tests.gpu.test_cuda import CUDA, pytestmark  # noqa: F401 - marks this module too
 from tests.llm.test_llm_run import ok
-
-Measured = Callable[..., dict[str, Any]]
 
 
 def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:

@@ -1,18 +1,15 @@
 """Tuning on a CUDA device."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from multicard.llm.torchtune_components import STD, RandomWeight
 from multicard.measure import memory
+from tests.conftest import Measured
 from tests.gpu.test_cuda import CUDA, pytestmark  # noqa: F401 - marks this module too
 from tests.llm.test_llm_run import ok, steps
-
-Tuned = Callable[..., dict[str, Any]]
 
 
 def test_random_weights_are_generated_on_the_gpu():
@@ -36,12 +33,12 @@ def test_random_weights_are_generated_on_the_gpu():
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "dpo", "full", "qat"])
-def test_every_method_tunes(tuned: Tuned, method: str):
+def test_every_method_tunes(tuned: Measured, method: str):
     result = ok(tuned(CUDA, f"method={method}", "precision=bf16", "dataset.rows=40"))
     assert math.isfinite(result["loss"]["last"]) and result["peak_memory_bytes"]["kind"] == "cuda_allocated"
 
 
-def test_the_bytes_of_packed_rows_are_those_that_the_profiler_sees(tuned: Tuned):
+def test_the_bytes_of_packed_rows_are_those_that_the_profiler_sees(tuned: Measured):
     words = ("packed=true", "max_seq_len=256", "dataset.rows=400", "precision=bf16")
     result = ok(tuned(CUDA, *words, "profile=kineto", "diagnose=true"))
     assert result["transfer_bytes"]["h2d"] == 4 * 8 * result["tokens"]["all"]

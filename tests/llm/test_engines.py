@@ -157,15 +157,8 @@ def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: 
 
 @pytest.mark.slow
 def test_a_probe_ends_once_its_seconds_are_over(tuned: Tuning):
-    run = tuned(
-        "engine=trl",
-        "gpus=2",
-        "dataset.rows=40",
-        "epochs=1000",
-        "probe.enabled=true",
-        "probe.seconds=2",
-        "skip_steps=0",
-    )
+    words = ("gpus=2", "dataset.rows=40", "epochs=1000", "probe.enabled=true", "probe.seconds=2", "skip_steps=0")
+    run = tuned("engine=trl", *words)
     assert run["status"] == "ok" and 0 < run["probe"]["steps"] < 4000 and len(run["epochs"]) < 1000, run["cause"]
 
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from multicard.config.placement import Placement
-from multicard.config.vision import ImagesConfig
 from multicard.measure import memory
 from multicard.records import run_folder
 from multicard.vision import workload
@@ -22,7 +21,7 @@ from multicard.vision.data.batch import Source
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Data
 from tests.conftest import awaited, typed
-from tests.vision.test_data import make_photographs
+from tests.vision.test_data import image_options, make_photographs
 
 COUNT = 6
 
@@ -32,14 +31,8 @@ def photographs(tmp_path: Path) -> Path:
     return make_photographs(tmp_path / "photographs", COUNT // 2, COUNT // 2)
 
 
-def images(root: Path, *words: str) -> ImagesConfig:
-    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32", *words).dataset
-    assert isinstance(config, ImagesConfig)
-    return config
-
-
 def loaded(root: Path, *words: str, seed: int = 0) -> Data:
-    return datasets.load(images(root, *words), seed)
+    return datasets.load(image_options(root, *words), seed)
 
 
 def built(content: Data) -> list[bool]:
@@ -161,10 +154,10 @@ def test_a_folder_that_cannot_be_written_is_refused(photographs: Path, monkeypat
             loaded(photographs)
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ValueError, match=r"^dataset\.root=.*; set dataset\.cache_dir to a folder"):
-        datasets.check(images(photographs))
-    datasets.check(images(photographs, "dataset.cache=none"))
+        datasets.check(image_options(photographs))
+    datasets.check(image_options(photographs, "dataset.cache=none"))
     loaded(photographs)
-    datasets.check(images(photographs))  # it is there: nothing is to be written
+    datasets.check(image_options(photographs))  # it is there: nothing is to be written
 
 
 def test_each_process_may_hold_a_copy_of_its_own_as_tensors(photographs: Path):

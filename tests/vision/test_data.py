@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
+from multicard.config.vision import ImagesConfig
 from multicard.vision.data import datasets
 from multicard.vision.data.splits import Data
 from tests.conftest import shared, typed
@@ -109,6 +110,12 @@ def make_photographs(root: Path, train: int, validation: int) -> Path:
             for i in range(count):
                 Image.new("RGB", (40 + 9 * i, 60), (index * 200, 10 * i, 7)).save(folder / f"{i}.png")
     return root
+
+
+def image_options(root: Path, *words: str) -> ImagesConfig:
+    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32", *words).dataset
+    assert isinstance(config, ImagesConfig)
+    return config
 
 
 @pytest.fixture

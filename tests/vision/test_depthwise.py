@@ -3,24 +3,21 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 from torch import nn
 from torch.nn.functional import conv2d
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from multicard.config.vision import Depthwise, ModelConfig
 from multicard.vision import convolutions, models
 from multicard.vision.convolutions import DepthwiseTriton
 from tests.conftest import ROOT
+from tests.vision.test_fused import compiled
 
 SHAPES = [(2, 32, 5, 7, 1), (1, 48, 4, 35, 2), (1, 64, 3, 3, 1), (1, 36, 1, 1, 2)]
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 EPSILON = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
 CASES = [*(("float64", shape) for shape in SHAPES), *zip([*EPSILON][1:], SHAPES, strict=False)]
 CHECK = """
@@ -81,7 +78,7 @@ def test_cpu_ranks_have_a_convolution():
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_kernels_fit_a_gpus_registers(stride: int, tmp_path: Path):
+def test_kernels_fit_a_gpus_registers(stride: int):
     kinds = dict.fromkeys(("x", "y", "weight"), "*fp16")
     kernel, options = convolutions._forward, {"num_warps": convolutions.WARPS}
     constants = {"stride": stride, "total": tl.float32, "rows": convolutions.ROWS, "columns": convolutions.COLUMNS}
@@ -90,9 +87,6 @@ def test_kernels_fit_a_gpus_registers(stride: int, tmp_path: Path):
     aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(signature) if name in {*kinds, "channels"}}
     for capability in (80, 90, 100):
         source = ASTSource(kernel, signature, constants, aligned)
-        code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm
-        assert "ld.global.v4" in code["ptx"]  # 16 bytes at once
-        (tmp_path / "cubin").write_bytes(code["cubin"])
-        line = [CUOBJDUMP, "-res-usage", tmp_path / "cubin"]
-        usage = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+        result, usage = compiled(source, capability, options)
+        assert "ld.global.v4" in result.asm["ptx"]  # 16 bytes at once
         assert " LOCAL:0 " in usage  # bytes of spilled registers

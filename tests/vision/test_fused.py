@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 
 from multicard.config.placement import Placement
 from multicard.config.vision import Blocks, ModelConfig
@@ -102,13 +102,21 @@ def calls(size: int, batch: int) -> Iterator[Call]:
         side = less
 
 
+def compiled(source: ASTSource, capability: int, options: dict[str, int]) -> tuple[CompiledKernel, str]:
+    """A kernel for GPUs of a compute capability, as 90, compiled without one; and cuobjdump's words of it."""
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        line = [Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump", "-res-usage", file.name]
+        return kernel, subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
 def resources(call: Call, capability: int) -> tuple[int, int]:
-    """What the kernel of a call takes on GPUs of a compute capability, as 90, compiled without one: bytes of stack of a
-    thread, where registers spill, and bytes of shared memory of a program."""
-    launch, kernel = (
-        fused_blocks.LAUNCHES[call.kernel](*call.inputs, call.stride),
-        getattr(kernels, f"{call.kernel}_kernel"),
-    )
+    """What the kernel of a call takes: bytes of stack of a thread, where registers spill, and bytes of shared memory of
+    a program."""
+    launch = fused_blocks.LAUNCHES[call.kernel](*call.inputs, call.stride)
+    kernel = getattr(kernels, f"{call.kernel}_kernel")
     tile = fused_blocks.TILES[call.kernel]
     constants = launch.constants | {key: tile[key] for key in tile if key not in OPTIONS} | {"PRECISION": "ieee"}
     names, signature, hints = kernel.arg_names, dict.fromkeys(kernel.arg_names, "constexpr"), {}
@@ -117,13 +125,7 @@ def resources(call: Call, capability: int) -> tuple[int, int]:
         if isinstance(value, Tensor) or value % 16 == 0:
             hints[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, {(names.index(key),): value for key, value in constants.items()}, hints)
-    options = {key: tile[key] for key in OPTIONS if key in tile}
-    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(result.asm["cubin"])
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        words = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    result, words = compiled(source, capability, {key: tile[key] for key in OPTIONS if key in tile})
     found = re.search(r"STACK:(\d+)", words)
     assert found, words
     return int(found[1]), result.metadata.shared

@@ -19,18 +19,14 @@ from multicard.vision.trial import Trial, answer
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, composed, typed
 
-FAMILIES = {  # name to its size
-    **{"resnet18": 32, "vit_b_16": 32, "regnet_y_400mf": 32, "maxvit_t": 224, "googlenet": 64, "swin_t": 32},
-    **{
-        "convnext_atto": 32,
-        "vit_tiny_patch16_224": 48,
-        "efficientnet_b0": 32,
-        "timm/resnet18": 32,
-        "mixer_s32_224": 64,
-    },
-    **{"densenet121": 32, "squeezenet1_1": 64, "shufflenet_v2_x0_5": 32, "mnasnet0_5": 32, "vgg11_bn": 32},
-    **{"mobilevit_xxs": 64, "ghostnet_050": 32, "levit_128s": 224, "poolformer_s12": 64, "edgenext_xx_small": 64},
+SIZES = {
+    32: "resnet18 vit_b_16 regnet_y_400mf swin_t convnext_atto efficientnet_b0 timm/resnet18 densenet121 mnasnet0_5",
+    48: "vit_tiny_patch16_224",
+    64: "googlenet mixer_s32_224 squeezenet1_1 mobilevit_xxs poolformer_s12 edgenext_xx_small",
+    224: "maxvit_t levit_128s",
 }
+SIZES[32] += " shufflenet_v2_x0_5 vgg11_bn ghostnet_050"
+FAMILIES = {name: size for size, names in SIZES.items() for name in names.split()}
 QUICK = ("resnet18", "vit_b_16", "regnet_y_400mf", "convnext_atto", "vit_tiny_patch16_224", "timm/resnet18")
 
 

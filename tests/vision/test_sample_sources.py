@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from multicard.config.vision import ImagesConfig
 from multicard.estimate.memory import facts
 from multicard.records import content
 from multicard.vision.data import datasets, sample_sources
 from multicard.vision.data.splits import Data, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
+from tests.vision.test_data import image_options
 from tests.vision.test_loaders import NAMES, PLAIN, pixels, read, source
 
 CLASSES = ("ant", "bee", "cow")
@@ -66,15 +66,9 @@ def hub_files(folder: Path, *parts: str, names: tuple[str, ...] = CLASSES) -> Pa
     return folder
 
 
-def options(root: Path, *words: str) -> ImagesConfig:
-    config = typed("dataset=images", f"dataset.root={root}", "dataset.image_size=32", *words).dataset
-    assert isinstance(config, ImagesConfig)
-    return config
-
-
 def loaded(root: Path, *words: str, seed: int = 0) -> Data:
     """What is read of data that passes the checks, as a rank has it."""
-    asked = options(root, *words)
+    asked = image_options(root, *words)
     datasets.check(asked)
     return datasets.load(asked, seed)
 
@@ -134,7 +128,7 @@ def test_the_part_to_test_on_is_chosen_said_once_and_recorded(tmp_path: Path, ca
 def test_numbers_are_in_their_order_and_declared_classes_in_that_of_the_file(tmp_path: Path):
     names = [str(10 - row % 2 * 8) for row in range(15)]
     columns = {"file": [path for path, _ in rows(fill(tmp_path))], "label": names}
-    data = datasets.DATASETS["images"].read(options(parquet(tmp_path, **columns), "dataset.split=0.3"), 0)
+    data = datasets.DATASETS["images"].read(image_options(parquet(tmp_path, **columns), "dataset.split=0.3"), 0)
     assert isinstance(data.train.images, list)
     classes = {str(tmp_path / path): name for path, name in zip(*columns.values(), strict=True)}
     pairs = zip(data.train.images, data.train.labels.tolist(), strict=True)
@@ -224,13 +218,13 @@ def test_images_in_parquet_reach_every_loader(loader: str, tmp_path: Path):
 
 def test_a_parquet_file_is_read_once_and_left_when_its_images_are_decoded(tmp_path: Path):
     root = hub_files(tmp_path / "hub", "train-0.parquet", "train-1.parquet", "val.parquet")
-    data = datasets.DATASETS["images"].read(options(root), 0)
+    data = datasets.DATASETS["images"].read(image_options(root), 0)
     assert isinstance(data.train.images, list)
     files = sample_sources.files_of(data.train.images)
     assert list(files.values()) == [14, 29] and all(file._images is None for file in files)
-    datasets.DATASETS["images"].finish(data, options(root))
+    datasets.DATASETS["images"].finish(data, image_options(root))
     assert all(file._images is None for file in files)
-    data = datasets.DATASETS["images"].finish(data, options(root, "dataset.cache=none"))
+    data = datasets.DATASETS["images"].finish(data, image_options(root, "dataset.cache=none"))
     assert all(file._images is file.load() for file in files)
     known = content.fingerprint(WORKLOAD.data(typed("dataset=images", f"dataset.root={root}")))
     labels = 8 * (30 + 15)
@@ -280,7 +274,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_what_cannot_be_used_is_refused_in_a_line(bad: str, tmp_path: Path):
     make, says = BAD[bad]
     with pytest.raises(ValueError, match=rf"^dataset\.root={tmp_path}.*{says}") as error:
-        datasets.check(options(make(fill(tmp_path / "root"))))
+        datasets.check(image_options(make(fill(tmp_path / "root"))))
     assert "\n" not in str(error.value)
 
 
@@ -290,13 +284,13 @@ def test_what_cannot_be_used_is_refused_in_a_line(bad: str, tmp_path: Path):
 )
 def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_path: Path):
     with pytest.raises(ValueError, match=rf"^dataset\.split={share}.*{says}"):
-        datasets.check(options(fill(tmp_path / "root"), f"dataset.split={share}"))
+        datasets.check(image_options(fill(tmp_path / "root"), f"dataset.split={share}"))
     with pytest.raises(ValueError, match=r"^dataset\.split=0\.5: .* has val to test on; leave"):
         shutil.copytree(fill(tmp_path / "a" / "train"), tmp_path / "a" / "val")
-        datasets.check(options(tmp_path / "a", "dataset.split=0.5"))
+        datasets.check(image_options(tmp_path / "a", "dataset.split=0.5"))
 
 
 def test_a_pipe_among_images_is_refused_and_not_read(tmp_path: Path):
     os.mkfifo(fill(tmp_path / "root") / "bee" / "x.png")
     with pytest.raises(ValueError, match=r"bee/x\.png: is no file, or a link that leads nowhere; remove it"):
-        datasets.check(options(tmp_path / "root", "dataset.split=0.4"))
+        datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
