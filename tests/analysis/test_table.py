@@ -125,8 +125,8 @@ def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, said: Said
 def test_a_profile_taken_afterwards_is_the_same_setting_but_nsys_is_around_it_all(tmp_path: Path):
     for profiler, precision in {"none": "fp64", "kineto": "fp32"}.items():
         table2(tmp_path, {(precision, 1): 10.0}, profile={"name": profiler})
-    table2(tmp_path, {("fp16", 1): 10.0}, profile={"name": "kineto", "window": "start"})
-    (found,) = printed("table2", folder=tmp_path)  # without the training that was traced
+    table2(tmp_path, {("fp16", 1): 10.0, ("fp32", 2): 10.0}, profile={"name": "kineto", "window": "start"})
+    (found,) = printed("table2", folder=tmp_path)  # none of trainings that were traced
     assert {one["precision"] for one in found.rows if one["status"] == "ok"} == {"fp64", "fp32"}
     table2(tmp_path, {("fp16", 1): 10.0, ("fp64", 2): 10.0}, profile={"name": "nsys"})
     (found,) = printed("table2", folder=tmp_path)  # of nsys alone: of the others none has two precisions
