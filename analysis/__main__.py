@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser, commands = _parser()
     name, *rest = (sys.argv[1:] if words is None else words) or [""]
     options = commands[name].parse_intermixed_args(rest) if name in commands else parser.parse_args([name, *rest])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name of a folder need not be text
     try:
         with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
             return options.run(options)

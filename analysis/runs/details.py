@@ -58,7 +58,7 @@ def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
     """The last step of each window of a run's steps and its mean loss on rank 0; empty without steps.parquet."""
     try:
         table = pq.read_table(run.folder / STEPS, columns=["epoch", "rank", "step", "loss"])
-    except (OSError, pa.ArrowException, KeyError):
+    except (OSError, pa.ArrowException, KeyError, UnicodeError):  # Arrow opens no path that is no UTF-8
         return []
     table = table.filter(pc.field("rank") == 0).sort_by([(key, "ascending") for key in ("epoch", "step")])
     losses = table["loss"].drop_null().to_numpy()
@@ -114,7 +114,7 @@ def timeline(run: Run) -> Timeline | None:
     try:
         table = pq.read_table(run.folder / SAMPLES)
         columns = {name: table[name].to_numpy() for name in table.column_names}
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException, UnicodeError):
         return None
     if not {"gpu", "start", "time_s"} <= columns.keys():
         return None

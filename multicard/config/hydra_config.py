@@ -82,8 +82,11 @@ def _check_references(config: DictConfig) -> None:
 def _make(folder: Path, key: str, name: str) -> None:
     try:
         check_name(name)
+        str(folder.absolute()).encode()
         missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+    except UnicodeEncodeError:  # Arrow opens no file there
+        raise Refused(f"{key}={folder.absolute()}: is no text in UTF-8; choose another folder") from None
     except ValueError as error:
         raise Refused(str(error)) from None
     except OSError as error:

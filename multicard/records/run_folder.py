@@ -86,7 +86,7 @@ def cache(part: str) -> Path:
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     with replacing(path, mode) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="replace"))  # a name of a folder need not be text
 
 
 def write_json(path: Path, value: Any) -> None:

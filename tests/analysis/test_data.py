@@ -223,6 +223,14 @@ def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Pat
     assert (tmp_path / "o.csv").read_text() == "gpus,total_s\n"
 
 
+def test_runs_in_folders_with_names_of_any_bytes_are_shown(tmp_path: Path, said: Said):
+    folder = records.write(tmp_path / os.fsdecode(b"caf\xe9"), records.vision())
+    table, page = tmp_path / "runs.csv", tmp_path / "page.html"
+    assert said("list", tmp_path, "--columns", "folder", "--csv", table).count("caf") == 1
+    said("report", tmp_path, "--out", page)
+    assert "caf?" in table.read_text() and "caf" in page.read_text() and folder.exists()
+
+
 def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp_path: Path, said: Said):
     records.write(tmp_path / "a", records.vision())
     records.write(tmp_path / "b", records.vision(status="refused", cause={"message": "gpus=0: no"}) | {"config": {}})

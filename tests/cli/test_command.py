@@ -182,6 +182,15 @@ def test_a_folder_that_cannot_be_made_is_refused(key: str, words: list[str], cal
     assert line.startswith(f"refused: {key}={tmp_path / 'file' / 'x'}") and "another folder" in line
 
 
+@pytest.mark.usefixtures("processes")
+def test_a_folder_whose_path_is_no_text_is_refused(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    place.mkdir()
+    monkeypatch.chdir(place)
+    code, printed = called(*in_folder(Path("run")))
+    assert code == 1 and printed.endswith(r"caf\udce9/run: is no text in UTF-8; choose another folder" + "\n")
+
+
 def test_a_sweep_without_a_name_is_resumed_by_the_name_of_its_folder(monkeypatch: pytest.MonkeyPatch):
     sweep = cells.sweep(cells.cell(folder=Path("multirun/2026-01-01_00-00-00/seed=1-12345678")))
     monkeypatch.setattr(sys, "orig_argv", ["python", "train_vision.py", "-m", "seed=1,2", "dataset.root=my images"])

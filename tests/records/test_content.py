@@ -52,6 +52,16 @@ def test_photographs_are_known_by_names_classes_and_content_wherever_they_lie(tm
     assert digits(same) not in (renamed, digits(first))
 
 
+def test_names_of_any_bytes_are_known_and_recorded(tmp_path: Path):
+    root, name = photographs(tmp_path / "a"), os.fsdecode(b"caf\xe9")
+    before = digits(root)
+    for part in ("train", "validation"):
+        (root / part / "cat").rename(root / part / name)
+    assert digits(root) != before
+    run_folder.write_json(tmp_path / name / "result.json", {"classes": [name]})
+    assert run_folder.read_json(tmp_path / name / "result.json") == {"classes": [name]}
+
+
 def test_all_of_small_data_counts():
     whole = b"x" * 300_000
     known = digest(("rows", memoryview(whole)))
