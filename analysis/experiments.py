@@ -225,15 +225,14 @@ def panels(
     settings = grouping.settings(own)
     columns = {key: grouping.meant(key, settings) for key in experiment.swept}
     swept = {name for names in columns.values() for name in names} | {grouping.RECIPE}
-    options = [key for key in experiment.swept if "." not in key]  # another option of a group has keys of its own
     mixed = [DATA] if DATA in settings and grouping.have_data(experiment.swept) else []
-    keys = [name for name in settings if name not in {*swept, *mixed} and name.partition(".")[0] not in options]
+    keys = [name for name in settings if name not in {*swept, *mixed}]
     groups = grouping.group(own, [*keys, *([] if mix else grouping.ORIGIN)])
     if not mix:
         groups = grouping.split(groups, list(experiment.swept), mixed)
-    for option in options:
-        others = {name for key, names in columns.items() if key != option for name in names}
-        own_keys = [name for name in settings if name.startswith(f"{option}.") and name not in others]
+    for option, names in columns.items():
+        others = {name for key in columns if key != option for name in columns[key]}
+        own_keys = [name for name in names if name.startswith(f"{option}.") and name not in others]
         groups = grouping.split_options(groups, option, own_keys)
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]

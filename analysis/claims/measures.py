@@ -233,17 +233,17 @@ MEASURES = {
     "time": _ratio("time", run_figures.TIME, "total_s"),  # of the whole training, with its evaluations
     "iteration": _ratio("time of an iteration", run_figures.STEP, "step_s"),
     "share_of_pauses": _form(
-        "share of the epochs in which the ranks wait for their first batches", Sides.share, run_figures.share_of_pauses
+        "share of the epochs in which the ranks wait for first batches", Sides.share, run_figures.share_of_pauses
     ),
     "share_of_each_pause": _form(
-        "share of an epoch in which the ranks wait for its first batch, of the epoch with the least",
+        "share of an epoch in which the ranks wait for its first batch, or its evaluation's, of the least",
         *(Sides.share, run_figures.share_of_least_pause),
     ),
     "share_of_reading": _form(
         "time of reading / of the whole run with its start", Sides.share, run_figures.share_of_reading
     ),
     "time_of_pauses": _ratio(
-        "time until the first batches of the epochs after the first one", run_figures.all_pauses_s
+        "time until first batches, without the first epoch and its evaluation", run_figures.all_pauses_s
     ),
     "evaluation": _ratio("time of all evaluations", run_figures.column("evaluate_s")),
     "busiest_over_idlest": _form(

@@ -42,16 +42,18 @@ def a_rank(figure: Figure) -> Figure:
     return lambda readings, run: figure(readings, run) / ranks(run)
 
 
-def pauses_s(readings: Readings, run: Run) -> list[float]:
-    """The time until the first batch of each epoch after the first one."""
+def pauses_s(readings: Readings, run: Run) -> list[tuple[float, float]]:
+    """The time until the first batch of each epoch after the first one, and until that of its evaluation."""
     if run["numa"] == "node" and run.environment().numa != "node":
         raise ValueError("ranks were not bound to NUMA nodes: numa=node needs numactl")
-    waits_s = [epoch.first_batch_s for epoch in readings.training(run).epochs[1:]]
-    return known_values(waits_s, "pauses between epochs need two epochs, and the times of all of them")
+    epochs = readings.training(run).epochs[1:]
+    missing = "pauses need two epochs, and the waits of all of them and of their evaluations"
+    evaluations_s = known_values([epoch.evaluate_first_batch_s for epoch in epochs], missing)
+    return list(zip(known_values([epoch.first_batch_s for epoch in epochs], missing), evaluations_s, strict=True))
 
 
 def all_pauses_s(readings: Readings, run: Run) -> float:
-    return sum(pauses_s(readings, run))
+    return sum(map(sum, pauses_s(readings, run)))
 
 
 def share_of_pauses(readings: Readings, run: Run) -> float:
@@ -60,8 +62,8 @@ def share_of_pauses(readings: Readings, run: Run) -> float:
 
 
 def share_of_least_pause(readings: Readings, run: Run) -> float:
-    """The least share of an epoch and its evaluation that is a pause: one long pause is none before each epoch."""
-    return min(map(operator.truediv, pauses_s(readings, run), _epochs_s(readings, run)))
+    """The least share of an epoch and its evaluation that is a pause: one long pause is none before each of them."""
+    return min(map(operator.truediv, map(min, pauses_s(readings, run)), _epochs_s(readings, run)))
 
 
 def _epochs_s(readings: Readings, run: Run) -> list[float]:

@@ -191,7 +191,7 @@ def unended_note(panel: Panel) -> list[str]:
 SHARE, WINDOW, STEP, COPIED, COPIED_IN_A_STEP = "share", "window_s", "step_s", "copied", "copied_in_a_step"  # measures
 TITLES = {
     SHARE: "Share of the profiled time ({})",
-    WINDOW: "Time in the window, all ranks together ({})",
+    WINDOW: "Time in the window, all ranks ({})",
     STEP: "Time of a step and rank ({})",
     COPIED: "In the window, all ranks together ({})",
     COPIED_IN_A_STEP: "In a step, all ranks together ({})",

@@ -37,6 +37,7 @@ class VisionRankEpoch(RankEpoch, kw_only=True):
     test_right: int | None = None
     test_samples: int | None = None
     first_batch_s: float = 0.0
+    evaluate_first_batch_s: float = 0.0
     gap_s: float | None = None
     evaluate_h2d_images_bytes: int = 0
     evaluate_h2d_labels_bytes: int = 0

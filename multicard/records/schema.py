@@ -49,6 +49,7 @@ class VisionEpoch(Struct):
     first_batch_s: Annotated[Number, "until the first batch was there"] = None
     gap_s: Annotated[Number, "from the last evaluation to the first batch; null in an attempt's first epoch"] = None
     evaluate_s: Number = None
+    evaluate_first_batch_s: Annotated[Number, "until the first batch of the evaluation was there"] = None
     ended_s: Annotated[Number, "since the start of training"] = None
     train_loss: Annotated[Number, "mean over the samples trained"] = None
     test_loss: Number = None

@@ -52,7 +52,7 @@ class Axes:
             named = {f"{key}={value}" for key, value in entry.items()}
             within = [overrides for overrides in cells if not named <= {*overrides}]
             if len(within) < len(cells):
-                tell(f"{count(len(cells) - len(within), 'cell')} left out, which cannot be: {' '.join(sorted(named))}")
+                tell(f"{count(len(cells) - len(within), 'cell')} left out by the experiment: {' '.join(sorted(named))}")
             cells = within
         return cells
 

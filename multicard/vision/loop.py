@@ -99,10 +99,7 @@ class Loop:
         if self.probing is not None:
             self.probing.start_epoch()
         timer.start()
-        started_s = timing.clock_s()
-        loaded = iter(batches)
-        loaded = chain(list(islice(loaded, 1)), loaded)  # fetch the first batch here, to time it, and put it back
-        first_batch_s = timing.clock_s() - started_s
+        loaded, first_batch_s = started(batches)
         for step in range(first_step, share.steps):
             self.window.step()
             counts, loss = self.step(loaded)
@@ -212,7 +209,8 @@ class Loop:
         # loss, right answers, samples, diverged ranks
         sums = torch.tensor([0, 0, 0, diverged], dtype=torch.float64, device=self.rank.device)
         counts = dict.fromkeys(COUNTS, 0)
-        for batch in batches:
+        loaded, first_batch_s = started(batches)
+        for batch in loaded:
             images, labels = self.move(batch, counts)
             outputs = self.outputs(model, images)
             sums[0] += cross_entropy(outputs.double(), labels, reduction="sum")
@@ -226,6 +224,7 @@ class Loop:
         self.post()
         return {
             "evaluate_s": timing.clock_s() - started_s,
+            "evaluate_first_batch_s": first_batch_s,
             "test_loss": loss / samples,
             "test_right": int(right),
             "test_samples": int(samples),
@@ -234,6 +233,14 @@ class Loop:
             "evaluate_h2d_images_bytes": counts["h2d_images_bytes"],
             "evaluate_h2d_labels_bytes": counts["h2d_labels_bytes"],
         }
+
+
+def started(batches: Iterable[Batch]) -> tuple[Iterator[Batch], float]:
+    """The batches, and the seconds until the first of them was there."""
+    started_s = timing.clock_s()
+    loaded = iter(batches)
+    first = list(islice(loaded, 1))
+    return chain(first, loaded), timing.clock_s() - started_s
 
 
 def memory_format(config: VisionConfig) -> torch.memory_format:

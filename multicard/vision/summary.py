@@ -22,7 +22,8 @@ AXES = (
     *("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset", "dataset.image_size"),
     *("model", "batch_size", "epochs", "seed", "scale"),
 )
-TIMES = ("train_s", "first_batch_s", "evaluate_s", "ended_s")  # of an epoch, of the slowest rank
+# Of an epoch, of the slowest rank
+TIMES = ("train_s", "first_batch_s", "evaluate_s", "evaluate_first_batch_s", "ended_s")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path:
 )
 def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path):
     """In a world in which a claim holds, newer runs for which it fails change nothing; alone, they only illustrate it.
-    Without the runs of a cell that it reads, it is half measured."""
+    Without the runs of a cell that it reads, it is half measured; where nothing was repeated, nothing timed holds."""
     case, (claim,) = CASES[name], named([name])
     for state in ("holds", "fails"):
         write(tmp_path / state, claim.experiment, *case.at(getattr(case, state)))
@@ -66,6 +66,8 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path):
     experiment = experiments.load(claim.experiment)
     (base,) = judge(hold, claims=[claim])
     repeated = [run for run in fail if run["lr"] == REPEATED_LR]
+    (single,) = judge([run for run in hold if run["lr"] != REPEATED_LR], claims=[claim])
+    assert single.verdict == "undecided" or all(figure.basis in ("exact", "") for figure in single.figures)
     for world, columns in {**OTHER_WORLDS, "beyond the cells": None}.items():
         changes = {"started_at": "2027-01-01T00:00:00Z"} | (columns[experiment.kind == "llm"] if columns else {})
         others = [

@@ -106,6 +106,7 @@ def train(record: dict[str, Any], figures: Figures) -> None:
     record["epochs"] = [
         first_epoch
         | records.epoch_waits(index, figures.get("first_batch", 0.1))
+        | ({"evaluate_first_batch_s": figures["evaluate_batch"]} if "evaluate_batch" in figures else {})
         | {"epoch": index, "ended_s": end_s, "train_loss": loss}
         for index, (end_s, loss) in enumerate(zip(ended_s, losses.tolist(), strict=True))
     ]

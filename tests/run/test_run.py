@@ -212,6 +212,7 @@ def test_the_input_of_a_run_is_recorded(measured: Measured):
     assert moved["h2d"] == 2 * 96 * 72 + 2 * 50 * 8 + 50 * 72
     first, second = result["epochs"]
     assert first["gap_s"] is None and second["gap_s"] >= second["first_batch_s"] > 0
+    assert all(0 < epoch["evaluate_first_batch_s"] < epoch["evaluate_s"] for epoch in (first, second))
 
 
 @pytest.mark.slow
