@@ -29,41 +29,13 @@ from multicard.config.sweeps import (
     check_raced_run,
 )
 
-
-class Backend(StrEnum):
-    auto = "auto"
-    nccl = "nccl"
-    gloo = "gloo"
-
-
-class Scale(StrEnum):
-    full = "full"
-    smoke = "smoke"
-
-
-class Malloc(StrEnum):
-    tuned = "tuned"
-    system = "system"
-
-
-class TrackerMode(StrEnum):
-    offline = "offline"
-    online = "online"
-    disabled = "disabled"
-
-
-class ProfileName(StrEnum):
-    """`auto` is nsys on CUDA where it is installed, else kineto; a run's record has the one that was taken."""
-
-    none = "none"
-    kineto = "kineto"
-    nsys = "nsys"
-    auto = "auto"
-
-
-class ProfileWindow(StrEnum):
-    after = "after"
-    start = "start"
+Backend = StrEnum("Backend", ["auto", "nccl", "gloo"])
+Scale = StrEnum("Scale", ["full", "smoke"])
+Malloc = StrEnum("Malloc", ["tuned", "system"])
+TrackerMode = StrEnum("TrackerMode", ["offline", "online", "disabled"])
+# `auto` is nsys on CUDA where it is installed, else kineto; a run's record has the one that was taken
+ProfileName = StrEnum("ProfileName", ["none", "kineto", "nsys", "auto"])
+ProfileWindow = StrEnum("ProfileWindow", ["after", "start"])
 
 
 @dataclass
@@ -197,7 +169,7 @@ class RunConfig(RepeatedConfig):
         if self.probe.enabled:
             problem = "probe=true: measures a short run as it is"
             require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")
-            require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name.value}")
+            require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name}")
             require(not self.diagnose, f"{problem}; leave out diagnose=true")
         check_raced_run(self)
         check_name(self.name)

@@ -6,28 +6,10 @@ from typing import Optional  # OmegaConf reads Optional[...] on every Python tha
 
 from multicard.config.keys import check_bounds, key
 
-
-class Device(StrEnum):
-    auto = "auto"
-    cuda = "cuda"
-    cpu = "cpu"
-
-
-class Code(StrEnum):
-    submitted = "submitted"
-    latest = "latest"
-
-
-class Numa(StrEnum):
-    node = "node"
-    none = "none"
-
-
-class Auto(StrEnum):
-    gpus = "gpus"
-    batch_size = "batch_size"
-    max_seq_len = "max_seq_len"
-
+Device = StrEnum("Device", ["auto", "cuda", "cpu"])
+Code = StrEnum("Code", ["submitted", "latest"])
+Numa = StrEnum("Numa", ["node", "none"])
+Auto = StrEnum("Auto", ["gpus", "batch_size", "max_seq_len"])
 
 # What gpus=auto is read as: an experiment's axis is replaced, and a single run is a sweep of one cell
 AUTO = {

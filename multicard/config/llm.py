@@ -20,25 +20,10 @@ PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as i
 SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations shard apart from the layers
 
 
-class Engine(StrEnum):
-    torchtune = "torchtune"
-    trl = "trl"
-
-
-class Sharding(StrEnum):
-    fsdp = "fsdp"
-    ddp = "ddp"
-
-
-class Recipe(StrEnum):
-    auto = "auto"
-    single_device = "single_device"
-    distributed = "distributed"
-
-
-class ChatLoss(StrEnum):
-    answers = "answers"
-    all = "all"
+Engine = StrEnum("Engine", ["torchtune", "trl"])
+Sharding = StrEnum("Sharding", ["fsdp", "ddp"])
+Recipe = StrEnum("Recipe", ["auto", "single_device", "distributed"])
+ChatLoss = StrEnum("ChatLoss", ["answers", "all"])
 
 
 @dataclass

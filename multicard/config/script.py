@@ -10,10 +10,7 @@ from multicard.config.keys import key, require
 STYLE = "style"  # the key of `args` that says how the others reach the script
 
 
-class Style(StrEnum):
-    argparse = "argparse"
-    hydra = "hydra"
-    env = "env"
+Style = StrEnum("Style", ["argparse", "hydra", "env"])
 
 
 @dataclass
@@ -24,7 +21,7 @@ class ScriptConfig(RunConfig):
 
     script: str = key("", "the PyTorch script, relative to where the command is typed; started as by torchrun")
     args: dict[str, Any] = key(
-        lambda: {STYLE: Style.argparse.value},
+        lambda: {STYLE: str(Style.argparse)},
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
         "args.style=hydra: lr=0.1; args.style=env: variable LR",
     )
@@ -37,7 +34,7 @@ class ScriptConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.script), "script is not set: name the PyTorch script to start, as script=train.py")
-        styles, style = [style.value for style in Style], self.args.get(STYLE)
+        styles, style = [*map(str, Style)], self.args.get(STYLE)
         require(style in styles, f"args.style={style}: choose one of {', '.join(styles)}; words=[...] takes any others")
         remedy = "its own data and time are in data_s and step_s; use profile=kineto profile.window=start"
         require(not self.diagnose, f"diagnose=true: cannot leave out parts of a script's steps; {remedy}")

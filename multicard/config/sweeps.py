@@ -57,10 +57,7 @@ def share(percent: str) -> float:
         return 0.0
 
 
-class Fit(StrEnum):
-    warn = "warn"
-    refuse = "refuse"
-    off = "off"
+Fit = StrEnum("Fit", ["warn", "refuse", "off"])
 
 
 @dataclass

@@ -14,22 +14,9 @@ from multicard.config import compilation
 from multicard.config.base import Option, TrainingConfig
 from multicard.config.keys import key, require
 
-
-class Schedule(StrEnum):
-    onecycle = "onecycle"
-    cosine = "cosine"
-    constant = "constant"
-
-
-class CacheMode(StrEnum):
-    mmap = "mmap"
-    process = "process"
-    none = "none"
-
-
-class LayoutName(StrEnum):
-    nchw = "nchw"
-    nhwc = "nhwc"
+Schedule = StrEnum("Schedule", ["onecycle", "cosine", "constant"])
+CacheMode = StrEnum("CacheMode", ["mmap", "process", "none"])
+LayoutName = StrEnum("LayoutName", ["nchw", "nhwc"])
 
 
 @dataclass
@@ -116,31 +103,17 @@ class ImagesConfig(DatasetConfig):
         super().__post_init__()
         looked_at = self.cache is CacheMode.mmap or not self.skip_broken
         remedy = "broken images are found when the cache is built; use dataset.cache=mmap"
-        require(looked_at, f"dataset.skip_broken=true: does not go with dataset.cache={self.cache.value}: {remedy}")
+        require(looked_at, f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: {remedy}")
         remedy = "set it to a folder that holds train/<class>/ and val/<class>/, or to a .csv of paths and labels"
         require(self.root is not None, f"dataset.root is not set: {remedy}")
         in_range = self.split is None or 0 < self.split < 1
         require(in_range, f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as 0.2")
 
 
-class Pointwise(StrEnum):
-    convolution = "convolution"
-    linear = "linear"
-
-
-class Depthwise(StrEnum):
-    convolution = "convolution"
-    triton = "triton"
-
-
-class Blocks(StrEnum):
-    plain = "plain"
-    fused = "fused"
-
-
-class Freeze(StrEnum):
-    none = "none"
-    backbone = "backbone"
+Pointwise = StrEnum("Pointwise", ["convolution", "linear"])
+Depthwise = StrEnum("Depthwise", ["convolution", "triton"])
+Blocks = StrEnum("Blocks", ["plain", "fused"])
+Freeze = StrEnum("Freeze", ["none", "backbone"])
 
 
 @dataclass

@@ -66,7 +66,7 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
     Raises:
         ValueError: steps.parquet is absent or broken.
     """
-    steps = _counted(folder, record)
+    steps = counted(folder, record)
     return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
@@ -90,7 +90,8 @@ def table(folder: Path, record: AnyRecord) -> "pa.Table":
     return rows.append_column("measured", [_of(record, rows).measured])
 
 
-def _counted(folder: Path, record: AnyRecord) -> Counted:
+def counted(folder: Path, record: AnyRecord) -> Counted:
+    """The steps of a run; a ValueError says that steps.parquet is absent or broken."""
     return _of(record, _read(folder, COLUMNS))
 
 
@@ -137,7 +138,7 @@ def redefine(folder: Path, record: AnyRecord) -> None:
     if stored is None or stored.definition == formulas.STEP_DEFINITION or record.ranks == 1 or stored.mean is None:
         return
     try:
-        anew = _counted(folder, record).statistics()
+        anew = counted(folder, record).statistics()
     except ValueError:
         anew = Statistics(count=stored.count, warmup_count=stored.warmup_count)
     setattr(record, record.steps_key, anew)

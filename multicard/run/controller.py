@@ -126,7 +126,7 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
             mirror.open()
     except RuntimeError as error:
         remedy = "see that there is network and you are logged in (wandb login), or use tracker.mode=offline"
-        return Failure("tracker", f"tracker.mode={config.tracker.mode.value}: {error}; {remedy}")
+        return Failure("tracker", f"tracker.mode={config.tracker.mode}: {error}; {remedy}")
     try:
         board = Board(folder, placement.world_size, create=True, node=0)
     except OSError as error:

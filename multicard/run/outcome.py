@@ -99,7 +99,7 @@ def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
             mirror.close(msgspec.convert(run_folder.content_of(record), AnyRecord), steps)
         except Exception as error:  # whatever it is: the record is there, and stays as it is
             why = str(error) if isinstance(error, RuntimeError) else in_a_line(error)
-            mode = config.tracker.mode.value
+            mode = config.tracker.mode
             say(f"tracker.mode={mode}: W&B failed ({why}); the record is in {folder}", error=True)
             run.tracker_error = why
     return run
@@ -204,7 +204,7 @@ def _complete_environment(run: PreparedRun, ranks: Sequence[RankReport]) -> Envi
     """Add to environment.json what only the ranks know, and the options that took effect. Returns all of it."""
     environment = run_folder.read_environment(run.folder)
     environment.numa = "node" if binds(run.config, run.placement) else None
-    environment.malloc = run.config.malloc.value if run.placement.device == "cpu" else "system"
+    environment.malloc = str(run.config.malloc) if run.placement.device == "cpu" else "system"
     environment.flags = ranks[0].flags if ranks else None
     environment.openmp = ranks[0].openmp if ranks else None
     places = RankPlace.__struct_fields__

@@ -211,7 +211,7 @@ def job_of(workload: Workload, config: RunConfig, placement: Placement, folder: 
         workload.nccl if placement.backend == "nccl" else placement.backend,
         devices=len(devices.visible_gpus()),
         threads=max(1, environment.cores() // placement.processes),
-        malloc=config.malloc.value,
+        malloc=str(config.malloc),
         joins=workload.joins,
         numa=binds(config, placement),
         allocation=allocation,

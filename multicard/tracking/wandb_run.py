@@ -76,7 +76,7 @@ class WandbRun:
     def open(cls, about: About, target: Target, folder: Path) -> Self:
         """Start the run, or go on with it where W&B has it, whose own files are in a folder."""
         own = {name: getattr(about, name) for name in ("id", "name", "group", "job_type", "tags", "config")}
-        to = {"project": target.project, "entity": target.entity, "mode": target.mode.value}
+        to = {"project": target.project, "entity": target.entity, "mode": str(target.mode)}
         with _as_runtime_error(), _clock_at(about.started_at):
             wandb = _quiet()
             settings = wandb.Settings(

@@ -130,7 +130,7 @@ def workers(config: VisionConfig, placement: Placement) -> int:
 def describe(config: VisionConfig) -> list[str]:
     """What will run, in parts of a line."""
     model = f"{models.describe(config.model)} on {config.dataset.name} {config.dataset.image_size} px"
-    options = [config.precision.name, config.layout.name.value, config.strategy.name]
+    options = [config.precision.name, str(config.layout.name), config.strategy.name]
     return [model, *options, f"batch {config.batch_size} a rank", count(config.epochs, "epoch")]
 
 
@@ -179,7 +179,7 @@ WORKLOAD = Workload(
     options={
         "strategy": dict.fromkeys(STRATEGIES, DdpConfig),
         "loader": {name: loader.options for name, loader in LOADERS.items()},
-        "layout": {name.value: LayoutConfig for name in LayoutName},
+        "layout": {str(name): LayoutConfig for name in LayoutName},
         "precision": dict.fromkeys(PRECISIONS, Option),
         "dataset": {name: dataset.options for name, dataset in DATASETS.items()},
         "model": dict.fromkeys(models.BUILDERS, ModelConfig),

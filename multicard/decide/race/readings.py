@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,19 +125,20 @@ class BlockReader:
 
 
 def full_run(run: Run, figure: Figure) -> Reading | None:
-    """The figure of a run that ended ok, rates without the warm-up and the first step of each epoch; None where it has
-    none."""
-    record, seconds = run.record, np.empty(0)
+    """The figure of a run that ended ok, over its measured steps but each epoch's first; None where it has none."""
+    record = run.record
     value = figure.value(record) if record.status == "ok" else None
-    with suppress(ValueError):
-        seconds = steps.step_times_s(run.folder)
-    if not value or not len(seconds):
+    if not value:
         return None
-    first_epoch = record.epochs[0].steps if record.epochs else None
-    after, per_epoch = ~steps.warmup(record, len(seconds)), first_epoch or len(seconds)
-    later = after & (np.arange(len(seconds)) % per_epoch > 0)
-    counted = seconds[later] if later.any() else seconds[after]
-    return rate(counted, value * float(seconds[after].mean()) * len(counted))
+    try:
+        counted = steps.counted(run.folder, record)
+    except ValueError:
+        return None
+    seconds, measured = counted.steps_s, ~(counted.warmup | counted.stalls)
+    per_epoch = record.epochs[0].steps if record.epochs else None
+    later = measured & (np.arange(len(seconds)) % (per_epoch or len(seconds)) > 0)
+    rated = seconds[later] if later.any() else seconds[measured]
+    return rate(rated, value * float(seconds[measured].mean()) * len(rated))
 
 
 def steps_for(block_s: float, step_s: float, skips: int, steps_per_epoch: int) -> int:

@@ -68,7 +68,7 @@ class _Profiler:
 
     def _facts(self, config: WindowConfig, first_step: int, steps: int, **more: Any) -> dict[str, Any]:
         """The window for the rank's file."""
-        own = {"name": config.name.value, "first_step": first_step, "steps": steps}
+        own = {"name": str(config.name), "first_step": first_step, "steps": steps}
         return own | {"counted_h2d_bytes": self.h2d_bytes, **more}
 
     def count(self, h2d_bytes: int) -> None:
@@ -185,7 +185,7 @@ class TrainingWindow(_Profiler):
         if self.config is None or self.ended is None:
             return None
         self._write()
-        return self._facts(self.config, 0, self.steps, window=self.config.window.value, ended=self.ended)
+        return self._facts(self.config, 0, self.steps, window=str(self.config.window), ended=self.ended)
 
     def _reason(self, config: WindowConfig) -> str | None:
         """The reason to end the window before the next step; None where it goes on."""

@@ -244,7 +244,7 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
     table.first_step, table.steps = ranks[0]["first_step"], steps[0]
     source = "the profiler's window"
     if ranks[0].get("window") == ProfileWindow.start:
-        table.window, table.ended = ProfileWindow.start.value, ", ".join(sorted({rank["ended"] for rank in ranks}))
+        table.window, table.ended = str(ProfileWindow.start), ", ".join(sorted({rank["ended"] for rank in ranks}))
     else:
         inside_s = max(rank["window_s"] for rank in ranks) / steps[0]
         outside_s = record.steps and record.steps.mean

@@ -40,7 +40,7 @@ def cached(data: Data, config: ImagesConfig) -> Data:
         share = limit or config.split
         part = f"_{share}-{_digits(str(split.images))}" if share else ""  # which images follows from the run's seed
         splits[name], facts[name] = SplitCache(split, f"{name}_{config.image_size}px{part}", config).open()
-    return replace(data, **splits, facts=data.facts | {"cache": config.cache.value, "decoded": facts})
+    return replace(data, **splits, facts=data.facts | {"cache": str(config.cache), "decoded": facts})
 
 
 def folder(config: ImagesConfig) -> Path:
@@ -86,7 +86,7 @@ class SplitCache:
             except OSError as error:
                 remedy = "free some space, set dataset.cache_dir to another folder, or dataset.cache=none"
                 problem = f"cannot write to {self.folder} ({error.strerror})"
-                raise ValueError(f"dataset.cache={self.config.cache.value}: {problem}; {remedy}") from None
+                raise ValueError(f"dataset.cache={self.config.cache}: {problem}; {remedy}") from None
             assert mapped is not None, f"{self.entry_file} was just written"
         images, entry = mapped
         skipped = entry["skipped"]

@@ -87,7 +87,7 @@ def in_process(data: Data, config: ImagesConfig) -> Data:
     started_s = timing.clock_s()
     train, test = (_as_tensors(split, config.image_size) for split in (data.train, data.test))
     facts = {
-        "cache": config.cache.value,
+        "cache": str(config.cache),
         "read_s": timing.clock_s() - started_s,
         "process_bytes": sum(split.images.nbytes for split in (train, test) if isinstance(split.images, np.ndarray)),
     }
