@@ -215,10 +215,10 @@ def swept(world: World) -> float:
     return -math.expm1(world.truth[int(np.argmax(figures))] - world.truth.max())
 
 
-def replay(world: World, options: RaceOptions | None = None, seed: int = 0) -> Replay:
+def replay(world: World, seed: int) -> Replay:
     """Run a race to its end, and its finals."""
     full_s = world.start_s + float(np.median(world.full_s))
-    race = Race(world.settings, world.predictions, options, seed)
+    race = Race(world.settings, world.predictions, seed=seed)
     race.costs(world.start_s, world.block_s, full_s)
     processes: dict[int, int] = {}
     now_s, blocks = 0.0, 0

@@ -46,7 +46,7 @@ def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda f
     interruption.answer(_keyboard_interrupt)
     try:
         words = command.words = sys.argv[1:] = command_line.switched(sys.argv[1:], workload)  # where Hydra reads them
-        overrides = command.overrides = command_line.overrides(words)
+        overrides = command_line.overrides(words)
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
             say(help_text(workload, usage or "", command_line.first_values(overrides)))

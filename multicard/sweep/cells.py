@@ -38,7 +38,6 @@ class Place:
         number: in the sweep, from 1; `label` shows it ("[2/6] "), and is empty for a single run.
         setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
-        overrides: the words that make it, of the sweep's axes and the command.
     """
 
     number: int = 1
@@ -48,7 +47,6 @@ class Place:
     composed: DictConfig
     cfg: DictConfig
     folder: Path
-    overrides: list[str] = field(default_factory=list)
     result: Run | None = None
 
     @property
@@ -179,9 +177,8 @@ def compose(
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = first + number - 1
             composed.hydra.sweep.subdir = cell.folder.name
-        cell.overrides = list(overrides)
         placed[setting] = cell
-    words_of = [[w for w in cell.overrides if not w.startswith("auto=")] for cell in placed.values()]
+    words_of = [[w for w in job_overrides[cell.number - 1] if not w.startswith("auto=")] for cell in placed.values()]
     for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
         cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
     several = f"{len(alike)} of {total} cells measure the same as others: left out"

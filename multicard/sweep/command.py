@@ -15,7 +15,6 @@ from multicard.records.run_folder import Run, is_probe
 from multicard.run.workload import Workload
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
     from rich.text import Text
 
 
@@ -25,11 +24,8 @@ Conclude = Callable[[Sequence[Path]], Sequence["str | Text"]]
 class Command:
     """One command of an entry, from its words to its exit code.
 
-    Args:
-        words: of the command line, after the entry.
-        overrides: the keys that they set.
-
     Attributes:
+        words: of the command line, after the entry.
         runs: of the cells, in the order of the table at the end.
         conclude: makes the lines below the table of a sweep from the folders of its runs.
         is_sweep: several runs may have been asked for.
@@ -38,8 +34,8 @@ class Command:
         would_refuse: a dry run or a prediction found a cell that would be refused.
     """
 
-    def __init__(self, workload: Workload, words: Sequence[str] = (), overrides: "Sequence[Override]" = ()) -> None:
-        self.workload, self.words, self.overrides = workload, [*words], [*overrides]
+    def __init__(self, workload: Workload) -> None:
+        self.workload, self.words = workload, list[str]()
         self.conclude: Conclude = lambda folders: []
         self.runs: list[Run] = []
         self.is_sweep = self.abandoned = self.would_refuse = False
@@ -49,7 +45,6 @@ class Command:
     def forget(self, *keys: str) -> None:
         """Leave the words that set some keys out of what is shown of this command."""
         self.words = [word for word in self.words if word.partition("=")[0] not in keys]
-        self.overrides = [override for override in self.overrides if override.get_key_element() not in keys]
 
     def run_started_s(self) -> float:
         """The start of the run that begins now, in seconds of `clock_s`: the first began with the command itself."""
