@@ -6,69 +6,87 @@ from typing import Any
 import torch
 
 
-class Draws:
-    """Batches drawn since the last step, and the data sets that training draws from.
+class Source:
+    """A data set, and how a loader draws from it: what is trained on may be evaluated too, in other batches.
 
-    An evaluation draws its batches without gradients, or from other data than the training did before. Where a step
-    had no batches but of new data, training goes on with that data. New data whose loader had ended before other data
+    Args:
+        batches: an iterator of a DataLoader.
+    """
+
+    __slots__ = ("_data", "_how")
+
+    def __init__(self, batches: Any) -> None:
+        self._data = batches._dataset
+        drawn_by = getattr(batches._index_sampler, "batch_sampler", batches._index_sampler)  # within Accelerate's shard
+        self._how = (getattr(drawn_by, "batch_size", None), type(getattr(drawn_by, "sampler", None)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Source) and self._data is other._data and self._how == other._how
+
+    def __hash__(self) -> int:
+        return hash(self._how)
+
+    @property
+    def batch_size(self) -> int | None:
+        return self._how[0] if isinstance(self._how[0], int) else None
+
+
+class Draws:
+    """Batches drawn since the last step, and the sources that training draws from.
+
+    An evaluation draws its batches without gradients, or from other sources than the training did before. Where a step
+    had no batches but of a new source, training goes on with that. A new source whose loader had ended before another
     was drawn from was not of the step: it was evaluated, in the first step as well.
     """
 
     def __init__(self) -> None:
-        self._known: list[Any] = []
+        self._known: list[Source] = []
         self._first_step = True
         self.ever = False  # any batch for training, in the whole run
         self._clear()
 
     def _clear(self) -> None:
         self.asked = False  # for a batch of the training
-        self._sizes: list[int | None] = []  # of batches of known data
-        self._new: list[tuple[Any, int | None]] = []  # with gradients, from data that is not known
-        self._ended: list[Any] = []  # such data, once its loader had no more
+        self._sizes: list[int | None] = []  # of batches of known sources
+        self._new: list[tuple[Source, int | None]] = []  # with gradients, of other sources
+        self._ended: list[Source] = []  # whose loader had no more
 
-    def asks(self, data: Any) -> bool:
-        """True where a batch that is asked for of `data` is for training."""
-        if not torch.is_grad_enabled() or not (self._knows(data) or self._first_step):
+    def asks(self, source: Source) -> bool:
+        """True where a batch that is asked for is for training."""
+        if not torch.is_grad_enabled() or not (source in self._known or self._first_step):
             return False
         self.asked = True
         return True
 
-    def add(self, data: Any, trains: bool, size: int | None) -> None:
+    def add(self, source: Source, trains: bool, size: int | None) -> None:
         """Count a batch of so many samples; None: not known."""
         self.ever = self.ever or trains
-        if self._knows(data):
+        if source in self._known:
             self._sizes += [size] if trains else []
         elif torch.is_grad_enabled():
-            self._new = [each for each in self._new if each[0] is data or not _among(self._ended, each[0])]
-            self._new.append((data, size))
+            self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
+            self._new.append((source, size))
 
-    def ends(self, data: Any) -> None:
-        """The loader of `data` has no more batches."""
-        self._ended.append(data)
-        self.asked = self.asked and not self._knows(data)
+    def ends(self, source: Source) -> None:
+        """The loader has no more batches."""
+        self._ended.append(source)
+        self.asked = self.asked and source not in self._known
 
     def take(self) -> tuple[int | None, int, bool]:
-        """The samples (None: not known) and batches of the step that has ended, and whether they were of data that
+        """The samples (None: not known) and batches of the step that has ended, and whether they were of a source that
         seemed to be evaluated."""
         if not self._first_step and not self._known:  # steps without a loader go on without it
-            self._new = [each for each in self._new if not _among(self._ended, each[0])]
+            self._new = [each for each in self._new if each[0] not in self._ended]
         moves = bool(self._new) and (self._first_step or not self.asked)
         seemed_evaluated = moves and not self._first_step
         if moves:
-            self._known = [data for data, _ in self._new]
+            self._known = [source for source, _ in self._new]
             self._sizes += [size for _, size in self._new]
         sizes, self._first_step = self._sizes, False
         self.ever = self.ever or moves
         self._clear()
         known = [size for size in sizes if size is not None]
         return (sum(known) if len(known) == len(sizes) else None), len(sizes), seemed_evaluated
-
-    def _knows(self, data: Any) -> bool:
-        return _among(self._known, data)
-
-
-def _among(several: list[Any], data: Any) -> bool:
-    return any(data is each for each in several)
 
 
 def samples(batch: Any, batch_size: int | None) -> int | None:

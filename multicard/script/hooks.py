@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from multicard.script import marks
-from multicard.script.batches import samples
+from multicard.script.batches import Source, samples
 from multicard.script.recorder import Recorder
 
 
@@ -26,14 +26,14 @@ def installed(recorder: Recorder) -> Iterator[None]:
     def measured_batch(batches: Any) -> Any:
         if recorder.is_over:
             return next_batch(batches)
-        trains = recorder.asks(batches._dataset)
+        source = Source(batches)
+        trains = recorder.asks(source)
         try:
             batch = next_batch(batches)
         except StopIteration:
-            recorder.exhausted(batches._dataset, trains)
+            recorder.exhausted(source, trains)
             raise
-        size = getattr(batches._index_sampler, "batch_size", None)
-        recorder.receives(batches._dataset, trains, samples(batch, size if isinstance(size, int) else None))
+        recorder.receives(source, trains, samples(batch, source.batch_size))
         return batch
 
     def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:

@@ -24,7 +24,7 @@ from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.run.rank_report import Report
-from multicard.script.batches import Draws
+from multicard.script.batches import Draws, Source
 from multicard.script.marks import step
 
 # Labels of laps. STEP is work that ends a step, RESUMED as well, of new data: what seemed an evaluation belongs to it;
@@ -116,9 +116,9 @@ class Recorder:
 
     # ---- what the hooks and marks tell
 
-    def asks(self, data: Any) -> bool:
-        """A batch of a data set is asked for. Returns True where it is for training."""
-        trains = self.draws.asks(data)
+    def asks(self, source: Source) -> bool:
+        """A batch is asked for. Returns True where it is for training."""
+        trains = self.draws.asks(source)
         if trains:
             self._start()
             self._end_evaluation()
@@ -132,17 +132,17 @@ class Recorder:
             self.evaluations += 1
         return trains
 
-    def receives(self, data: Any, trains: bool, samples: int | None) -> None:
+    def receives(self, source: Source, trains: bool, samples: int | None) -> None:
         """The batch is there."""
         if trains or self._evaluating:
             self._lap(DATA if trains else WAIT)
         if trains and self.window.recording:
             self.window.ranges.close()
-        self.draws.add(data, trains, samples)
+        self.draws.add(source, trains, samples)
 
-    def exhausted(self, data: Any, trains: bool) -> None:
+    def exhausted(self, source: Source, trains: bool) -> None:
         """There is no further batch."""
-        self.draws.ends(data)
+        self.draws.ends(source)
         if trains:
             self._lap(DATA)
             self._pass_from = self.steps

@@ -169,6 +169,18 @@ def test_data_evaluated_before_the_first_step_are_not_trained_on(tmp_path: Path)
     assert reports[0].left_out == [6] and "1 evaluation between or after steps" in reports[0].seen
 
 
+@pytest.mark.parametrize("how", [{"batch_size": 16}, {"batch_size": 8, "shuffle": True}])
+def test_an_evaluation_of_the_training_data_draws_other_batches(tmp_path: Path, how: dict[str, Any]):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(2):
+            training.train()
+            for batch in DataLoader(training.data, **how):
+                training.loss(batch)
+    assert column(tmp_path, "samples") == [8] * 12
+    assert reports[0].left_out == [6] and "2 evaluations between or after steps" in reports[0].seen
+
+
 def test_an_evaluation_by_a_loader_is_none_of_the_training_without_one(tmp_path: Path):
     training = Training()
     with recorded(tmp_path) as reports:
