@@ -19,7 +19,7 @@ from multicard.machine import private
 SHARED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
 ENDING_SIGNALS = {signal.SIGTERM, signal.SIGINT}  # by which a program ends those that it started
 
-SAVING_S = 5.0  # that a rank which is to end has for `before_end`
+SAVING_S = 10.0  # that a rank which is to end has for `before_end`
 before_end: list[Callable[[], object]] = []  # called on the controller's SIGTERM, in a thread of their own
 
 

@@ -6,29 +6,21 @@ from typing import Any
 import torch
 
 
-class Source:
+class Source:  # noqa: PLW1641  compared, and never hashed
     """A data set, and how a loader draws from it: what is trained on may be evaluated too, in other batches.
 
     Args:
         batches: an iterator of a DataLoader.
     """
 
-    __slots__ = ("_data", "_how")
-
     def __init__(self, batches: Any) -> None:
-        self._data = batches._dataset
         drawn_by = getattr(batches._index_sampler, "batch_sampler", batches._index_sampler)  # within Accelerate's shard
-        self._how = (getattr(drawn_by, "batch_size", None), type(getattr(drawn_by, "sampler", None)))
+        size = getattr(drawn_by, "batch_size", None)
+        self.batch_size = size if isinstance(size, int) else None
+        self._data, self._how = batches._dataset, (size, type(getattr(drawn_by, "sampler", None)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source) and self._data is other._data and self._how == other._how
-
-    def __hash__(self) -> int:
-        return hash(self._how)
-
-    @property
-    def batch_size(self) -> int | None:
-        return self._how[0] if isinstance(self._how[0], int) else None
 
 
 class Draws:

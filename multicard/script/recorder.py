@@ -7,6 +7,7 @@ there. They are read when the device has passed them, and nothing waits for it b
 import math
 import sys
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,7 @@ class Recorder:
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
+        self._closing = Lock()
         self._stopped = self._marked = self._in_step = self._evaluating = False
         self._evaluated = 0  # evaluations since the last step
         self._grouped = True
@@ -305,10 +307,15 @@ class Recorder:
         self.is_over = True
 
     def close(self) -> None:
-        """Write the report and the steps, once. Waits for the device."""
-        self.is_over, started_s, self._started_s = True, self._started_s, None
-        if started_s is None:
-            return
+        """Write the report and the steps, once. Waits for the device, and for another thread that writes them: its
+        process must not end meanwhile, where a script fails as it is told to end."""
+        self.is_over = True
+        with self._closing:
+            started_s, self._started_s = self._started_s, None
+            if started_s is not None:
+                self._write(started_s)
+
+    def _write(self, started_s: float) -> None:
         self._take(wait=True)
         self._evaluate_s += self._seemed_s
         self.report.counters.read()

@@ -11,7 +11,7 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from unittest import mock
 
 from multicard.config.script import ScriptConfig
@@ -24,7 +24,7 @@ NO_STEP = (
     "no optimiser of this rank took a step that torch's hooks saw; mark steps with multicard.step(), and have the "
     "script train in the processes that it is started in, as under torchrun"
 )
-OWN_RANKS = (
+OWN_RANKS = (  # they would wait for one another at the address of the run's own
     "starts ranks of its own by torch.multiprocessing; have it train in the process that it is started in, as under "
     "torchrun"
 )
@@ -73,17 +73,14 @@ def _call(config: ScriptConfig) -> None:
             exit_at_once(code)
         raise SystemExit(code)
 
-    def refuse_ranks(*_: Any, **__: Any) -> NoReturn:
-        """They would wait for one another at the address of this run's own."""
-        raise ValueError(f"script={config.script}: {OWN_RANKS}")
-
-    launchers = [importlib.import_module(f"torch.multiprocessing{part}") for part in ("", ".spawn")]
     code: object = 1  # of a process that the script forked, where an exception ends it
     try:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))
-            for launcher in launchers:
-                patches.enter_context(mock.patch.object(launcher, "start_processes", refuse_ranks))
+            for part in ("", ".spawn"):
+                launcher = importlib.import_module(f"torch.multiprocessing{part}")
+                refused = ValueError(f"script={config.script}: {OWN_RANKS}")
+                patches.enter_context(mock.patch.object(launcher, "start_processes", side_effect=refused))
             if module := words.module(config):
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:

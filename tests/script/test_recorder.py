@@ -1,5 +1,6 @@
 """What the hooks see of a script's steps, in this process."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -277,3 +278,23 @@ def test_sizes_of_batches():
     assert samples([(torch.zeros(3, 5), 1)] * 8, 8) == 8
     assert samples([images[:3], labels[:3]], 8) == 3
     assert samples(object(), 8) is samples("text", None) is None
+
+
+def test_two_threads_that_close_wait_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write, begun, training = Recorder._write, threading.Event(), Training()
+
+    def slow(*arguments: Any) -> None:
+        begun.set()
+        time.sleep(0.2)
+        write(*arguments)
+
+    monkeypatch.setattr(Recorder, "_write", slow)
+    rank = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
+    Board(tmp_path, 1, create=True)
+    recorder = Recorder(rank, typed(), tmp_path)
+    with hooks.installed(recorder):
+        training.train()
+    threading.Thread(target=recorder.close).start()  # on the controller's word
+    assert begun.wait(60)
+    recorder.close()  # by the script's end
+    assert rank_files.read(tmp_path)[0].epochs[0].steps == 6
