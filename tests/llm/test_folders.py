@@ -7,12 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from multicard.llm import preflight
 from multicard.llm.data.row_sources import CHOICES
-from tests.conftest import typed_llm
+from multicard.records import run_folder
+from tests.conftest import Tuning, typed_llm
 from tests.llm.test_engines import ROUNDING, tuned_here
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
@@ -142,6 +144,27 @@ def test_an_architecture_tunes_from_the_loss_that_transformers_has(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("llama", ["method=lora", "activation_checkpointing=true"]),
+        ("qwen3", ["method=full", "precision=bf16"]),
+        ("mixtral", ["method=full"]),  # its experts are several tensors in the files, and one in the model
+    ],
+)
+def test_ranks_that_read_their_shards_take_the_steps_of_whole_models(
+    checkpoint: Path, tuned: Tuning, kind: str, words: list[str]
+):
+    built(kind).save_pretrained(checkpoint, max_shard_size="40KB")
+    words = [*words_of(checkpoint, "model.weights=own", "dataset.rows=40", "lr=1e-3", "warmup_steps=0"), *words]
+    runs = [tuned(*words, "gpus=2", f"sharding={way}") for way in ("fsdp", "ddp")]
+    assert [run["status"] for run in runs] == ["ok"] * 2, runs[0]["cause"]
+    sharded, copied = (run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in runs)
+    assert np.nanmax(np.abs(sharded - copied)) < (ROUNDING["bf16"] if "precision=bf16" in words else ROUNDING["fp32"])
+    assert np.nanmin(sharded) < sharded[0]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("kind", "problem"),
@@ -251,6 +274,21 @@ def test_a_broken_folder_is_refused(checkpoint: Path, name: str):
     breaks(checkpoint)
     with pytest.raises(ValueError, match=problem):
         preflight.check(typed_llm(*words_of(checkpoint)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("engine_reads", ["stored", "read"])
+def test_a_folder_without_all_weights_is_refused(checkpoint: Path, engine_reads: str):
+    from multicard.llm.trl import models
+
+    built("llama").model.save_pretrained(checkpoint)  # without the output
+    config = typed_llm(*words_of(checkpoint, "model.weights=own", "gpus=2"))
+    with pytest.raises(ValueError, match=r"transformers cannot read it \(has no tensor lm_head.weight\)"):
+        if engine_reads == "stored":
+            models.built(config, {}, torch.device("cpu"), empty=False)
+        else:
+            models.read(config.model, torch.float32, lambda *_: None)
 
 
 def test_pickled_weights_are_refused(checkpoint: Path):

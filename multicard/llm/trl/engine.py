@@ -195,7 +195,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     models.adapt(trainer.model, config, cfg, rank.device)
     if any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
-        models.fill(trainer.model, models.weights(config, cfg, rank.device), rank.device)
+        models.fill(trainer.model, config, cfg, rank.device)
     trainer.train()
     if isinstance(config.model, HfConfig):
         models.check_rows(trainer.model_wrapped, config)

@@ -1,9 +1,13 @@
 """Models of transformers for `engine=trl`: those that torchtune builds, with the same weights, and PEFT's adapters."""
 
+import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import peft.tuners.lora.torchao
 import torch
@@ -15,9 +19,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
+from transformers import core_model_loading
 
 from multicard.config.keys import require
-from multicard.config.llm import HfConfig, LlmConfig
+from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
 from multicard.llm import methods, models
 from multicard.llm.torchtune_components import RandomWeight, random_weights
 
@@ -31,25 +36,41 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
     """The model on the device, with the weights that torchtune's would have, without adapters.
 
     Args:
-        empty: its parameters are on "meta" where `weights` knows theirs, to be filled once they are sharded.
+        empty: its parameters are on "meta", to be filled once they are sharded. With NF4, or random weights of a
+            folder's configuration, they are there all the same.
     """
     dtype = DTYPES[config.precision.name]
     options: dict[str, Any] = {"dtype": dtype}
-    auto = transformers.AutoModelForCausalLM
     if methods.chosen(config).nf4:
         options["quantization_config"] = nf4(dtype)
+    empty = empty and not methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
-        return of_folder(config.model, config.seed, device, options)
-    if config.model.folder is not None:
-        return auto.from_pretrained(Path(config.model.folder).expanduser(), device_map={"": device}, **options)
+        with reading(config.model):
+            return of_folder(config.model, config.seed, device, options, empty)
     sizes = transformers.AutoConfig.for_model(**models.hugging_face_config(config.model, cfg["model"]["vocab_size"]))
-    if not empty or methods.chosen(config).nf4:
-        own = weights(config, cfg, device)
-        return drawn(sizes, device, options, {name: own[name] for name in own if "lora" not in name})
+    if empty:
+        return hollow(sizes, device, options)
+    if config.model.folder is not None:
+        return stored(config.model, options | {"device_map": {"": device}})
+    own = weights(config, cfg, device)
+    return drawn(sizes, device, options, {name: own[name] for name in own if "lora" not in name})
+
+
+def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
+    """The model with its parameters on "meta", and what it computes of its sizes on the device."""
     with device, init_empty_weights():
-        model = auto.from_config(sizes, **options)
+        model = transformers.AutoModelForCausalLM.from_config(sizes, **options)
     model.tie_weights()
     return model
+
+
+def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
+    """The model of a folder with its own weights. Refuses (ValueError) a folder that does not hold all of them."""
+    folder, auto = Path(str(model.folder)).expanduser(), transformers.AutoModelForCausalLM
+    loaded: Any = auto.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+    missing = sorted(loaded[1]["missing_keys"])
+    require(not missing, f"has no tensor {', '.join(missing[:1])}")
+    return loaded[0]
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -62,16 +83,42 @@ def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dic
     return named
 
 
-def fill(model: nn.Module, whole: dict[str, Any], device: torch.device) -> None:
+def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
     """Give a sharded model its memory, and each parameter its part of the weight, of which one is whole at a time."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
-    for name, parameter in model.named_parameters():
-        plain = re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
-        if plain in whole:
-            assert isinstance(parameter, DTensor)
-            part = distribute_tensor(whole[plain][...], parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parts = {plain(name): tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+
+    def place(name: str, whole: torch.Tensor) -> None:
+        part = parts.get(name)
+        if isinstance(part, DTensor):
+            whole = distribute_tensor(whole.to(device), part.device_mesh, part.placements, src_data_rank=None)
+        if part is not None:  # of tied weights one is a parameter
             with torch.no_grad():
-                parameter.copy_(part)
+                part.copy_(whole)
+
+    if config.model.folder is not None:
+        read(config.model, DTYPES[config.precision.name], place)
+    named = weights(config, cfg, device) if config.model.folder is None else adapter_weights(model, config, cfg, device)
+    for name, weight in named.items():
+        place(name, weight[...])
+
+
+def plain(name: str) -> str:
+    """transformers' own name of a parameter, below the wrappers of PEFT and accelerate."""
+    return re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
+
+
+def read(model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.Tensor], None]) -> None:
+    """Hand each weight of a folder over by its name in the model, converted as transformers does: it reads them into a
+    model without memory, which keeps none, and without threads one after the other."""
+
+    def take(_: Any, name: str, whole: torch.Tensor, found: Any, __: Any) -> None:
+        found.missing_keys.discard(name)
+        place(name, whole)
+
+    one_by_one = mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1")
+    with reading(model), one_by_one, mock.patch.object(core_model_loading, "set_param_for_module", take):
+        stored(model, {"dtype": dtype})
 
 
 def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]) -> Any:
@@ -101,23 +148,31 @@ class Drawn:
         return permuted(self.name, self.weight.generated(), self.config)
 
 
-def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
-    """The model of a folder. Refuses (ValueError) what is no causal language model that transformers can read."""
-    folder, auto = Path(str(own.path)).expanduser(), transformers.AutoModelForCausalLM
+def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool) -> Any:
+    """The model of a folder, which transformers knows from its config.json."""
+    if own.folder is not None and not empty:
+        return stored(own, options | {"device_map": {"": device}})
+    sizes = transformers.AutoConfig.from_pretrained(Path(str(own.path)).expanduser())
+    if own.folder is not None:
+        return hollow(sizes, device, options)
+    transformers.set_seed(seed)  # the same on all ranks
+    quantised = options.pop("quantization_config", None)
+    with device:
+        model = transformers.AutoModelForCausalLM.from_config(sizes, **options)
+    if quantised is None:
+        return model
+    return drawn(sizes, device, options | {"quantization_config": quantised}, model.state_dict())
+
+
+@contextmanager
+def reading(model: DecoderConfig) -> Iterator[None]:
+    """Refuse (ValueError) a folder without a causal language model that transformers can read."""
     try:
-        if own.folder is not None:
-            return auto.from_pretrained(folder, device_map={"": device}, use_safetensors=True, **options)
-        transformers.set_seed(seed)  # the same on all ranks
-        quantised = options.pop("quantization_config", None)
-        sizes = transformers.AutoConfig.from_pretrained(folder)
-        with device:
-            model = auto.from_config(sizes, **options)
-        if quantised is None:
-            return model
-        return drawn(sizes, device, options | {"quantization_config": quantised}, model.state_dict())
+        yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        place = f"model.path={model.path}" if isinstance(model, HfConfig) else f"model.weights={model.weights}"
         cause = str(error).strip().partition("\n")[0]
-        raise ValueError(f"model.path={own.path}: transformers cannot read it ({cause}); give another folder") from None
+        raise ValueError(f"{place}: transformers cannot read it ({cause}); give another folder") from None
 
 
 def torchtunes(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -169,13 +224,23 @@ def adapt(model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.devi
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(DTYPES[config.precision.name])
-    if isinstance(config.model, HfConfig):  # PEFT's own begin alike, with other numbers
-        return
-    own = weights(config, cfg, device)
+    own = adapter_weights(model, config, cfg, device)
     for name, parameter in model.named_parameters():
         if "lora_A" in name:  # on "meta" it keeps none
             with torch.no_grad():
-                parameter.copy_(own[name.removeprefix("base_model.model.")][...])
+                parameter.copy_(own[plain(name)][...])
+
+
+def adapter_weights(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Adapters' weights by PEFT's names: those of torchtune, and drawn alike where torchtune has no such model."""
+    if not isinstance(config.model, HfConfig):
+        return {name: weight for name, weight in weights(config, cfg, device).items() if "lora_" in name}
+    dtype = DTYPES[config.precision.name]
+    return {
+        plain(name): RandomWeight(plain(name).lower(), config.seed, parameter.shape, dtype, device)
+        for name, parameter in model.named_parameters()
+        if "lora_" in name
+    }
 
 
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
@@ -210,7 +275,8 @@ def check_rows(model: Any, config: LlmConfig) -> None:
         own, *changed = (model(input_ids=each, **options).logits[0] for each in (tokens, *others))
     model.train()
     first, second = ((own - other).abs().amax(1) < 0.05 * own.std() for other in changed)  # alike but for rounding
-    problem = f"model.path={model.config.name_or_path}: its tokens read later ones"
+    assert isinstance(config.model, HfConfig)
+    problem = f"model.path={config.model.path}: its tokens read later ones"
     require(bool(second[:4].all()), f"{problem}; give the folder of a causal language model")
     apart = not config.packed or bool(first[4:].all())
     require(apart, "packed=true: the model reads rows of a sequence as one row; use packed=false")
