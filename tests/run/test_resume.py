@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from multicard.config.base import plain
 from multicard.config.placement import Placement
 from multicard.config.vision import VisionConfig
 from multicard.ranks import checkpoint, elastic
@@ -64,7 +65,7 @@ class Case:
                 pytest.fail("\n".join([failure.message, *failure.log_tail]))
             assert not stop or checkpoint.latest(self.folder) == stop
         ranks, steps = rank_files.read(self.folder), run_folder.read_steps(self.folder)
-        record = records.as_record({})
+        record = records.as_record({"config": plain(self.config)})
         summarise(record, self.config, self.placement, ranks, steps)
         return msgspec.to_builtins(record, enc_hook=float)
 
