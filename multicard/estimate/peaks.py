@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from multicard.config import compilation
 from multicard.config.base import RunConfig, plain
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Engine, LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.history import PastRun, setting
 from multicard.estimate.memory import answers, facts
@@ -84,6 +84,8 @@ def _write(
     if target.device_type == "cuda":
         prediction.allocated_bytes = _whole_bytes([tensors, *(extras[name] for name in ALLOCATED if name in extras)])
         prediction.fits = fits(prediction.memory_bytes, target.memory_bytes)
+        if getattr(config, "engine", None) is Engine.trl:
+            prediction.memory_basis += "; of engine=trl compared with CPU ranks alone, as if each token were labelled"
     else:
         prediction.memory_basis += "; tensors alone, of a rank's memory of the host"
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -43,6 +44,12 @@ IRRELEVANT = """
     max_steps nodes num_workers numa oversubscribe pin_memory profile scale schedule seed skip_steps stop_at_target
     target_accuracy template tokenizer warmup_steps weight_decay
 """
+
+
+def needs_trl(test):
+    """It imports TRL, which takes seconds."""
+    skips = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
+    return pytest.mark.usefixtures("processes")(skips(test))
 
 
 @cache
@@ -196,8 +203,8 @@ def test_what_falls_back_in_silence_is_an_error():
         tuned.__wrapped__("method=lora", "precision=bf16", "gpus=1")
     with pytest.raises(simulate.FellBackError, match=r"strategy\.sync_batchnorm=true"):
         images("gpus=2", "strategy.sync_batchnorm=true")
-    said = simulate.answer(answers.Request(typed_llm("engine=trl"), TEXT))
-    assert said == "engine=trl: steps of transformers' models are not simulated"
+    said = simulate.answer(answers.Request(typed_llm("engine=trl", "method=qlora"), TEXT))
+    assert said == "method=qlora: steps of engine=trl are not simulated with it"
 
 
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path):
@@ -208,6 +215,41 @@ def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path):
     real_peaks.train_vision(typed(*TINY, "gpus=1", *words), Rank(0, 0, 1, CPU, "gloo", 1), tmp_path, real)
     torch.set_num_threads(threads)
     assert images(*words, device="cpu").active_bytes == pytest.approx(real.most_bytes, rel=0.02)
+
+
+@needs_trl
+@pytest.mark.parametrize(("sharding", "ranks"), [("fsdp", 2), ("ddp", 1)])
+def test_trl_keeps_all_weights_or_a_part(sharding, ranks):
+    seen = tuned("engine=trl", "method=full", f"sharding={sharding}", device="cpu").by_kind
+    weights = 4 * (2 * 2304 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 256)
+    assert seen["weights"] == pytest.approx(weights / ranks, rel=0.001)
+    assert seen["optimizer"] == pytest.approx(2 * weights / ranks, rel=0.001)
+    if sharding == "ddp":
+        assert seen["buckets"] == pytest.approx(weights, abs=8)  # the gradients', and a number of the logs
+
+
+@needs_trl
+def test_trls_loss_on_a_gpu_takes_a_tile_of_logits():
+    seen = tuned("engine=trl", "method=lora", "precision=bf16", "gpus=1")
+    tile = 2 * (TEXT.length - 1) * 32768 * 2
+    assert tile < seen.by_kind["temporaries"] < 1.1 * tile
+    layers, bias = 2, 2 * TEXT.length**2 * 2  # of a mask, in each
+    longer = tuned("engine=trl", "method=lora", "precision=bf16", "gpus=1", "packed=true", "max_seq_len=64")
+    assert seen.by_kind["activations"] > layers * bias and longer.active_bytes < 1.05 * seen.active_bytes
+
+
+@needs_trl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        (1, ("method=dpo", "precision=bf16")),
+        (2, ("method=lora", "gradient_accumulation_steps=2")),
+        (2, ("method=full", "sharding=ddp")),
+    ],
+)
+def test_real_steps_of_trl_take_what_is_predicted(gpus: int, words: tuple[str, ...]):
+    assert abs(real_peaks.error(gpus, "tune_llm", (*LLAMA, "engine=trl", *words))) <= 0.02
 
 
 @pytest.mark.nightly

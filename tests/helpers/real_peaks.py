@@ -1,9 +1,10 @@
 """Predicted peak memory against the truth on the CPU.
 
 Each cell's steps are taken twice: with tensors that have no values, as `multicard.estimate.memory` does, and for real,
-by the project's own loop and torchtune's own recipes, in 1 or 2 ranks with gloo. The truth is torch's own MemTracker;
-where that cannot follow (FSDP, frozen weights, NF4), our counter on the real tensors. Gloo's threads hold gathered
-weights for longer in some runs than in others: tuning on 2 ranks is measured three times, and the least counts.
+by the project's own loop, torchtune's own recipes and TRL's own trainers, in 1 or 2 ranks with gloo. The truth is
+torch's own MemTracker; where that cannot follow (FSDP, frozen weights, NF4, TRL), our counter on the real tensors.
+Gloo's threads hold gathered weights for longer in some runs than in others: tuning on 2 ranks is measured three times,
+and the least counts.
 """
 
 import itertools
@@ -12,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch.multiprocessing as processes
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks import configuration
-from multicard.config.llm import LlmConfig
+from multicard.config.llm import Engine, LlmConfig
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.estimate.memory.simulate import crossing_channels, simulate
@@ -49,7 +51,8 @@ Cell = tuple[int, str, tuple[str, ...]]  # GPUs, entry and words
 def cells() -> Iterator[Cell]:
     for gpus in (1, 2):
         yield from ((gpus, "train_vision", ("dataset=digits", *words)) for words in vision_cells(gpus))
-        yield from ((gpus, "tune_llm", ("model=llama3_tiny", *words)) for words in tuning_cells(gpus))
+        tuning = (*tuning_cells(gpus), *trl_cells(gpus))
+        yield from ((gpus, "tune_llm", ("model=llama3_tiny", *words)) for words in tuning)
 
 
 def vision_cells(gpus: int) -> Iterator[tuple[str, ...]]:
@@ -74,6 +77,17 @@ def tuning_cells(gpus: int) -> Iterator[tuple[str, ...]]:
     yield "method=full", "optimizer_in_bwd=true"
     yield "method=lora", "gradient_accumulation_steps=2"
     yield "method=lora", "packed=true", f"max_seq_len={ROWS.length}"
+
+
+def trl_cells(gpus: int) -> Iterator[tuple[str, ...]]:
+    shardings = ("fsdp", "ddp")[:gpus] if find_spec("trl") else ()
+    grid = itertools.product(("lora", "dpo", "full"), ("fp32", "bf16"), ("false", "true"), shardings)
+    for method, precision, again, sharding in grid:
+        words = f"method={method}", f"precision={precision}", f"activation_checkpointing={again}"
+        yield ("engine=trl", f"sharding={sharding}", *words)
+    for sharding in shardings:
+        yield "engine=trl", f"sharding={sharding}", "method=full", "gradient_accumulation_steps=2"
+        yield "engine=trl", f"sharding={sharding}", "packed=true", f"max_seq_len={ROWS.length}"
 
 
 class Peaks:
@@ -148,6 +162,18 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipe.train()
 
 
+def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
+    from multicard.estimate.memory import trl_step  # imports TRL, which takes seconds
+
+    def batch() -> Any:
+        return trl_step.batch(config, ROWS, rank.device, Tracker("cpu"))
+
+    with peaks.watching(tracks=False), trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as recipe:
+        peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])  # threads have loaded them
+        peaks.start()
+        recipe.train()
+
+
 def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder: str) -> None:
     """The body of a rank: a cell for real; rank 0, which alone is watched, leaves its peak in `folder`."""
     torch.set_num_threads(1)
@@ -155,8 +181,11 @@ def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=local, world_size=ranks)
     rank = Rank(local, local, ranks, torch.device("cpu"), "gloo", 1)
     os.environ |= {"LOCAL_RANK": str(local), "RANK": str(local), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     config, peaks = configuration(entry, *words), Peaks(local == 0)
-    work: Callable[..., None] = train_vision if entry == "train_vision" else tune
+    work: Callable[..., None] = train_vision
+    if isinstance(config, LlmConfig):
+        work = tune_by_trl if config.engine is Engine.trl else tune
     work(config, rank, Path(folder), peaks)
     if local == 0:
         Path(folder, "peak").write_text(str(peaks.most_bytes))
@@ -164,7 +193,7 @@ def real_rank(local: int, ranks: int, entry: str, words: tuple[str, ...], folder
 
 def real(entry: str, words: tuple[str, ...], ranks: int) -> int:
     """A cell's peak, in processes of its own: MemTracker's hooks keep each model that it saw, to the process's end."""
-    multiprocessing.set_forkserver_preload(["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune"])
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "multicard.vision.loop", "multicard.llm.tune", "trl"])
     with tempfile.TemporaryDirectory() as folder:
         Board(Path(folder), ranks, create=True)
         arguments = ranks, entry, words, folder

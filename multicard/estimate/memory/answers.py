@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -43,8 +44,8 @@ RELEVANT: dict[str, tuple[str, ...]] = {
 }
 # Files of multicard that a step without values runs: an edit of one of them, and of no other, empties the cache
 SIMULATED = (
-    *("estimate/memory/*.py", "llm/*.py", "vision/*.py", "vision/data/batch.py", "vision/data/device_loader.py"),
-    *("ranks/process.py", "measure/timing.py"),
+    *("estimate/memory/*.py", "llm/*.py", "llm/trl/*.py", "vision/*.py", "vision/data/batch.py"),
+    *("vision/data/device_loader.py", "ranks/process.py", "measure/timing.py"),
 )
 
 
@@ -90,7 +91,8 @@ def identity(request: Request) -> str:
 
 @cache
 def _versions() -> list[str]:
-    libraries = [version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao")]
+    extra = [name for name in ("trl", "transformers", "accelerate", "peft") if find_spec(name) is not None]
+    libraries = [version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao", *extra)]
     code, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED)):
         code.update(path.read_bytes())

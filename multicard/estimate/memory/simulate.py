@@ -1,12 +1,12 @@
 """A cell's step without values, and the process that takes it for `answers.computed`: pickled requests from the
 standard input, answers as JSON to the standard output."""
 
+import importlib
 import os
 import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from multicard.config.vision import VisionConfig
 from multicard.estimate.memory import answers
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
-from multicard.estimate.memory.torch_internals import CPU, GPU, ddp_buckets, fake, fake_ranks, patched
+from multicard.estimate.memory.torch_internals import CPU, GPU, fake, fake_ranks, patched, replicated
 from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, Tracker
 from multicard.measure.timing import FORWARD
 from multicard.ranks.process import Rank
@@ -32,6 +32,7 @@ from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
 PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
+TRL_METHODS = ("lora", "dpo", "full")  # whose simulated steps were compared with real ones
 MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
 
 
@@ -55,12 +56,15 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
         with fake(device):
             train(config, facts, device, tracker, memory_bytes)
     else:
-        from multicard.estimate.memory import tuning_step  # imports torchtune, which takes seconds
-
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
-        _require(config.engine is Engine.torchtune, "engine=trl: steps of transformers' models are not simulated")
+        by_trl = config.engine is Engine.trl
+        problem = f"method={config.method.name}: steps of engine=trl are not simulated with it"
+        _require(not by_trl or config.method.name in TRL_METHODS, problem)
+        _require(config.model.name != "hf", "model=hf: steps of a folder's model are not simulated")
+        name = "trl_step" if by_trl else "tuning_step"
+        step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):
-            tuning_step.run(config, facts, device, tracker, mesh)
+            step.run(config, facts, device, tracker, mesh)
     _check(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
     return Active(tracker.peak_bytes, kinds)
@@ -133,7 +137,7 @@ def train(
     with device:
         model = models.build(config.model, facts.classes, config.dataset.image_size)
     convert(model, precision.model_dtype, memory_format(config))
-    with tracker, patched({"torch.nn.parallel.DistributedDataParallel": partial(Replicated, tracker)}):
+    with tracker, patched({"torch.nn.parallel.DistributedDataParallel": replicated(tracker.note)}):
         tracker.note_model(model)
         share = strategy.share(model, facts.train, config, rank)
         kept = resident(config, facts, share, device, memory_bytes)
@@ -216,37 +220,6 @@ def batches(
         following = batch() if sent_ahead else None
         yield ready
         del ready
-
-
-# ---- the strategies' wrapper
-
-
-class Replicated(nn.Module):
-    """A module under DistributedDataParallel: a flat bucket beside the gradients of each group of parameters, or, with
-    `gradient_as_bucket_view`, in their place."""
-
-    def __init__(
-        self, tracker: Tracker, module: nn.Module, bucket_cap_mb: float, gradient_as_bucket_view: bool, **_: Any
-    ) -> None:
-        super().__init__()
-        self.module = module
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        self.buckets: list[torch.Tensor] = []
-        for members in ddp_buckets(parameters, bucket_cap_mb):
-            inside = [parameters[i] for i in members]
-            size = sum(p.numel() for p in inside)
-            bucket = torch.empty(size, dtype=inside[0].dtype, device=inside[0].device)
-            self.buckets.append(bucket)
-            tracker.note(bucket, "buckets")
-            if gradient_as_bucket_view:
-                offset = 0
-                for parameter in inside:
-                    view = bucket.as_strided(parameter.size(), parameter.stride(), offset)
-                    parameter.register_post_accumulate_grad_hook(lambda p, view=view: setattr(p, "grad", view))
-                    offset += parameter.numel()
-
-    def forward(self, *arguments: Any) -> Any:
-        return self.module(*arguments)
 
 
 if __name__ == "__main__":

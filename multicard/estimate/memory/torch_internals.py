@@ -6,6 +6,7 @@ them up, and says which a new release has lost. Patches are of the whole process
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -57,6 +58,8 @@ class Mode(FakeTensorMode):
             kwargs = {**kwargs, "device": self.device}  # C++ asks for "a scalar where this tensor is", and saw meta
         if func in (torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr):
             return None  # it works in place alone, and fake tensors do not know it
+        if func is aten.nonzero.default:  # of a mask by which labelled tokens are taken: all of them
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
         try:
             return super().dispatch(func, types, args, kwargs)
         except DataDependentOutputException:
@@ -187,19 +190,21 @@ class PackedMask(BlockMask):
 
 class FusedAttention(torch.autograd.Function):
     """Tensors that flash attention, memory-efficient attention and compiled flex attention keep: their inputs, their
-    output and the log-sums of each query, in float32."""
+    output, the log-sums of each query, in float32, and the bias that memory-efficient attention makes of a mask."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         output = torch.empty_like(query)
         log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, log_sums)
+        ctx.save_for_backward(query, key, value, output, log_sums, bias)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 def attention(
@@ -209,18 +214,19 @@ def attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **other: Any,
+    **_: Any,
 ) -> torch.Tensor:
     """torch's `scaled_dot_product_attention` as on a GPU from Ampere on: fused, but for float64. (B, heads, S, width)
-    each."""
-    if other.get("enable_gqa") or isinstance(attn_mask, torch.Tensor):
-        raise NotImplementedError("attention with grouped heads or a dense mask: no prediction")
+    each, the mask of each layer in their type, its rows padded to a multiple of 16."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     if dtype is torch.float64:
         math: Any = torch.ops.aten._scaled_dot_product_attention_math
         return math(query, key, value, None, dropout_p, is_causal)[0]
     query, key, value = (part.to(dtype) for part in (query, key, value))
-    return FusedAttention.apply(query, key, value)  # pyright: ignore[reportReturnType]
+    bias = None
+    if isinstance(attn_mask, torch.Tensor):
+        bias = query.new_empty((*attn_mask.shape[:-1], -(-attn_mask.shape[-1] // 16) * 16))
+    return FusedAttention.apply(query, key, value, bias)  # pyright: ignore[reportReturnType]
 
 
 def torchtune_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **_: Any) -> torch.Tensor:
@@ -237,6 +243,37 @@ def torchtune_on_gpu() -> dict[str, Any]:
         "torchtune.modules.attention._sdpa_or_flex_attention": lambda: torchtune_attention,
         "torchtune.training.precision.verify_bf16_support": lambda: True,
     }
+
+
+def converted(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """`nn.Module._apply`, which swaps tensors in place: fake ones refuse it."""
+    made: dict[int, nn.Parameter] = {}  # by the parameter, which modules may share
+    for part in module.modules() if recurse else [module]:
+        for name, value in part._parameters.items():
+            if value is not None and id(value) not in made:
+                changed = change(value)
+                same = changed is value
+                made[id(value)] = value if same else nn.Parameter(changed.detach(), value.requires_grad)
+            part._parameters[name] = None if value is None else made[id(value)]
+        for name, value in part._buffers.items():
+            part._buffers[name] = value if value is None else change(value)
+    return module
+
+
+# Patches (`patched`) for TRL's trainers: accelerate knows parameters again by their addresses
+TRL_WITHOUT_VALUES: dict[str, Any] = {
+    "torch.nn.Module._apply": converted,
+    "torch.Tensor.data_ptr": lambda tensor: tensor.untyped_storage()._cdata,
+    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": lambda _: None,
+}
+KERNEL = defaultdict(lambda: lambda *_, **__: None)  # by its grid
+# By which they find a GPU; its loss works in place there, on a tile and on gradients in float32
+TRL_ON_GPU: dict[str, Any] = {
+    "torch.cuda.set_device": lambda _: None,
+    "trl.kernels.chunked_logprob._forward_kernel": KERNEL,
+    "trl.kernels.chunked_logprob._backward_kernel": KERNEL,
+    "trl.kernels.chunked_logprob._addmm_fp32": lambda *_: None,
+}
 
 
 # ---- several ranks in one process
@@ -291,6 +328,37 @@ def ddp_buckets(parameters: Sequence[torch.Tensor], cap_mb: float) -> list[list[
     limits = [min(_DEFAULT_FIRST_BUCKET_BYTES, int(cap_mb * MIB)), int(cap_mb * MIB)]
     buckets, _ = _compute_bucket_assignment_by_size([parameters[i] for i in order], limits)  # pyright: ignore[reportArgumentType]
     return [[order[i] for i in bucket] for bucket in buckets]
+
+
+def replicated(note: Callable[[Any, str], None]) -> type[nn.Module]:
+    """What stands for DistributedDataParallel: a flat bucket beside the gradients of each group of parameters, or, with
+    `gradient_as_bucket_view`, in their place. `note` is told of buckets."""
+
+    class Replicated(nn.Module):
+        def __init__(
+            self, module: nn.Module, bucket_cap_mb: float = 25, gradient_as_bucket_view: bool = False, **_: Any
+        ) -> None:
+            super().__init__()
+            self.module = module
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            self.buckets: list[torch.Tensor] = []
+            for members in ddp_buckets(parameters, bucket_cap_mb):
+                inside = [parameters[i] for i in members]
+                size = sum(p.numel() for p in inside)
+                bucket = torch.empty(size, dtype=inside[0].dtype, device=inside[0].device)
+                self.buckets.append(bucket)
+                note(bucket, "buckets")
+                if gradient_as_bucket_view:
+                    offset = 0
+                    for parameter in inside:
+                        view = bucket.as_strided(parameter.size(), parameter.stride(), offset)
+                        parameter.register_post_accumulate_grad_hook(lambda p, view=view: setattr(p, "grad", view))
+                        offset += parameter.numel()
+
+        def forward(self, *arguments: Any, **keywords: Any) -> Any:
+            return self.module(*arguments, **keywords)
+
+    return Replicated
 
 
 # ---- NF4: torchao quantises by value, and torchtune then swaps tensors, which fake ones refuse

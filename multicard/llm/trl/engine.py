@@ -179,7 +179,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     model = models.built(config, cfg, rank.device, empty=fsdp(config))
     models.simulate_quantisation(model, config)
     models.check_quantised(model, config)
-    if rank.device.type == "cpu" and fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model in silence
+    if fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model of CPU ranks in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
     if base is DPOTrainer:
@@ -193,7 +193,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     )
     trainer.remove_callback(transformers.PrinterCallback)
     models.adapt(trainer.model, config, cfg, rank.device)
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
         models.fill(trainer.model, config, cfg, rank.device)
     trainer.train()

@@ -1,0 +1,96 @@
+"""A step of TRL's own trainers without values: of `engine.prepared`, with another model and other batches."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from multicard.llm.trl import engine, models  # sets variables that the libraries below read when imported
+
+# isort: split
+import torch
+import transformers
+from omegaconf import OmegaConf
+
+from multicard.config.llm import LlmConfig
+from multicard.estimate.memory import torch_internals, tuning_step
+from multicard.estimate.memory.facts import TextFacts
+from multicard.estimate.memory.tracker import Tracker
+from multicard.llm import models as decoders
+from multicard.llm import preflight, torchtune_config
+from multicard.llm.batches import Batch
+from multicard.ranks.process import Rank
+
+
+def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None) -> None:
+    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, of several ranks also within
+    `fake_ranks`, which yields its mesh. Every token bears loss: on a GPU, TRL scores labelled tokens alone."""
+    ranks, backward = str(config.world_size), torch.Tensor.backward
+
+    def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        tracker.is_forward = False
+        backward(loss, *arguments, **keywords)
+
+    replaced: dict[str, Any] = {
+        "torch.Tensor.backward": followed,
+        "torch.nn.parallel.DistributedDataParallel": torch_internals.replicated(tracker.note),
+        "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh": lambda: mesh,
+        "multicard.llm.trl.models.built": built,
+        "multicard.llm.trl.models.weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
+        "multicard.llm.trl.models.adapter_weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
+        "multicard.llm.trl.models.read": lambda *_: None,
+        **torch_internals.TRL_WITHOUT_VALUES,
+        **(torch_internals.TRL_ON_GPU if device.type == "cuda" else {}),
+    }
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    variables["ACCELERATE_TORCH_DEVICE"] = str(device)
+    rank = Rank(0, 0, config.world_size, device, "gloo", 1)
+    with (
+        mock.patch.dict("os.environ", variables),
+        torch_internals.patched(replaced),
+        TemporaryDirectory() as folder,
+        tracker,
+        ready(config, facts, rank, Path(folder), 1, lambda: batch(config, facts, device, tracker)) as recipe,
+    ):
+        tracker.note_model(recipe._model)
+        recipe._model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
+        tracker.make_states(recipe._optimizer)
+        tracker.restart_peak()
+        recipe.train()
+
+
+@contextmanager
+def ready(
+    config: LlmConfig, facts: TextFacts, rank: Rank, folder: Path, steps: int, batch: Callable[[], Batch]
+) -> Iterator[engine.Recipe]:
+    """The engine's recipe for a few steps on equal batches, which nobody measures."""
+    per_step = config.gradient_accumulation_steps
+    loader = tuning_step.Batches(batch, steps * per_step)
+    inputs = preflight.Inputs([{}] * steps * per_step * config.batch_size * rank.world_size, None, facts.vocabulary)
+    cfg = torchtune_config.torchtune_config(config, rank.device.type, inputs, folder)
+    report = SimpleNamespace(folder=folder, content=SimpleNamespace())
+    probe: Any = SimpleNamespace(config=config, rank=rank, report=report, pad_id=0, ranges=None, batches=iter)
+    probe.log = probe.end_epoch = lambda *_: None
+    with (
+        mock.patch.object(engine, "loader", lambda *_: loader),
+        engine.prepared(probe, cfg, OmegaConf.create()) as recipe,
+    ):
+        yield recipe
+
+
+def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> Batch:
+    """A full batch of the longest rows, on the device, as `engine.loader` makes it: packed rows without a mask."""
+    made = tuning_step.batch(config, facts, device, tracker)
+    return made if isinstance(made, tuple) else {name: part for name, part in made.items() if name != "mask"}
+
+
+def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
+    """`models.built`, without the weights; `empty`: on "meta", those of a folder too, whose shards are the same."""
+    sizes = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
+    options = {"dtype": models.DTYPES[config.precision.name], "attn_implementation": "sdpa"}
+    with torch.device("meta") if empty else device:
+        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**sizes), **options)
