@@ -9,6 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from statistics import fmean
+
+import numpy as np
 
 from analysis.claims import run_figures
 from analysis.claims.comparison import Figure, Readings, Sides
@@ -168,6 +172,21 @@ def loss(sides: Sides) -> Interval:
     return sides.ratio(run_figures.mean_loss, of_seeds=True)
 
 
+def losses_apart(sides: Sides) -> Interval:
+    """The largest relative difference between a step's losses of two runs of one seed, from the seed in which it is
+    least to that in which it is most. Raises ValueError where no seed is on both sides, or one took more steps."""
+    apart = []
+    for top, bottom in product(sides.top, sides.bottom):
+        if top["seed"] == bottom["seed"]:
+            own, other = (run_figures.step_losses(sides.readings, run) for run in (top, bottom))
+            if len(own) != len(other):
+                raise ValueError("runs of different numbers of steps")
+            apart.append(float(np.abs(own / other - 1).max()))
+    if not apart:
+        raise ValueError("no seed was measured on both sides")
+    return Interval(fmean(apart), min(apart), max(apart), "exact")
+
+
 def time_in(sides: Sides, figure: Figure) -> Interval:
     """The ratio of a metric's seconds; infinite where the bottom has none."""
     top, bottom = sides.values(figure)
@@ -281,6 +300,7 @@ MEASURES = {
     ),
     "until_same_loss": Measure("time until the least training loss that both reach", until_same_loss),
     "loss": Measure("training loss, in the geometric mean over the epochs", loss),
+    "losses_apart": Measure("largest relative difference of a step's losses, with the same seed", losses_apart),
     "time_copying": _time_in("time of host-to-device copies", COPYING),
     "time_communicating": _time_in("time in collectives", communicating),
     "time_synchronising": _time_in("time in cudaStreamSynchronize", STREAM),

@@ -12,6 +12,7 @@ from analysis.claims.comparison import Figure, Readings
 from analysis.runs import details
 from analysis.runs.grouping import ranks
 from analysis.runs.load import Run
+from multicard.records import steps
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
 
@@ -164,6 +165,12 @@ def mean_loss(readings: Readings, run: Run) -> float:
     """The geometric mean of the losses of all epochs; infinite where one became no number."""
     found = losses(readings, run)
     return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def step_losses(readings: Readings, run: Run) -> np.ndarray:
+    """The training loss of each step as rank 0 has it (steps,); raises ValueError where a run has no steps."""
+    rows = steps.table(run.folder, readings.record(run))
+    return rows["loss"].to_numpy()[rows["rank"].to_numpy() == 0]
 
 
 def until_loss_s(readings: Readings, run: Run, loss: float) -> float:

@@ -72,7 +72,8 @@ def write_run(folder: Path, experiment: str, cell: Cell, figures: Figures, **cha
         record["profile"] = profiled(cell["gpus"], figures)
     (tune if kind == "llm" else train)(record, figures)
     record["total_s"] = figures.get("total_s", record["total_s"])
-    steps = records.steps(figures.get("s", 1.0) * waves(40)) if kind == "llm" else None
+    losses = figures.get("step_loss", 1.0) * 7.0 * 0.9 ** np.arange(40)
+    steps = records.steps(figures.get("s", 1.0) * waves(40)) | {"loss": losses} if kind == "llm" else None
     if experiment == "loaders" and record["gpu"] is not None:
         record["gpu"]["parts"] = [{"start": 0, "covers": "training", "spans_s": SPANS_S}]
     records.write(folder, record, steps, MACHINE)

@@ -316,6 +316,7 @@ CASES = {
     "bytes-over-lora": Case(only("method", "qat", "dpo", h2d=same), 6e6, 2e6, scattered(4e6)),
     "qat-bytes-like-dpo": Case(only("method", "qat", h2d=same), 1e6, 3e6, scattered(1.25e6)),
     "grammar-bytes": Case(only("template", "instruct", "summarize", h2d=same), 2e6, 0.5e6, scattered(1e6)),
+    "engines-train-alike": Case(only("engine", "trl", step_loss=float), 1.005, 1.02, [1.005, 1.02, 1.005]),
     "up-to-47-percent-time": Case(slower("method", *OTHERS), 3.0, 1.2, 1 / 0.53),
     "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=same), 2.0, 1.2, scattered(1 / 0.61)),
     "up-to-52-percent-traffic": Case(
