@@ -126,6 +126,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
         ("gpus = 'two'", "Conversion Error"),
         ("1=1); drop table runs; select (1", "Parser Error"),
         ("1=1 union all select 99", "Parser Error"),
+        ("1=1) union all (select 99", "Parser Error"),
         (" ", "is empty"),
         ("precision = '\udc80'", "cannot encode"),
         ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),

@@ -51,6 +51,7 @@ def whole() -> dict[str, dict[str, Any]]:
 
 WHOLE = whole()
 OTHERS = {"one": records.vision(epochs=3), "fp64": profiled(precision="fp64"), "llm2": records.llm(gpus=2)}
+OTHERS["odd"] = records.vision(gpus=4, phases_s={"": 1e17, "sleep": -1.0, "forward": 0.1})  # phases of nobody's
 ENVIRONMENT = records.environment()
 
 
@@ -138,9 +139,10 @@ def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
     assert [run.environment() for run in found.runs] == [Environment()]
     assert [skipped.why[:23] for skipped in found.skipped] == ["result.json is broken ("]
     assert run_folder.read_json(bad) is None
-    (tmp_path / "rows.json").write_text(nested)
-    with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
-        row_sources.read_file(str(tmp_path / "rows.json"))
+    for name in ("rows.json", "rows.jsonl"):
+        (tmp_path / name).write_text(nested)
+        with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
+            row_sources.read_file(str(tmp_path / name))
     (tmp_path / "trace.json").write_text(f'{{"a": {nested}, "traceEvents": []}}')
     with pytest.raises(ValueError, match=r"trace\.json: not a trace of Kineto: .*(nested too deeply|recursion depth)"):
         profiles.read([tmp_path / "trace.json"])

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,11 @@ def test_a_single_run_and_its_rerun(tmp_path: Path, called: Called):
     assert "measured before: ok" in called(*words, "dry_run=true")[1]
     assert "measured before: ok" in called(*words)[1]
     assert records(tmp_path / "one") == [before]
+    (tmp_path / "one").rename(tmp_path / "there")  # the same from another machine, whose clock is wrong
+    shutil.copytree(tmp_path / "there", tmp_path / "one", copy_function=shutil.copyfile)
+    for number, path in enumerate((tmp_path / "one").rglob("*")):
+        os.utime(path, [(0, 0), (1 << 32, 1 << 32)][number % 2])
+    assert "measured before: ok" in called(*words)[1] and records(tmp_path / "one") == [before]
     assert called(*words, "rerun=true")[0] == 0
     (after,) = records(tmp_path / "one")
     assert after["identity"] == before["identity"] and after["total_s"] != before["total_s"]

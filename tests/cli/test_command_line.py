@@ -100,7 +100,10 @@ COMPOSED = [
     (["-m", "gpus=${nope},1"], "${nope} is not there; write the value"),
     (["-m", "gpus=1,two"], "gpus=two: must be a whole number"),
     (['name="a\nb"'], r"name='a\nb': is the name of a folder under multirun/"),
-    (["dry_run=true", "gpus=0"], "gpus=0: must be 1 or more"),
+    *(([f"{key}=0"], f"{key}=0: must be 1 or more") for key in ("gpus", "epochs")),
+    *((["dry_run=true", f"{key}=0"], f"{key}=0: must be 1 or more") for key in ("gpus", "epochs")),
+    (["seed=99999999999999999999"], "seed=99999999999999999999: must be "),
+    (["name=.."], "name='..': is the name of a folder under multirun/"),
     (["gpus=1,2"], "gpus=1,2: several values are a sweep"),
     (["name='a\x1b[2Jb'"], "name="),  # and without the escape
     (["device=cuda"], "device=cuda"),

@@ -66,6 +66,7 @@ FILES = [
     (["dataset=samsum"], "/rows.txt", "must end in"),
     (["dataset=samsum"], "/empty.jsonl", "holds no rows"),
     (["dataset=samsum"], "/cut.jsonl", "cannot be read (line 2"),
+    (["dataset=samsum"], "/bytes.jsonl", "cannot be read ('utf-8' codec can't decode"),
     (["dataset=samsum"], "/cut.parquet", "cannot be read (Could not open"),
     (["dataset=samsum"], "/pairs.jsonl", "row 1 has no column dialogue, summary for template=summarize (found: input"),
     (["dataset=grammar"], "/null.jsonl", "row 2 holds no text"),
@@ -102,12 +103,16 @@ UNFIT = [
 ]
 
 
+ENDS = b"cos\n_exit\n(I3\ntR."  # pickled: whoever reads it ends at once
+
+
 @pytest.fixture
 def unfit(tmp_path: Path) -> Path:
     (tmp_path / "rows.txt").write_text("some text\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "few.json").write_text('{"a": 0}')
     (tmp_path / "cut.jsonl").write_text('{"dialogue": "a", "summary": "b"}\n{"dialogue": "a", "su')
+    (tmp_path / "bytes.jsonl").write_bytes(bytes(range(256)))
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut off")
     write_rows(tmp_path / "pairs.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": "d"})
     turns = [{"from": who, "value": "x"} for who in ("human", "gpt", "human", "gpt")]
@@ -115,7 +120,7 @@ def unfit(tmp_path: Path) -> Path:
     write_rows(tmp_path / "null.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": None})
     for folder, name in (("broken", "model.safetensors"), ("meta", "consolidated.00.pth")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_bytes(b"\x10")
+        (tmp_path / folder / name).write_bytes(b"\x10" if folder == "broken" else ENDS)
         (tmp_path / folder / "config.json").write_text("{}")
     return tmp_path
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import multiprocessing
 import os
 import re
@@ -231,9 +232,11 @@ def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, wrong
 
 
 def test_what_is_no_record_is_measured_again(tmp_path: Path):
-    for number, wrong in enumerate(("{}", '{"status": 1}', "[]", "", "\0", None)):
+    half = json.dumps(records.vision())[:999]  # after a power cut, as nothing is, its steps whole
+    for number, wrong in enumerate(("{}", '{"status": 1}', "[]", "", "\0", half, None)):
         folder = tmp_path / str(number)
-        folder.mkdir()
+        records.put_whole(folder, records.vision())
+        (folder / "result.json").unlink()
         os.mkfifo(folder / "result.json") if wrong is None else (folder / "result.json").write_text(wrong)
         run_folder.write_json(folder / "segments.json", {"segments": number})
         run_folder.write_json(folder / "checkpoint" / "latest.json", {"step": 1})

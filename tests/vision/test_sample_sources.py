@@ -290,7 +290,8 @@ def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_p
         datasets.check(image_options(tmp_path / "a", "dataset.split=0.5"))
 
 
-def test_a_pipe_among_images_is_refused_and_not_read(tmp_path: Path):
-    os.mkfifo(fill(tmp_path / "root") / "bee" / "x.png")
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_what_is_no_file_among_images_is_refused_and_not_read(make: Callable[[Path], None], tmp_path: Path):
+    make(fill(tmp_path / "root") / "bee" / "x.png")
     with pytest.raises(ValueError, match=r"bee/x\.png: is no file, or a link that leads nowhere; remove it"):
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
