@@ -19,15 +19,15 @@ if __name__ == "__main__":
 
 from analysis import cli, dashboard, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, share, sync, table
-from analysis.output import FORMATS, Output, skipped_lines
 from analysis.runs import load, sql
-from analysis.runs.load import Found, Skipped
+from analysis.runs.load import Found
 from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Parser, drop, typed
 from multicard.records.figures import GOALS
+from multicard.records.output import Output, Skipped, add_formats, file, skipped_lines
 from multicard.records.text_table import clean
 from papers.printed import DATASETS
 
@@ -66,7 +66,7 @@ def _of_runs(found_in: Callable[[Found, argparse.Namespace], Output]) -> Callabl
 
 
 def _emit(output: Output, options: argparse.Namespace, skipped: Sequence[Skipped]) -> int:
-    output.emit({form: getattr(options, form) for form in FORMATS}, skipped)
+    output.emit(options, skipped)
     return output.code
 
 
@@ -188,8 +188,8 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     def command(name: str, run: Callable[..., int], description: str | None) -> Callable[..., Any]:
         own = commands.add_parser(name, help=COMMANDS[name], description=description)
         own.set_defaults(run=run)
-        for form in FORMATS if name in WRITING else ():
-            own.add_argument(f"--{form}", metavar="FILE", help="write it to FILE (-: stdout)", type=cli.target)
+        if name in WRITING:
+            add_formats(own)
         return own.add_argument
 
     _add_commands_on_settings(command)
@@ -251,7 +251,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("report", _report, None)
     add("folders", **FOLDERS)
-    add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=cli.file)
+    add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=file)
     add("--title", metavar="TEXT", help="the heading of the page")
     add("--price", **PRICE)
     add("--watch", help="serve the page on this machine, kept up to date, until Ctrl-C", action="store_true")
@@ -262,13 +262,13 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     project = TrackerConfig().project
     add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
     add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)
-    add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=cli.file)
+    add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=file)
 
     add = command("export", _export, share.EXPORT)
     add("folders", **FOLDERS)
     anonymous = "the only way to share rows; what is published cannot be taken back"
     add("--anonymous", help=anonymous, action="store_true", required=True)
-    add("--out", metavar="FILE", help="measured.json", type=cli.file, default=Path("measured.json"))
+    add("--out", metavar="FILE", help="measured.json", type=file, default=Path("measured.json"))
 
     add = command("import", _import, share.IMPORT)
     add("file", metavar="FILE", help="a file that export wrote", type=Path)

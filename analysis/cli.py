@@ -3,9 +3,7 @@
 import argparse
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 
-from analysis.output import STDOUT
 from multicard.config import sweeps
 from multicard.config.base import WANDB_NAMES, is_wandb_name
 
@@ -16,23 +14,6 @@ def names(text: str) -> list[str]:
     if not all(map(str.strip, parts)):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty name; write names with commas between them")
     return parts
-
-
-def file(text: str) -> Path:
-    """A file to write, in an existing folder."""
-    path = Path(text)
-    if path == STDOUT:
-        raise argparse.ArgumentTypeError("-: the standard output has what this command says; name a file")
-    if path.exists() and not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text}: is no file; name one")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it, or name another file")
-    return path
-
-
-def target(text: str) -> Path:
-    """A file to write, or - for the standard output."""
-    return STDOUT if text == str(STDOUT) else file(text)
 
 
 def wandb_name(text: str) -> str:

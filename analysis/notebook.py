@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from analysis import cli
 from analysis.commands import best, compare, list_runs
-from analysis.output import Output, skipped_lines
 from analysis.runs import load, sql
 from analysis.runs.load import Found, Run
 from multicard.measure.repeated_runs import MARGIN
 from multicard.records import steps, text_table
 from multicard.records.figures import GOALS
+from multicard.records.output import Output, skipped_lines
 
 if TYPE_CHECKING:
     import altair as alt

@@ -9,12 +9,12 @@ from typing import Any
 
 from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import Verdict, labels
-from analysis.output import Output
 from analysis.runs.columns import legend
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
 
 WIDTH, LEAST_WIDTH = 120, 80  # columns where the output is no terminal, and of a narrow terminal

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from analysis.output import Column, Output, rows, table
+from analysis.output import Column, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS, legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, PACE, of_setting
@@ -23,6 +23,7 @@ from analysis.stats.intervals import bonferroni
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.figures import GOALS, SECONDS
+from multicard.records.output import Output
 from multicard.records.text_table import Table, clean, first_few, in_bytes
 
 COST = "cost"

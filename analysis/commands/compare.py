@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from analysis.output import Column, Output, rows, table
+from analysis.output import Column, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import Cell, ok_runs
@@ -33,6 +33,7 @@ from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.records import figures
 from multicard.records.comparable import DATA
+from multicard.records.output import Output
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, first_few
 

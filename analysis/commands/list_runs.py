@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.output import Output
 from analysis.runs import grouping
 from analysis.runs.columns import legend
 from analysis.runs.load import Found, Run
 from analysis.runs.sql import column_names, known
 from multicard.config.job import count
 from multicard.records import figures, text_table
+from multicard.records.output import Output
 from multicard.records.text_table import Table, clean
 
 FIGURES = tuple(figure.name for figure in figures.FIGURES.values() if figure.listed)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.output import Column, Output, Rows, table
+from analysis.output import Column, table
 from analysis.output import rows as rows_of
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import MEMORY
@@ -25,6 +25,7 @@ from multicard.config.job import count
 from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.records import figures
+from multicard.records.output import Output, Rows
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import Table, clean
 

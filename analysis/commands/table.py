@@ -17,7 +17,6 @@ import msgspec
 
 from analysis import same_setting
 from analysis.experiments import EFFICIENCY, Experiment, Panel
-from analysis.output import Output
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import legend
 from analysis.runs.grouping import Cell, of_setting, ok_runs
@@ -30,6 +29,7 @@ from multicard.config.llm import DATASETS
 from multicard.measure import formulas
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.records.output import Output
 from multicard.records.schema import LlmRecord
 from multicard.records.text_table import clean
 from papers import printed

@@ -12,12 +12,12 @@ from analysis.figures.setting_charts import efficiency, losses, phases, trade_of
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
 from analysis.figures.vega import FORMATS, Figure, numbered, save
-from analysis.output import STDOUT
 from analysis.runs.columns import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.messages import typed
+from multicard.records.output import STDOUT
 from multicard.records.text_table import clean
 
 # What draws each form of a view but lines, bars and curves

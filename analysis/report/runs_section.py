@@ -19,13 +19,14 @@ from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import Cell, of_setting
-from analysis.runs.load import Run, Skipped
+from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import FIGURES
+from multicard.records.output import Skipped
 from multicard.records.text_table import clean
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns

@@ -15,6 +15,7 @@ import numpy as np
 from analysis.runs.columns import columns
 from multicard.config.job import count
 from multicard.records import run_folder, steps
+from multicard.records.output import Skipped
 from multicard.records.run_folder import RESULT
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Environment
@@ -49,14 +50,6 @@ class Run:
     def environment(self) -> Environment:
         """environment.json; empty where it is absent, cut off or not of the schema."""
         return run_folder.read_environment(self.folder)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A run folder whose record could not be used, and why."""
-
-    folder: Path
-    why: str
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,10 @@ def _show_profiles(runs: list[Run]) -> None:
         elif profile is not None:
             profiles.append(profile)
     if len(runs) == 1 and profiles:
-        from multicard.observe.profiles.command import VIEWERS, profile_lines
+        from multicard.observe.profiles.command import VIEWERS, lines_of, profile_tables
         from multicard.observe.profiles.metrics import Profile
 
-        say("\n".join(["", *profile_lines(Profile.of(profiles[0]), top=10)]))
+        say("\n".join(["", *lines_of(profile_tables(Profile.of(profiles[0]), top=10))]))
         say(f"Traces: {runs[0].folder}/profile; {VIEWERS[profiles[0].source]} opens them")
     elif profiles:
         say("Profiles: python -m multicard profile FOLDER/profile")

@@ -15,9 +15,9 @@ import pytest
 from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import list_runs
-from analysis.output import FORMATS
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
+from multicard.records.output import FORMATS
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT
 from tests.helpers import records

@@ -1,5 +1,7 @@
 """Plans of jobs: their times, bounds, the solver against every schedule there is, and what is shown."""
 
+import csv
+import io
 import json
 import math
 import random
@@ -286,6 +288,20 @@ jobs: {fp64: {seconds: {1: 6266, 2: 3339, 3: 2318, 4: 1937}, repeat: 4}}
     _, printed, content = planned(file.replace("slowdown: 1.0\n", ""))
     assert content["makespan_s"] == pytest.approx(6266 * 1.03)
     assert "slowdown: 1.03 of runs that leave GPUs for others is assumed (1 to 1.1)" in printed
+
+
+def test_a_plan_is_written_in_every_form(planned: Main, tmp_path: Path):
+    jobs = "a: {seconds: {1: [9, 8, 10]}, gpus: [1]}, b: {seconds: {2: 5}, after: [a]}"
+    file = f"{{node: {{gpus: 2}}, slowdown: 1.0, jobs: {{{jobs}}}}}"
+    code, printed, content = planned(file, "--csv", "-", "--markdown", str(tmp_path / "plan.md"))
+    rows = [*csv.DictReader(io.StringIO(printed))]
+    assert code == 0 and [row["name"] for row in rows] == ["a", "b"] == [job["name"] for job in content["jobs"]]
+    shown = ("gpus", "gpu_ids", "seconds", "seconds_low", "seconds_high", "after", "deadline_s")
+    assert [rows[0][key] for key in shown] == ["1", "0", "9.0", "8.0", "10.0", "", ""]
+    assert [rows[1][key] for key in shown] == ["2", "0-1", "5.0", "5.0", "5.0", "a", ""]
+    assert (tmp_path / "plan.md").read_text().startswith("**plan of 2 runs on 2 GPUs:**\n\n| job ")
+    code, printed, _ = planned(file, "--run", "--latex", "-")
+    assert code == 1 and printed == "refused: --latex -: --run says there what it starts; name a file\n"
 
 
 def test_the_file_of_the_page_is_planned_as_it_says(planned: Main):

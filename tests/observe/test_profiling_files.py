@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from multicard.observe.profiles.command import main, profile_lines
+from multicard.observe.profiles.command import lines_of, main, profile_tables
 from multicard.observe.profiles.metrics import read
+from multicard.records.output import FORMATS
 from multicard.records.schema_parts import ProfileDerived
 from tests.helpers.profiler_files import Event, nsys_program, raw, write_kineto, write_nsys
 from tests.observe.test_profiling import MADE, figures, rows_of
@@ -163,7 +165,9 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
     again = shutil.copy(write_kineto(tmp_path / "rank1.json", MADE), tmp_path / "elsewhere")
     assert "of rank 1, as" in refused(capsys, tmp_path / "rank1.json", again)
     assert "--rank 5" in refused(capsys, whole, "--rank", "5")
-    assert "No such file" in refused(capsys, whole, "--json", tmp_path / "no" / "a.json")
+    with pytest.raises(SystemExit, match="1"):
+        main([str(whole), "--json", str(tmp_path / "no" / "a.json")])
+    assert f"there is no folder {tmp_path / 'no'}; make it" in capsys.readouterr().err
 
 
 def test_a_trace_cut_off_anywhere_is_known_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -177,7 +181,7 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
     width = 100
     name = "void at::native::vectorized_elementwise_kernel<4, at::native::Functor<float>, at::detail::Array<int> >(int)"
     paths = [write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)]) for i in range(2)]
-    lines = profile_lines(read(paths), top=3, width=width)
+    lines = lines_of(profile_tables(read(paths), top=3), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     for words in ("cudaEventDestroy: not recorded by kineto", "nccl AllReduce  RING LL", "Kernels", "exposed"):
@@ -186,7 +190,7 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
     assert launches.split()[1:6] == ["4", "24", "us", "6.001", "us"]
     kernel = next(line for line in lines if line.startswith("  at::native"))  # its name gives way to its figures
     assert kernel.partition("…")[2].split()[:5] == ["2", "11", "us", "5.5", "us"]
-    alone = profile_lines(read(paths), top=2, rank=1, width=width)
+    alone = lines_of(profile_tables(read(paths), top=2, rank=1), width)
     assert next(line for line in alone if line.startswith("  cudaLaunchKernel  ")).split()[1] == "2"
     assert "Kernels, 2 of 3" in alone
     assert "(int)" not in text
@@ -208,6 +212,13 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     rows += [(None, name, None, None, None) for name in profile.not_recorded]
     expected = [[rank, *("" if cell is None else str(cell) for cell in cells)] for rank, *cells in rows]
     assert [[*line.values()] for line in lines] == [["all" if r is None else str(r), *cells] for r, *cells in expected]
+    said = {}
+    for form in FORMATS:
+        assert main([*map(str, paths), "--top", "1", f"--{form}", "-"]) == 0
+        said[form] = capsys.readouterr().out
+    assert said["json"] == (tmp_path / "out.json").read_text() and said["csv"] == (tmp_path / "out.csv").read_text()
+    assert re.search(r"^\| *cudaLaunchKernel +\| +4 \|", said["markdown"], re.MULTILINE)
+    assert said["latex"].count(r"\begin{table}") == 2 and "cudaLaunchKernel" in said["latex"]
 
 
 def test_a_report_is_exported_by_nsys_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):

@@ -1,6 +1,6 @@
 """Plans a list of jobs: which GPUs each gets, and when, so that all end soonest.
 
-    multicard plan JOBS.yaml [--seconds S] [--json FILE] [--run [--name NAME]]
+    multicard plan JOBS.yaml [--seconds S] [--json FILE] [--csv FILE] ... [--run [--name NAME]]
 
 JOBS.yaml names the node and the jobs, each a command of either entry or times that are known (docs/plan.md).
 """
@@ -28,8 +28,9 @@ from multicard.measure.timing import in_hours
 from multicard.messages import Parser, say
 from multicard.records import run_folder, text_table
 from multicard.records.journal import Journal
+from multicard.records.output import STDOUT, Output, add_formats
 from multicard.records.schema_parts import Interval
-from multicard.records.text_table import cut
+from multicard.records.text_table import Table, cut
 from multicard.sweep.executor import Executor
 
 WIDTH = 120
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", metavar="S", type=float, default=planning.LIMIT_S, help="to search (10)")
     parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again resumes")
     parser.add_argument("--name", help="of the plan's folder under multirun/ (the file's name)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan there")
+    add_formats(parser)
     options = parser.parse_args(arguments)
     try:
         command = _Command(options)
@@ -67,10 +68,11 @@ class _Command:
         self.name = options.name or options.jobs.stem
         if options.run:
             check_name(self.name)
+            targets = {name: value for name, value in vars(options).items() if value == STDOUT}
+            require(not targets, f"--{next(iter(targets), '')} -: --run says there what it starts; name a file")
         self.sweep = tasks.SWEEPS / self.name
         self.node = tasks.resolve(self.file, options.run)
-        own = [self.sweep / FOLDER / "plan.json"] if options.run else []  # beside its events
-        self.json_files = own if options.json is None else [*own, options.json]
+        self.own_file = self.sweep / FOLDER / "plan.json"  # of a plan that is carried out, beside its events
 
     def plan(self) -> int:
         """Plan, and show the plan."""
@@ -99,8 +101,8 @@ class _Command:
                     return 1
         result = carried.result()
         say("\n".join(["", *result_lines(result)]))
-        content = (run_folder.read_json(self.json_files[0]) or {}) | {"carried_out": result}
-        for path in self.json_files:
+        content = (run_folder.read_json(self.own_file) or {}) | {"carried_out": result}
+        for path in filter(None, (self.own_file, self.options.json)):
             run_folder.write_json(path, content)
         for line in carried.failures():
             print(line, file=sys.stderr)
@@ -123,9 +125,13 @@ class _Command:
         stays in them."""
         plan = planning.make(wanted, self.node.gpus, self.options.seconds)
         content = as_dict(plan, self.node.name, self.file.slowdown, self.node.noun)
-        for path in self.json_files if is_new else ():
-            run_folder.write_json(path, content)
-        say("\n".join([*plan_lines(plan, self.file.slowdown, content), *self.notes]))
+        lines = [*plan_lines(plan, self.file.slowdown, content), *self.notes]
+        if not is_new:
+            say("\n".join(lines))
+            return plan
+        if self.options.run:
+            run_folder.write_json(self.own_file, content)
+        output(plan, content, lines).emit(self.options)
         return plan
 
 
@@ -135,14 +141,27 @@ class _Command:
 def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
     """The plan for a terminal; `content` is that of `as_dict`."""
     width, noun = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"]
-    title = f"plan of {len(plan.tasks)} runs on {content['node']}:"
-    columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
-    headings, *rows = zip(*columns, strict=True)
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
     notes = text_table.folded([*_comparisons(plan), slower], WIDTH)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
-    return [title, *text_table.text(headings, rows, width), "", *bars, "", *notes]
+    return [*_table(content).lines(width), "", *bars, "", *notes]
+
+
+def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
+    """The plan for `emit`, from its `as_dict` and its lines; a row for programs is a job."""
+    rows = []
+    for job in content["jobs"]:
+        seconds = {"seconds" + f"_{end}" * (end != "value"): job["seconds"][end] for end in ("value", "low", "high")}
+        rows.append(job | seconds | {"gpu_ids": spans(job["gpu_ids"]), "after": ",".join(job["after"])})
+    table = _table(content)._replace(below=_comparisons(plan))
+    return Output(lambda width: lines, lambda: [table], rows, content=lambda _: content)
+
+
+def _table(content: Mapping[str, Any]) -> Table:
+    columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
+    headings, *rows = zip(*columns, strict=True)
+    return Table(headings, rows, [f"plan of {count(len(rows), 'run')} on {content['node']}:"])
 
 
 def _row(job: Mapping[str, Any]) -> list[str]:

@@ -1,25 +1,27 @@
 """Prints the metrics of profiler files as one table, whichever profiler wrote them.
 
-    multicard profile FILE... [--rank N] [--top N] [--json FILE] [--csv FILE]
+    multicard profile FILE... [--rank N] [--top N] [--json FILE] [--csv FILE] [--markdown FILE] [--latex FILE]
 
 FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep where the program nsys
-is), or a folder of them; several files are the ranks of one run.
+is), or a folder of them; several files are the ranks of one run. CSV has every row, kernels beyond --top too.
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from multicard.messages import Parser
 from multicard.observe.profiles import metrics
 from multicard.observe.profiles.events import CUDA_APIS
 from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
 from multicard.records import text_table
+from multicard.records.output import Output, add_formats
 from multicard.records.schema_parts import ProfileRank, ProfileRow
-from multicard.records.text_table import in_bytes
+from multicard.records.text_table import Table, in_bytes
 
 TITLES = {
     "derived": "Derived",
@@ -31,6 +33,8 @@ TITLES = {
     "annotation": "Annotations",
 }
 assert set(TITLES) == set(GROUPS)
+FIGURES = ("metric", "calls", "total_s", "bytes")  # of a row of CSV
+HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
 VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}  # of traces, by their source
 WIDTH = 140  # of output that is no terminal
 NAME_WIDTH = 24  # to which names are cut at most
@@ -42,31 +46,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
     parser.add_argument("--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum")
     parser.add_argument("--top", metavar="N", type=_positive, default=10, help="number of kernels (10)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the table there")
-    parser.add_argument("--csv", metavar="FILE", type=Path, help="write every row there, kernels beyond --top too")
+    add_formats(parser)
     options = parser.parse_args(arguments)
     try:
-        profile = metrics.read(options.files)
-        lines = profile_lines(profile, options.top, options.rank)
-        if options.json is not None:
-            options.json.write_text(json.dumps(profile.as_dict(options.top), indent=1) + "\n")
-        if options.csv is not None:
-            options.csv.write_text(to_csv(profile))
+        output(metrics.read(options.files), options.top, options.rank).emit(options)
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1
-    print("\n".join(lines))
     return 0
 
 
-def to_csv(profile: Profile) -> str:
-    """Every row of each rank, then of their sum (`all`). Cells are empty where a figure does not exist: calls of times,
-    and all figures of calls that the profiler omits."""
-    body = [
-        ["all" if row.rank is None else row.rank, row.metric, row.calls, row.total_s, row.bytes] for row in profile.rows
+def output(profile: Profile, top: int, rank: int | None = None) -> Output:
+    """The tables; for CSV every row of each rank, then of their sum (`all`), empty where a figure does not exist: calls
+    of times, and all figures of calls that the profiler omits."""
+    tables = profile_tables(profile, top, rank)
+    rows: list[dict[str, Any]] = [
+        {"rank": "all" if row.rank is None else row.rank} | {name: getattr(row, name) for name in FIGURES}
+        for row in profile.rows
     ]
-    body += [["all", name, None, None, None] for name in profile.not_recorded]
-    return text_table.to_csv(["rank", "metric", "calls", "total_s", "bytes"], body)
+    rows += [{"rank": "all", "metric": name} for name in profile.not_recorded]
+    return Output(partial(lines_of, tables), lambda: tables, rows, content=lambda _: profile.as_dict(top))
 
 
 def _positive(number: str) -> int:
@@ -78,10 +77,9 @@ def _positive(number: str) -> int:
 # ---- the table
 
 
-def profile_lines(profile: Profile, top: int, rank: int | None = None, width: int | None = None) -> list[str]:
-    """Lines of a table of the ranks, then of the metrics of one of them or summed over all, with the `top` kernels and
-    annotations; by default as wide as the terminal. A ValueError says that there is no such rank."""
-    width = width or text_table.terminal_width() or WIDTH
+def profile_tables(profile: Profile, top: int, rank: int | None = None) -> tuple[Table, Table]:
+    """A table of the ranks, and one of the metrics of one of them or summed over all, with the `top` kernels and
+    annotations. A ValueError says that there is no such rank."""
     ranks = [entry for entry in profile.ranks if rank is None or entry.rank == rank]
     if not ranks:
         raise ValueError(f"--rank {rank}: the profile has ranks {', '.join(str(r.rank) for r in profile.ranks)}")
@@ -98,10 +96,16 @@ def profile_lines(profile: Profile, top: int, rank: int | None = None, width: in
     notes = ["Summed over ranks, shares of their summed windows"] if summed else []
     if profile.not_recorded:
         notes.append(f"not recorded by {profile.source}: {', '.join(profile.not_recorded)}")
-    headings = ["metric", "calls", "total", "mean", "share", "bytes"]
-    cells = [[*row, *[""] * (len(headings) - len(row))] for row in body[1:]]
-    table = text_table.text(headings, cells, width, "lrrrrr", least_width=NAME_WIDTH)  # names give way to figures
-    return [*_rank_lines(ranks, width), "", *table, *text_table.folded(notes, width)]
+    cells = [[*row, *[""] * (len(HEADINGS) - len(row))] for row in body[1:]]
+    return _of_ranks(ranks), Table(HEADINGS, cells, below=notes)
+
+
+def lines_of(tables: tuple[Table, Table], width: int | None = None) -> list[str]:
+    """The lines of `profile_tables`, by default as wide as the terminal."""
+    ranks, (headings, rows, _, notes) = tables
+    width = width or text_table.terminal_width() or WIDTH
+    metrics = text_table.text(headings, rows, width, "lrrrrr", least_width=NAME_WIDTH)  # names give way to figures
+    return [*ranks.lines(width), "", *metrics, *text_table.folded(notes, width)]
 
 
 def _cells(row: ProfileRow) -> list[str]:
@@ -123,7 +127,7 @@ def in_seconds(time_s: float | None) -> str:
     return f"{time_s * 1e6:.4g} us" if time_s else "0"
 
 
-def _rank_lines(ranks: Sequence[ProfileRank], width: int) -> list[str]:
+def _of_ranks(ranks: Sequence[ProfileRank]) -> Table:
     """A table of the derived times of each rank, without columns that are empty for all."""
     columns = {
         "rank": [str(rank.rank) for rank in ranks],
@@ -139,8 +143,7 @@ def _rank_lines(ranks: Sequence[ProfileRank], width: int) -> list[str]:
         "blocked": [in_seconds(rank.derived.blocked_s) for rank in ranks],
     }
     columns = {heading: cells for heading, cells in columns.items() if set(cells) != {"-"}}
-    rows = list(zip(*columns.values(), strict=True))
-    return text_table.text(list(columns), rows, width, align="l" + "r" * (len(columns) - 1))
+    return Table(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def _percent(share: float | None) -> str:

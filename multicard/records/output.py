@@ -1,0 +1,111 @@
+"""What a command found, written for a terminal, as JSON, CSV, Markdown and LaTeX: the one writer of all commands."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multicard.records.run_folder import json_text, write_text
+from multicard.records.text_table import Table, clean, terminal_width, to_csv
+
+STDOUT = Path("-")
+NAMED = 5  # skipped records that are named one by one
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A run folder whose record could not be used, and why."""
+
+    folder: Path
+    why: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command found.
+
+    lines: for a terminal of some width in cells; None: any. tables: for Markdown and LaTeX.
+    rows: for CSV and JSON. columns: of CSV, in their order; None: those of the rows.
+    content: the JSON, of the rows; None: the rows and the tables' notes.
+    notes: lines after the others, on stderr where a file is written to stdout.
+    code: the command's exit code.
+    """
+
+    lines: Callable[[int | None], Sequence[str]]
+    tables: Callable[[], Sequence[Table]]
+    rows: Iterable[dict[str, Any]]
+    columns: Sequence[str] | None = None
+    content: Callable[[Rows], dict[str, Any]] | None = None
+    notes: Sequence[str] = ()
+    code: int = 0
+
+    def csv(self, rows: Rows) -> str:
+        columns = [*(self.columns if self.columns is not None else dict.fromkeys(name for row in rows for name in row))]
+        return to_csv(columns, [[row.get(name) for name in columns] for row in rows])
+
+    def json(self, rows: Rows, skipped: Sequence[Skipped] | None) -> str:
+        lines = (line for table in self.tables() for line in (*table.above, *table.below))
+        content = self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
+        if skipped is not None:
+            content = content | {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]}
+        return json_text(content)
+
+    def emit(self, options: argparse.Namespace, skipped: Sequence[Skipped] | None = None) -> None:
+        """Write the files that the options of `add_formats` ask for (ValueError: one file twice); print the lines, or
+        what goes to STDOUT. skipped: None for a command that reads no run folders."""
+        chosen = {form: path for form in FORMATS if (path := getattr(options, form)) is not None}
+        if len({*chosen.values()}) < len(chosen):
+            named = ", ".join(f"--{form}" for form in chosen)
+            raise ValueError(f"{named}: two of them have one file; name another, or - once")
+        rows = [*self.rows] if {"json", "csv"} & {*chosen} else []
+        contents = {path: FORMATS[form](self, rows, skipped) for form, path in chosen.items()}
+        for path, content in contents.items():
+            if path != STDOUT:
+                write_text(path, content)
+        notes = [*self.notes, *skipped_lines(skipped or ())]
+        if STDOUT in contents:
+            sys.stdout.write(contents[STDOUT])
+            print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
+        else:
+            print("\n".join([*self.lines(terminal_width()), *notes]))  # at once: 10,000 lines one by one take a second
+
+
+FORMATS: dict[str, Callable[[Output, Rows, Sequence[Skipped] | None], str]] = {
+    "json": Output.json,
+    "csv": lambda output, rows, _: output.csv(rows),
+    "markdown": lambda output, *_: "\n\n".join(map(Table.markdown, output.tables())) + "\n",
+    "latex": lambda output, *_: "\n\n".join(map(Table.latex, output.tables())) + "\n",
+}
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    for form in FORMATS:
+        parser.add_argument(f"--{form}", metavar="FILE", help="write it to FILE (-: stdout)", type=target)
+
+
+def file(text: str) -> Path:
+    """A file to write, in an existing folder."""
+    path = Path(text)
+    if path == STDOUT:
+        raise argparse.ArgumentTypeError("-: the standard output has what this command says; name a file")
+    if path.exists() and not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text}: is no file; name one")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it, or name another file")
+    return path
+
+
+def target(text: str) -> Path:
+    """A file to write, or - for the standard output."""
+    return STDOUT if text == str(STDOUT) else file(text)
+
+
+def skipped_lines(records: Sequence[Skipped]) -> list[str]:
+    """A line for each record that could not be used, and one for those beyond the first few."""
+    named = [f"skipped {clean(str(record.folder))}: {clean(record.why)}" for record in records[:NAMED]]
+    rest = [f"skipped {len(records) - NAMED} more (--json FILE names all)"] if len(records) > NAMED else []
+    return named + rest
