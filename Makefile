@@ -6,7 +6,7 @@
 # make test-all `make test`, and then all other tests (those of a cluster where `tests/slurm/cluster up` has started one)
 # make test-gpu what only a CUDA device can show
 # make experiments  every table and figure of the papers, shrunk (scale=smoke), one after the other, and a report of them
-#               (a nightly job: about ten minutes on 2 quiet cores)
+#               (a nightly job: about twenty minutes on 2 quiet cores)
 # make faults   every fault and mutant of tests/faults (a nightly job, after `tests/slurm/cluster up`; some faults need root)
 # make dali     install NVIDIA DALI too (loader=dali)
 # make lint     ruff, basedpyright and the layers of imports alone

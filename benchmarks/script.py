@@ -1,15 +1,16 @@
-"""What the hooks of measure_script.py cost a training step: the same loop with and without them, by turns.
+"""What the hooks of measure_script.py cost a training step: one loop, every other step with them.
 
-    python -m benchmarks.script [--rounds 30] [--steps 100] [--width 512] [--batch-size 256]
+    python -m benchmarks.script [--rounds 30] [--steps 100] [--width 1024] [--batch-size 256]
 
-A plain loop over a DataLoader, in one process. Each round trains so many steps without and with hooks, in an order that
-alternates. Prints the median step of both, the ratio round by round, and the microseconds that hooks add to a step,
-which do not depend on the model: the share that they are of a longer step follows.
+A plain loop over a DataLoader, in one process. A round is so many pairs of steps, one with and one without hooks, in an
+order that alternates: neighbours share what else the machine does. Prints the median step of both, the ratio of medians
+round by round, and the microseconds that hooks add to a step, which do not depend on the model: the share that they are
+of a longer step follows.
 """
 
 import tempfile
+from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks import configuration, device_here, interleaved, machine, parser, quartiles, ratios
+from benchmarks import configuration, device_here, machine, parser, quartiles
 from multicard.config.script import ScriptConfig
 from multicard.measure.timing import clock_s, synchronize
 from multicard.ranks.process import Rank
@@ -26,55 +27,60 @@ from multicard.script import hooks
 from multicard.script.recorder import Recorder
 
 
-def step_s(measured: bool, steps: int, width: int, batch_size: int) -> float:
-    """Seconds of a step of a perceptron of two layers of `width`."""
-    device = device_here()
+def steps_s(steps: int, width: int, batch_size: int, recorder: Recorder) -> Iterator[tuple[bool, float]]:
+    """Whether hooks were installed, and the seconds, of each step of a perceptron of two layers of `width`."""
+    device = recorder.rank.device
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = torch.optim.SGD(model.to(device).parameters(), 0.01)
-    count = (steps + 1) * batch_size
-    data = TensorDataset(torch.randn(count, 64), torch.randint(10, (count,)))
+    data = TensorDataset(torch.randn(steps * batch_size, 64), torch.randint(10, (steps * batch_size,)))
+    batches = iter(DataLoader(data, batch_size))
+    for number in range(steps):
+        measured = number % 4 in (0, 3)  # in the first step the rank's report is written, once for a run
+        with hooks.installed(recorder) if measured else nullcontext():
+            started_s = clock_s()
+            inputs, targets = next(batches)
+            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            synchronize(device)
+            taken_s = clock_s() - started_s
+        if number >= 4:
+            yield measured, taken_s
+
+
+def round_s(pairs: int, width: int, batch_size: int) -> tuple[list[float], list[float]]:
+    """Seconds of steps without hooks, and with them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ranks").mkdir()
         board = Board(folder, 1, create=True)
         config = configuration("measure_script", "script=none.py")
         assert isinstance(config, ScriptConfig)
-        recorder = Recorder(Rank(0, 0, 1, device, "gloo", 1), config, folder)
-        with hooks.installed(recorder) if measured else nullcontext():
-            started_s = 0.0
-            for number, (inputs, targets) in enumerate(DataLoader(data, batch_size)):
-                if number == 1:  # in the first step the rank's report is written, once for a run
-                    synchronize(device)
-                    started_s = clock_s()
-                loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            synchronize(device)
-            taken_s = clock_s() - started_s
+        recorder = Recorder(Rank(0, 0, 1, device_here(), "gloo", 1), config, folder)
+        taken = [*steps_s(4 + 2 * pairs, width, batch_size, recorder)]
         board.remove()
-    assert recorder.steps == (steps + 1 if measured else 0)
-    return taken_s / steps
+    assert recorder.steps == 2 + pairs
+    return [each for on, each in taken if not on], [each for on, each in taken if on]
 
 
 def main() -> None:
     options = parser(__doc__, rounds=30)
     options.add_argument("--steps", type=int, default=100)
-    options.add_argument("--width", type=int, default=512)
+    options.add_argument("--width", type=int, default=1024)
     options.add_argument("--batch-size", type=int, default=256)
     args = options.parse_args()
     torch.set_num_threads(1)
     print(machine(device_here()))
-    turns = {measured: partial(step_s, measured, args.steps, args.width, args.batch_size) for measured in (False, True)}
-    for turn in turns.values():
-        turn()  # warm up
-    taken = interleaved(turns, args.rounds)
-    added_us = [1e6 * (on - off) for on, off in zip(taken[True], taken[False], strict=True)]
-    print(f"step: {1e3 * median(taken[False]):.3f} ms without hooks, {1e3 * median(taken[True]):.3f} ms with them")
-    low, middle, high = quartiles(ratios(taken[True], taken[False]))
+    round_s(args.steps, args.width, args.batch_size)  # warm up
+    rounds = [tuple(map(median, round_s(args.steps, args.width, args.batch_size))) for _ in range(args.rounds)]
+    without_s, with_s = zip(*rounds, strict=True)
+    print(f"step: {1e3 * median(without_s):.3f} ms without hooks, {1e3 * median(with_s):.3f} ms with them")
+    low, middle, high = quartiles([on / off for off, on in rounds])
     print(f"ratio, round by round: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
-    print(f"added to a step: median {median(added_us):.0f} us")
+    added_us = 1e6 * median(on - off for off, on in rounds)
+    print(f"added to a step: median {added_us:.0f} us, which is 1 % of a step of {added_us / 10:.0f} ms")
 
 
 if __name__ == "__main__":

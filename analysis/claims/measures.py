@@ -174,14 +174,17 @@ def loss(sides: Sides) -> Interval:
 
 def losses_apart(sides: Sides) -> Interval:
     """The largest relative difference between a step's losses of two runs of one seed, from the seed in which it is
-    least to that in which it is most. Raises ValueError where no seed is on both sides, or one took more steps."""
+    least to that in which it is most. Steps without a loss that is a number on both sides are as far apart as can be.
+    Raises ValueError where no seed is on both sides, or one took more steps."""
     apart = []
     for top, bottom in product(sides.top, sides.bottom):
         if top["seed"] == bottom["seed"]:
             own, other = (run_figures.step_losses(sides.readings, run) for run in (top, bottom))
             if len(own) != len(other):
                 raise ValueError("runs of different numbers of steps")
-            apart.append(float(np.abs(own / other - 1).max()))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                differences = np.abs(own / other - 1)
+            apart.append(float(np.where(np.isfinite(differences), differences, math.inf).max()))
     if not apart:
         raise ValueError("no seed was measured on both sides")
     return Interval(fmean(apart), min(apart), max(apart), "exact")

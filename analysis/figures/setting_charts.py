@@ -280,9 +280,9 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         return None
     rows = drawn([*rows, *_shared_rows(ranking, rows, time.divisor)])
     is_shared = any(row["of"] == SHARED for row in rows)
-    chart = facets(_layers(encodings, captions.axis(ranking.column, time), is_shared), rows, 2)
+    chart = facets(_layers(encodings, captions.axis(ranking.column, time) + ranking.paced, is_shared), rows, 2)
     front, equals = (
-        [f"{ranking.label(one)} ({registry.seconds(one.cost)} s)" for one in chosen]
+        [f"{ranking.label(one)} ({ranking.seconds(one)})" for one in chosen]
         for chosen in (ranking.front, ranking.equals)
     )
     notes = [f"Front: {first_few([f'{number} {text}' for number, text in enumerate(front, 1)], MOST_NAMED, '; ')}"]

@@ -1,6 +1,6 @@
 """The batches that DataLoaders hand out: for a step of training or for an evaluation, and of how many samples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -90,21 +90,21 @@ def samples(batch: Any, batch_size: int | None) -> int | None:
     own = getattr(batch, "batch_size", None)  # of packed sequences, graphs and the like
     if isinstance(own, int):
         return own
-    first = next(_tensors(batch), None)
-    sizes = [len(first)] if first is not None and first.dim() else []
+    first = _first_tensor(batch)
+    sizes = [*first.shape[:1]] if first is not None else []
     sizes += [len(batch)] if isinstance(batch, list | tuple) else []
     if batch_size is None or batch_size in sizes:
         return batch_size if batch_size is not None else next(iter(sizes), None)
     return next((size for size in sizes if size < batch_size), None)
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors of nested mappings and lists, in their order."""
+def _first_tensor(batch: Any) -> torch.Tensor | None:
+    """The first tensor of nested mappings and lists."""
     if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, list | tuple):  # first: asking for a Mapping takes longer, in every step
-        for part in batch:
-            yield from _tensors(part)
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _tensors(part)
+        return batch
+    listed = isinstance(batch, list | tuple)  # asked first: asking for a Mapping takes longer, in every step
+    for part in batch if listed else batch.values() if isinstance(batch, Mapping) else ():
+        found = _first_tensor(part)
+        if found is not None:
+            return found
+    return None

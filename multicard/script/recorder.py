@@ -85,6 +85,8 @@ class Recorder:
         self.window = TrainingWindow(config.profile, rank, folder, Ranges(rank.device))
         self.peek = LossPeek(rank.device)
         self.gate = self._gate()
+        self._length = sys.maxsize if pauses(config) else config.steps or sys.maxsize
+        self._races_tokens = config.race.figure == "tokens_per_s"
         self.optimizer, self.others, self.skipped, self.is_over = "", set[int](), 0, False
         self.draws, self.losses = Draws(), Losses()
         self.steps = self.evaluations = 0
@@ -250,9 +252,8 @@ class Recorder:
         self._stop_if_due()
 
     def _stop_if_due(self) -> None:
-        length = sys.maxsize if pauses(self.config) else self.config.steps or sys.maxsize
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
-        if self.steps >= min(length, self.board.stop_at or sys.maxsize):
+        if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
             self._stopped, self.is_over = True, True
             raise EndedError
 
@@ -297,7 +298,7 @@ class Recorder:
 
     def _post(self) -> None:
         """Show the controller how far this rank is."""
-        done = self._tokens if self.config.race.figure == "tokens_per_s" else self._samples
+        done = self._tokens if self._races_tokens else self._samples
         self.board.post(self.rank.rank, self.steps, self.config.steps or -1, done, 0, self.peek.value)
 
     # ---- the end
