@@ -158,7 +158,7 @@ def until_same_loss(sides: Sides) -> Interval:
     return sides.ratio(partial(run_figures.until_loss_s, loss=least), of_seeds=True)
 
 
-def loss(sides: Sides) -> Interval:
+def loss(sides: Sides, figure: Figure = run_figures.mean_loss) -> Interval:
     """The ratio of the training losses; infinite, or 0, where a loss of one side became no number. Raises ValueError
     where both did, or a record has none."""
     lost = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
@@ -169,7 +169,7 @@ def loss(sides: Sides) -> Interval:
     if any(lost):
         ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
-    return sides.ratio(run_figures.mean_loss, of_seeds=True)
+    return sides.ratio(figure, of_seeds=True)
 
 
 def losses_apart(sides: Sides) -> Interval:
@@ -303,6 +303,8 @@ MEASURES = {
     ),
     "until_same_loss": Measure("time until the least training loss that both reach", until_same_loss),
     "loss": Measure("training loss, in the geometric mean over the epochs", loss),
+    "loss_of_first_half": _form("training loss over the first half of the epochs", loss, run_figures.FIRST_HALF),
+    "loss_of_second_half": _form("training loss over the second half of the epochs", loss, run_figures.SECOND_HALF),
     "losses_apart": Measure("largest relative difference of a step's losses, with the same seed", losses_apart),
     "time_copying": _time_in("time of host-to-device copies", COPYING),
     "time_communicating": _time_in("time in collectives", communicating),
@@ -325,9 +327,9 @@ MEASURES = {
     "share_launching": _ratio("part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)),
     "share_synchronising": _ratio("part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)),
     "share_waiting": _form("part of cudaStreamSynchronize in the profiled time", Sides.share, _over(STREAM, window)),
-    "share_calling": _form(
-        "part of cudaLaunchKernel and cudaStreamSynchronize in the profiled time",
-        *(Sides.share, _over(_combined(sum, LAUNCHING, STREAM), window)),
+    "share_of_lesser_call": _form(
+        "part of the lesser of cudaLaunchKernel and cudaStreamSynchronize in the profiled time",
+        *(Sides.share, _over(_combined(min, LAUNCHING, STREAM), window)),
     ),
     "share_of_five": _ratio(_FIVE_CALLS, _over(FIVE, window)),
     "share_of_calls": _form(

@@ -87,9 +87,11 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     axis: a swept column, or several of them.
     pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
         the value before the other one, for "*" before each.
+    what: the measure, where a claim has several of the same pairs.
     """
 
     measure: str
+    what: str = ""
     axis: str | list[str]
     pairs: list[tuple[Any, Any]]
 
@@ -112,6 +114,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     def _compared(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
         first, second = (bottom, top) if UNITS[self.unit].of_bottom else (top, bottom)
         what = f"{_typed(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
+        what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
         tops, bottoms = (_ok_runs(panel, each) for each in cells)
         most = _most(self.measure, tops, bottoms) if tops and bottoms else math.inf
@@ -304,7 +307,7 @@ def _most(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> float:
     """The largest possible ratio of the time on fewer GPUs (`top`) to that on more (`bottom`). An iteration is at best
     equally long, as it takes more rows on more GPUs."""
     fewer, more = grouping.ranks(top[0]), grouping.ranks(bottom[0])
-    if measure not in ("time", "iteration") or fewer >= more:
+    if measure not in ("time", "iteration", "evaluation") or fewer >= more:
         return math.inf
     return formulas.DOUBTFUL_EFFICIENCY * (1 if measure == "iteration" else more / fewer)
 

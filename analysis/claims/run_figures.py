@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -161,10 +162,15 @@ def losses(readings: Readings, run: Run) -> list[float]:
     return found
 
 
-def mean_loss(readings: Readings, run: Run) -> float:
-    """The geometric mean of the losses of all epochs; infinite where one became no number."""
+def mean_loss(readings: Readings, run: Run, first: float = 0.0, last: float = 1.0) -> float:
+    """The geometric mean of the losses of all epochs, or of a part of them (0.5 to 1: the second half); infinite where
+    one became no number."""
     found = losses(readings, run)
-    return math.exp(sum(map(math.log, found)) / len(found))
+    part = found[int(first * len(found)) : math.ceil(last * len(found))]
+    return math.exp(sum(map(math.log, part)) / len(part))
+
+
+FIRST_HALF, SECOND_HALF = partial(mean_loss, last=0.5), partial(mean_loss, first=0.5)
 
 
 def step_losses(readings: Readings, run: Run) -> np.ndarray:

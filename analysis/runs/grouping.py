@@ -106,7 +106,8 @@ def have_data(keys: Iterable[str]) -> bool:
 
 def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
     """The runs by kind, configuration but for the seed and `without`, data, commit, machine and share of it."""
-    keys = [name for name in settings(runs) if name not in (*without, RECIPE)]
+    brought = (RECIPE,) if without else ()  # follows from the GPUs and the method; one that was asked for is a setting
+    keys = [name for name in settings(runs) if name not in (*without, *brought)]
     if mix:
         return group(runs, ["kind", *keys])
     own = () if {*RANKS} & {*without} else CORES

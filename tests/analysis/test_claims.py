@@ -20,7 +20,8 @@ from analysis.stats import intervals
 from tests.conftest import calls_of
 from tests.helpers import claim_runs, records
 from tests.helpers.claim_runs import REPEATED_LR, write
-from tests.helpers.claim_worlds import CASES, FOOLING, OTHER_WORLDS, SPOILED, Cell, ending
+from tests.helpers.claim_worlds import CASES, Cell, ending
+from tests.helpers.fooling_worlds import FOOLING, OTHER_WORLDS, SPOILED
 
 STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
@@ -56,9 +57,10 @@ def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path:
     "name",
     [pytest.param(one.name, marks=[] if one.name in OF_EACH_KIND else pytest.mark.slow) for one in CLAIMS],
 )
-def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path):
-    """In a world in which a claim holds, newer runs for which it fails change nothing; alone, they only illustrate it.
-    Without the runs of a cell that it reads, it is half measured; where nothing was repeated, nothing timed holds."""
+def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a world in which a claim holds, newer runs for which it fails change nothing; alone, they only illustrate it,
+    as do runs of several drivers or torches together. Without the runs of a cell that it reads, it is half measured;
+    where nothing was repeated, nothing timed holds."""
     case, (claim,) = CASES[name], named([name])
     for state in ("holds", "fails"):
         write(tmp_path / state, claim.experiment, *case.at(getattr(case, state)))
@@ -97,6 +99,11 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path):
         assert fewer.verdict in (("half measured", "not measured") if read else ("holds",))
         assert bool(fewer.command) == read and ("missing: " in fewer.why) == (fewer.verdict == "half measured")
         assert few.verdict in ("half measured", "not measured") or base.asked == 1 or claim.needs == "one"
+    updated = [replace(run, columns=run.columns | {"seed": 99}) for run in hold if run["lr"] != REPEATED_LR]
+    monkeypatch.setattr(Readings, "versions", lambda _, run: "torch 9.9.1" if run["seed"] == 99 else "torch 2.11.0")
+    (mixed,) = judge(hold + updated, claims=[claim])
+    assert mixed.said == ("holds" if claim.counted else "illustrated: holds")
+    assert mixed.unlike == ("several versions: torch 2.11.0 or torch 9.9.1",)
 
 
 @pytest.mark.parametrize(("name", "world", "verdict"), FOOLING)
@@ -147,6 +154,7 @@ def test_runs_of_several_drivers_or_torches_only_illustrate(
         ("alpaca-longest", {"dataset": "alpaca_cleaned"}, {"dataset.rows": 100}),
         ("ddp-ds-scales", {"strategy": "ddp_ds"}, {"strategy.bucket_cap_mb": 1.0}),
         ("dali-over-dataloader", {"loader": "torch"}, {"loader.prefetch_factor": 9}),
+        ("qlora-pays-with-time", {"gpus": 1}, {"recipe": "lora_finetune_distributed"}),
     ],
 )
 def test_newer_runs_of_one_option_with_another_setting_change_nothing(
@@ -336,8 +344,10 @@ def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, figure: s
             change(path.parent, path.name, lambda record: record["epochs"][-1].update(train_loss=lost))
     (verdict,) = judged(tmp_path, "loss-alike")
     by_cell = {f"{one.what} {one.where}": one.verdict for one in verdict.figures}
-    assert by_cell["precision=fp16 against fp32 pin_memory=true"] == figure and verdict.verdict == whole
-    assert by_cell["precision=fp16 against fp32 pin_memory=false"] == "holds"
+    for half in ("first half", "second half"):
+        assert by_cell[f"{half}, precision=fp16 against fp32 pin_memory=true"] == figure
+        assert by_cell[f"{half}, precision=fp16 against fp32 pin_memory=false"] == "holds"
+    assert verdict.verdict == whole
 
 
 def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -102,7 +102,7 @@ def train(record: dict[str, Any], figures: Figures) -> None:
     record["input"] |= {"read_s": figures["read_s"]} if "read_s" in figures else {}
     ended_s = np.cumsum(figures.get("s", 1.0) + 0.1 * waves(21, 0.0)).tolist()
     losses = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
-    own = {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": 10_000}
+    own = {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": figures.get("answers", 10_000)}
     first_epoch = record["epochs"][0] | own | {"samples_trained": int(figures.get("trained", 60_000))}
     record["epochs"] = [
         first_epoch

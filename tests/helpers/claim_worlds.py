@@ -229,7 +229,7 @@ CASES = {
     ),
     "inference-scales": Case(
         lambda cell, x: {"evaluate_s": x ** (1 - cell["gpus"])} if cell["dataset.image_size"] >= 300 else {},
-        *(1.5, 0.8, 1.1),
+        *(1.3, 0.8, 1.1),
     ),
     "epochs-matter-most": Case(where({}, first_accuracy=same), 0.9, 1.0, 0.98),
     "small-images-launch-and-gather": Case(shares_of_four, 4.0, 0.3, 1.0),
@@ -274,17 +274,18 @@ CASES = {
     "lora-fastest": Case(slower("method", *OTHERS), 1.5, 0.8, 1.0),
     "qlora-and-qat-slowest": Case(qlora_then_qat, 1.5, 0.8, 1.0),
     "qat-slower-than-dpo": Case(slower("method", "qat"), 1.5, 0.8, 1.0),
-    "qlora-pays-with-time": Case(slower("method", "qlora"), 1.5, 0.8, 1.0),
+    "qlora-pays-with-time": Case(only("method", "qlora", s=same, memory=lambda _: 0.5), 1.5, 0.8, 1.0),
     "grammar-fastest": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
     "summarize-like-instruct": Case(slower("template", "summarize"), 1.0, 1.5, 1.25),
     "time-by-file-size": Case(
         by("template", s=lambda x: {"instruct": 374 / 135 * x, "summarize": 341 / 135 * x}), 1.0, 0.5, 0.8
     ),
+    "templates-alike-by-gpus": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
     "time-falls-with-gpus": Case(scaling(), 1.2, 0.8, 1.0),
     "lora-over-dpo": Case(slower("method", "dpo"), 1.5, 1.1, 1.2),
     **dict.fromkeys(
         ("launches-not-copies", "launches-not-copies-pinned"),
-        Case(where({}, waiting=float, copy_s=lambda _: 0.01), 0.8, 0.2, 0.5),
+        Case(where({}, waiting=float, copy_s=lambda _: 0.01, launch_s=lambda _: 0.1), 0.8, 0.2, 0.45),
     ),
     **dict.fromkeys(
         ("copies-insignificant", "copies-insignificant-pinned", "copies-insignificant-by-method"),
@@ -323,156 +324,3 @@ CASES = {
         lambda cell, x: {"received": 1e6 * (1.0 if cell["method"] == "lora" else x)}, 4.0, 1.1, scattered(1 / 0.48)
     ),
 }
-
-# Worlds that have fooled rules: of other settings, of few pairs, of one bound, beyond the papers' cells
-
-# By kind of world, columns of runs that are not the papers': of trainings, and of tunings
-SMOKE, CPU = {"scale": "smoke", "smoke": True}, {"device": "cpu", "cpu_ranks": True}
-OTHER_WORLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "other batch": ({"batch_size": 1024}, {"batch_size": 16}),
-    "other loader": ({"loader": "device"}, {"packed": True}),
-    "other epochs": ({"epochs": 1}, {"epochs": 7}),
-    "compiled": ({"compile": True}, {"compile": True}),
-    "other optimiser": ({"optimizer.name": "adamw", "lr": 0.5}, {"lr": 0.5}),
-    "other data": ({"dataset.train_limit": 96}, {"max_seq_len": 64}),
-    "other workers, or engine": ({"num_workers": 9}, {"engine": "trl"}),
-    "other blocks, or depth": ({"model.blocks": "fused"}, {"model.num_layers": 2}),
-    "smoke": (SMOKE, SMOKE),
-    "CPU ranks": (CPU, CPU),
-    "shared GPUs": ({"oversubscribed": True}, {"oversubscribed": True}),
-}
-
-
-def along(column: str, values: dict[Any, float], figure: str = "s", **conditions: Any) -> Callable[[Cell], Figures]:
-    """A figure by the value of a column, in the cells that meet the conditions."""
-    return lambda cell: {figure: values.get(cell[column], 1.0)} if conditions.items() <= cell.items() else {}
-
-
-def at(columns: str, figures: dict[Any, Figures], **elsewhere: float) -> Callable[[Cell], Figures]:
-    """Figures by the values of columns, and elsewhere the others."""
-    return lambda cell: elsewhere | figures.get(tuple(cell[column] for column in columns.split()), {})
-
-
-FAILS = "does not hold"
-FLAT = {"launch_s": 1.0, "destroy_s": 1.0, "memcpy_s": 1.0}  # calls that do not fall with the precision
-CALLS = ("launch_s", "sync_s", "comm_s", "broadcast_s", "destroy_s")
-LORA = {("lora", gpus): {"s": 1.0} for gpus in (1, 4)}
-DPO = {("dpo", template): {"gather_s": 9.0} for template in ("instruct", "grammar", "summarize")}
-# The shorter an iteration, the more it launches
-ORDER = enumerate(("samsum", "grammar", "alpaca_cleaned", "slimorca"))
-LAUNCHES = at("dataset", {(name,): {"s": 1.0 + place, "launch_s": 0.4 - 0.1 * place} for place, name in ORDER})
-# Beyond 2 GPUs the DataLoader loses at 300 px; at 500 px, which the paper could not run, it gains
-PHOTOGRAPHS = at(
-    "loader dataset.image_size gpus",
-    {("torch", size, gpus): {"s": s} for size, s in ((300, 1.5), (500, 0.5)) for gpus in (3, 4)},
-)
-FOOLING: list[tuple[str, Callable[[Cell], Figures], str]] = [
-    ("ddp-ds-scales", along("gpus", {1: 1.0, 2: 0.6, 3: 0.9, 4: 0.9}, strategy="ddp_ds"), FAILS),
-    ("large-images-pay", along("gpus", {1: 1.0, 2: 0.5, 3: 0.6, 4: 0.4}), FAILS),
-    ("pinned-gain-by-gpus", along("gpus", {1: 1.3, 2: 1.05, 3: 2.0, 4: 1.2}, pin_memory=False), FAILS),
-    ("precision-copies-most", at("precision", {("fp64",): {"copy_s": 4, "memcpy_s": 4, "comm_s": 100}}, **FLAT), FAILS),
-    (
-        "precision-copies-most",
-        at("precision", {("fp64",): {"copy_s": 4, "memcpy_s": 4, "destroy_s": 12.8}}, **FLAT),
-        FAILS,
-    ),
-    ("precision-copies-most", at("precision", {("fp64",): {"copy_s": 4, "broadcast_s": 3}}, **FLAT), FAILS),
-    (
-        "epochs-matter-most",
-        at("dataset.image_size", {(100,): {"accuracy": 0.95}}, accuracy=0.98, first_accuracy=0.97),
-        FAILS,
-    ),
-    (
-        "epochs-matter-most",
-        at("dataset.image_size", {(100,): {"accuracy": 0.99}}, accuracy=0.96, first_accuracy=0.95),
-        FAILS,
-    ),
-    # fp16 stays at a loss that fp64 is below long before
-    ("least-loss-sooner", at("precision", {("fp64",): {"s": 1.2}, ("fp16",): {"loss": 3.0}}), FAILS),
-    ("dataloader-pauses", along("gpus", {1: 0.5, 2: 0.5, 3: 0.55, 4: 0.55}, "first_batch"), FAILS),
-    ("dataloader-pauses", along("gpus", {1: 0.001, 2: 0.001, 3: 0.002, 4: 0.002}, "first_batch"), FAILS),
-    ("dataloader-loses-beyond-2-gpus", PHOTOGRAPHS, "holds"),
-    ("nhwc-explains-dali", along("layout", {"nchw": 1.5, "nhwc": 0.3}, loader="torch"), FAILS),
-    ("iteration-by-gpus", along("gpus", {1: 1.0, 2: 5.0, 3: 2.5, 4: 2.5}), FAILS),
-    ("iteration-by-gpus", along("gpus", {1: 1.0, 2: 1.2, 3: 0.5, 4: 1.2}), FAILS),
-    ("total-by-gpus", along("gpus", {1: 1.0, 2: 0.6, 3: 0.9, 4: 0.5}), FAILS),
-    ("time-falls-with-gpus", along("gpus", {1: 1.0, 2: 0.6, 3: 0.9, 4: 0.5}, method="dpo"), FAILS),
-    ("launches-follow-iterations", LAUNCHES, FAILS),
-    (
-        "synchronising-varies-less",
-        at("dataset", {("grammar",): {"launch_s": 1.3, "sync_s": 1.2}}, launch_s=1.0, sync_s=1.0),
-        FAILS,
-    ),
-    ("launches-not-copies", at("", {}, waiting=0.8, copy_s=5.0), FAILS),
-    (
-        "copies-insignificant",
-        along("dataset", {"alpaca_cleaned": 0.01, "grammar": 0.01, "samsum": 0.2, "slimorca": 0.01}, "copy_s"),
-        FAILS,
-    ),
-    ("lora-fastest", at("method gpus", {("qlora", 4): {"s": 0.9}} | LORA, s=1.5), "holds"),
-    ("lora-fastest", at("method gpus", {("qlora", 1): {"s": 0.9}} | LORA, s=1.5), FAILS),
-    ("qlora-pays-with-time", at("method gpus", {("qlora", 4): {"s": 0.9}} | LORA, s=1.5), "holds"),
-    ("qlora-memory", at("method gpus", {("qlora", 4): {"memory": 1.1}, ("qlora", 1): {"memory": 0.5}}), "holds"),
-    ("qlora-memory", at("method gpus", {("qlora", 1): {"memory": 1.1}}), FAILS),
-    (
-        "lora-instruct-calls",
-        at("method template", DPO | {("lora", "instruct"): {"gather_s": 1.2}}, gather_s=1.0),
-        FAILS,
-    ),
-    ("calls-alike-but-for-qat", at("method", {("qat",): {"gather_s": 9.0}, ("qlora",): {"gather_s": 9.0}}), "holds"),
-    ("calls-alike-but-for-qat", at("method template", {("dpo", "grammar"): {"gather_s": 3.0}}), FAILS),
-    ("first-calls", at("", {}, event_s=3.0, launch_s=3.0, copy_s=0.1, sync_s=30.0), FAILS),
-    ("dpo-and-qat-synchronise", along("method", {"lora": 0.5, "dpo": 0.55, "qat": 0.55}, "sync_s"), FAILS),
-    ("dpo-memory-falls", along("gpus", {1: 1.0, 2: 2.0, 3: 5.0, 4: 1.0}, "memory"), FAILS),
-    ("lora-memory-stays", along("gpus", {1: 1.1, 2: 1.0, 3: 3.0, 4: 1.0}, "memory"), FAILS),
-    # A word is more than a sign
-    ("ddp-ds-scales", along("gpus", {1: 1.0, 2: 0.98, 3: 0.96, 4: 0.94}, strategy="ddp_ds"), FAILS),
-    ("nhwc-over-nchw", along("layout", {"nchw": 1.05}, loader="torch"), FAILS),
-    ("qat-memory", along("method", {"qat": 1.3}, "memory"), FAILS),
-    # One step of many goes the other way, or is the only one
-    ("large-images-take-longer", along("dataset.image_size", {100: 0.5, 200: 0.8, 300: 0.7}), FAILS),
-    (
-        "large-images-are-more-accurate",
-        along("dataset.image_size", {100: 0.9, 200: 0.97, 300: 0.93, 400: 0.98, 500: 0.99}, "accuracy"),
-        FAILS,
-    ),
-    (
-        "dataloader-pauses",
-        at("gpus", {(gpus,): {"second_batch": 20.0} for gpus in (3, 4)}, first_batch=0.001),
-        FAILS,
-    ),
-    # Pauses before epochs, and none before evaluations
-    (
-        "dataloader-pauses",
-        at("gpus", {(gpus,): {"first_batch": 0.5, "evaluate_batch": 0.001} for gpus in (3, 4)}, first_batch=0.001),
-        FAILS,
-    ),
-    # Nothing falls, or next to nothing
-    ("numa-explains-pauses", along("numa", {"none": 0.003, "node": 0.001}, "first_batch"), FAILS),
-    (
-        "precision-copies-most",
-        at(
-            "precision",
-            {("fp64",): {"copy_s": 0.9, "memcpy_s": 0.9} | dict.fromkeys(CALLS, 0.5)},
-            **dict.fromkeys((*CALLS, "memcpy_s"), 1.0),
-        ),
-        FAILS,
-    ),
-    ("pinned-gain-by-gpus", along("gpus", {1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6}, pin_memory=False), FAILS),
-    ("copies-insignificant", at("", {}, copy_s=0.0, window_s=0.0), "not measured"),
-    # GPUs that take turns, of which each is as busy as the others in the mean; and GPUs that are alike, idle
-    ("dali-balances-gpus", at("", {}, uneven=3.0, turns=True), FAILS),
-    ("dali-balances-gpus", at("", {}, busy=0.2), FAILS),
-]
-
-# By what happened to some of three runs a cell, the columns of these runs, and what is said where the claim held
-FIRST: Cell = {"seed": 0, "gpus": 1}
-SPOILED: list[tuple[str, Cell, Cell, str]] = [
-    ("fp16-over-fp64", FIRST, {"status": "diverged"}, "half measured"),
-    ("fp16-over-fp64", FIRST, {"status": "oom"}, "half measured"),
-    ("fp16-over-fp64", FIRST, {"disturbed": True}, "illustrated: holds"),
-    ("fp16-over-fp64", FIRST, {"stalled": True}, "illustrated: holds"),
-    ("precision-accuracy", FIRST, {"mixed_data": True}, "illustrated: holds"),
-    ("dataloader-needs-memory", {"status": "oom"}, {"ran_out": "gpu"}, "undecided"),
-    ("qat-needs-4-gpus", {"status": "oom"}, {"ran_out": "host"}, "undecided"),
-]
