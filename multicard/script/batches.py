@@ -17,6 +17,7 @@ class Source:  # noqa: PLW1641  compared, and never hashed
         drawn_by = getattr(batches._index_sampler, "batch_sampler", batches._index_sampler)  # within Accelerate's shard
         size = getattr(drawn_by, "batch_size", None)
         self.batch_size = size if isinstance(size, int) else None
+        self.handed_out: int = batches._num_yielded  # in this pass over the data
         self._data, self._how = batches._dataset, (size, type(getattr(drawn_by, "sampler", None)))
 
     def __eq__(self, other: object) -> bool:
@@ -28,7 +29,8 @@ class Draws:
 
     An evaluation draws its batches without gradients, or from other sources than the training did before. Where a step
     had no batches but of a new source, training goes on with that. A new source whose loader had ended before another
-    was drawn from was not of the step: it was evaluated, in the first step as well.
+    was drawn from was not of the step: it was evaluated, in the first step as well. So was a source that is drawn from
+    anew after a whole pass without a step.
     """
 
     def __init__(self) -> None:
@@ -39,9 +41,22 @@ class Draws:
 
     def _clear(self) -> None:
         self.asked = False  # for a batch of the training
-        self._sizes: list[int | None] = []  # of batches of known sources
+        self._sizes: list[tuple[Source, int | None]] = []  # of batches of known sources
         self._new: list[tuple[Source, int | None]] = []  # with gradients, of other sources
         self._ended: list[Source] = []  # whose loader had no more
+        self._without_step: list[Source] = []  # of which that was so after a whole pass since the last step
+
+    def begins_anew(self, source: Source) -> bool:
+        """True where a source is drawn from once more after a whole pass without a step: that was an evaluation, and
+        its batches are of no step."""
+        if source not in self._without_step:
+            return False
+        count = self._without_step[self._without_step.index(source)].handed_out
+        self._without_step = [ended for ended in self._without_step if ended != source]
+        for drawn in (self._sizes, self._new):
+            for place in [place for place, (one, _) in enumerate(drawn) if one == source][: -count - 1 : -1]:
+                del drawn[place]
+        return True
 
     def asks(self, source: Source) -> bool:
         """True where a batch that is asked for is for training."""
@@ -54,7 +69,7 @@ class Draws:
         """Count a batch of so many samples; None: not known."""
         self.ever = self.ever or trains
         if source in self._known:
-            self._sizes += [size] if trains else []
+            self._sizes += [(source, size)] if trains else []
         elif torch.is_grad_enabled():
             self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
             self._new.append((source, size))
@@ -62,6 +77,8 @@ class Draws:
     def ends(self, source: Source) -> None:
         """The loader has no more batches."""
         self._ended.append(source)
+        since_step = sum(one == source for one, _ in (*self._sizes, *self._new))
+        self._without_step += [source] if 0 < source.handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 
     def take(self) -> tuple[int | None, int, bool]:
@@ -73,8 +90,8 @@ class Draws:
         seemed_evaluated = moves and not self._first_step
         if moves:
             self._known = [source for source, _ in self._new]
-            self._sizes += [size for _, size in self._new]
-        sizes, self._first_step = self._sizes, False
+            self._sizes += self._new
+        sizes, self._first_step = [size for _, size in self._sizes], False
         self.ever = self.ever or moves
         self._clear()
         known = [size for size in sizes if size is not None]

@@ -123,6 +123,9 @@ class Recorder:
     def asks(self, source: Source) -> bool:
         """A batch is asked for. Returns True where it is for training."""
         trains = self.draws.asks(source)
+        if self._started_s is not None and self.draws.begins_anew(source):
+            self._evaluated += 1
+            self.evaluations += 1
         if trains:
             self._start()
             self._end_evaluation()

@@ -170,8 +170,15 @@ def test_data_evaluated_before_the_first_step_are_not_trained_on(tmp_path: Path)
     assert reports[0].left_out == [6] and "1 evaluation between or after steps" in reports[0].seen
 
 
-@pytest.mark.parametrize("how", [{"batch_size": 16}, {"batch_size": 8, "shuffle": True}])
-def test_an_evaluation_of_the_training_data_draws_other_batches(tmp_path: Path, how: dict[str, Any]):
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ({"batch_size": 16}, "2 evaluations"),
+        ({"batch_size": 8, "shuffle": True}, "2 evaluations"),
+        ({"batch_size": 8}, "1 evaluation"),  # in the batches of the training: after it, nothing tells it from them
+    ],
+)
+def test_an_evaluation_of_the_training_data_is_told_from_training(tmp_path: Path, how: dict[str, Any], seen: str):
     training = Training()
     with recorded(tmp_path) as reports:
         for _ in range(2):
@@ -179,7 +186,19 @@ def test_an_evaluation_of_the_training_data_draws_other_batches(tmp_path: Path, 
             for batch in DataLoader(training.data, **how):
                 training.loss(batch)
     assert column(tmp_path, "samples") == [8] * 12
-    assert reports[0].left_out == [6] and "2 evaluations between or after steps" in reports[0].seen
+    assert reports[0].left_out == [6] and f"{seen} between or after steps" in reports[0].seen
+
+
+def test_a_pass_without_a_step_is_an_evaluation_where_no_step_follows_it(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(2):
+            with_gradients(training.data, training.loss)
+        for _ in range(3):
+            with_gradients(training.data, lambda batch: training.loss(batch).backward())
+            training.optimizer.step()
+    assert column(tmp_path, "samples") == [48] * 3
+    assert reports[0].left_out == [0] and "2 evaluations between or after steps" in reports[0].seen
 
 
 def test_an_evaluation_by_a_loader_is_none_of_the_training_without_one(tmp_path: Path):
