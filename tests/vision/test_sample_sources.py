@@ -258,9 +258,18 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "label": (lambda root: write(root / "a.csv", "image,label", *rows(root), "ant/0.png,"), r"row 16 \(.*\): no label"),
     "file": (lambda root: write(root / "a.csv", "image,label", "x,y", "z,y"), r"row 1 \(.*/x\) and 1 more: no such"),
     "no number": (lambda root: parquet(root, file=["ant/0.png"] * 2, label=[1.0, math.nan]), "row 2 .*: no label"),
-    "lists": (lambda root: parquet(root, file=["ant/0.png"], label=[[1]]), "the columns file; .* that of the classes"),
-    "pixels": (lambda root: parquet(root, image=[[[1, 2], [3, 4]]], label=[0]), "has the columns label; call that of"),
-    "arrays": (lambda root: parquet(root, image=[{"array": [1, 2]}], label=[0]), "has the columns label; call that of"),
+    "lists": (
+        lambda root: parquet(root, file=["ant/0.png"], label=[[1]]),
+        r"the columns file, label \(list\); .* that of the classes",
+    ),
+    "pixels": (
+        lambda root: parquet(root, image=[[[1, 2], [3, 4]]], label=[0]),
+        r"the columns image \(list\), label; call that of",
+    ),
+    "arrays": (
+        lambda root: parquet(root, image=[{"array": [1, 2]}], label=[0]),
+        r"the columns image \(struct\), label; call that of",
+    ),
     "part": (lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,ant,tset"), "no known split; use train,"),
     "train": (lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,test"), "no train in it"),
     "differ": (

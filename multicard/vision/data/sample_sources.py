@@ -213,7 +213,10 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
         label = next((name for name in LABELS if name in fields), "")
         remedy = f"call that of the images (paths, or encoded) one of {', '.join(PATHS)}"
         remedy += f", that of the classes (text or numbers) one of {', '.join(LABELS)}"
-        found = f"dataset.root={paths[0]}: has the columns {', '.join(field.name for field in usable)}"
+        kinds = {
+            field.name: "" if field in usable else f" ({str(field.type).partition('<')[0]})" for field in stored.schema
+        }
+        found = f"dataset.root={paths[0]}: has the columns {', '.join(map(''.join, kinds.items()))}"
         require(bool(image and label), f"{found}; {remedy}")
         wanted = {label, "split", image} & fields.keys() - inside
         table = stored.to_table([fields[name].name for name in wanted])
