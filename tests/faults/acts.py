@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -13,6 +15,7 @@ from tests.faults import work
 from tests.faults.harness import Act, Trial
 
 CHUNK = bytes(1 << 16)
+RAN = "ran"  # a file of the trial's folder, made where what a stranger sends is unpickled
 LIMIT_BYTES = 2 << 30
 V1 = Path("/sys/fs/cgroup/memory")
 GROUP = (V1 if V1.is_dir() else V1.parent) / f"multicard-faults-{os.getpid()}"
@@ -23,6 +26,11 @@ IN_GROUP = ("sh", "-c", f'echo $$ > {GROUP}/cgroup.procs; exec "$@"', "sh")
 def held(trial: Trial) -> bool:
     """A rank, or the controller, holds at the point that `inside` names."""
     return (trial.folder / work.REACHED).exists()
+
+
+def wrote(pattern: str) -> Act:
+    """A file of the sweep is there."""
+    return lambda trial: next(trial.sweep.glob(pattern), None)
 
 
 def computed(seconds: float) -> Act:
@@ -80,6 +88,27 @@ def from_terminal(number: signal.Signals = signal.SIGINT, times: int = 1) -> Act
                 os.killpg(trial.command.process.pid, number)
 
     return act
+
+
+def type_beside(trial: Trial) -> None:
+    """Type the same command beside the first, and wait for its end."""
+    trial.start(again=True).wait()
+
+
+def send_nonsense(trial: Trial) -> None:
+    """Send every port of the command what runs a program if it is unpickled."""
+    pickled = f"cposix\nsystem\n(S'touch {trial.folder / RAN}'\ntR.".encode()
+    own = {process.pid for process in trial.family() if process.name().startswith("python")}  # not srun's
+    every: list[Any] = psutil.net_connections("tcp")
+    addresses = [one.laddr for one in every if one.status == psutil.CONN_LISTEN and one.pid in own]
+    assert len(addresses) >= 3, "neither the store nor the ranks listen"
+    for address in addresses:
+        with suppress(OSError), socket.create_connection(address, timeout=5) as connection:
+            connection.sendall(pickled * 100)
+
+
+def is_unpickled(trial: Trial) -> str | None:
+    return "what a stranger sent was run" if (trial.folder / RAN).exists() else None
 
 
 # ---- the machine

@@ -21,6 +21,7 @@ from tests.faults.acts import (
     fill,
     from_terminal,
     held,
+    is_unpickled,
     kill_children,
     kill_command,
     kill_holder,
@@ -30,7 +31,10 @@ from tests.faults.acts import (
     photographs,
     remount,
     root,
+    send_nonsense,
     then_release,
+    type_beside,
+    wrote,
 )
 from tests.faults.harness import RUN, SWEEP, Fault, Trial
 from tests.records.test_record import step_columns
@@ -64,6 +68,10 @@ def put_one_back(trial: Trial) -> None:
     (trial.folder / "before.jpg").replace(trial.folder / REPLACED)
 
 
+def remove_run(trial: Trial) -> None:
+    shutil.rmtree(trial.first_run())
+
+
 def stop_for_a_while(trial: Trial) -> None:
     os.kill(trial.holder(), signal.SIGSTOP)
     trial.release()
@@ -89,6 +97,11 @@ SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statu
 EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=r"^interrupted(:| by SIGINT)", lines=12)
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")  # a machine without a network
+BY_ITSELF = {  # what the last rank does, and what is said
+    "raise": "rank 1: KeyError: 'no such weight'",
+    "exit": "rank 1 exited with code 3",
+    "crash": "rank 1 was killed by SIGSEGV",
+}
 LONG_TMPDIR = f'TMPDIR=$TMPDIR/{"x" * 140}; mkdir $TMPDIR; exec "$@"'
 DISK_OF_2_MB = mount("sweep", "size=2m")
 FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE)
@@ -104,7 +117,18 @@ QUICK = (  # in `make test-all`
 )  # fmt: skip
 LONG = (  # in `make faults`
     replace(SIGNALLED, name="ctrl-c-ten-times", act=from_terminal(times=10)),
-    replace(SIGNALLED, name="sigterm", act=kill_command(signal.SIGTERM)),
+    *(replace(SIGNALLED, name=f"{number.name.lower()}", act=kill_command(number))
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)),
+    replace(SIGNALLED, name="terminal-closed", act=from_terminal(signal.SIGHUP)),
+    replace(SIGNALLED, name="ctrl-backslash", act=from_terminal(signal.SIGQUIT)),
+    *(replace(EARLY, name=f"ctrl-c-at-{seconds}s", at=computed(seconds)) for seconds in (0.05, 0.2, 0.8)),
+    replace(SIGNALLED, name="ctrl-c-as-ranks-start", inside="", at=wrote("*/environment.json"), act=from_terminal()),
+    replace(SIGNALLED, name="ctrl-c-in-evaluation", inside="hold@evaluate", act=from_terminal()),
+    replace(SIGNALLED, name="ctrl-c-between-cells", inside="", act=from_terminal(), statuses=None,
+        at=lambda trial: trial.commands[-1].said(r"^\[1/2\] .* ok\b")),
+    *(Fault(f"rank-{act}", inside=f"{act}@step3", prefix=("prlimit", "--core=0"), says=SAYS_FAILED + said,
+        statuses=FAILED) for act, said in BY_ITSELF.items()),
+    Fault("allocator", inside="run_out@step3", code=0, says=r"^(\[./2\] .*)?oom: rank 1: ", statuses=OOM, ends=OOM),
     replace(LIMITED, name="full-in-mid-run", prefix=("prlimit", "--fsize=2000")),
     Fault("kernel-memory", inside="swallow@step3", prefix=IN_GROUP, prepare=limit_memory, code=0,
         says=r"^(\[./2\] .*)?oom: rank 1", statuses=OOM, ends=OOM, needs=no_memory_group),
@@ -118,9 +142,15 @@ LONG = (  # in `make faults`
         says=r"^\[1/2\] .*failed: .* without a record"),
     replace(AT_STEP, name="launcher-killed", words=LOCAL_JOBS, act=then_release(kill_command()), code=-signal.SIGKILL,
         statuses=None),
+    replace(AT_STEP, name="folder-removed", act=then_release(remove_run), code=None, statuses=None),
+    replace(AT_STEP, name="two-commands", act=then_release(type_beside), code=0, statuses=WHOLE, check=lambda trial: (
+        None if trial.commands[1].said("is measuring") else "the second does not say who is measuring")),
     Fault("few-files", prefix=("prlimit", "--nofile=64"), code=None, needs=root),
     replace(SIGNALLED, name="ctrl-c-in-recording", inside="hold@record", act=then_release(from_terminal()),
         statuses=None),
+    replace(FULL, name="full-as-ranks-start", at=wrote("*/config.yaml"), act=fill),
+    Fault("read-only-folder", prepare=both(mount("sweep", "size=8m"), remount("ro")), mend=remount("rw"), needs=root,
+        says=r"^refused: hydra\.sweep\.dir=.*Read-only file system", lines=1, statuses=()),
     replace(FULL, name="full-in-training", inside="hold@step3"),
     replace(FULL, name="full-in-recording", inside="hold@record"),
     Fault("full-temporary", prepare=both(mount("temporary", "size=64k"), lambda trial: fill(trial, "temporary")),
@@ -142,6 +172,8 @@ LONG = (  # in `make faults`
         statuses=WHOLE),
     Fault("long-temporary", RUN, prefix=("sh", "-c", LONG_TMPDIR, "sh"),
         says=SAYS_FAILED + "no rank could.*TMPDIR, whose", statuses=("failed",), ends=("ok",)),
+    Fault("strangers", (*RUN, "gpus=2", "seed=1"), inside="hold@step3", at=held, act=then_release(send_nonsense),
+        code=0, statuses=("ok",), ends=("ok",), check=is_unpickled),
     Fault("loopback-alone", (*RUN, "gpus=2"), prefix=ALONE, code=0, statuses=("ok",), ends=("ok",), needs=root),
     Fault("left-over-variables", RUN, variables={"GROUP_RANK": "1", "RANK": "3", "GIT_DIR": "/nowhere"}, code=0,
         statuses=("ok",), ends=("ok",)),

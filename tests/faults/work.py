@@ -6,8 +6,10 @@ and `record` (the controller, once the ranks have ended and before the record is
 `multicard.vision`'s own work.
 """
 
+import ctypes
 import os
 import signal
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         register_optimizer_step_post_hook(lambda *_: reach(f"step{next(steps)}"))
         register_module_forward_pre_hook(lambda *_: None if torch.is_grad_enabled() else reach("evaluate"))
     if last and config.seed == RAISES:
-        raise KeyError("no such weight")
+        raise_error()
     if last and config.seed == RUNS_OUT:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     if last and config.seed == IS_KILLED:
@@ -82,4 +84,21 @@ def swallow() -> None:
     raise RuntimeError(f"{len(chunks)} chunks of {CHUNK_BYTES} bytes did not exceed the limit")
 
 
-ACTS = {"hold": hold, "swallow": swallow}
+def raise_error() -> None:
+    raise KeyError("no such weight")
+
+
+def run_out() -> None:
+    import torch
+
+    torch.empty(1 << 60, dtype=torch.uint8)  # the allocator's own error
+
+
+ACTS: dict[str, Callable[[], object]] = {
+    "hold": hold,
+    "swallow": swallow,
+    "raise": raise_error,
+    "run_out": run_out,
+    "exit": lambda: os._exit(3),
+    "crash": lambda: ctypes.string_at(0),
+}

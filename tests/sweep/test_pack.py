@@ -85,6 +85,7 @@ def test_an_interrupted_cell_ends_the_sweep(on: Callable[[Pool], Machine], tmp_p
 @pytest.mark.slow
 def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     words = ["-m", *SMALL, "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}", "cpus_per_gpu=1"]
+    (tmp_path / "multirun.yaml").symlink_to("victim")  # planted: what is written follows no link
     done = command(*words, "exclusive=false", "seed=1,2", "precision=fp32,tf32", umask=0)
     assert done.returncode == 1, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")]
@@ -93,6 +94,7 @@ def test_a_sweep_is_packed_and_each_cell_keeps_to_its_cores(tmp_path):
     assert [result["beside"] for result in results if result["status"] == "ok"] == [beside] * 2
     machines = [json.loads(path.read_text()) for path in tmp_path.glob("*/environment.json")]
     assert len(machines) == 2
+    assert not (tmp_path / "victim").exists()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert (modes[".submitit"], modes["multirun.yaml"]) == (0o700, 0o600)
     assert modes["result.json"] == 0o666  # records are for others, unless the umask is
