@@ -15,17 +15,21 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+import psutil
 import pytest
 
 from multicard.measure.timing import clock_s, pause
 from multicard.records import ownership, run_folder
 from tests.conftest import awaited
 from tests.faults import harness
-from tests.faults.acts import held, then_release
+from tests.faults.acts import empty, fill, held, is_unpickled, kill_holder, mount, root, send_nonsense, then_release
 from tests.faults.harness import SWEEP, Fault, Trial
 from tests.slurm.conftest import ask, submissions
 
 SLURM = (*SWEEP, "gpus=1", "cpus_per_gpu=1", "hydra/launcher=submitit_slurm")
+# SLURM warns of the limit up to a minute before `signal_delay_s`
+SHORT = (*SLURM, "time_min=2", "max_requeues=0", "hydra.launcher.signal_delay_s=10")
+TWO_NODES = (*(word for word in SLURM if not word.startswith("seed=")), "seed=1", "nodes=2")
 LATE_S = 5.0
 
 
@@ -80,6 +84,18 @@ def drain(trial: Trial) -> None:
     ask("scontrol", "update", f"nodename={node(trial)}", "state=drain", "reason=test")
 
 
+def with_job(*words: str) -> Callable[[Trial], object]:
+    """A command of SLURM about the job of the first cell."""
+    return lambda trial: ask(*words, claim(trial)["job"])
+
+
+def kill_step(trial: Trial) -> None:
+    """SLURM's own process around the controller, and then the controller."""
+    controller = psutil.Process(claim(trial)["pid"])
+    for process in (*(each for each in controller.parents() if "slurmstepd" in each.name()), controller):
+        process.kill()
+
+
 def own_sbatch(trial: Trial) -> None:
     """One that kills the command once it has submitted, and holds the jobs."""
     path = trial.folder / "bin" / "sbatch"
@@ -98,6 +114,11 @@ def submitted_once(trial: Trial) -> str | None:
     return None if number == 2 else f"{number} jobs were submitted for two cells"
 
 
+def left_by_refusal(trial: Trial) -> str | None:
+    """Whether sbatch's own lines are printed, or pickles of the jobs are left."""
+    return "sbatch's lines, or pickles" if trial.command.said("^sbatch:") or [*trial.sweep.rglob("*.pkl")] else None
+
+
 def hide_record(trial: Trial) -> None:
     """The record is seen late, as on a shared file system: after its job has left the queue."""
     job, record = claim(trial)["job"], trial.first_run() / run_folder.RESULT
@@ -112,11 +133,30 @@ def hide_record(trial: Trial) -> None:
 
 
 HELD = Fault("", SLURM, inside="hold@step3", at=held)
+FAILED = replace(HELD, statuses=("failed", "ok"))
 GOES_ON = replace(HELD, code=0, statuses=("ok", "ok"), check=submitted_once)
 FAULTS = (
     replace(GOES_ON, name="node-drained", act=then_release(drain)),
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
+    replace(GOES_ON, name="slurmdbd-killed", act=restart(lambda _: "slurmdbd")),
+    replace(GOES_ON, name="requeued", act=then_release(with_job("scontrol", "requeue"))),
+    replace(GOES_ON, name="requeued-in-recording", inside="hold@record", act=then_release(
+        with_job("scontrol", "requeue"))),
+    replace(FAILED, name="rank-killed", act=kill_holder(), says=r"^\[1/2\] .*failed: rank 0 was killed by SIGKILL"),
+    replace(FAILED, name="recording-killed", inside="hold@record", act=kill_holder(),
+        says=r"^\[1/2\] .*failed: SLURM ended job \S+ on n\d as FAILED"),
+    replace(FAILED, name="slurmstepd-killed", words=SHORT, act=kill_step, statuses=("ok", "timeout"),
+        says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
+    replace(FAILED, name="cancelled", act=with_job("scancel"), statuses=("interrupted", "ok"),
+        says=r"^\[1/2\] .*interrupted: the job was cancelled"),
+    replace(FAILED, name="full-disk", prepare=mount("sweep", "size=4m"), act=then_release(fill), mend=empty,
+        statuses=None, needs=root,
+        says=r"^\[1/2\] .*failed: .*(No space left|disk|without leaving a record|no controller was left)"),
+    replace(HELD, name="strangers", words=TWO_NODES, act=then_release(send_nonsense), code=0, statuses=("ok",),
+        ends=("ok",), check=is_unpickled),
+    *(Fault(f"refused-{key}", (*SLURM, f"{key}={value}"), says=rf"^(\[1/2\] .*)?refused: .*{key}", lines=10, ends=None,
+        check=left_by_refusal) for key, value in (("hydra.launcher.partition", "nowhere"), ("cpus_per_gpu", 9))),
     replace(GOES_ON, name="late-record", inside="hold@record", act=hide_record),
     replace(GOES_ON, name="killed-in-submission", inside="", at=None, prepare=own_sbatch,
         prefix=("sh", "-c", 'PATH="$0:$PATH"; exec "$@"', "{trial}/bin"), code=-signal.SIGKILL, statuses=(),
@@ -156,7 +196,7 @@ USERS = {  # variables of users, and values that would change answers, or jobs
     "SLURM_CLUSTERS": ("elsewhere",),
     "SLURM_TIME_FORMAT": ("relative",),
 }
-KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None)
 COMMAND_S = 25.0  # within which a command has submitted, and its jobs have begun
 
 
