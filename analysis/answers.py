@@ -19,7 +19,7 @@ from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import BETA, LOSS_APART
-from analysis.stats.intervals import faster
+from analysis.stats.intervals import faster, times
 from multicard.config.job import count
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
@@ -134,7 +134,8 @@ class Answer:
         runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
         known = self.speedup if self.speedup is not None and self.speedup.repeated else None
         bounds = known and known.bounds(self.ranking.confidence)
-        return f"{CONFIDENCE:.0%} interval {bounds[0]:.2f} to {bounds[1]:.2f}, {runs}" if bounds else runs
+        ends = " to ".join(times(end).removesuffix("x") for end in bounds or ())
+        return f"{CONFIDENCE:.0%} interval {ends}, {runs}" if ends else runs
 
     @property
     def compared_with(self) -> str:
@@ -268,13 +269,13 @@ class Answer:
     def limit(self) -> Advice:
         """What limits the setting: as it was diagnosed, else the largest phase of its steps."""
         diagnosed = next((run for run in self._runs if run.diagnosis), None)
-        words, done, _ = self._kind.limit
+        words, shown = self._kind.limit
         if diagnosed is not None:
             found = (diagnosed.diagnosis or "").partition(TO_TRY)[0].partition(": ")
             return Advice(f"{capital(found[2] or found[0])}.", self._with(words))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
-            return Advice(f"It was not {done}, as {words} does.", self._with(words))
+            return Advice(f"Not known yet: {words} shows {shown}.", self._with(words))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
         why = f"{words} says why: it leaves out one cost at a time."
@@ -302,7 +303,7 @@ class Answer:
         fixed = [*self.keys, *["method"] * (first["reward_accuracy"] is not None)]  # pairs are read by dpo alone
         key = next((key for key in keys if key not in fixed), None)
         if key is None:
-            words, _, shown = self._kind.limit
+            words, shown = self._kind.limit
             return Advice(f"See what limits it: {shown}.", self._with(words))
         return Advice(f"Sweep {key}, which was not varied.", self._with(f"{key}={','.join(_values(first, key))}"))
 

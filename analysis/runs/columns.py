@@ -85,7 +85,7 @@ class Kind:
     paced: the work of which `pace_s` is the time.
     curve: along which training losses are drawn, "epoch" or "step".
     to_sweep: keys to vary next, where a step's phases do not say which.
-    limit: the words that have a run say what limits it, what they do to it, and what they show.
+    limit: the words that have a run say what limits it, and what they show.
     """
 
     title: str
@@ -97,7 +97,7 @@ class Kind:
     paced: str = ""
     curve: str = "epoch"
     to_sweep: tuple[str, ...] = ()
-    limit: tuple[str, str, str] = ("diagnose=true", "diagnosed", "steps with one cost removed at a time")
+    limit: tuple[str, str] = ("diagnose=true", "steps with one cost removed at a time")
 
 
 KINDS = {
@@ -118,7 +118,7 @@ KINDS = {
         "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
         "million tokens",
         curve="step",
-        to_sweep=("method", "batch_size"),
+        to_sweep=("method", "batch_size", "precision"),
     ),
     "script": Kind(
         "script",
@@ -129,6 +129,6 @@ KINDS = {
         "all but the wait for batches",
         "thousand samples",
         curve="step",
-        limit=("profile=kineto profile.window=start", "profiled", "the calls of its training"),
+        limit=("profile=kineto profile.window=start", "the calls of its training"),
     ),
 }

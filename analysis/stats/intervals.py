@@ -41,7 +41,8 @@ class Interval:
 
 
 def text(name: str, interval: Interval) -> str:
-    """A figure for a person to read: "61.2 ± 0.4", "98.1% ± 0.2", or, where the interval is wide, "61 (40 to 160)"."""
+    """A figure for a person to read: "61.2 ± 0.4", "98.1% ± 0.2", "21.4 ± 0.3 kJ", or, where the interval is wide,
+    "61 (40 to 160)"."""
     shown, low, high = figures.text(name, interval.estimate), interval.low, interval.high
     if low is None or high is None or low == high:
         return shown
@@ -50,11 +51,14 @@ def text(name: str, interval: Interval) -> str:
         return f"{shown} ({figures.text(name, low)} to {figures.text(name, high)})"
     if name.endswith("accuracy"):
         return f"{shown} ± {100 * half:.2f}"
-    has_no_sign = figures.unit(name) in (figures.SECONDS, figures.PLAIN)
-    if not has_no_sign or half >= 100:
+    unit, estimate = figures.unit(name), interval.estimate
+    scale = unit.scale(abs(estimate)) if unit in (figures.BYTES, figures.JOULES) else figures.Scale("")
+    is_scaled = unit in (figures.SECONDS, figures.PLAIN) or bool(scale.name)
+    if not is_scaled or half >= 100 * scale.divisor:
         return f"{shown} ± {figures.text(name, half)}"
-    short = f"{half:.1f}" if half >= 1 else f"{half:.2g}"
-    return f"{interval.estimate:,.{len(short.partition('.')[2])}f} ± {short}"  # as many digits as the half has
+    short = f"{half / scale.divisor:{'.1f' if half >= scale.divisor else '.2g'}}"
+    digits = len(short.partition(".")[2])  # as many as the half has
+    return f"{estimate / scale.divisor:,.{digits}f} ± {short} {scale.name}".rstrip()
 
 
 def times(ratio: float) -> str:

@@ -24,7 +24,8 @@ GAP = 2  # cells between two columns
 LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
 MOST_ROWS = 200  # of a table in a notebook
-FIGURE = re.compile(r"[-+±~]?[\d.,]+( ?(s|ms|us|%|[kMGT]?B|x|J|kJ|MJ))?( ± [\d.,]+)?( \((\d+%|[^()]+ to [^()]+)\)\??)?")
+UNIT = r"( ?(s|ms|us|%|[kMGT]?B|x|[kMG]?J))?"
+FIGURE = re.compile(rf"[-+±~]?[\d.,]+{UNIT}( ± [\d.,]+{UNIT})?( \((\d+%|[^()]+ to [^()]+)\)\??)?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

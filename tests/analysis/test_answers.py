@@ -108,6 +108,8 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
     assert found.evidence.startswith("95% interval ") and found.evidence.endswith(", 3 runs each")
     low, _, high = found.evidence.removesuffix(", 3 runs each").split()[2:]
     assert 1.6 < float(low) < 101 / 60.5 < float(high) < 1.75
+    wild = [run(gpus=1, total_s=0.01 * 100.0**n, repetition=n) for n in (1, 2, 3)]
+    assert answer(tmp_path / "wild", *wild, run(gpus=2)).evidence.endswith(" to >1000, 1 and 3 runs")
 
 
 def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path):

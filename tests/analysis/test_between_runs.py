@@ -15,6 +15,7 @@ from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
 from analysis.stats.intervals import Interval
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import Term, combined
+from multicard.records import text_table
 from tests.conftest import ROOT
 from tests.helpers import records
 from tests.measure.test_series import autocorrelated
@@ -240,3 +241,21 @@ def test_a_single_value_has_no_interval_unless_it_is_exact():
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
     with pytest.raises(ValueError, match="it is 0"):
         intervals.exact_ratio([1.0], [0.0], 0.95, "exact")
+
+
+@pytest.mark.parametrize(
+    ("name", "estimate", "half", "text"),
+    [
+        ("total_s", 61.23, 0.42, "61.23 ± 0.42"),
+        ("energy_joules", 21_400.0, 420.0, "21.40 ± 0.42 kJ"),
+        ("energy_joules", 999.0, 2.0, "999.0 ± 2.0 J"),
+        ("peak_memory_bytes", 1.25e9, 3e6, "1.250 ± 0.003 GB"),
+        ("images_per_s", 1234.0, 56.0, "1,234 ± 56"),
+        ("test_accuracy", 0.981, 0.002, "98.10% ± 0.20"),
+        ("total_s", 61.0, 60.0, "61.0 (1 to 121.0)"),
+    ],
+)
+def test_a_figure_and_its_interval_are_in_one_unit(name: str, estimate: float, half: float, text: str):
+    interval = Interval(estimate, estimate - half, estimate + half)
+    assert intervals.text(name, interval) == text
+    assert text_table.alignment([name], [[text]]) == "r"
