@@ -275,7 +275,7 @@ class Answer:
             return Advice(f"{capital(found[2] or found[0])}.", self._with(words))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
-            return Advice(f"Not known yet: {words} shows {shown}.", self._with(words))
+            return Advice(f"Not known yet: {words} says it, by {shown}.", self._with(words))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
         why = f"{words} says why: it leaves out one cost at a time."

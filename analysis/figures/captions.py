@@ -59,9 +59,9 @@ def value(name: str, value: Any, runs: Sequence[Run]) -> str:
     return f"{words} {text}" if "." in name or not text.isidentifier() else text
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str], last: str = "and") -> str:
     """ "a, b and c"."""
-    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
+    return f" {last} ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
 
 
 def is_numeric(values: Iterable[Any]) -> bool:

@@ -5,8 +5,10 @@ A setting is the runs of one configuration (apart from the seed), commit and mac
 can be told apart in it; the others are figures of their own.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import altair as alt
@@ -51,7 +53,7 @@ MOST_POINTS = 500  # settings of a trade-off
 AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules", COST)
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
-FRONT = "Numbered: the front in time, ranks and accuracy; faint: another setting is better in all of them"
+FRONT = "Numbered: the front in time, ranks and accuracy; faint: others are as good or better in both axes"
 
 
 @dataclass(frozen=True)
@@ -264,23 +266,28 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     if len(few) > 2 and len(shown) <= MOST_SERIES:
         encodings = by_series([own["setting"] for own in words], "color", "shape", field="setting")
     time = captions.unit("total_s", max(setting.cost for setting in shown))
+    time_title = captions.axis(ranking.column, time)
+    time_title = f"time{ranking.paced} ({time.name})" if ranking.is_at_pace else time_title
+    places = {id(one): number for number, one in enumerate(ranking.front, 1)}
     rows = list[Row]()
     for measure in (MEMORY,) if ranking.is_at_pace else AGAINST:  # the others are of different amounts
         measured = [(one, own, of_setting(one.runs, measure)) for one, own in zip(shown, words, strict=True)]
         known = [(one, own, value) for one, own, value in measured if value is not None]
+        lowest = [math.inf, *accumulate((value for *_, value in known), min)]  # of the faster settings
+        lowest = [0.0] * len(known) if measure in (ACCURACY, LOSS) else lowest  # which runs must tell apart
         rows += [
             {"measure": measure, SERIES: ranking.label(one), "of": MEASURED, "mean": value, "n": len(one.runs)}
             | own
-            | {"front": {id(each): number for number, each in enumerate(ranking.front, 1)}.get(id(one))}
+            | {"front": places.get(id(one)), "faint": id(one) not in places and value >= least}
             | {"total_s": one.cost, "x": one.cost / time.divisor}
             | {"folders": [clean(str(run.folder)) for run in one.runs]}
-            for one, own, value in known * (len(known) > 1)
+            for (one, own, value), least in zip(known * (len(known) > 1), lowest, strict=False)
         ]
     if not rows:
         return None
     rows = drawn([*rows, *_shared_rows(ranking, rows, time.divisor)])
     is_shared = any(row["of"] == SHARED for row in rows)
-    chart = facets(_layers(encodings, captions.axis(ranking.column, time) + ranking.paced, is_shared), rows, 2)
+    chart = facets(_layers(encodings, time_title, is_shared), rows, 2)
     front, equals = (
         [f"{ranking.label(one)} ({ranking.seconds(one)})" for one in chosen]
         for chosen in (ranking.front, ranking.equals)
@@ -289,7 +296,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []
     notes += [f"The fastest {len(shown):,} of {count(len(ranking.settings), 'setting')}"] * (shown != ranking.settings)
     measures = dict.fromkeys(row["measure"] for row in rows)
-    title = f"Time against {' or '.join(captions.measure(measure) for measure in measures)}"
+    title = f"Time against {captions.listed([*map(captions.measure, measures)], 'or')}"
     others = first_few(list(dict.fromkeys(row["hardware"] for row in rows if row["of"] == SHARED)), MOST_NAMED, "; ")
     notes += [f"Grey: the same work as it was measured elsewhere, on {others}"] * is_shared
     figure = group.figure(name, chart, rows, title, notes)
@@ -322,7 +329,7 @@ def _layers(encodings: dict[str, Any], title: str, is_shared: bool) -> list[Any]
     columns = [alt.Tooltip(f"{SERIES}:N"), alt.Tooltip("x:Q", title="time", format=".4~g"), *tooltips(interval=False)]
     chosen = alt.selection_point(CHOSEN, fields=[SERIES], toggle="event.shiftKey")
     size = alt.when(chosen, empty=False).then(alt.value(220)).otherwise(alt.value(60))
-    faint = alt.when("isValid(datum.front)").then(alt.value(0.95)).otherwise(alt.value(0.35))
+    faint = alt.when("datum.faint").then(alt.value(0.35)).otherwise(alt.value(0.95))
     own = where(base, MEASURED) if is_shared else base
     points = own.mark_point(filled=True, cursor="pointer").encode(
         **encodings, tooltip=columns, size=size, opacity=faint

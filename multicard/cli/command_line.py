@@ -245,5 +245,6 @@ def _explain_key(key: str, workload: Workload) -> str:
     for other in workloads.WORKLOADS:
         if key in workloads.known_keys(other):
             return f"{key}: belongs to {other.entry}"
-    near = difflib.get_close_matches(key, known, n=3)
+    last = key.rpartition(".")[2]
+    near = [last] if last in known else difflib.get_close_matches(key, known, n=3)
     return f"{key}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--help shows all keys")

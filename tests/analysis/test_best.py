@@ -122,6 +122,21 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
     assert "Not told from the first by these runs: gpus=4 precision=bf16 (50.9 s)" in figure.caption
 
 
+def test_a_point_is_faint_where_others_are_as_good_in_both_axes(tmp_path: Path):
+    cells = (("fp16", 10.0, 5e9), ("bf16", 20.0, 3e9), ("fp32", 30.0, 4e9), ("fp64", 40.0, 3e9))
+    contents = [
+        records.vision(precision=precision, total_s=time_s, peak_memory_bytes={"max": int(peak)})
+        for precision, time_s, peak in cells
+    ]
+    (figure,) = trade_off(load.read([write(tmp_path / "s", *contents)]).runs)
+    faint = {
+        measure: [row["precision"] for row in figure.rows if row["measure"] == measure and row["faint"]]
+        for measure in ("test_accuracy", "peak_memory_bytes")
+    }
+    assert faint == {"test_accuracy": ["bf16", "fp32", "fp64"], "peak_memory_bytes": ["fp32", "fp64"]}
+    assert figure.title == "Time against test accuracy, peak memory or energy of all GPUs"
+
+
 def test_limits_leave_settings_out(sweep: Path, refused: Said):
     assert ranked(sweep, limits=Limits(gpus=2))[0].startswith("Fastest: precision=bf16: 163.0 s")
     assert ranked(sweep, limits=Limits(accuracy=0.995))[-1] == "not ranked: 1 failed, 3 beyond the limits"

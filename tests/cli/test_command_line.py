@@ -114,6 +114,7 @@ COMPOSED = [
     (["dataset.downlod=true"], "dataset.downlod: no such key here; nearest: dataset.download"),
     (["dataset.download=true"], "dataset.download: not a key of the option chosen for dataset; "),  # digits
     (["zzzz=1"], "zzzz: no such key here; --help shows all keys"),
+    (["optimizer.lr=0.1"], "optimizer.lr: no such key here; nearest: lr"),
     (["-m", "precision=glob(x*)"], "precision=glob(x*): matches none of fp64, fp32, "),
     (["-m", "precision=glob(f*),bf16"], "precision=glob(f*),bf16: glob() stands alone"),
     (["-m", "lr=glob(*)"], "lr=glob(*): glob is for groups of options; name the values"),

@@ -69,8 +69,8 @@ def output(profile: Profile, top: int, rank: int | None = None) -> Output:
 
 
 def _positive(number: str) -> int:
-    if int(number) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not above 0")
+    if not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is no whole number above 0")
     return int(number)
 
 
