@@ -264,8 +264,7 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
         return False
     if run[grouping.TRACED] if not experiment.view.of_profiles else run["profile.name"] in (None, "none"):
         return False  # the times of a training that was traced are not those of the training alone
-    is_distributed = run["method.single_device"] and run[grouping.RECIPE] == run["method.distributed"]
-    if is_distributed and grouping.ranks(run) == 1:
+    if grouping.ranks(run) == 1 and run["method.single_device"] and run[grouping.RECIPE] == run["method.distributed"]:
         return False  # recipe=distributed: a cell of one GPU is of the recipe for one
     return all(run[group] == option for group, option in experiment.chosen.items() if group in DEFINING)
 

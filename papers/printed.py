@@ -82,7 +82,7 @@ class PrintedFigure:
     def name(self) -> str:
         """The measure in words, without its unit."""
         measure = self.measure.removeprefix(METRIC).removeprefix("dataset.").replace("_percent", "")
-        return re.sub(f"_{re.escape(self.unit.lower())}$", "", measure).replace("_", " ")
+        return re.sub(f"_{re.escape(self.unit.lower())}$", "", measure).replace("1gpu", "1 GPU").replace("_", " ")
 
 
 @cache

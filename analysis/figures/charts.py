@@ -18,10 +18,13 @@ from analysis.figures.vega import DASHES, SHAPES, Spec, cycled, layered
 
 WIDTH, HEIGHT = 340, 240  # points, of a chart among at most two
 SMALL_WIDTH, SMALL_HEIGHT = 225, 110  # of a chart among more
-MOST_ACROSS = 4  # charts beside each other
+MOST_ACROSS = 5  # charts beside each other
 MOST_TICKS = 8  # along numbers
 STRIP = 0.07  # of the height, for each of the crosses at one x
 ROOM = 1.2  # of the longest bar, so that its figure has room
+# Where a bar's figure begins: beyond a mark of the papers (from `low` to `high`) that would cover it
+COVERED = "datum.low < datum.end + 0.15 * datum.most && datum.high > datum.end - 0.03 * datum.most"
+BESIDE_PAPER = f"isValid(datum.low) && {COVERED} ? datum.high + 0.03 * datum.most : datum.end"
 MOST_LETTERS = 38  # in a line of a chart's heading
 LINE = " | "  # between the lines of a chart's heading
 SMALL_FROM = 25  # values along x, from which their points are smaller
@@ -167,16 +170,29 @@ def line_layers(rows: Sequence[Row], x: alt.X, order: Sequence[str], band: bool 
     return layers
 
 
+def abreast(rows: Sequence[Row], order: Sequence[str]) -> int:
+    """The bars in a group: one of each series, or a single one where no place has several."""
+    return len(order) if len({(row[AT], row[SERIES]) for row in rows}) > len({row[AT] for row in rows}) else 1
+
+
 def bar_layers(rows: Sequence[Row], order: Sequence[str], places: Sequence[str], si: bool) -> list[Any]:
     """Bars from the left in groups (`places`, the values of `AT`), with intervals, printed figures, and their figures
     beside them, with k, M, G where `si`; what did not end stands at the foot. `order`: of the series."""
-    beside: Encoding = {"yOffset": alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))} if order else {}
+    offset = alt.YOffset(f"{SERIES}:N", scale=alt.Scale(domain=list(order)))
+    beside: Encoding = {"yOffset": offset} if abreast(rows, order) > 1 else {}
     axis = alt.Axis(tickCount=4, format=captions.SI if si else captions.PLAIN)
     x = alt.X("shown:Q", title=None, axis=axis, scale=alt.Scale(nice=False))
     base = alt.Chart().encode(x=x, y=alt.Y(f"{AT}:N", sort=list(places), title=None), **beside)
     ok, colour = where(base, MEASURED, "ok"), by_series(order, "color")
     end = "isValid(datum.low) ? datum.shown_high : datum.shown"
-    text = ok.transform_calculate(end=end, text=f"format(datum.shown, '{'.3~s' if si else ',.3~r'}') + datum.label")
+    ended = base.transform_calculate(end=end)
+    if any(row["of"] == PAPER for row in rows):
+        sides = {side: f"datum.of == '{PAPER}' ? datum.shown_{side} : null" for side in ("low", "high")}
+        ended = ended.transform_calculate(**sides).transform_joinaggregate(most="max(end)", groupby=["chart"])
+        ended = ended.transform_joinaggregate(low="max(low)", high="max(high)", groupby=[AT, SERIES])
+        ended = ended.transform_calculate(end=BESIDE_PAPER)
+    number = f"format(datum.shown, '{'.3~s' if si else ',.3~r'}') + datum.label"
+    text = where(ended, MEASURED, "ok").transform_calculate(text=number)
     room = alt.Chart().transform_calculate(end=end).transform_aggregate(end="max(end)")
     room = room.transform_calculate(end=f"{ROOM} * datum.end").mark_rule(opacity=0).encode(x="end:Q")
     layers = [room, ok.mark_bar().encode(**colour, tooltip=tooltips(SERIES, AT))]

@@ -25,7 +25,7 @@ from multicard.observe.profiles.metrics import Profile
 from multicard.records.text_table import clean
 from papers.printed import METRIC
 
-FACET_WIDTH = 220  # points, of a chart among several of one measure
+FACET_WIDTH, ALL_WIDTH = 220, 880  # points, of a chart among several of one measure, and of a row of them
 BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars
 MARGIN = 160  # points, of axes and legend
 SERIES = charts.SERIES
@@ -114,7 +114,7 @@ class Layout:
         self, name: str, rows: list[Row], notes: Sequence[str], across: int, what: str = "", si: bool = False
     ) -> Figure:
         order, places = self.order(self.colour), self.order([*self.parts, self.x])
-        height = len(places) * ((len(order) or 1) * BAR + GAP)
+        height = len(places) * (charts.abreast(rows, order) * BAR + GAP)
         width = min(charts.WIDTH, 3 * charts.SMALL_WIDTH // across)
         chart = charts.facets(charts.bar_layers(rows, order, places, si), rows, across, width, height, free="x")
         return self.figure(name, chart, rows, notes, across * width, what)
@@ -141,7 +141,8 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
         return layout.bars(name, charts.drawn(layout.with_places(rows), are_bars=True), notes, measures)
     rows = charts.drawn(layout.told(rows), layout.x)
     parts = len(layout.order(layout.parts))
-    across, width = min(charts.MOST_ACROSS, parts) or measures, FACET_WIDTH if parts else charts.WIDTH
+    across = min(charts.MOST_ACROSS, parts) or measures
+    width = min(FACET_WIDTH, ALL_WIDTH // across) if parts else charts.WIDTH
     epochs = sorted({row["epoch"] for row in rows}) if form == "curves" else []
     x = charts.number_axis("epoch", epochs, "epoch") if epochs else layout.x_axis()
     layers = charts.line_layers(rows, x, layout.order(layout.colour), band=form == "curves")

@@ -126,13 +126,9 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
 def by_setting(runs: Sequence[DetailedRun], mix: bool) -> list[Row]:
     """A row for each setting of the runs that ended ok, by their first runs, and below it one for each repetition."""
     ok = {run.folder: run for run in runs if run["status"] == "ok"}
-    groups: dict[Cell, list[DetailedRun]] = {}
-    for cell, own in grouping.by_setting(list(ok.values()), mix=mix).items():
-        for run in (ok[run.folder] for run in own):  # a recipe that was asked for makes another setting
-            groups.setdefault((*cell, (grouping.RECIPE, run.recipe)), []).append(run)
     rows: list[Row] = []
-    for cell, own in groups.items():
-        place = len(rows)
+    for cell, alike in grouping.by_setting(list(ok.values()), mix=mix).items():
+        place, own = len(rows), [ok[run.folder] for run in alike]
         rows.append(Row(cell, own))
         rows += [Row(cell, [run], place) for run in own if len(own) > 1]
     return rows

@@ -1,6 +1,7 @@
 """Figures of the experiments: the rows that are drawn, and what is said around them."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -149,6 +150,23 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
     printed = {("500", 2, "true", 16, 16), ("500", 4, "true", 16, 16), ("100", 2, "true", 0.66, 0.66)}
     printed |= {("500", 2, "false", 85, 101)}  # printed as the range of 2 and 4 GPUs
     assert found == {"start": printed, "after": set()}
+
+
+def test_a_figure_stands_beyond_the_papers_mark_that_would_cover_it(tmp_path: Path):
+    setting = papers_records.setting("vision_metrics")
+    for size, pin in product((100, 500), (True, False)):
+        record = records.vision(**setting, dataset__image_size=size, gpus=2, pin_memory=pin)
+        records.write(tmp_path / f"{size}-{pin}", record | {"profile": grids.profile(2, 1.0)})
+    (figure,) = drawn(tmp_path, "vision_metrics")
+    at = [float(x) for x in re.findall(r'translate\(([\d.]+),[\d.]+\)"[^>]*>0\.06</text>', svg(figure))]
+    assert len(at) == 4 and max(at[:2]) > min(at[2:]) + 10  # of 100 px, 0.66 s and 3.1 to 3.6 s begin there
+
+
+def test_bars_of_one_series_a_place_stand_at_its_label(tmp_path: Path):
+    for name in ("dataset_metrics", "llm_metrics"):
+        grids.fill(tmp_path / name, name)
+    alone, abreast = (drawn(tmp_path / name, name)[0] for name in ("dataset_metrics", "llm_metrics"))
+    assert "yOffset" in json.dumps(abreast.spec) and "yOffset" not in json.dumps(alone.spec)
 
 
 # Profiles and curves
