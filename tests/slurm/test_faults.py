@@ -84,9 +84,11 @@ def drain(trial: Trial) -> None:
     ask("scontrol", "update", f"nodename={node(trial)}", "state=drain", "reason=test")
 
 
-def with_job(*words: str) -> Callable[[Trial], object]:
-    """A command of SLURM about the job of the first cell."""
-    return lambda trial: ask(*words, claim(trial)["job"])
+def requeue(trial: Trial) -> None:
+    """SLURM ends the job, as where its node fails, and starts it again."""
+    controller = psutil.Process(claim(trial)["pid"])
+    ask("scontrol", "requeue", claim(trial)["job"])
+    awaited(lambda: not controller.is_running())
 
 
 def kill_step(trial: Trial) -> None:
@@ -140,16 +142,15 @@ FAULTS = (
     replace(GOES_ON, name="slurmd-killed", act=restart(lambda trial: f"slurmd-{node(trial)}")),
     replace(GOES_ON, name="slurmctld-killed", act=restart(lambda _: "slurmctld")),
     replace(GOES_ON, name="slurmdbd-killed", act=restart(lambda _: "slurmdbd")),
-    replace(GOES_ON, name="requeued", act=then_release(with_job("scontrol", "requeue"))),
-    replace(GOES_ON, name="requeued-in-recording", inside="hold@record", act=then_release(
-        with_job("scontrol", "requeue"))),
+    replace(GOES_ON, name="requeued", act=then_release(requeue)),
+    replace(GOES_ON, name="requeued-in-recording", inside="hold@record", act=then_release(requeue)),
     replace(FAILED, name="rank-killed", act=kill_holder(), says=r"^\[1/2\] .*failed: rank 0 was killed by SIGKILL"),
     replace(FAILED, name="recording-killed", inside="hold@record", act=kill_holder(),
         says=r"^\[1/2\] .*failed: SLURM ended job \S+ on n\d as FAILED"),
     replace(FAILED, name="slurmstepd-killed", words=SHORT, act=kill_step, statuses=("ok", "timeout"),
         says=r"^\[1/2\] .*timeout: SLURM ended job \S+ on n\d as TIMEOUT"),
-    replace(FAILED, name="cancelled", act=with_job("scancel"), statuses=("interrupted", "ok"),
-        says=r"^\[1/2\] .*interrupted: the job was cancelled"),
+    replace(FAILED, name="cancelled", act=lambda trial: ask("scancel", claim(trial)["job"]),
+        statuses=("interrupted", "ok"), says=r"^\[1/2\] .*interrupted: the job was cancelled"),
     replace(FAILED, name="full-disk", prepare=mount("sweep", "size=4m"), act=then_release(fill), mend=empty,
         statuses=None, needs=root,
         says=r"^\[1/2\] .*failed: .*(No space left|disk|without leaving a record|no controller was left)"),
