@@ -197,7 +197,7 @@ class Ranking:
         others = {goal: figure.name for goal, figure in GOALS.items() if goal != self.goal}
         return [
             Column("", "work", [self.work] * len(own)),
-            Column("rank", "rank", range(1, len(own) + 1)),
+            Column("#", "rank", range(1, len(own) + 1)),
             *(Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True) for key in self.keys),
             Column(f"{self.goal}{self.paced}", name, [one.cost for one in own], partial(_text, self.goal)),
             *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),

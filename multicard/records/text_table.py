@@ -93,12 +93,15 @@ def text(
     """Lines of aligned columns; a cell may have several lines, a row of empty cells is a blank line.
 
     Args:
-        width: in cells; where the lines are longer, the widest columns of text are cut, never figures. None: any.
+        width: in cells; where the lines are longer, headings of several words are folded, then the widest columns of
+            text are cut, never figures. None: any.
         wrap: wrap the columns that are too wide instead of cutting them.
         least_width: columns of text are not made narrower than this, or than their heading.
     """
     align = align or alignment(headings, rows)
     cells = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (headings, *rows)]
+    if width is not None and sum(_sizes(cells)) + GAP * (len(headings) - 1) > width:
+        cells[0] = [_in_lines(*column) for column in zip(*cells, strict=True)]
     sizes = _narrowed(cells, align, width, least_width)
     printed = []
     for row in cells:
@@ -170,6 +173,18 @@ def _latex_signs(content: str) -> str:
     return content.replace("±", r"$\pm$").replace("÷", r"$\div$")
 
 
+def _in_lines(heading: list[str], *below: list[str]) -> list[str]:
+    """A heading in lines of whole words that are no wider than the cells below it."""
+    widest = max(map(_cell_width, below), default=_cell_width(heading))
+    return (
+        TextWrapper(max(1, widest), break_long_words=False, break_on_hyphens=False).wrap(" ".join(heading)) or heading
+    )
+
+
+def _sizes(cells: Sequence[Sequence[list[str]]]) -> list[int]:
+    return [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+
+
 def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width: int) -> list[int]:
     """The width of each column of figures, and what columns of text are cut to at most; `cells` begin with headings."""
     least = []
@@ -186,7 +201,7 @@ def _cell_width(lines: list[str]) -> int:
 def _narrowed(cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int) -> list[int]:
     """The width of each column. For lines of `width` cells columns of text are made narrower, the widest first, until
     the lines fit, or until no column can be; the terminal wraps those."""
-    sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+    sizes = _sizes(cells)
     if width is None:
         return sizes
     least = _least_widths(cells, align, least_width)

@@ -166,8 +166,9 @@ def test_columns_of_figures_are_aligned_to_the_right():
 
 @pytest.mark.parametrize("wrap", [False, True])
 def test_a_table_keeps_to_the_width_and_changes_no_figure(wrap: bool):
-    lines = text_table.text(HEADINGS, LONG, 40, wrap=wrap)
-    assert all(cell_len(line) <= 40 for line in lines)
+    total, *lines = text_table.text(HEADINGS, LONG, 40, wrap=wrap)
+    assert all(cell_len(line) <= 40 for line in (total, *lines))
+    assert (total.split(), lines[0].split()) == (["name", "total", "commit"], ["s"])  # above "1,234"
     assert "1,234" in lines[1]
     assert ("…" in lines[1] and "…" in lines[2]) != wrap
     letters = "".join(lines[1:])
@@ -176,7 +177,7 @@ def test_a_table_keeps_to_the_width_and_changes_no_figure(wrap: bool):
 
 def test_nothing_is_cut_without_a_width_or_below_the_least_width():
     assert text_table.text(HEADINGS, LONG)[1].split() == [LONG[0][0], "1,234", *["b"] * 20]
-    assert text_table.text(HEADINGS, LONG, 10, least_width=12)[1] == f"{'a' * 11}…    1,234  b b b b b b…"
+    assert text_table.text(HEADINGS, LONG, 10, least_width=12)[2] == f"{'a' * 11}…  1,234  b b b b b b…"
 
 
 def test_cells_of_several_lines_and_blank_rows():
