@@ -1,10 +1,10 @@
 """usage: multicard COMMAND ...; multicard COMMAND --help says more
 
-vision KEY=VALUE...      train and measure image recognition, as train_vision.py does
-tune KEY=VALUE...        tune a language model and measure it, as tune_llm.py does
-script script=FILE ...   measure a PyTorch script of your own, as measure_script.py does
+vision KEY=VALUE...      train and measure image recognition (train_vision.py)
+tune KEY=VALUE...        tune a language model and measure it (tune_llm.py)
+script script=FILE ...   measure your own PyTorch script (measure_script.py)
 best [FOLDER...]         what to run, and all settings ranked
-report [FOLDER...]       an HTML page about all runs; --watch follows those that run
+report [FOLDER...]       an HTML page about runs; --watch follows those that run
 list [FOLDER...]         your runs
 compare A [B]            two sweeps cell by cell
 table NAME [FOLDER...]   a table or figure of the papers

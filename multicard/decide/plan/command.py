@@ -143,7 +143,7 @@ def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> li
     width, noun = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"]
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
-    notes = text_table.folded([*_comparisons(plan), slower], WIDTH)
+    notes = text_table.folded([*_comparisons(plan), slower], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]
 
