@@ -37,7 +37,7 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
 def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:
     """Rows and tokenizer of `model=hf` as torchtune's components."""
     assert isinstance(config.model, HfConfig)
-    limit = config.max_seq_len or config.model.max_seq_len
+    limit = config.max_seq_len or config.model.max_seq_len or None  # of positions without end
     own = {"_component_": "multicard.llm.data.tokenizer.FolderTokenizer", "path": config.model.path}
     rows = _dataset(config, inputs, folder)
     rows["builder"] = f"multicard.llm.labelled_rows.{'ChatPairs' if methods.chosen(config).pairs else 'chats'}"

@@ -24,6 +24,7 @@ from multicard.estimate.memory.facts import ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, fake
 from multicard.estimate.memory.tracker import Tracker
 from multicard.estimate.target import Target
+from multicard.llm import models as decoders
 from multicard.llm import torchtune_config
 from multicard.llm.preflight import Inputs
 from multicard.ranks.process import Rank
@@ -250,6 +251,24 @@ def test_trls_loss_on_a_gpu_takes_a_tile_of_logits():
 )
 def test_real_steps_of_trl_take_what_is_predicted(gpus: int, words: tuple[str, ...]):
     assert abs(real_peaks.error(gpus, "tune_llm", (*LLAMA, "engine=trl", *words))) <= 0.02
+
+
+@needs_trl
+@pytest.mark.slow
+def test_real_steps_of_trl_on_a_folders_weights_take_what_is_predicted(tmp_path):
+    import transformers
+
+    words = (
+        "model=llama3_tiny",
+        "model.num_kv_heads=4",
+        "engine=trl",
+        f"model.vocab_size={real_peaks.ROWS.vocabulary}",
+    )
+    sizes = decoders.hugging_face_config(typed_llm(*words).model, real_peaks.ROWS.vocabulary)
+    config = transformers.AutoConfig.for_model(**sizes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "weights")
+    words = (*words, "batch_size=2", "method=full", f"model.weights={tmp_path / 'weights'}")
+    assert abs(real_peaks.error(2, "tune_llm", words)) <= 0.02
 
 
 @pytest.mark.nightly

@@ -81,6 +81,7 @@ SAME_COLUMNS = ("samples", "tokens", "non_padding", "loss_bearing", "attended", 
         ["method=qat", "precision=bf16", "model=qwen2_5_tiny", "max_seq_len=64"],
         ["model=qwen2_5_tiny", "max_seq_len=64", "method.lora_attn_modules=[q_proj,k_proj]"],
         ["model.tied=true", "method=full", "precision=bf16"],
+        ["method=qlora", "precision=bf16"],
     ],
     ids=" ".join,
 )
@@ -95,7 +96,8 @@ def test_one_rank_takes_the_same_steps_in_both_engines(both: Both, words: list[s
         np.testing.assert_allclose(steps[name], expected[name], rtol=1e-6, err_msg=name)
     for name in SAME_FACTS:
         assert getattr(ours, name) == getattr(theirs, name), name
-    nf4_saves = 0 if ours.nf4_tensors == 0 else LINEARS * 3.5  # bytes: half of one a weight, for 4
+    wide = 2 if dtype == "bf16" else 4
+    nf4_saves = 0 if ours.nf4_tensors == 0 else LINEARS * (wide - 0.5)  # bytes: half of one a weight
     assert ours.parameter_bytes == theirs.parameter_bytes - nf4_saves
     rewards = ("rewards_chosen", "rewards_rejected", "rewards_accuracies")
     assert all(np.allclose(steps[name], expected[name], atol=1e-4, equal_nan=True) for name in rewards)
@@ -153,6 +155,18 @@ def test_two_ranks_take_the_same_steps_sharded_or_copied(tuned: Tuning, method: 
     gathered_once = embedding + 256  # the output and the last norm
     layers = runs[0]["parameters"] - embedding - gathered_once - (LINEARS * 7 / 8 if method == "qlora" else 0)
     assert sharded["all_gather"] == 3 * (passes * layers + looked_up * embedding + gathered_once) * 4 / 2
+
+
+@pytest.mark.slow
+def test_two_ranks_take_the_same_steps_in_bf16(tuned: Tuning):
+    words = ["method=full", "precision=bf16", "gpus=2", "dataset.rows=40", "max_steps=3", "model.vocab_size=1600"]
+    words.append("lr=3e-3")
+    runs = [tuned(*words), tuned(*words, "engine=trl"), tuned(*words, "engine=trl", "sharding=ddp")]
+    assert [run["status"] for run in runs] == ["ok"] * 3, [run["cause"] for run in runs]
+    expected, *others = (run_folder.read_steps(Path(run["folder"]))["loss"].to_numpy() for run in runs)
+    assert expected[0] != expected[-1]
+    for own in others:
+        assert np.nanmax(np.abs(own - expected)) < ROUNDING["bf16"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.llm import preflight
+from multicard.llm import preflight, torchtune_config
 from multicard.llm.data.row_sources import CHOICES
 from multicard.records import run_folder
 from tests.conftest import Tuning, typed_llm
@@ -86,6 +86,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "mamba": {"state_size": 8},
     "mixtral": EXPERTS,
+    "llama4_text": EXPERTS | {"head_dim": 16, "intermediate_size_mlp": 128},
     "bert": {},
 }
 SIX = [*KINDS][:6]
@@ -103,6 +104,14 @@ def built(kind: str) -> Any:
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def with_head(model: Any) -> Any:
+    """The model as TRL's trainers have it."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(model)
     return model
 
 
@@ -173,7 +182,7 @@ def test_ranks_that_read_their_shards_take_the_steps_of_whole_models(
 def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind: str, problem: str | None):
     from multicard.llm.trl import models
 
-    model, config = built(kind), typed_llm(*words_of(checkpoint, "packed=true", "max_seq_len=64"))
+    model, config = with_head(built(kind)), typed_llm(*words_of(checkpoint, "packed=true", "max_seq_len=64"))
     if problem is None:
         models.check_rows(model, config)
     else:
@@ -189,7 +198,21 @@ def test_a_model_that_reads_later_tokens_is_refused(checkpoint: Path):
     from multicard.llm.trl import models
 
     with pytest.raises(ValueError, match="its tokens read later ones; give the folder of a causal language model"):
-        models.check_rows(built("bert"), typed_llm(*words_of(checkpoint)))
+        models.check_rows(with_head(built("bert")), typed_llm(*words_of(checkpoint)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_a_model_that_trls_loss_does_not_read_as_it_is_is_refused(checkpoint: Path):
+    from multicard.llm.trl import models
+
+    config = typed_llm(*words_of(checkpoint))
+    with pytest.raises(ValueError, match=r"TRL cannot read it \(.*last_hidden_state.*\); give another"):
+        models.check_rows(with_head(built("llama4_text")), config)
+    scaled = with_head(built("llama"))
+    scaled.lm_head.register_forward_hook(lambda _, __, logits: logits * 1.2)
+    with pytest.raises(ValueError, match="TRL's loss reads other logits than the model's own; give another folder"):
+        models.check_rows(scaled, config)
 
 
 @pytest.mark.slow
@@ -241,6 +264,9 @@ def test_sizes_are_read_by_the_names_that_architectures_have(checkpoint: Path, n
     values = dict(zip((*names, positions), (2, 4, 64, 512), strict=True)) | {"vocab_size": 300}
     (checkpoint / "config.json").write_text(json.dumps({name: value for name, value in values.items() if name}))
     model = typed_llm(*words_of(checkpoint, "max_seq_len=400")).model
+    config = typed_llm(*words_of(checkpoint))
+    rows = torchtune_config.folder_config(config, preflight.Inputs([], None, 300), checkpoint)
+    assert rows["tokenizer"]["max_seq_len"] == (512 if positions else None)
     assert (model.num_layers, model.embed_dim) == (2, 64)
     assert model.num_heads == model.num_kv_heads == (4 if names[1] else 0)
     assert model.max_seq_len == (512 if positions else 0)

@@ -197,9 +197,9 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         shard(trainer)
         models.fill(trainer.model, config, cfg, rank.device)
     trainer.train()
+    models.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
         models.check_rows(trainer.model_wrapped, config)
-    models.quantise_output(trainer.model)
     yield Recipe(trainer, probe, feed)
 
 

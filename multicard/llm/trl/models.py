@@ -25,6 +25,7 @@ from multicard.config.keys import require
 from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
 from multicard.llm import methods, models
 from multicard.llm.torchtune_components import RandomWeight, random_weights
+from multicard.ranks.failures import is_oom
 
 # PEFT refuses the torchao that torchtune needs
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
@@ -165,14 +166,16 @@ def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str,
 
 
 @contextmanager
-def reading(model: DecoderConfig) -> Iterator[None]:
-    """Refuse (ValueError) a folder without a causal language model that transformers can read."""
+def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None]:
+    """Refuse (ValueError) a folder without a causal language model that transformers, or TRL, can read."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (AttributeError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        if is_oom(error):
+            raise
         place = f"model.path={model.path}" if isinstance(model, HfConfig) else f"model.weights={model.weights}"
         cause = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{place}: transformers cannot read it ({cause}); give another folder") from None
+        raise ValueError(f"{place}: {reader} cannot read it ({cause}); give another folder") from None
 
 
 def torchtunes(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -266,20 +269,26 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
 
 def check_rows(model: Any, config: LlmConfig) -> None:
     """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another row: many that
-    transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions."""
+    transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions. Refuse one too whose own logits are
+    not those of TRL's loss, which scales and caps them by the names that configurations have for it."""
     tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
     options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
     others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
-    model.eval()
-    with torch.no_grad():
-        own, *changed = (model(input_ids=each, **options).logits[0] for each in (tokens, *others))
-    model.train()
-    first, second = ((own - other).abs().amax(1) < 0.05 * own.std() for other in changed)  # alike but for rounding
     assert isinstance(config.model, HfConfig)
-    problem = f"model.path={config.model.path}: its tokens read later ones"
-    require(bool(second[:4].all()), f"{problem}; give the folder of a causal language model")
+    place, remedy = f"model.path={config.model.path}", "give the folder of a causal language model"
+    model.eval()
+    with torch.no_grad(), reading(config.model, "TRL"):
+        own, *changed = (model(input_ids=each, **options).logits[0].float() for each in (tokens, *others))
+        scored = model(input_ids=tokens, labels=tokens, fused_lm_head=True, **options).log_probs[0]
+    model.train()
+    rounding = 0.05 * own.std()
+    first, second = ((own - other).abs().amax(1) < rounding for other in changed)
+    require(bool(second[:4].all()), f"{place}: its tokens read later ones; {remedy}")
     apart = not config.packed or bool(first[4:].all())
     require(apart, "packed=true: the model reads rows of a sequence as one row; use packed=false")
+    expected = own[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
+    same = bool(((scored - expected).abs() < rounding).all())
+    require(same, f"{place}: TRL's loss reads other logits than the model's own; give another folder")
 
 
 def quantise_output(model: Any) -> None:
