@@ -266,8 +266,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     if len(few) > 2 and len(shown) <= MOST_SERIES:
         encodings = by_series([own["setting"] for own in words], "color", "shape", field="setting")
     time = captions.unit("total_s", max(setting.cost for setting in shown))
-    time_title = captions.axis(ranking.column, time)
-    time_title = f"time{ranking.paced} ({time.name})" if ranking.is_at_pace else time_title
+    time_title = f"time{ranking.paced} ({time.name})" if ranking.is_at_pace else captions.axis(ranking.column, time)
     places = {id(one): number for number, one in enumerate(ranking.front, 1)}
     rows = list[Row]()
     for measure in (MEMORY,) if ranking.is_at_pace else AGAINST:  # the others are of different amounts

@@ -50,9 +50,8 @@ class Output:
     def json(self, rows: Rows, skipped: Sequence[Skipped] | None) -> str:
         lines = (line for table in self.tables() for line in (*table.above, *table.below))
         content = self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
-        if skipped is not None:
-            content = content | {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]}
-        return json_text(content)
+        told = {} if skipped is None else {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]}
+        return json_text(content | told)
 
     def emit(self, options: argparse.Namespace, skipped: Sequence[Skipped] | None = None) -> None:
         """Write the files that the options of `add_formats` ask for (ValueError: one file twice); print the lines, or

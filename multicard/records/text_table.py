@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from html import escape
 from itertools import zip_longest
-from textwrap import TextWrapper
+from textwrap import TextWrapper, wrap
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -100,7 +100,7 @@ def text(
     """
     align = align or alignment(headings, rows)
     cells = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (headings, *rows)]
-    if width is not None and sum(_sizes(cells)) + GAP * (len(headings) - 1) > width:
+    if width is not None and sum(_narrowed(cells, align, None, least_width)) + GAP * (len(headings) - 1) > width:
         cells[0] = [_in_lines(*column) for column in zip(*cells, strict=True)]
     sizes = _narrowed(cells, align, width, least_width)
     printed = []
@@ -176,13 +176,7 @@ def _latex_signs(content: str) -> str:
 def _in_lines(heading: list[str], *below: list[str]) -> list[str]:
     """A heading in lines of whole words that are no wider than the cells below it."""
     widest = max(map(_cell_width, below), default=_cell_width(heading))
-    return (
-        TextWrapper(max(1, widest), break_long_words=False, break_on_hyphens=False).wrap(" ".join(heading)) or heading
-    )
-
-
-def _sizes(cells: Sequence[Sequence[list[str]]]) -> list[int]:
-    return [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+    return wrap(" ".join(heading), max(1, widest), break_long_words=False, break_on_hyphens=False) or heading
 
 
 def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width: int) -> list[int]:
@@ -201,7 +195,7 @@ def _cell_width(lines: list[str]) -> int:
 def _narrowed(cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int) -> list[int]:
     """The width of each column. For lines of `width` cells columns of text are made narrower, the widest first, until
     the lines fit, or until no column can be; the terminal wraps those."""
-    sizes = _sizes(cells)
+    sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return sizes
     least = _least_widths(cells, align, least_width)

@@ -301,7 +301,7 @@ def test_a_plan_is_written_in_every_form(planned: Main, tmp_path: Path):
     assert [rows[1][key] for key in shown] == ["2", "0-1", "5.0", "5.0", "5.0", "a", ""]
     assert (tmp_path / "plan.md").read_text().startswith("**plan of 2 runs on 2 GPUs:**\n\n| job ")
     code, printed, _ = planned(file, "--run", "--latex", "-")
-    assert code == 1 and printed == "refused: --latex -: --run says there what it starts; name a file\n"
+    assert code == 1 and printed == "refused: -: with --run, stdout has what is started; name a file\n"
 
 
 def test_the_file_of_the_page_is_planned_as_it_says(planned: Main):

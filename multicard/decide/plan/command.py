@@ -68,8 +68,7 @@ class _Command:
         self.name = options.name or options.jobs.stem
         if options.run:
             check_name(self.name)
-            targets = {name: value for name, value in vars(options).items() if value == STDOUT}
-            require(not targets, f"--{next(iter(targets), '')} -: --run says there what it starts; name a file")
+            require(STDOUT not in vars(options).values(), "-: with --run, stdout has what is started; name a file")
         self.sweep = tasks.SWEEPS / self.name
         self.node = tasks.resolve(self.file, options.run)
         self.own_file = self.sweep / FOLDER / "plan.json"  # of a plan that is carried out, beside its events
