@@ -1,6 +1,6 @@
 """TRL's own trainer, with nothing of multicard: the script that `benchmarks.engine` measures `engine=trl` against.
 
-    torchrun benchmarks/bare_sft.py --steps 60 --batch 4 --length 128 --hidden 256 ...
+    torchrun benchmarks/bare_sft.py --steps 60 --batch 8 --length 64 --hidden 256 ...
 
 A Llama of these sizes with random weights, all of them trained, on rows of random tokens of one length.
 """

@@ -1,6 +1,6 @@
 """What `engine=trl` costs beside bare TRL: the same step of `tune_llm.py` and of a script of `SFTTrainer`, by turns.
 
-    python -m benchmarks.engine [--rounds 10] [--steps 60] [--batch-size 4] [--length 128]
+    python -m benchmarks.engine [--rounds 10] [--steps 60] [--batch-size 8] [--length 64]
 
 A small Llama, all weights trained in fp32 on rows of one length, on one rank. The script, `benchmarks.bare_sft`, is run
 by `measure_script.py`, whose hooks cost it what `benchmarks.script` shows. Prints the median step of both and the ratio
@@ -17,29 +17,29 @@ import pyarrow.parquet as pq
 
 from benchmarks import device_here, interleaved, machine, parser, python, quartiles, ratios
 
-SIZES = {"vocab_size": 1024, "embed_dim": 256, "intermediate_dim": 768, "num_layers": 4, "num_heads": 4}
+SIZES = {"vocab_size": 2048, "embed_dim": 256, "intermediate_dim": 768, "num_layers": 4, "num_heads": 4}
 SIZES |= {"num_kv_heads": 2}
 NAMES = ("vocabulary", "hidden", "intermediate", "layers", "heads", "kv_heads")  # of these, in the script
-PARAMETERS = 4 * (256 * 768 + 3 * 256 * 768) + 2 * 1024 * 256 + 9 * 256
+PARAMETERS = 4 * (256 * 768 + 3 * 256 * 768) + 2 * 2048 * 256 + 9 * 256
 
 
-def step_s(steps: int, warmup: int, entry: str, *words: str) -> float:
-    """Seconds of the median step after the warm-up."""
+def step_s(steps: int, tokens: int, entry: str, *words: str) -> float:
+    """Seconds of the median step of so many tokens, without the first quarter of the steps."""
     with tempfile.TemporaryDirectory() as folder:
         python(entry, *words, "gpus=1", "cpus_per_gpu=1", f"hydra.run.dir={folder}")
         (path,) = Path(folder).glob("**/result.json")
         parameters = json.loads(path.read_text())["parameters"]
         assert parameters in (None, PARAMETERS), parameters  # None: of a script
-        taken_s = pq.read_table(path.with_name("steps.parquet"))["step_s"].to_pylist()
-    assert len(taken_s) == steps
-    return median(taken_s[warmup:])
+        taken = pq.read_table(path.with_name("steps.parquet"))
+    assert {*taken["tokens"].to_pylist()} <= {0, tokens} and len(taken) == steps  # 0: of a script
+    return median(taken["step_s"].to_pylist()[steps // 4 :])
 
 
 def main() -> None:
     options = parser(__doc__, rounds=10)
     options.add_argument("--steps", type=int, default=60)
-    options.add_argument("--batch-size", type=int, default=4)
-    options.add_argument("--length", type=int, default=128)
+    options.add_argument("--batch-size", type=int, default=8)
+    options.add_argument("--length", type=int, default=64)
     args = options.parse_args()
     model = [f"model.{name}={value}" for name, value in SIZES.items()]
     work = [f"batch_size={args.batch_size}", f"max_seq_len={args.length}", f"max_steps={args.steps}"]
@@ -47,7 +47,7 @@ def main() -> None:
     given = {"steps": args.steps, "batch": args.batch_size, "length": args.length}
     given |= dict(zip(NAMES, SIZES.values(), strict=True))
     bare = ["script=benchmarks/bare_sft.py", *(f"args.{name}={value}" for name, value in given.items())]
-    turn = partial(step_s, args.steps, args.steps // 4)
+    turn = partial(step_s, args.steps, args.batch_size * args.length)
     turns = {
         "bare TRL": partial(turn, "measure_script.py", *bare),
         "engine=trl": partial(turn, "tune_llm.py", "engine=trl", "method=full", "fit=off", rows, *work, *model),
