@@ -22,7 +22,7 @@ install: .venv/installed
 demo: install
 	$(BIN)/python tune_llm.py method=qlora template=grammar max_steps=40
 	$(BIN)/python -m multicard plan docs/jobs.yaml --seconds 2
-	$(BIN)/python train_vision.py -m layout=nchw,nhwc gpus=1,2 batch_size=16 epochs=2 model.width=0.5 dataset.image_size=48
+	$(BIN)/python train_vision.py -m layout=nchw,nhwc gpus=1,2 batch_size=32 epochs=2 model.width=0.5 dataset.image_size=40
 	$(BIN)/python -m analysis report
 
 example: install
