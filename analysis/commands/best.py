@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from analysis.output import Column, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS, legend
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, PACE, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
+from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
 from multicard.records import text_table
 from multicard.records.figures import GOALS, SECONDS

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from analysis.output import Column, rows, table
 from analysis.runs import grouping
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import Cell, ok_runs
@@ -28,6 +27,7 @@ from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines, RepeatedRuns
+from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.output import Column, table
-from analysis.output import rows as rows_of
 from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import MEMORY
 from analysis.runs.load import Run
 from analysis.stats.intervals import wilson
+from analysis.table_columns import Column, table
+from analysis.table_columns import rows as rows_of
 from multicard.config.job import count
 from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.figures.vega import Figure
-from analysis.output import Column
+from analysis.table_columns import Column
 from multicard.records.text_table import capital
 
 

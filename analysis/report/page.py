@@ -17,8 +17,8 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis.output import Column
 from analysis.report.blocks import Grid, Plot, Report
+from analysis.table_columns import Column
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 

@@ -7,9 +7,9 @@ from analysis.claims import Verdict, render
 from analysis.commands import table
 from analysis.experiments import Experiment, Panel
 from analysis.figures import captions, draw
-from analysis.output import Column
 from analysis.report.blocks import Block, Facts, Fold, Grid, Heading, Paragraph, PlainTable, Plot, Section, sentences
 from analysis.runs.load import Run
+from analysis.table_columns import Column
 from multicard.config.job import count
 from multicard.messages import typed
 from papers import printed

@@ -13,7 +13,6 @@ from typing import Any
 from analysis import rerun_commands
 from analysis.commands import list_runs
 from analysis.figures.setting_charts import mean_time_s
-from analysis.output import Column
 from analysis.report.blocks import Block, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS
@@ -22,6 +21,7 @@ from analysis.runs.grouping import Cell, of_setting
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
+from analysis.table_columns import Column
 from multicard.config.job import count
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
