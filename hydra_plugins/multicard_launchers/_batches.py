@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
 
 from hydra.core.utils import configure_log, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from multicard.config.job import Auto, Device, count
+from multicard.config.job import count
 from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import say
@@ -30,7 +29,6 @@ class Batches:
         self.command, self.context, self.config = command, context, config
         self.on_slurm, self.packs = on_slurm, packs
         self.streak = Streak()
-        self.leases = ExitStack()  # of GPUs that gpus=auto chose
 
     def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
         """Measure the cells of a batch, given by their overrides, as the configuration asks; `first` is Hydra's number
@@ -44,22 +42,11 @@ class Batches:
         refuse_race(config, self.on_slurm, config.hydra.sweeper.max_batch_size)
         if config.auto is not None:
             auto.refuse(config, self.on_slurm, self.packs)
-            job_overrides = self._with_values(job_overrides)
+            job_overrides = auto.resolve(self.command, self.context, config, job_overrides, self.on_slurm)
         if config.repeat == AUTO:
             self._measure_until_sure(job_overrides, first)
         else:
             self._measure_batch(job_overrides, first)
-
-    def _with_values(self, job_overrides: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-        """Replace what is auto by the value that is chosen for each cell; its GPUs are leased."""
-        config = self.config
-        self.leases.close()
-        leases = config.auto is Auto.gpus and not self.packs
-        with shares.kept_to_unleased(config.device is not Device.cpu) if leases else nullcontext():
-            resolved, own = auto.resolve(self.command, self.context, config, job_overrides, self.on_slurm)
-            if leases:
-                self.leases.enter_context(shares.announced(own))  # before others may choose
-        return resolved
 
     def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
         rounds = UntilSure(self.config, job_overrides)

@@ -186,32 +186,3 @@ def _own_variance(cell: StepEstimate) -> float:
 
 def _is_count(value: str | None) -> bool:
     return value is not None and value.isdecimal() and int(value) > 0
-
-
-def fewest_probes(
-    settings: Sequence[Mapping[str, str]], machines: Sequence[str], known: Sequence[bool], wanted: Sequence[bool]
-) -> list[int]:
-    """The fewest cells after whose probes every wanted step is known, by their place, those of the fewest ranks first.
-
-    A cell is chosen where the known and the chosen ones do not tell its step. In the end those go that later ones have
-    made needless. `machines` are the cells' hardware, as records have it; those wanted can be probed.
-    """
-    seen = [StepObservation(setting, 1.0, 0.0, machine) for setting, machine in zip(settings, machines, strict=True)]
-    before = [each for each, is_known in zip(seen, known, strict=True) if is_known]
-
-    def is_told(place: int, chosen: Sequence[int]) -> bool:
-        return step(settings[place], machines[place], None, [*before, *(seen[other] for other in chosen)]) is not None
-
-    def ranks(place: int) -> int:
-        return math.prod(int(settings[place].get(key, "1")) for key in (GPUS, "nodes"))
-
-    asked = sorted((place for place, is_asked in enumerate(wanted) if is_asked), key=ranks)
-    chosen: list[int] = []
-    for place in asked:
-        if not is_told(place, chosen):
-            chosen.append(place)
-    for place in chosen[::-1]:
-        others = [other for other in chosen if other != place]
-        if all(is_told(each, others) for each in asked):
-            chosen = others
-    return chosen

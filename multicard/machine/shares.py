@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,7 +32,6 @@ VARIABLE = "MULTICARD_LEASES"  # names another folder
 LOCKS, NAME = "/run/lock", "multicard-leases"
 CHOOSING = "choosing"  # file that is locked while a command chooses
 LEASES_POLL_S, POLL_S = 1.0, 0.01  # between two looks at leases, and at a lock that is held for milliseconds
-CHOOSE_WITHIN_S = 60.0  # gpus=auto in this process waits so long for others that choose
 SHARED_WITHIN_S = 5.0
 LONGEST_COMMAND = 80  # characters of another command that are shown
 CLOSED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, no pipe waited for, nothing inherited
@@ -192,25 +191,6 @@ def announced(configs: Iterable[RunConfig]) -> Iterator[None]:
         lease.close()
 
 
-@contextmanager
-def kept_to_unleased(on_gpus: bool) -> Iterator[None]:
-    """Bind this process, and those that it starts, to what no other command has leased, where that is enough for a run,
-    on GPUs or not. No other command chooses meanwhile. Within it the caller leases what its run will use."""
-    whole = machine()
-    with ExitStack() as held:
-        with suppress(OSError):
-            choice = held.enter_context(choosing(CHOOSE_WITHIN_S))
-            free = whole.where(choice.is_free) if choice is not None else whole
-            if choice is not None:
-                held.callback(choice.take(free.names).close)
-            if free.cpus and (free.gpus or not whole.gpus or not on_gpus):
-                if free.gpus != whole.gpus and on_gpus:
-                    os.environ[devices.VISIBLE] = ",".join(free.gpus)
-                if free.cpus != whole.cpus:
-                    os.sched_setaffinity(0, free.cpus)
-        yield
-
-
 # ---- the locks
 
 
@@ -250,11 +230,11 @@ class Choice:
 
 
 @contextmanager
-def choosing(within_s: float = 0.0) -> Iterator[Choice | None]:
-    """Have this command alone choose leases; None where another did all of `within_s`. An OSError says that the folder
-    or its file cannot be made or opened."""
+def choosing() -> Iterator[Choice | None]:
+    """Have this command alone choose leases; None where another does now. An OSError says that the folder or its file
+    cannot be made or opened."""
     with _opened() as directory:
-        lock = _lock(directory, CHOOSING, fcntl.LOCK_EX, clock_s() + within_s)
+        lock = _lock(directory, CHOOSING, fcntl.LOCK_EX)
         choice = None if lock is None else Choice(directory)
         try:
             yield choice

@@ -1,4 +1,4 @@
-"""Topology of this machine: links between GPUs and to the host, the host's sockets and NUMA nodes."""
+"""Topology of this machine: links between GPUs and to the host, and their NUMA nodes."""
 
 from contextlib import suppress
 from functools import cache, partial
@@ -24,7 +24,7 @@ def collect(uuids: list[str]) -> dict[str, Any]:
         known = {} if library is None else _handles(library, uuids)
         gpus = [_gpu(library, uuid, handle) for uuid, handle in known.items()]
         links = _links(library, known, {gpu["uuid"]: gpu["pci"] for gpu in gpus})
-    return {"cpu": cpu(SYS), "gpus": gpus, "links": links}
+    return {"gpus": gpus, "links": links}
 
 
 def _handles(library: Any, uuids: list[str]) -> dict[str, Any]:
@@ -112,38 +112,3 @@ def nvlinks_between(one: list[str], other: list[str], other_pci: str | None) -> 
     """NVLinks that a pair can use at once, by the far ends of each GPU's links and the address of the second: those
     from GPU to GPU, or those that both have to the machine's switches."""
     return one.count(other_pci) if other_pci in one else min(one.count(SWITCH), other.count(SWITCH))
-
-
-def cpu(sys: Path) -> dict[str, Any]:
-    """Sockets, cores, threads and NUMA nodes that the machine has online, whoever may use them; from sysfs.
-
-    A container or a virtual machine may show less than there is.
-    """
-    cores: set[tuple[int, int]] = set()
-    threads = 0
-    for folder in sys.glob("devices/system/cpu/cpu[0-9]*/topology"):
-        with suppress(OSError, ValueError):
-            socket, core = (int((folder / name).read_text()) for name in ("physical_package_id", "core_id"))
-            cores.add((socket, core))
-            threads += 1
-    sockets = len({socket for socket, _ in cores})
-    return {
-        "sockets": sockets or None,
-        "cores_per_socket": len(cores) // sockets if sockets else None,
-        "threads": threads or None,
-        "numa_nodes": [_node(folder) for folder in sorted(sys.glob("devices/system/node/node[0-9]*"), key=_number)],
-    }
-
-
-def _number(folder: Path) -> int:
-    return int(folder.name.removeprefix("node"))
-
-
-def _node(folder: Path) -> dict[str, Any]:
-    """A NUMA node: its threads as Linux lists them ("0-7,16-23"; none where it is memory alone) and its memory."""
-    threads = memory = None
-    with suppress(OSError):
-        threads = (folder / "cpulist").read_text().strip()
-        total = next(line for line in (folder / "meminfo").read_text().splitlines() if "MemTotal:" in line)
-        memory = 1024 * int(total.split()[-2])
-    return {"node": _number(folder), "cpus": threads, "memory_bytes": memory}

@@ -16,7 +16,6 @@ from typing import Any
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from multicard.config.base import RunConfig
 from multicard.config.job import Auto, Device, count
 from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
@@ -182,10 +181,9 @@ def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
 
 def resolve(
     command: Command, context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], on_slurm: bool
-) -> tuple[list[list[str]], list[RunConfig]]:
-    """The overrides of each cell with its value, and the configurations of those that can work. Nothing confirms a size
-    for a command that starts nothing here. A ValueError where nothing is known of the memory of a cell.
-    """
+) -> list[list[str]]:
+    """The overrides of each cell with its value. Nothing confirms a size for a command that starts nothing here. A
+    ValueError where nothing is known of the memory of a cell."""
     key, searches = config.auto, dict[tuple[str, ...], Search]()
     for index, words in enumerate(job_overrides):
         alike = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
@@ -213,9 +211,7 @@ def resolve(
     command.forget(*replaced)  # each cell has its own value
     values = {place: search.value for search in searches.values() for place in search.places}
     own = [[word for word in words if word.partition("=")[0] not in replaced] for words in job_overrides]
-    chosen = [search.cell(search.value) for search in searches.values() if search.found]
-    resolved = [[*words, f"{key}={values[place]}", f"auto={key}"] for place, words in enumerate(own)]
-    return resolved, [cell.config for cell in chosen if isinstance(cell, Cell)]
+    return [[*words, f"{key}={values[place]}", f"auto={key}"] for place, words in enumerate(own)]
 
 
 def counts(most: int) -> tuple[int, ...]:

@@ -1,30 +1,23 @@
 """Estimates before a start: `predict=true` shows those of a sweep's cells, or of a single run, and starts nothing;
 `fit=warn|refuse|off` is about cells that the GPU's memory will not hold."""
 
-import shlex
-from collections.abc import Mapping, Sequence
-from textwrap import wrap
+from collections.abc import Sequence
 
-from multicard.config.base import Scale, plain
+from multicard.config.base import Scale
 from multicard.config.job import Device, count, resources
 from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere
-from multicard.estimate import history, peaks, steps
+from multicard.estimate import peaks
 from multicard.estimate.estimates import Effort, Estimate, estimate, printing_errors
-from multicard.estimate.observations import WITHOUT_EFFECT
-from multicard.estimate.target import UNKNOWN_NODE, Target, named, targets
+from multicard.estimate.target import Target, named, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
-from multicard.messages import say, typed
+from multicard.messages import say
 from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep import cells, prediction_table, slurm_submit
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
-from multicard.sweep.command import Command
-from multicard.sweep.prediction_table import WIDTH, Row
+from multicard.sweep.prediction_table import Row
 
-# Words that a command of probes leaves out, or sets itself
-LEFT_OUT = ("-m", "--multirun", "experiment=", "predict.", "probe.enabled=", "dry_run=", "repe", "rerun=")
-LEFT_OUT += ("batch_size_asked=", "auto=")
 SLURM_NODES = {  # by device
     "cuda": "SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb",
     "cpu": "SLURM's nodes are taken to have this machine's processor",
@@ -57,7 +50,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
     if members:
         configs, where = [cell.config for cell, _ in members], [target for _, target in members]
         answers = estimate(configs, members[0][0].folder, where, Effort.all)
-        _show(sweep.command, [(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
+        _show([(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
     cells.say_refused(sweep)
 
 
@@ -71,22 +64,21 @@ def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
     return f"{crowd}, whose time no run tells; use gpus={cores} or fewer"
 
 
-def _show(command: Command, predicted: Sequence[Predicted]) -> None:
+def _show(predicted: Sequence[Predicted]) -> None:
     sections: dict[str, dict[str, list[Predicted]]] = {}  # of `experiment=all` one for each experiment
     for cell, answer in predicted:  # repetitions of a cell are together
         experiment = str(cell.composed.hydra.runtime.choices.get("experiment") or "")
         sections.setdefault(experiment, {}).setdefault(cell.config.identity(), []).append((cell, answer))
     where = ", ".join(dict.fromkeys(answer.target.in_words for _, answer in predicted))
     say(f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:")
-    every, probes = list[Row](), list[str]()
+    every = list[Row]()
     for experiment, groups in sections.items():
         rows = _rows([*groups.values()])
         title = ["", f"experiment={experiment}"] * (len(sections) > 1)
         say("\n".join([*title, *prediction_table.table(rows, text_table.terminal_width())]))
         every += rows
-        probes += _probes(command, [group[0] for group in groups.values()], experiment)
     on_gpus = any(answer.target.device_type == "cuda" for _, answer in predicted)
-    say("\n".join([*prediction_table.notes(every), *probes, prediction_table.sums(every, on_gpus)]))
+    say("\n".join([*prediction_table.notes(every), prediction_table.sums(every, on_gpus)]))
 
 
 def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
@@ -96,75 +88,6 @@ def _rows(groups: Sequence[Sequence[Predicted]]) -> list[Row]:
     shown = [{axis: comparable.cell(record, axis) for axis in axes} for record in records]
     left = [sum(cell.result is None for cell, _ in group) for group in groups]
     return [Row(own, group[0][1], len(group), n) for own, group, n in zip(shown, groups, left, strict=True)]
-
-
-def _probes(command: Command, predicted: Sequence[Predicted], experiment: str) -> list[str]:
-    """The fewest probes after which each cell's times rest on this machine's, and their commands."""
-    members = [(cell, answer) for cell, answer in predicted if answer.target != UNKNOWN_NODE]  # else of any GPU
-    known = [answer.basis.is_own for _, answer in members]
-    can_run = [cell.result is None and answer.prediction.fits != "no" for cell, answer in members]
-    wanted = [needed and not is_known for needed, is_known in zip(can_run, known, strict=True)]
-    chosen = fewest_probes([answer for _, answer in members], known, wanted)
-    if not chosen:
-        return []
-    first = members[0][0]
-    where = " on such a node" if is_elsewhere(first.cfg) else ""
-    lasting = f"each trains for {first.config.probe.seconds:g} s at most"
-    lines = wrap(f"to know the times of {count(sum(wanted), 'cell')}, probe {len(chosen)}{where} ({lasting}):", WIDTH)
-    start = [*typed(command.workload.entry).split(), *["-m"] * bool(first.label)]
-    start += [f"experiment={experiment}"] * bool(experiment)
-    start += [word for word in command.words if word.startswith(("name=", "hydra"))]
-    values = _swept([cell for cell, _ in members])
-    said_nothing = [place for place in chosen if was_probed(members[place][0])]
-    for places, rerun in ((set(chosen) - {*said_nothing}, []), (said_nothing, ["rerun=true"])):
-        for words in products([values[place] for place in sorted(places, key=chosen.index)]):
-            lines.append("  " + shlex.join([*start, *rerun, *words, "probe=true"]))
-    return lines
-
-
-def fewest_probes(estimates: Sequence[Estimate], known: Sequence[bool], wanted: Sequence[bool]) -> list[int]:
-    """The fewest runs to probe, by their place, until the steps of all that are wanted are known."""
-    settings = [history.setting(plain(each.config)) for each in estimates]
-    return steps.fewest_probes(settings, [str(each.target.hardware) for each in estimates], known, wanted)
-
-
-def was_probed(cell: Cell) -> bool:
-    """True where a finished probe of the cell lies in its sweep, whose record a command would take."""
-    return any(cell.folder.parent.glob(f"*-{cell.config.identity()}*-probe/result.json"))
-
-
-def _swept(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """The values of each cell that the experiment does not set anyway; of swept keys those that change a step."""
-    composed = cells[0].composed.hydra
-    smoke = composed.experiment.smoke if cells[0].cfg.scale == Scale.smoke else {}
-    anyway = {**(composed.sweeper.get("params") or {}), **smoke}
-    words = [[str(word) for word in cell.composed.hydra.overrides.task] for cell in cells]
-    values = [dict(word.split("=", 1) for word in own if not word.startswith(LEFT_OUT)) for own in words]
-    keys = dict.fromkeys(key for own in values for key in own)
-    swept = {key for key in keys if len({own.get(key) for own in values}) > 1}
-    needless = (swept & WITHOUT_EFFECT) | {"name"}
-    needless |= {key for key in keys if all(own.get(key) == str(anyway.get(key)) for own in values)}
-    return [{key: value for key, value in own.items() if key not in needless} for own in values]
-
-
-def products(cells: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Cells as sweeps, each of all combinations of its values: ["precision=fp64,fp32", "gpus=1"]."""
-    blocks: list[dict[str, tuple[str, ...]]] = [{key: (value,) for key, value in cell.items()} for cell in cells]
-    while (pair := _pair(blocks)) is not None:
-        first, second, key = pair
-        blocks[first] = {**blocks[first], key: (*blocks[first][key], *blocks[second][key])}
-        del blocks[second]
-    return [[f"{key}={','.join(values)}" for key, values in block.items()] for block in blocks]
-
-
-def _pair(blocks: Sequence[Mapping[str, tuple[str, ...]]]) -> tuple[int, int, str] | None:
-    """Two blocks that differ in one key alone, with the key."""
-    for second, block in enumerate(blocks):
-        for first, earlier in enumerate(blocks[:second]):
-            differing = [key for key in block if block[key] != earlier.get(key)]
-            if len(differing) == 1 and block.keys() == earlier.keys():
-                return first, second, differing[0]
-    return None
 
 
 # ---- fit=

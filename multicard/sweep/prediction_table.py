@@ -97,6 +97,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for basis, meaning in MEANINGS.items():
         abouts = [each.about for each in found if each.basis == basis]
         lines += [f"{basis}: {listed(abouts) or meaning}"] if abouts else []
+    if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
+        lines.append("to know times that are unknown or published: probe=true in place of predict=true, on such a node")
     marks = {mark for each in found for mark in each.marks}
     lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
     memory = listed(each.memory_basis for each in found)

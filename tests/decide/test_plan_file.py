@@ -196,16 +196,8 @@ def test_unknown_times_are_named_with_the_commands_of_their_probes(tmp_path: Pat
     printed = capsys.readouterr()
     assert printed.err == "refused: no time is known of 1 job:\n  a: no run like it on h100-nvl\n"
     share = "hydra/launcher=submitit_local exclusive=false max_jobs=1"
-    probe = f"  python train_vision.py -m batch_size=8 {share} gpus={{}} probe=true name=jobs\n"
+    probe = f"  python train_vision.py -m batch_size=8 {share} gpus={{}} probe=true name=jobs rerun=true\n"
     assert printed.out == f"to know all times, probe first, one after the other:\n{probe.format(2)}{probe.format(4)}"
-    cell = planned({"jobs": {"a": {"run": "train_vision.py batch_size=8", "gpus": [2]}}})[0][0].cell
-    assert cell is not None
-    done = tmp_path / "multirun" / "jobs" / f"gpus=2-{cell.config.identity()}-probe" / "result.json"
-    done.parent.mkdir(parents=True)
-    done.write_text("{}")  # it said nothing of the time
-    assert command.main([str(path)]) == 1
-    again = probe.format(2).replace("name=jobs", "name=jobs rerun=true")
-    assert capsys.readouterr().out.endswith(f"{again}{probe.format(4)}")
 
 
 @pytest.mark.usefixtures("on_gpus")

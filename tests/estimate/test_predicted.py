@@ -1,13 +1,12 @@
-"""Predictions on the command line: `predict=true`, the fewest probes, and `fit=`."""
+"""Predictions on the command line: `predict=true` and `fit=`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multicard.config.base import RunConfig, plain
-from multicard.estimate import peaks, steps
+from multicard.config.base import RunConfig
+from multicard.estimate import peaks
 from multicard.estimate.estimates import Estimate, Predictor
 from multicard.estimate.target import Target
 from multicard.machine import devices, environment
@@ -15,11 +14,12 @@ from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import controller as run
-from multicard.sweep import predicted, prediction_table, slurm_submit
+from multicard.sweep import prediction_table, slurm_submit
 from multicard.sweep.prediction_table import Row
 from tests.conftest import Called, typed
 from tests.helpers import records
 
+PROBE = "to know times that are unknown or published: probe=true in place of predict=true, on such a node"
 H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 95830 << 20}
 
 
@@ -55,7 +55,7 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     for line in (
         "&: others kept its cores busy",
         "published: published figures alone\n",
-        "unknown: no run of this machine\n",
+        f"unknown: no run of this machine\n{PROBE}\n",
         "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n",
         "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1",
     ):
@@ -88,32 +88,6 @@ def test_the_sum_has_the_price_of_its_gpu_hours():
     assert sums([scaled, published], on_gpus=True).endswith(" of GPUs, costs 4.4 (3.8 to 5.4)")
     assert ", costs at least 3.8, and 1 run" in sums([scaled, published, unknown], on_gpus=True)
     assert "costs" not in sums([scaled, rows()[2]], on_gpus=True)  # one has no price
-
-
-PRECISIONS, COUNTS = ("fp64", "fp32", "fp16"), ("1", "2", "4", "8")
-GRID = [{"precision": precision, "gpus": gpus} for precision in PRECISIONS for gpus in COUNTS]
-
-
-def probed(swept: Sequence[dict[str, str]], known: Sequence[int] = (), unfit: Sequence[int] = ()) -> list[str]:
-    """The fewest probes, as sweeps."""
-    is_known = [place in known for place in range(len(swept))]
-    wanted = [place not in (*known, *unfit) for place in range(len(swept))]
-    chosen = steps.fewest_probes(swept, ["h100-nvl"] * len(swept), is_known, wanted)
-    return [" ".join(words) for words in predicted.products([swept[place] for place in chosen])]
-
-
-def test_the_fewest_probes_see_every_value_once_and_two_counts_of_gpus():
-    assert probed(GRID) == ["precision=fp64,fp32,fp16 gpus=1", "precision=fp64 gpus=2"]
-    assert probed(GRID, known=[0, 1]) == ["precision=fp32,fp16 gpus=1"]
-    assert probed(GRID, known=[0, 1, 4, 8]) == []  # every precision, and two counts
-    assert probed(GRID, known=[0, 1, 4, 11]) == ["precision=fp16 gpus=1"]
-    from_two = [cell for cell in GRID if cell["gpus"] != "1"]
-    assert probed(from_two) == ["precision=fp64,fp32,fp16 gpus=2", "precision=fp64 gpus=4"]
-    nodes = [{"nodes": number, "gpus": "4"} for number in ("1", "2", "4")]  # nothing tells of more nodes
-    assert probed(nodes) == ["nodes=1,2,4 gpus=4"]
-    assert probed(GRID, known=[0, 4, 8], unfit=[1, 5, 9]) == ["precision=fp64 gpus=4"]
-    assert probed([{"seed": seed, "lr": "0.1"} for seed in ("0", "1", "2")]) == ["seed=0 lr=0.1"]
-    assert probed([{}], known=[0]) == []
 
 
 class Node:
@@ -227,31 +201,10 @@ def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Calle
     assert code == 0 and first.startswith("SLURM's nodes are not known here: name their GPU with predict.gpu")
     assert second.startswith("predict=true: nothing is started. Predicted for a GPU, ") and "probe" not in printed
     code, printed = called(*words, "predict.gpu=h100-94gb")
-    assert code == 0 and "not known here" not in printed and "gpus=1,2 probe=true" in printed
+    assert code == 0 and "not known here" not in printed and PROBE in printed
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
     first, second, *_ = called(*words, "device=cpu")[1].splitlines()
     assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
-
-
-def test_commands_of_probes_name_every_value_that_they_need(node: Node, called: Called, tmp_path: Path, monkeypatch):
-    def probes(*words: str) -> list[str]:
-        printed = called("-m", *words, f"hydra.sweep.dir={tmp_path}", "predict=true")[1]
-        beginning = f"  python train_vision.py -m hydra.sweep.dir={tmp_path} "
-        return [
-            line.replace("experiment=table2 ", "", 1).removeprefix(beginning)
-            for line in printed.splitlines()
-            if line.startswith("  python ")
-        ]
-
-    assert probes("batch_size=0,16", "rerun=True", "seed=1,2", "epochs=3") == ["batch_size=16 epochs=3 probe=true"]
-    config = typed("batch_size=16", "epochs=3")
-    record = records.vision(batch_size=16) | {"config": plain(config), "identity": config.identity()}
-    records.write(tmp_path / f"gpus=1-{config.identity()}-probe", record)  # it told nothing, on another machine
-    again = ["batch_size=16 gpus=2 epochs=3 probe=true", "rerun=true batch_size=16 gpus=1 epochs=3 probe=true"]
-    assert probes("batch_size=16", "gpus=1,2", "epochs=3") == again
-    monkeypatch.setattr(devices, "visible_gpus", lambda: ["GPU-0"])  # more are refused
-    kept = ["precision=fp32 gpus=1 dataset=digits probe=true"]
-    assert probes("experiment=table2", "precision=fp32", "dataset=digits") == kept
 
 
 def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
@@ -268,8 +221,7 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
         ["fp32", "1", "64", "2", "no"],
         ["fp32", "2", "64", "2", "no"],
     ]
-    assert "to know the times of 2 cells, probe 2 on such a node (each trains for 60 s at most):" in lines
-    assert f"  python train_vision.py -m hydra.sweep.dir={tmp_path / 's'} batch_size=16 gpus=1,2 probe=true" in lines
+    assert PROBE in lines
     assert "4 runs to measure; their times are unknown; without 4 runs that will not fit" in lines
     assert node.started == [] and not list(tmp_path.iterdir())
 
@@ -289,7 +241,7 @@ def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
     words = [f"hydra.run.dir={tmp_path / 's'}", "predict=true"]
     code, printed = called(*words, "batch_size=32")
     assert code == 0 and "\nfp32       1     tight     64 GB ±10%  unknown\n" in printed
-    assert f"  python train_vision.py hydra.run.dir={tmp_path / 's'} batch_size=32 probe=true" in printed
+    assert f"\n{PROBE}\n" in printed
     assert called(*words, "batch_size=0") == (1, "refused: batch_size=0: must be 1 or more\n")
     assert node.started == [] and not list(tmp_path.iterdir())
 

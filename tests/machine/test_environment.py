@@ -131,7 +131,6 @@ def test_what_is_recorded_is_complete():
     content: dict[str, Any] = environment.collect()
     assert content["packages"]["torch"].startswith("2.11.0") and content["packages"]["wandb"]
     assert content["cpu"]["cores"] >= 1 and content["cpu"]["memory_bytes"] > 2**30
-    assert content["topology"]["cpu"]["sockets"] >= 1
     assert content["recorded_at"].endswith("Z") and content["host"]
 
 
@@ -163,28 +162,11 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two sockets of three cores of two threads, two NUMA nodes with CPUs and one of memory alone."""
-    for thread in range(12):
-        folder = tmp_path / f"devices/system/cpu/cpu{thread}/topology"
-        write(folder / "physical_package_id", f"{thread % 2}\n")
-        write(folder / "core_id", f"{thread // 2 % 3}\n")
-    for node, cpus in {0: "0-5", 1: "6-11", 10: ""}.items():
-        write(tmp_path / f"devices/system/node/node{node}/cpulist", f"{cpus}\n")
-        write(tmp_path / f"devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       {node + 1} kB\n")
+    """Two PCI devices, one on NUMA node 1."""
     write(tmp_path / "bus/pci/devices/0000:03:00.0/numa_node", "1\n")
     write(tmp_path / "bus/pci/devices/0000:1b:00.0/numa_node", "-1\n")
     monkeypatch.setattr(topology, "SYS", tmp_path)
     return tmp_path
-
-
-def test_sockets_cores_threads_and_numa_nodes(sys: Path):
-    cpu = topology.cpu(sys)
-    assert (cpu["sockets"], cpu["cores_per_socket"], cpu["threads"]) == (2, 3, 12)
-    assert cpu["numa_nodes"] == [
-        {"node": 0, "cpus": "0-5", "memory_bytes": 1024},
-        {"node": 1, "cpus": "6-11", "memory_bytes": 2048},
-        {"node": 10, "cpus": "", "memory_bytes": 11 * 1024},
-    ]
 
 
 def test_gpus_with_their_numa_node_and_pcie(sys: Path, monkeypatch: pytest.MonkeyPatch):
@@ -239,12 +221,6 @@ def test_links_through_switches(sys: Path, monkeypatch: pytest.MonkeyPatch):
     assert [link["link"] for link in links] == ["NV18", "SYS", "SYS"]
 
 
-def test_without_nvml_the_host_is_still_described(sys: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_nvml_no_gpu_is_described(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(driver=False))
-    content = topology.collect([])
-    assert content["gpus"] == content["links"] == [] and content["cpu"]["sockets"] == 2
-
-
-def test_a_host_that_shows_nothing_gives_null(tmp_path: Path):
-    nothing = {"sockets": None, "cores_per_socket": None, "threads": None, "numa_nodes": []}
-    assert topology.cpu(tmp_path) == nothing
+    assert topology.collect([]) == {"gpus": [], "links": []}

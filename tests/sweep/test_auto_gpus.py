@@ -1,15 +1,13 @@
 """`gpus=auto`: each cell's number of GPUs, by predictions."""
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from multicard.config.base import RunConfig
 from multicard.estimate.estimates import Predictor
-from multicard.machine import devices, shares
+from multicard.machine import shares
 from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import SMALL, Called, typed
@@ -71,40 +69,3 @@ def test_a_single_run_is_a_sweep_of_one_cell(called: Called, tmp_path: Path):
     code, printed = called(*words, "dry_run=true")
     assert code == 0 and printed.startswith("[1/1] gpus=auto: 2 (the least predicted time, 0:07:50; 1: 0:08:00, 4: ")
     assert typed(*SMALL, "gpus=2", "precision=bf16").identity() in printed
-
-
-@pytest.fixture
-def bound(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The cores that this process was bound to, on a machine of two GPUs and four cores."""
-    calls: list[list[int]] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
-    monkeypatch.setattr(shares, "machine", lambda: Pool(["a", "b"], [0, 1, 2, 3]))
-    monkeypatch.setenv(devices.VISIBLE, "a,b")
-    return calls
-
-
-def test_a_single_run_keeps_to_what_nobody_has_leased(bound: list[list[int]]):
-    with shares.kept_to_unleased(True):
-        assert os.environ[devices.VISIBLE] == "a,b" and not bound
-    lease = shares.hold([shares.gpu("a"), shares.core(0), shares.core(1)])
-    with shares.kept_to_unleased(True):
-        assert os.environ[devices.VISIBLE] == "b" and bound == [[2, 3]]
-    everything = shares.hold([shares.gpu("b")])
-    with shares.kept_to_unleased(True):
-        assert len(bound) == 1  # nothing is free: as without leases
-    lease.close()
-    everything.close()
-
-
-def test_single_runs_that_begin_at_once_choose_different_gpus(bound: list[list[int]], monkeypatch: pytest.MonkeyPatch):
-    with ExitStack() as runs, ExitStack() as first:
-        first.enter_context(shares.kept_to_unleased(True))
-
-        def choose(_: float) -> None:
-            """The first does, while the second waits for its turn."""
-            runs.callback(shares.hold([shares.gpu("a"), shares.core(0)]).close)
-            first.close()
-
-        monkeypatch.setattr(shares, "pause", choose)
-        with shares.kept_to_unleased(True):
-            assert os.environ[devices.VISIBLE] == "b" and bound == [[1, 2, 3]]

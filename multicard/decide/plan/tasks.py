@@ -25,7 +25,6 @@ from multicard.machine import environment
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto
 from multicard.sweep.cells import Cell, Refused, cell_of, task_of
-from multicard.sweep.predicted import fewest_probes, was_probed
 
 # Seconds from a command to the start of its training, where no run of the machine tells: imports, data, the ranks
 START = Interval(15.0, 5.0, 40.0)
@@ -179,19 +178,13 @@ def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]
 
 
 def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
-    """Commands of the fewest probes after which every run's time is known."""
+    """Commands of probes, one for each run whose time is unknown. An earlier probe of it said nothing of its time."""
     commands = []
-    for workload in workloads.WORKLOADS:
-        mine = [run for run in known if run.cell is not None and run.cell.workload is workload]
-        own = [(run, run.cell, run.estimate) for run in mine if run.cell is not None and run.estimate is not None]
-        is_known, wanted = [run.seconds is not None for run, *_ in own], [run.is_unknown for run, *_ in own]
-        for number in fewest_probes([each for *_, each in own], is_known, wanted):
-            run, cell, _ = own[number]
-            entry, *words = run.job.words
-            words += [*ON_SHARE, *(word for word in node.words if not word.startswith("predict."))]
-            words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}"]
-            words += ["rerun=true"] * was_probed(cell)  # it said nothing of the time
-            commands.append(shlex.join(["python", entry, "-m", *words]))
+    for run in (run for run in known if run.is_unknown):
+        entry, *words = run.job.words
+        words += [*ON_SHARE, *(word for word in node.words if not word.startswith("predict."))]
+        words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}", "rerun=true"]
+        commands.append(shlex.join(["python", entry, "-m", *words]))
     return commands
 
 
