@@ -190,7 +190,6 @@ VALUES = (
     ("is not a ListConfig", "must be a list, as [a,b]"),
     ("is not a subclass of", "has keys of its own; set those, as --help lists them"),
     ("'Optional[Union[bool, str]]'", "must be true, false or a word"),
-    ("'Union[bool, str]'", "must be true, false or a word"),
 )
 
 

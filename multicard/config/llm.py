@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from json import loads
 from pathlib import Path
-from typing import ClassVar, Optional, Union
+from typing import ClassVar, Optional
 
 from omegaconf import MISSING
 
-from multicard.config import compilation
 from multicard.config.base import Option, TrainingConfig
 from multicard.config.keys import check_bounds, key, require
 
@@ -276,7 +275,7 @@ class LlmConfig(TrainingConfig):
         list, "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings, output"
     )
     activation_checkpointing: bool = key(False, "recompute activations in the backward pass, to save memory")
-    compile: Union[bool, str] = key(False, "torch.compile the model: true, or one of its modes, as max-autotune")
+    compile: bool = key(False, "torch.compile each layer and the loss")
     packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
     max_seq_len: Optional[int] = key(
         None, "cut longer rows, in tokens, and leave out those without a label then; null: whole rows", least=2
@@ -289,7 +288,6 @@ class LlmConfig(TrainingConfig):
         options = ", ".join(PRECISIONS)
         require(has, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
         super().__post_init__()
-        self.compile = compilation.checked(self.compile) or False
         parts = self.custom_sharded_layers
         known = len({*parts}) == len(parts) and {*parts} <= {*SHARDABLE}
         require(known, f"custom_sharded_layers={parts}: name some of {', '.join(SHARDABLE)}, each once")

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from multicard.config.base import WindowConfig
-from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
 from multicard.llm.batches import COUNTS, Batch, count, half, mapped
 from multicard.llm.collectives import without_exchange
 from multicard.llm.step_probe import Batches, Probe
@@ -173,5 +172,4 @@ def measured(recipe: Any, probe: Probe, step_s: float) -> dict[str, list[float]]
 
         chosen["half"] = on_halves
     # recipes' loaders have no workers, so no batch is prepared in advance
-    warm_up = GRAPH_PASSES if rank.device.type == "cuda" and has_cuda_graphs(probe.config.compile) else 1
-    return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0, warm_up)
+    return diagnosis.interleaved(chosen, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0)

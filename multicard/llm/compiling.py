@@ -1,5 +1,5 @@
-"""torch.compile of torchtune's recipes: its mode, and all of its work before training starts, so that neither time nor
-energy of training includes it.
+"""torch.compile of torchtune's recipes: all of its work before training starts, so that neither time nor energy of
+training includes it.
 
 torch.compile works when a model is called, and again for the backward pass and for another length of rows. The recipe's
 own loop therefore takes some steps on the first rows, which leave no trace.
@@ -12,9 +12,6 @@ from unittest import mock
 
 import torch
 
-from multicard.config import compilation
-from multicard.config.compilation import GRAPH_PASSES, has_cuda_graphs
-from multicard.config.llm import LlmConfig
 from multicard.llm.after_tuning import train_on
 from multicard.llm.batches import Batch, mapped
 from multicard.llm.step_probe import Probe
@@ -22,36 +19,16 @@ from multicard.measure import memory, timing
 from multicard.ranks import compiler
 
 
-@contextmanager
-def in_mode(config: LlmConfig) -> Iterator[None]:
-    """Have torchtune's layers and losses compiled in the mode of `compile`.
-
-    `training.compile_model` and `compile_loss` reach `torch.compile`, the first through `nn.Module.compile`, while the
-    recipe is set up. A call that names a mode or options of its own keeps them.
-    """
-    compile_in_default_mode, mode = torch.compile, compilation.mode(config.compile)
-
-    def compile_in_mode(*arguments: Any, **keywords: Any) -> Any:
-        own = keywords.get("mode") or keywords.get("options")
-        return compile_in_default_mode(*arguments, **(keywords if own else keywords | {"mode": mode}))
-
-    with mock.patch.object(torch, "compile", compile_in_mode):
-        yield
-
-
 def compiles(probe: Probe) -> bool:
     """True if anything is compiled: torchtune compiles the attention of packed rows on GPUs even without `compile`."""
     return bool(probe.config.compile) or (probe.config.packed and probe.rank.device.type == "cuda")
 
 
-def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
-    """Have the recipe compile what its steps call. All ranks call it. What torch cannot compile here is refused.
-
-    Returns:
-        `compile_s`, the seconds that it took, the steps included, and `compile_cache`, the look-ups in its cache.
-    """
+def compile_now(recipe: Any, probe: Probe) -> float:
+    """Have the recipe compile what its steps call: the seconds that it took. All ranks call it. What torch cannot
+    compile here is refused."""
     device = probe.rank.device
-    started_s, looked_up = timing.clock_s(), compiler.lookups()
+    started_s = timing.clock_s()
     generators = [device] if device.type == "cuda" else []
     with compiler.errors_explained(probe.config.compile), unchanged(recipe), torch.random.fork_rng(generators):
         train_on(recipe, probe, iter(first_batches(recipe, probe)))
@@ -59,20 +36,17 @@ def compile_now(recipe: Any, probe: Probe) -> dict[str, Any]:
         parameter.grad = None
     timing.synchronize(device)
     memory.reset_peak_memory(device)
-    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compiler.since(looked_up)}
+    return timing.clock_s() - started_s
 
 
 def first_batches(recipe: Any, probe: Probe) -> list[Batch]:
     """Batches of the first rows, made past the loader, whose order of rows the training needs.
 
-    Where lengths differ, a second one is shorter: at the second length, torch compiles for any. CUDA graphs take
-    GRAPH_PASSES steps.
+    Where lengths differ, a second one is shorter: at the second length, torch compiles for any.
     """
     config, loader = probe.config, recipe._dataloader.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
     lengths = [1.0] if config.packed else [1.0, 0.75]
-    if has_cuda_graphs(config.compile):
-        lengths *= GRAPH_PASSES * config.gradient_accumulation_steps
 
     def cut(share: float) -> Batch:
         return mapped(loader.collate_fn(rows), lambda values: values[:, : round(share * values.shape[1])])

@@ -2,7 +2,6 @@
 
 from importlib.util import find_spec
 
-from multicard.config import compilation
 from multicard.config.keys import require
 from multicard.config.llm import Engine, HfConfig, LlmConfig, Recipe, Sharding
 from multicard.llm.methods import LoraConfig
@@ -33,7 +32,7 @@ def check(config: LlmConfig) -> None:
     require(name in TRL_METHODS, f"{problem}; use {', '.join(TRL_METHODS)}, {remedy}")
     problem = f"recipe={config.recipe}: is torchtune's"
     require(config.recipe is Recipe.auto, f"{problem}; leave it out, {remedy}")
-    problem = f"compile={compilation.word(config.compile)}: transformers' layers compile again within measured steps"
+    problem = "compile=true: transformers' layers compile again within measured steps"
     require(not config.compile, f"{problem}; use compile=false, {remedy}")
     require(not config.optimizer_in_bwd, f"optimizer_in_bwd=true: TRL has no such option; leave it out, {remedy}")
     problem = f"custom_sharded_layers={config.custom_sharded_layers}: accelerate shards each layer and the rest alone"

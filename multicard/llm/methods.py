@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multicard.config import compilation
 from multicard.config.keys import key, require
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
 from multicard.llm import models
@@ -205,17 +204,6 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
     return component | {"vocab_size": vocabulary} | models.builder_arguments(model)
 
 
-def check_cuda_graphs(config: LlmConfig, value: str) -> None:
-    """Refuse CUDA graphs where they would be recorded again and again: each holds for fixed shapes and addresses."""
-    if not compilation.has_cuda_graphs(config.compile):
-        return
-    otherwise = "compile=max-autotune-no-cudagraphs or compile=true"
-    problem = f"{value}: has CUDA graphs, which need weights that stay in place; FSDP gathers them at other addresses"
-    require(not config.distributed, f"{problem}; use gpus=1, or {otherwise}")
-    problem = f"{value}: has CUDA graphs, one for each length of a batch"
-    require(config.packed, f"{problem}; use packed=true, where all have one length, or {otherwise}")
-
-
 def check(config: LlmConfig) -> None:
     """Refuse (ValueError) options that the method's recipe refuses, or would pass over in silence."""
     method, name, data, model = chosen(config), config.method.name, config.dataset.name, config.model
@@ -230,9 +218,7 @@ def check(config: LlmConfig) -> None:
         require(exists, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
     if config.compile:
         compiles = method.compiles_distributed if config.distributed else method.compiles
-        value = f"compile={compilation.word(config.compile)}"
-        require(compiles, f"{value}: method={name}'s recipe does not compile; use compile=false")
-        check_cuda_graphs(config, value)
+        require(compiles, f"compile=true: method={name}'s recipe does not compile; use compile=false")
     packs = not (method.pairs and config.packed)
     require(packs, f"packed=true: method={name} reads pairs, which cannot be packed; use packed=false")
     if config.optimizer_in_bwd:

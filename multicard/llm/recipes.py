@@ -17,7 +17,7 @@ from torchtune.modules import attention_utils
 
 from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
-from multicard.llm import batches, compiling, labelled_rows, methods, torchtune_config
+from multicard.llm import batches, labelled_rows, methods, torchtune_config
 from multicard.llm.step_probe import Batches, Probe
 from multicard.records.schema_parts import TextRows
 
@@ -42,7 +42,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         return scheduler
 
     module, recipe_class = load(config.recipe_name)
-    with patched(module, rank.device), compiling.in_mode(config):
+    with patched(module, rank.device):
         recipe = measured(recipe_class, probe, on_schedule)(cfg=run_cfg)
         recipe.setup(cfg=run_cfg)
         if rank.rank == 0:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from multicard.config.base import ProfileName
-from multicard.config.compilation import has_cuda_graphs
 from multicard.config.llm import Engine, LlmConfig
 from multicard.llm import methods
 from multicard.llm.batches import COUNTS, Batch, count, mapped
@@ -213,19 +212,6 @@ class Probe:
             raise ProbeEndedError
 
 
-def marked(batches: Iterator[Batch], config: LlmConfig) -> Iterator[Batch]:
-    """The batches, with the beginning of each step marked where CUDA graphs run it.
-
-    Layers are compiled one by one. Without the mark, CUDA graphs would take each for a step of its own wherever no
-    backward pass is pending, as when activations are recomputed, and write over the activations of others.
-    """
-    has_graphs = has_cuda_graphs(config.compile)
-    for number, batch in enumerate(batches):
-        if has_graphs and number % config.gradient_accumulation_steps == 0:
-            torch.compiler.cudagraph_mark_step_begin()
-        yield batch
-
-
 class Batches:
     """The recipe's loader with measured iteration; everything else is the loader's own."""
 
@@ -233,7 +219,7 @@ class Batches:
         self.loader, self._probe = loader, probe
 
     def __iter__(self) -> Iterator[Batch]:
-        return marked(self._probe.batches(self.loader), self._probe.config)
+        return self._probe.batches(self.loader)
 
     def __len__(self) -> int:
         return len(self.loader)

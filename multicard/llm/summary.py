@@ -24,7 +24,7 @@ AXES = (
 )
 FROM_RANK_0 = (
     *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"),
-    *("cuda_graphs", "cuda_graphs_recorded", "warmup_steps", "threads"),
+    *("warmup_steps", "threads"),
 )
 TOKENS = {"all": "tokens", "non_padding": "non_padding", "loss_bearing": "loss_bearing"}
 

@@ -97,7 +97,7 @@ def torchtune_config(config: LlmConfig, device: str, inputs: preflight.Inputs, f
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "enable_activation_checkpointing": config.activation_checkpointing,
         "enable_activation_offloading": False,
-        "compile": bool(config.compile),
+        "compile": config.compile,
         "optimizer_in_bwd": config.optimizer_in_bwd,
         "custom_sharded_layers": list(config.custom_sharded_layers) or None,
         "resume_from_checkpoint": False,

@@ -32,7 +32,6 @@ from multicard.llm import after_tuning, compiling, engines, recipes
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TuningReport
 from multicard.measure import memory
-from multicard.ranks import compiler
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
@@ -60,14 +59,13 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             probe.probing = probing(recipe, probe)
         report.built(engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
-            report.add(compiling.compile_now(recipe, probe))
+            report.content.compile_s = compiling.compile_now(recipe, probe)
         traffic.watch(recipe._model)
         if rank.world_size > 1:
             dist.barrier()
         traffic.clear()
         to_its_end = train(recipe, probe)
         report.content.communication_bytes = traffic.counted()
-        report.add(compiler.cuda_graphs(device, config.compile))
         report.peak()
         if probe.probing is not None:
             report.content.probe = probe.probing.result()

@@ -1,6 +1,6 @@
 """The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
-from multicard.config import compilation, llm
+from multicard.config import llm
 from multicard.config.base import PROFILES, Option
 from multicard.config.llm import Engine, LlmConfig
 from multicard.config.placement import Placement
@@ -23,16 +23,13 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """The option to try next where a run is bound by `bound`."""
     on_cuda, method = placement.device == "cuda", methods.chosen(config)
     compiles = method.compiles_distributed if config.distributed else method.compiles
-    can_compile = on_cuda and config.engine is Engine.torchtune
-    compiles = can_compile and compiles and not config.compile
+    compiles = on_cuda and config.engine is Engine.torchtune and compiles and not config.compile
     packs = not config.packed and not method.pairs
-    has_graphs = compilation.has_cuda_graphs(config.compile)
-    takes_graphs = can_compile and config.packed and not config.distributed and not has_graphs
     options = {
         "input": [("packed=true", packs)],
         "copy": [("pin_memory=true", not config.pin_memory)],
         "communication": [("gradient_accumulation_steps=4", config.gradient_accumulation_steps == 1)],
-        "launch": [("compile=true", compiles), ("packed=true", packs), ("compile=reduce-overhead", takes_graphs)],
+        "launch": [("compile=true", compiles), ("packed=true", packs)],
         "compute": [
             ("precision=bf16", on_cuda and config.precision.name != "bf16"),
             ("activation_checkpointing=false", config.activation_checkpointing),

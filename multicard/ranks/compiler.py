@@ -1,30 +1,15 @@
-"""torch.compile on a rank: whether it took its code from Inductor's cache on disk, and its errors as one line.
+"""torch.compile on a rank: whether it runs as CUDA graphs, and its errors as one line."""
 
-The cache decides how long compiling takes. Inductor counts every look-up of a graph. A graph that AOTAutograd's cache
-holds is looked up in Inductor's too, so its counters tell of both. A graph that is not there may be looked up twice,
-once by each: these are look-ups, not graphs.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from multicard.config import compilation
 from multicard.ranks.failures import is_oom
-from multicard.records.schema_parts import CompileCache
 
 if TYPE_CHECKING:
     import torch
-
-OUTCOMES = {"hits": "fxgraph_cache_hit", "misses": "fxgraph_cache_miss", "bypasses": "fxgraph_cache_bypass"}
-
-
-def lookups() -> dict[str, int]:
-    """Look-ups of this process so far, by outcome."""
-    from torch._dynamo.utils import counters
-
-    return {outcome: counters["inductor"][counter] for outcome, counter in OUTCOMES.items()}
 
 
 def cuda_graphs(device: "torch.device", compile_value: bool | str | None) -> dict[str, Any]:
@@ -42,23 +27,6 @@ def cuda_graphs(device: "torch.device", compile_value: bool | str | None) -> dic
     recorded = next(copy(manager.graph_counter)) if manager is not None else 0
     whole = counters["inductor"]["cudagraph_skips"] == 0 and (recorded > 0 or device.type != "cuda")
     return {"cuda_graphs": whole, "cuda_graphs_recorded": recorded}
-
-
-def since(before: dict[str, int]) -> CompileCache:
-    """The look-ups since `before`, an earlier `lookups()`."""
-    return _cache({outcome: count - before[outcome] for outcome, count in lookups().items()})
-
-
-def over_ranks(caches: Iterable[CompileCache | None]) -> CompileCache | None:
-    """The look-ups of all ranks; None where no rank compiled."""
-    compiled = [cache for cache in caches if cache is not None]
-    return _cache({name: sum(getattr(cache, name) for cache in compiled) for name in OUTCOMES}) if compiled else None
-
-
-def _cache(counts: dict[str, int]) -> CompileCache:
-    hits, anew = counts["hits"], counts["misses"] + counts["bypasses"]
-    state = {(False, False): None, (True, False): "warm", (False, True): "cold", (True, True): "mixed"}
-    return CompileCache(state[hits > 0, anew > 0], **counts)
 
 
 @contextmanager

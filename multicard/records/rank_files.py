@@ -15,7 +15,7 @@ from msgspec import Struct
 from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import CompileCache, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.schema_parts import Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 
@@ -79,7 +79,6 @@ class RankReport(Struct, kw_only=True):
     trainable_parameters: int | None = None
     parameter_bytes: int = 0
     compile_s: float | None = None
-    compile_cache: CompileCache | None = None
     cuda_graphs: bool | None = None
     cuda_graphs_recorded: int | None = None
     probe: RankProbe | None = None

@@ -14,7 +14,6 @@ from multicard.config import prices
 from multicard.records.schema_parts import (
     Cause,
     Communication,
-    CompileCache,
     Count,
     Data,
     Diagnosis,
@@ -131,7 +130,6 @@ class Record(Struct, kw_only=True):
     startup_s: Annotated[Number, "seconds from the command, or the previous run's end, to training"] = None
     total_s: Annotated[Duration, "seconds of training, evaluation included, over all attempts"] = None
     compile_s: Annotated[Number, "seconds of torch.compile, before training"] = None
-    compile_cache: Annotated[CompileCache | None, "null: nothing was compiled"] = None
     cuda_graphs: Annotated[bool | None, "compile=reduce-overhead or max-autotune: all code runs as CUDA graphs"] = None
     cuda_graphs_recorded: Annotated[Count, "CUDA graphs of rank 0 at the end; null as cuda_graphs"] = None
     non_finite_losses: Annotated[Count, "NaN and infinite losses of all ranks and steps; null: not counted"] = None

@@ -133,15 +133,6 @@ class Statistics(Struct):
         return None if self.count is None else self.count + (self.warmup_count or 0) + (self.stalled_count or 0)
 
 
-class CompileCache(Struct):
-    """Look-ups of graphs in Inductor's cache on disk by torch.compile, summed over ranks."""
-
-    state: Annotated[str | None, "cold: all compiled anew; warm: all from the cache; mixed; null: no cache"] = None
-    hits: Annotated[Int, "graphs taken from the cache"] = 0
-    misses: Annotated[Int, "look-ups of graphs that were compiled anew; one may be looked up twice"] = 0
-    bypasses: Annotated[Int, "graphs that cannot be cached"] = 0
-
-
 class Memory(Struct):
     """Peak memory of a rank, bytes."""
 

@@ -17,7 +17,7 @@ from multicard.config.job import count
 from multicard.measure.timing import timestamp
 from multicard.messages import say
 from multicard.observe import diagnosis, gpu_record
-from multicard.ranks import checkpoint, compiler
+from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure, in_a_line, no_space
 from multicard.ranks.process import LOG_LINES, log_file
 from multicard.records import comparable, ownership, rank_files, run_folder, table
@@ -118,7 +118,6 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     record = so_far(run, begun, ranks, steps, gpu)
     record.ended_at = attempt.ended_at
     record.compile_s = max((rank.compile_s for rank in ranks if rank.compile_s is not None), default=None)
-    record.compile_cache = compiler.over_ranks(rank.compile_cache for rank in ranks)
     record.oversubscribed = placement.oversubscribed
     ended = failure or _diverged(record.divergence, getattr(config, "epochs", 1))
     record.status, record.cause = status_of(ended), ended

@@ -31,7 +31,7 @@ def compile_model(model: nn.Module, config: VisionConfig) -> None:
     model.compile(dynamic=False, options=inductor_options(compilation.mode(config.compile), config.layout.name))
 
 
-def prepare(loop: Loop, evaluated: int) -> dict[str, Any]:
+def prepare(loop: Loop, evaluated: int) -> float | None:
     """Have all of a run's code compiled and warm, by steps and evaluations of zeros that leave no trace.
 
     These have the shapes of the run, those of its odd last batches too: they run uncompiled, and cuDNN tries its
@@ -41,11 +41,10 @@ def prepare(loop: Loop, evaluated: int) -> dict[str, Any]:
         evaluated: samples that this rank evaluates.
 
     Returns:
-        `compile_s`, the seconds it took, and `compile_cache`, the look-ups in Inductor's cache; nothing where the model
-        is not compiled.
+        The seconds that it took; None where the model is not compiled.
     """
     share = loop.share
-    started_s, looked_up = timing.clock_s(), compiler.lookups()
+    started_s = timing.clock_s()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     with torch.random.fork_rng([loop.rank.device] if loop.rank.device.type == "cuda" else []):
         with compiler.errors_explained(loop.config.compile):
@@ -60,9 +59,7 @@ def prepare(loop: Loop, evaluated: int) -> dict[str, Any]:
         for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
             buffer.copy_(before)
     timing.synchronize(loop.rank.device)
-    if not loop.compiled:
-        return {}
-    return {"compile_s": timing.clock_s() - started_s, "compile_cache": compiler.since(looked_up)}
+    return timing.clock_s() - started_s if loop.compiled else None
 
 
 def train_on_zeros(loop: Loop, model: nn.Module, size: int) -> None:

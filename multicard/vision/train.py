@@ -94,7 +94,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if loop.compiled or (config.cudnn_benchmark and device.type == "cuda"):
-        report.add(compiling.prepare(loop, len(test_sampler)))
+        report.content.compile_s = compiling.prepare(loop, len(test_sampler))
     start = restore(loop, report)
     memory.reset_peak_memory(device)
     # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)

@@ -29,7 +29,6 @@ def test_every_mode_of_compilation_trains_as_eager_does(measured: Measured, mode
     )
     plain, compiled = ok(measured(*words)), ok(measured(*words, f"compile={mode}"))
     assert compiled["cuda_graphs"] is (True if compilation.has_cuda_graphs(mode) else None)
-    assert compiled["compile_cache"]["state"] in ("cold", "warm", "mixed")
     for got, expected in zip(compiled["epochs"], plain["epochs"], strict=True):
         assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=0.05)
     assert compiled["peak_memory_bytes"]["max"] > plain["peak_memory_bytes"]["max"] / 2
@@ -52,13 +51,3 @@ def test_cuda_graphs_on_two_gpus(measured: Measured, strategy: str):
     several()
     result = ok(measured(CUDA, "gpus=2", f"strategy={strategy}", "compile=reduce-overhead", "batch_size=20"))
     assert result["cuda_graphs"] is True
-
-
-@pytest.mark.parametrize("words", [(), ("activation_checkpointing=true",), ("gradient_accumulation_steps=2",)])
-@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
-def test_tuning_in_cuda_graphs_has_the_losses_of_the_default_mode(tuned: Measured, method: str, words: tuple[str, ...]):
-    packed = (CUDA, f"method={method}", "packed=true", "max_seq_len=256", *words)
-    default, graphs = ok(tuned(*packed, "compile=true")), ok(tuned(*packed, "compile=reduce-overhead"))
-    assert graphs["cuda_graphs"] is True
-    for key in ("first", "last"):
-        assert graphs["loss"][key] == pytest.approx(default["loss"][key], rel=0.02)

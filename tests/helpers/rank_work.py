@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import numpy as np
 import psutil
 import torch
@@ -41,8 +40,6 @@ from multicard.vision.train import train
 
 
 def save(rank: Rank, folder: Path, value: Any) -> None:
-    if isinstance(value, dict) and "compile_cache" in value:  # `torch.load` knows no structs
-        value = value | {"compile_cache": msgspec.structs.asdict(value["compile_cache"])}
     torch.save(value, folder / f"{rank.rank}.pt")
 
 
@@ -173,14 +170,14 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
     compiling.compile_model(model, config)
     loop, _ = loop_of(rank, config, folder, model, 64)
     with traces(loop) as traceless:
-        compiled = compiling.prepare(loop, 10)
+        compile_s = compiling.prepare(loop, 10)
     counted = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     model.eval()
     with torch.no_grad():
         images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
         differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
-    compiled |= compiler.cuda_graphs(rank.device, config.compile)
+    compiled = {"compile_s": compile_s, **compiler.cuda_graphs(rank.device, config.compile)}
     save(rank, folder, {**compiled, "left": traceless, "differ": differ, "graphs": counted, "again": again})
 
 

@@ -87,7 +87,7 @@ def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict
     """As `tune.tune`, without Inductor; the graphs that were compiled before training, and in all."""
     compile_now, graphs = compiling.compile_now, []
 
-    def counted(*arguments: Any) -> dict[str, Any]:
+    def counted(*arguments: Any) -> float:
         result = compile_now(*arguments)
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return result

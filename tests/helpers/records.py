@@ -80,7 +80,7 @@ def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
         else:
             config[key] = value
     record = {
-        **dict.fromkeys(("job", "cause", "divergence", "compile_s", "compile_cache", "cuda_graphs", "changes")),
+        **dict.fromkeys(("job", "cause", "divergence", "compile_s", "cuda_graphs", "changes")),
         **dict.fromkeys(("profile", "diagnosis", "probe", "prediction", "cuda_graphs_recorded")),
         "schema_version": 1,
         "kind": kind,

@@ -1,7 +1,6 @@
-"""What ends a rank, above all for want of memory, and what it leaves: checkpoints and compiled code."""
+"""What ends a rank, above all for want of memory, and what it leaves: checkpoints and logs."""
 
 import errno
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,9 @@ import torch
 
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
-from multicard.ranks import checkpoint, compiler, elastic, failures, logs, process
+from multicard.ranks import checkpoint, elastic, failures, logs, process
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job, Rank
-from multicard.records.schema_parts import CompileCache
 from tests.conftest import warm_up
 from tests.helpers.launching import launch
 
@@ -197,38 +195,6 @@ def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(tmp_pat
 def test_the_controller_needs_no_torch_for_it():
     line = "import sys, multicard.ranks.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line], check=False).returncode == 0
-
-
-@pytest.mark.slow
-def test_the_first_compilation_is_cold_and_the_second_warm():
-    states, unknown = [], random.SystemRandom().random()  # in a cache of its own, torch's headers would be compiled too
-    for turn in range(2):
-        before = compiler.lookups()
-        torch._dynamo.reset()
-        weight = torch.ones(8, requires_grad=True)
-        torch.compile(lambda x: torch.sin(x) * unknown)(weight).sum().backward()
-        used = compiler.since(before)
-        states.append(used.state)
-        assert used.hits == (2 if turn else 0) and used.bypasses == 0  # forward and backward
-    assert states == ["cold", "warm"]
-
-
-@pytest.mark.parametrize(
-    ("records", "state"),
-    [
-        ([], None),
-        ([None, None], None),
-        ([(2, 0, 0), (2, 0, 0)], "warm"),
-        ([(0, 2, 0), (2, 0, 0)], "mixed"),  # one rank took what another had compiled
-        ([(0, 0, 2), None], "cold"),
-        ([(0, 0, 0)], None),
-    ],
-)
-def test_ranks_together(records: list[tuple[int, ...] | None], state: str | None):
-    parts = [None if counts is None else CompileCache(None, *counts) for counts in records]
-    together = compiler.over_ranks(parts)
-    assert (together and together.state) == state
-    assert (together is None) == all(part is None for part in parts)
 
 
 def test_a_long_log_keeps_its_first_and_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

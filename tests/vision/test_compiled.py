@@ -25,8 +25,6 @@ def test_compiling_leaves_no_trace_and_computes_the_same(tmp_path: Path):
     (compiled,) = on_ranks(1, "compile_and_compare", tmp_path, config, tmp_path)
     assert all(compiled["left"].values()), compiled["left"]
     assert compiled["compile_s"] > 0 and compiled["graphs"] == 2  # training and evaluation
-    looked_up = compiled["compile_cache"]
-    assert looked_up["hits"] + looked_up["misses"] >= 3  # forward, backward, evaluation
     assert max(compiled["differ"]) < 1e-5
     assert compiled["again"] == 0  # the odd batch ran as it is
     assert compiled["cuda_graphs"] is False  # on CPU ranks
