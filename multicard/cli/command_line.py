@@ -34,11 +34,8 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` and the like as
     their keys; with what tells that a rank's batch follows from the global one, whatever an experiment or a preset
     has for it; with the options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written
-    where the defaults do not have the group, as `experiment=NAME`.
-
-    Raises:
-        ValueError: `glob()` that matches nothing, or several keys that are `auto`.
-    """
+    where the defaults do not have the group, as `experiment=NAME`. `glob()` that matches nothing and several
+    keys that are `auto` are refused (ValueError)."""
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})

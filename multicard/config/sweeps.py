@@ -118,13 +118,10 @@ class RaceConfig:
 
 
 def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
-    """Refuse a sweep that cannot be raced, before its cells are composed: else each of them would be refused.
+    """Refuse (ValueError) a sweep that cannot be raced, before its cells are composed: else each would be refused.
 
     Args:
         batch_size: `hydra.sweeper.max_batch_size`.
-
-    Raises:
-        ValueError: with the remedy.
     """
     if config.race.figure is None:
         return

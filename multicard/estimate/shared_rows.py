@@ -70,11 +70,7 @@ class SharedFile(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def decode(content: bytes) -> SharedFile:
-    """The rows of a file, checked.
-
-    Raises:
-        ValueError: what is wrong and where, in a line.
-    """
+    """The rows of a file, checked; a ValueError says in a line what is wrong, and where."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"has {len(content):,} bytes, more than {MOST_BYTES:,}")
     try:

@@ -54,11 +54,7 @@ with Path(__file__).with_name("gpus.csv").open(newline="") as lines:
 
 
 def named(name: str, key: str = "predict.gpu") -> Gpu:
-    """The GPU that `key` names.
-
-    Raises:
-        ValueError: no GPU of the table; the message lists them.
-    """
+    """The GPU that `key` names; for one that is not in the table, a ValueError lists those that are."""
     gpu = GPUS.get(name.strip().lower())
     if gpu is None:
         raise ValueError(f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}")
@@ -135,11 +131,8 @@ UNKNOWN_NODE = Target()  # of SLURM, whose GPUs are not known
 
 def targets(configs: Sequence[RunConfig], here: bool = False, on_slurm: bool = False) -> list[Target]:
     """The target of each configuration: this machine, or unless it is to be `here` the GPU of `predict.gpu` and
-    `predict.memory`; `on_slurm` its nodes, whose processor is taken to be this machine's.
-
-    Raises:
-        ValueError: `predict.gpu` is not in the table; the message lists the names.
-    """
+    `predict.memory`; `on_slurm` its nodes, whose processor is taken to be this machine's. Refuses (ValueError) as
+    `named`."""
     found = environment.gpus() if any(config.device is not Device.cpu for config in configs) else []
     return [_target(config, found, here, on_slurm) for config in configs]
 

@@ -60,11 +60,7 @@ class Journal:
             self._write(head)
 
     def add(self, **values: Any) -> None:
-        """Add an entry, at once on disk.
-
-        Raises:
-            JournalError: it cannot be written.
-        """
+        """Add an entry, at once on disk; a JournalError says that it cannot be written."""
         self.entries.append(values)
         self._write(values)
 

@@ -84,11 +84,8 @@ class Board:
         return int(_HEADER.unpack_from(self._map)[0])
 
     def stops(self, steps: int) -> bool:
-        """True where a rank that has just done the run's step `steps` is to stop.
-
-        Raises:
-            RuntimeError: the step to stop after has passed; other ranks may have stopped after it.
-        """
+        """True where a rank that has just done the run's step `steps` is to stop; a RuntimeError says that the step to
+        stop after has passed, after which other ranks may have stopped."""
         stop_at = self.stop_at
         if stop_at and steps > stop_at:
             raise RuntimeError(f"asked to stop after step {stop_at}, but {steps} were done when this was seen")

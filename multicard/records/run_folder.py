@@ -356,11 +356,8 @@ def read(folder: Path) -> Run | None:
 
 
 def decode(content: bytes) -> AnyRecord:
-    """The record in the bytes of a result.json.
-
-    Raises:
-        ValueError: what is wrong with it; of a newer schema its version alone, as all else may then differ too.
-    """
+    """The record in the bytes of a result.json. A ValueError says what is wrong with it; of a newer schema its version
+    alone, as all else may then differ too."""
     try:
         if (version := msgspec.json.decode(content, type=_Version).schema_version) > SCHEMA_VERSION:
             newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"

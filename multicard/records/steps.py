@@ -61,31 +61,21 @@ class Counted:
 
 
 def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
-    """Seconds of each step that statistics count (n,), in their order; see `formulas.step_times_s`.
-
-    Raises:
-        ValueError: steps.parquet is absent or broken.
-    """
+    """Seconds of each step that statistics count (n,), in their order; see `formulas.step_times_s`. A ValueError says
+    that steps.parquet is absent or broken."""
     steps = counted(folder, record)
     return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
 def step_times_s(folder: Path) -> np.ndarray:
-    """Seconds of each step (n,), in their order; see `formulas.step_times_s`.
-
-    Raises:
-        ValueError: steps.parquet is absent or broken.
-    """
+    """Seconds of each step (n,), in their order; see `formulas.step_times_s`. A ValueError as `measured_s`."""
     rows = _read(folder, COLUMNS)
     return formulas.step_times_s(*(rows[name].to_numpy() for name in COLUMNS))
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
-    """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where statistics count it.
-
-    Raises:
-        ValueError: steps.parquet is absent or broken.
-    """
+    """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where statistics count it. A
+    ValueError as `measured_s`."""
     rows = _read(folder)
     return rows.append_column("measured", [_of(record, rows).measured])
 

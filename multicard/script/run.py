@@ -32,10 +32,7 @@ OWN_RANKS = (  # they would wait for one another at the address of the run's own
 
 def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     """Run the script as `__main__` to its end, or to the step at which it is to stop, and leave rank files and steps.
-
-    Raises:
-        ValueError: the script exited with a code other than 0, or took no step.
-    """
+    A ValueError says that it exited with a code other than 0, or took no step."""
     os_calls.adopt_orphans()
     os_calls.unblock_in_children()
     atexit._clear()  # what the script registers is run at its end, but nothing of the process that was forked

@@ -25,11 +25,8 @@ def module(config: ScriptConfig) -> str:
 
 
 def file(config: ScriptConfig) -> Path:
-    """The file that starts. A module is looked for as `python -m` does, but nothing is imported for it.
-
-    Raises:
-        ValueError: there is no such module.
-    """
+    """The file that starts. A module is looked for as `python -m` does, but nothing is imported for it;
+    a ValueError says that there is none."""
     if not (name := module(config)):
         return Path(config.script)
     spec, places = None, [str(Path.cwd()), *sys.path]
@@ -55,11 +52,7 @@ def words(config: ScriptConfig) -> list[str]:
 
 def variables(config: ScriptConfig) -> dict[str, str]:
     """The environment variables of `args.style=env`: true is 1, false and null are left out, a list is divided by
-    spaces.
-
-    Raises:
-        ValueError: for a name that the launch of ranks sets.
-    """
+    spaces. A name that the launch of ranks sets is refused (ValueError)."""
     style, args = _style_and_args(config)
     if style is not Style.env:
         return {}

@@ -15,11 +15,7 @@ from multicard.script import summary, words
 
 
 def check(config: ScriptConfig) -> None:
-    """Refuse a script that cannot be started.
-
-    Raises:
-        ValueError: with the key and the remedy.
-    """
+    """Refuse (ValueError) a script that cannot be started."""
     path, key = words.file(config), f"script={config.script}"
     remedy = f"the path is relative to {Path.cwd()}, and 'script=-m NAME' starts a module"
     require(path.exists(), f"{key}: there is no such file; {remedy}")

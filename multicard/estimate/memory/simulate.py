@@ -42,11 +42,7 @@ class FellBackError(Exception):
 
 def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: int | None = None) -> Active:
     """Take a step of a cell without values, as rank 0 does on "cuda" without a GPU, or on "cpu" to compare with the
-    truth. Of the GPU's memory see `answers.Request`.
-
-    Raises:
-        FellBackError: the step was not that of a real run.
-    """
+    truth; a FellBackError says that it was not that of a real run. Of the GPU's memory see `answers.Request`."""
     device = GPU if device_type == "cuda" else CPU
     tracker = Tracker(device_type, CUDA_BLOCK_BYTES if device_type == "cuda" else 1)
     if isinstance(config, VisionConfig):
