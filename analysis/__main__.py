@@ -17,7 +17,7 @@ from multicard.ranks import interruption
 if __name__ == "__main__":
     interruption.end_at_once()  # while the rest is imported
 
-from analysis import cli, dashboard, experiments, figures
+from analysis import cli, experiments, figures
 from analysis.commands import best, compare, list_runs, predictions, share, sync, table
 from analysis.runs import load, sql
 from analysis.runs.load import Found
@@ -32,6 +32,7 @@ from multicard.records.text_table import clean
 from papers.printed import DATASETS
 
 CLAIMS = "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict on each."
+DASHBOARD = "The runs of a project in W&B as a saved workspace; another call replaces it, with changes by hand."
 FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off or timelines"
 
 
@@ -140,12 +141,13 @@ def _report(options: argparse.Namespace) -> int:
         found = load.read(options.folders, price=options.price)
         status.update(f"making the page about {count(len(found.runs), 'run')}")
         lines = report.write(options.folders, options.out, options.title, options.mix, found).splitlines()
-    command = dashboard.command(found.runs)
-    print("\n".join([f"The same runs as a dashboard in Weights & Biases: {clean(command)}", *map(clean, lines)]))
+    print("\n".join(map(clean, lines)))
     return 0
 
 
 def _dashboard(options: argparse.Namespace) -> int:
+    from analysis import dashboard  # wandb, which nothing else of the analysis needs but sync
+
     print(clean(dashboard.make(options.entity, options.project, options.dry_run)))
     return 0
 
@@ -162,14 +164,10 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _sync(options: argparse.Namespace) -> int:
-    from analysis import report
-
     found = load.read(options.folders, probes=True)
-    outcome = sync.sync(
-        found.runs, (options.project, options.entity), lambda folder, out: report.write([folder], out, None, mix=True)
-    )
-    print("\n".join([*outcome.lines(), *skipped_lines(found.skipped)]))
-    return 1 if outcome.failed else 0
+    lines, code = sync.sync(found.runs, (options.project, options.entity))
+    print("\n".join([*lines, *skipped_lines(found.skipped)]))
+    return code
 
 
 FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]}
@@ -258,7 +256,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
     add("--mix", **MIX)
 
-    add = command("dashboard", _dashboard, dashboard.__doc__)
+    add = command("dashboard", _dashboard, DASHBOARD)
     project = TrackerConfig().project
     add("--project", metavar="P", help="the runs' tracker.project", type=cli.wandb_name, default=project)
     add("--entity", metavar="E", help="a user or team; the account's own by default", type=cli.wandb_name)

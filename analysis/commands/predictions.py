@@ -2,7 +2,7 @@
 
 For each figure and basis: median and mean of the relative errors' sizes, the bias (their mean with the sign; above 0
 where too much was predicted), the share of runs inside the 90 % interval with its own 95 % interval, and the median of
-that interval's half-width. Then the verdicts on memory, and the poorest predictions.
+that interval's half-width. Then the verdicts on memory. `--csv` has each predicted figure of each run.
 
 Runs that ended ok are compared: their times and energy unless others or a profiler slowed them, their memory on GPUs
 alone (a CPU rank's is resident and holds Python too). Of runs out of memory only the verdict counts.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.runs.columns import MARKS, legend
+from analysis.runs.columns import MARKS
 from analysis.runs.grouping import MEMORY
 from analysis.runs.load import Run
 from analysis.stats.intervals import wilson
@@ -24,7 +24,6 @@ from analysis.table_columns import rows as rows_of
 from multicard.config.job import count
 from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE
-from multicard.records import figures
 from multicard.records.output import Output, Rows
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import Table, clean
@@ -37,9 +36,7 @@ VERDICTS = ("yes", "tight", "no")
 SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
 OUT_OF_MEMORY = "oom"
 LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
-WORST = 5  # runs that are named
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")
-WORST_HEADINGS = ("figure", "basis", "predicted", "interval", "measured", "error", "inside", "marks", "folder")
 COLUMNS = ("column", "basis", "predicted", "low", "high", "measured", "error", "inside")  # in CSV and JSON
 NOTES = (
     "error: of the predicted figure, relative to the measured one; bias: its mean with the sign, + where too much",
@@ -165,30 +162,6 @@ def accuracies(compared: Comparisons) -> list[Column]:
     ]
 
 
-def worst(compared: Comparisons) -> list[Comparison]:
-    """The poorest figure of each of the runs that were predicted worst."""
-    by_run: dict[Path, Comparison] = {}
-    for comparison in sorted(compared.figures, key=lambda comparison: -abs(comparison.error)):
-        by_run.setdefault(comparison.run.folder, comparison)
-    return list(by_run.values())[:WORST]
-
-
-def worst_texts(each: Comparison) -> list[str]:
-    values = (figures.text(each.column, value) for value in (each.predicted, each.low, each.high, each.measured))
-    unit = " s" * each.column.endswith("_s")
-    predicted, low, high, measured = (f"{value}{unit}" for value in values)
-    shown = [predicted, f"{low} to {high}", measured, f"{each.error:+.1%}", "yes" if each.inside else "no"]
-    return [NAMES[each.column], each.basis, *shown, each.run["marks"], str(each.run.folder)]
-
-
-def tables(compared: Comparisons) -> tuple[Table, Table, Table]:
-    """Errors by figure and basis, how runs ended by the verdict on their memory, and the poorest predictions; without
-    rows where nothing is known."""
-    counts, poorest = compared.verdicts, list(map(worst_texts, worst(compared)))
-    verdicts = [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
-    return table(accuracies(compared)), Table(VERDICT_HEADINGS, verdicts), Table(WORST_HEADINGS, poorest)
-
-
 def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     """The tables and notes, and every predicted figure of every run, in the unit of its column's name.
 
@@ -199,20 +172,15 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     if not compared.figures and not compared.verdicts:
         where = ", ".join(map(str, folders))
         raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
-    marks = legend(each.run["marks"] for each in worst(compared))
-    notes = [*(NOTES if compared.figures else ()), *compared.notes, *marks]
-    above = ([], [""], ["", "worst:"])
-    shown = [one._replace(above=lines) for one, lines in zip(tables(compared), above, strict=True) if one.rows]
-    shown[-1] = shown[-1]._replace(below=["", *notes])
+    counts = compared.verdicts
+    verdicts = [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
+    shown = [one for one in (table(accuracies(compared)), Table(VERDICT_HEADINGS, verdicts, [""])) if one.rows]
+    shown[-1] = shown[-1]._replace(below=["", *(NOTES if compared.figures else ()), *compared.notes])
 
     def content(rows: Rows) -> dict[str, Any]:
-        verdicts = [{"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in compared.verdicts.items()]
-        return {
-            "accuracies": rows_of(accuracies(compared)),
-            "verdicts": verdicts,
-            "figures": rows,
-            "left_out": compared.left_out,
-        }
+        verdicts = [{"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in counts.items()]
+        own = {"accuracies": rows_of(accuracies(compared)), "verdicts": verdicts}
+        return own | {"figures": rows, "left_out": compared.left_out}
 
     def lines(width: int | None) -> list[str]:
         return [line for table in shown for line in table.lines(width)]

@@ -11,7 +11,6 @@ from analysis.answers import answers
 from analysis.figures import vega
 from analysis.report import page, sections
 from analysis.report.blocks import Report
-from analysis.report.papers_section import of_papers
 from analysis.report.runs_section import of_runs
 from analysis.report.watch import Watch
 from analysis.runs import details, load
@@ -64,8 +63,7 @@ def build(found: Found, title: str, mix: bool) -> Report:
         sections.of_effects([answer.ranking for answer in found_out]),
         of_runs(runs, found.skipped, repeated, mix),
         sections.of_efficiency(runs),
-        sections.of_predictions(runs),
-        of_papers(runs, panels, claims.judge(runs, mix)),
+        sections.of_papers(runs, panels, claims.judge(runs, mix)),
         sections.of_machine(runs),
     ]
     return Report(

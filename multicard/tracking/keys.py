@@ -1,4 +1,4 @@
-"""Every key that a run logs in W&B; docs/wandb.md says what they are, and dashboards take their names from here.
+"""Every key that a run logs in W&B; docs/wandb.md says what they are.
 
 A key is logged where its run measured it: the rewards by DPO alone, the clocks by GPUs that report them. A summary has
 the whole record under the names of result.json, with dots between them.
@@ -7,7 +7,6 @@ the whole record under the names of result.json, with dots between them.
 from multicard.records.figures import ALL, LLM, SCRIPT, VISION
 
 Kinds = tuple[str, ...]  # of runs
-SWEEP = "sweep"  # the job type of the run of a whole sweep
 
 STEP = "train/step"  # the x axis of BY_STEP
 REWARDS = tuple(f"train/reward_{name}" for name in ("chosen", "rejected", "margin", "accuracy"))
@@ -45,7 +44,6 @@ GPU_SAMPLES = {
 
 ATTEMPTS = "attempts"  # of a summary: how often the run was started
 PROFILE_TABLE = "profile/metrics"
-SWEEP_TABLE, SWEEP_REPORT = "sweep/runs", "sweep/report"
 
 
 def names(table: dict[str, Kinds], kind: str) -> list[str]:

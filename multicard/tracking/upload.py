@@ -1,19 +1,16 @@
-"""Uploads of records and of whole sweeps, and the note of what W&B has: `.wandb.json` in each folder.
+"""Uploads of records, and the note of what W&B has: `.wandb.json` in each folder.
 
 A run that is being measured is uploaded from its folder too, in the controller: what W&B gets is on disk first, and the
 ranks are not disturbed while timed.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from heapq import merge
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import msgspec
 
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.machine import network
@@ -22,13 +19,11 @@ from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.tracking import history, keys, run_record
-from multicard.tracking.history import Moment, Timeline
-from multicard.tracking.run_record import About
+from multicard.tracking.history import Timeline
 from multicard.tracking.wandb_run import Table, Target, WandbRun, server
 
 NOTE = ".wandb.json"
 FINISH_S = 60.0  # within which a run that ends has the rest uploaded
-Records = Mapping[Path, AnyRecord]  # by run folder
 SoFar = Callable[[Sequence[AnyReport], Any], AnyRecord]  # from the ranks' reports and the table of all steps
 
 
@@ -63,7 +58,7 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
         else:
             run.sample(at, values)
     if profiled := run_record.profile_rows(result):
-        run.media(len(rows), keys.PROFILE_TABLE, Table(run_record.PROFILE_COLUMNS, profiled), timeline.end)
+        run.table(len(rows), keys.PROFILE_TABLE, Table(run_record.PROFILE_COLUMNS, profiled), timeline.end)
     facts = {name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")}
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     files = {name: folder / name for name in run_record.FILES if (folder / name).exists()}
@@ -72,61 +67,15 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
     run.finish(last | run_record.summary(result), timeline.end, int(result.status in run_folder.BAD))
 
 
-def sweep(folder: Path, records: Records, table: Table, report: Path | None, target: Target) -> None:
-    """Upload the run of a whole sweep, with the HTML file about it, and note it; one that W&B has is renewed.
-
-    Raises:
-        RuntimeError: if W&B fails.
-        OSError: a file cannot be read or written.
-    """
-    clocks = [Timeline.of(record) for record in records.values()]
-    started_at, ended_at = min(clock.started_at for clock in clocks), max(clock.end.at for clock in clocks)
-    end = Moment(ended_at, ended_at - started_at)
-    tags = tuple(dict.fromkeys(tag for record in records.values() for tag in run_record.user_tags(record)))
-    named = sweep_id(folder, records, target), f"{folder.name}: all runs", folder.name, keys.SWEEP, tags
-    about = About(*named, {"runs": len(records)}, started_at)
-    with TemporaryDirectory(prefix="multicard-wandb-", ignore_cleanup_errors=True) as own:
-        run = WandbRun.open(about, target, Path(own))
-        run.media(run.next_row, keys.SWEEP_TABLE, table, end)
-        if report is not None:
-            run.media(run.next_row, keys.SWEEP_REPORT, report, end)
-        counts = Counter(record.status for record in records.values())
-        counted = {f"runs.{status}": counts[status] for status in run_folder.STATUSES}
-        run.finish({"runs": len(records), **counted}, end, 0)
-    _note(folder, about.id, target, _sweep_digest(records), run.url)
-
-
-def sweep_id(folder: Path, records: Records, target: Target) -> str:
-    """The id of a sweep's run: of its latest upload to the same place, as cells may have been measured again since;
-    without one, from its first run."""
-    noted = [upload["run"] for upload in _noted(folder, _place(target)) if upload["run"].startswith(f"{keys.SWEEP}-")]
-    if noted:
-        return noted[-1]
-    _, first = min((Timeline.of(record).started_at, run_record.run_id(record)) for record in records.values())
-    return f"{keys.SWEEP}-{sha256(first.encode()).hexdigest()[:12]}"
-
-
 def has_record(folder: Path, target: Target) -> bool:
     """True if W&B has the record of a run folder as it is now."""
     content, result = _read(folder)
-    return _has(folder, run_record.run_id(result), target, _digest(content))
-
-
-def has_sweep(folder: Path, records: Records, target: Target) -> bool:
-    """True if W&B has the run of a whole sweep as it is now."""
-    return _has(folder, sweep_id(folder, records, target), target, _sweep_digest(records))
+    key = _place(target) | {"run": run_record.run_id(result), "content": _digest(content)}
+    return bool(_noted(folder, key))
 
 
 def _digest(content: bytes) -> str:
     return sha256(content).hexdigest()[:16]
-
-
-def _sweep_digest(records: Records) -> str:
-    return _digest(msgspec.json.encode({folder.name: record for folder, record in records.items()}, order="sorted"))
-
-
-def _has(folder: Path, run_id: str, target: Target, digest: str) -> bool:
-    return bool(_noted(folder, _place(target) | {"run": run_id, "content": digest}))
 
 
 def _note(folder: Path, run_id: str, target: Target, digest: str, url: str | None) -> None:

@@ -136,19 +136,16 @@ class WandbRun:
                 artifact.add_file(str(source), target, policy="immutable", skip_cache=True)
             self._run.log_artifact(artifact)
 
-    def media(self, number: int, key: str, content: Table | Path, moment: Moment) -> None:
-        """Log a table or an HTML file, as a row of its own and in the summary, unless W&B has the row."""
+    def table(self, number: int, key: str, content: Table, moment: Moment) -> None:
+        """Log a table, as a row of its own and in the summary, unless W&B has the row."""
         import wandb
 
         if number < self.next_row:
             return
         with _as_runtime_error():
-            if isinstance(content, Path):
-                media: Any = wandb.Html(str(content), inject=False)
-            else:
-                media = wandb.Table(list(content.columns), [list(row) for row in content.rows], allow_mixed_types=True)
-            self.row(number, {key: media}, moment)
-            self._run.summary.update({key: media})
+            shown = wandb.Table(list(content.columns), [list(row) for row in content.rows], allow_mixed_types=True)
+            self.row(number, {key: shown}, moment)
+            self._run.summary.update({key: shown})
 
     def finish(self, summary: Mapping[str, Any], end: Moment, exit_code: int) -> None:
         """Write the summary and end the run at a moment of its own clock."""

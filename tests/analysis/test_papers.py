@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from analysis import experiments, same_setting
 from analysis.experiments import Panel
-from analysis.report import papers_section
+from analysis.report import sections
 from analysis.report.blocks import Facts, Fold
 from analysis.runs import load
 from analysis.runs.columns import flat
@@ -146,7 +146,7 @@ def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
     assert sorted(rows) == sorted(experiments.names())
     assert [name for name in experiments.names() if not printed.in_full(name)] == ["engines"]  # of no paper
     panels = [(experiments.load(name), []) for name in experiments.names()]
-    folds = [block for block in papers_section.of_papers([], panels, []).blocks if isinstance(block, Fold)]
+    folds = [block for block in sections.of_papers([], panels, []).blocks if isinstance(block, Fold)]
     (commands,) = (block for fold in folds for block in fold.blocks if isinstance(block, Facts))
     of_table2 = next(says for says, command in commands.rows if "experiment=table2 " in f"{command} ")
     assert "In full: 12 cells on 1 to 4 GPUs, 7.9 hours (15.9 GPU hours), 100 MB on disk" in of_table2

@@ -41,8 +41,8 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     folders = written(tmp_path / "sweep")
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
     printed = capsys.readouterr()
-    assert printed.out == "uploaded 4\n" and not printed.err  # the sweep's own, too
-    assert not wandb_server.unknown and set(ids(folders)) < set(wandb_server.runs) and len(wandb_server.runs) == 4
+    assert printed.out == "uploaded 3\n" and not printed.err
+    assert not wandb_server.unknown and set(ids(folders)) == set(wandb_server.runs)
 
     vision, memory, tuning = (wandb_server.runs[name] for name in ids(folders))
     assert (vision.exit_code, memory.exit_code, tuning.exit_code) == (0, 0, 0)
@@ -57,48 +57,10 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     assert len(wandb_server.artifacts) >= 3
 
     calls = len(wandb_server.calls)
-    assert "uploaded 0; W&B had 4 already" in said("sync", tmp_path, "--project", "trial")
+    assert "uploaded 0; W&B had 3 already" in said("sync", tmp_path, "--project", "trial")
     assert len(wandb_server.calls) == calls
-    assert said("sync", tmp_path) == "uploaded 4\n" and len(wandb_server.runs) == 4  # another project, another place
+    assert said("sync", tmp_path) == "uploaded 3\n" and len(wandb_server.runs) == 3  # another project, another place
     assert {stored.variables["project"] for stored in wandb_server.runs.values()} == {"multicard"}
-
-
-def test_the_sweeps_own_run_has_its_table_and_report_and_grows_with_it(tmp_path: Path, wandb_server: Server):
-    sweep = tmp_path / "sweep"
-    folders = written(sweep)
-    assert main(["sync", *map(str, folders[1:])]) == 0  # a part of a sweep has the table of the whole
-    (name,) = sweeps_of(wandb_server)
-    stored = wandb_server.runs[name]
-    assert len(wandb_server.runs) == 3 and stored.summary[keys.SWEEP_TABLE]["nrows"] == 3
-    assert main(["sync", str(folders[0])]) == main(["sync", str(tmp_path)]) == 0
-    assert sweeps_of(wandb_server) == [name] and len(wandb_server.runs) == 4
-    assert stored.variables["jobType"] == keys.SWEEP and stored.variables["displayName"] == "sweep: all runs"
-    assert stored.summary[keys.SWEEP_REPORT]["_type"] == "html-file"
-    assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (3, 2, 1)
-
-    more = records.vision(gpus=4, started_at="2026-11-22T09:41:29Z")
-    records.write(sweep / "gpus=4-00000004", more, records.steps([1.0] * 4, per_epoch=2))
-    assert main(["sync", str(tmp_path)]) == 0
-    assert sweeps_of(wandb_server) == [name] and stored.summary[keys.SWEEP_TABLE]["nrows"] == 4
-
-    # the first cell and the one that had failed are measured again
-    for folder, gpus in zip(folders, (1, 2), strict=False):
-        again = records.vision(gpus=gpus, precision="fp16", started_at="2026-11-22T10:41:29Z")
-        records.write(folder, again, records.steps([1.0] * 4, per_epoch=2))
-    assert main(["sync", str(tmp_path)]) == 0
-    assert sweeps_of(wandb_server) == [name]
-    assert (stored.summary["runs"], stored.summary["runs.ok"], stored.summary["runs.oom"]) == (4, 4, 0)
-
-
-def test_a_sweep_of_probes_has_a_table_and_no_report(tmp_path: Path, wandb_server: Server):
-    for gpus in (1, 2):
-        record = records.vision(gpus=gpus)
-        record["config"]["probe"]["enabled"] = True
-        records.write(tmp_path / "sweep" / f"gpus={gpus}-0000000{gpus}-probe", record, records.steps([1.0] * 4))
-    assert main(["sync", str(tmp_path)]) == 0
-    (name,) = sweeps_of(wandb_server)
-    summary = wandb_server.runs[name].summary
-    assert summary[keys.SWEEP_TABLE]["nrows"] == 2 and keys.SWEEP_REPORT not in summary
 
 
 def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(tmp_path: Path, wandb_server: Server):
@@ -112,11 +74,7 @@ def test_what_has_no_configuration_goes_where_most_of_its_sweep_goes(tmp_path: P
         tmp_path / "sweep" / "gpus=16-refused", refused | {"cause": {"kind": "refused", "message": "gpus=16"}}
     )
     assert main(["sync", str(tmp_path)]) == 0
-    assert [stored.variables["project"] for stored in wandb_server.runs.values()] == ["my-node"] * 4
-
-
-def sweeps_of(server: Server) -> list[str]:
-    return [name for name in server.runs if name.startswith(keys.SWEEP)]
+    assert [stored.variables["project"] for stored in wandb_server.runs.values()] == ["my-node"] * 3
 
 
 def test_what_fails_is_tried_again_and_named(tmp_path: Path, wandb_server: Server, monkeypatch, capsys, said: Said):
@@ -133,12 +91,12 @@ def test_what_fails_is_tried_again_and_named(tmp_path: Path, wandb_server: Serve
     monkeypatch.setattr(upload, "record", flaky)
     assert main(["sync", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert f"not uploaded: {first}: CommError: no answer\n" in printed and "uploaded 3" in printed
+    assert f"not uploaded: {first}: CommError: no answer\n" in printed and "uploaded 2" in printed
     assert tries.count(first) == 3 and tries.count(second) == 2
     assert ids([second])[0] in wandb_server.runs and ids([first])[0] not in wandb_server.runs
 
     monkeypatch.setattr(upload, "record", whole)
-    assert "uploaded 1; W&B had 3 already" in said("sync", tmp_path)
+    assert "uploaded 1; W&B had 2 already" in said("sync", tmp_path)
 
 
 def test_an_upload_that_was_cut_off_goes_on_where_it_ended(

@@ -1,13 +1,14 @@
-"""The workspace of a project, as W&B takes it: a section for each question about any runs; and how it is brought there,
-the same again where it is there already.
+"""`dashboard`: the runs of a project in W&B as a saved workspace, the same again where it is there already.
 
-Panels are over keys that runs log (`multicard.tracking.keys`).
+Its sections have bars of all figures (`multicard.records.figures`) and figures against each other. W&B itself adds a
+panel for every key over steps, epochs and seconds.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,18 +22,14 @@ from wandb_workspaces.reports.v2 import interface as wr
 from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from multicard.machine import network
-from multicard.measure.timing import PHASES as PHASES_OF_A_STEP
+from multicard.measure import timing
 from multicard.records import figures, run_folder
 from multicard.records.figures import ALL, FIGURES, Figure
-from multicard.tracking import keys
 
-MOST_RUNS, MOST_GPUS = 100, 8  # in a panel; of a node
-SYSTEM_PREFIX = "system/"  # before a system metric in a panel
-# By what a line's panel is over: its key, and what its metrics begin with
-AXES = {"step": (keys.STEP, "train/"), "epoch": (keys.EPOCH, "epoch/"), "time": ("RelativeTime(Wall)", SYSTEM_PREFIX)}
+MOST_RUNS = 100  # in a panel
 NAME = "multicard"
 FASTEST, SCALING, LEARNING = "Which is fastest", "Scaling and efficiency", "Learning"
-MEMORY, ENERGY, PHASES, SYSTEM = "Memory and bytes", "Energy", "Where the time goes", "System"
+MEMORY, ENERGY, PHASES = "Memory and bytes", "Energy", "Where the time goes"
 OPEN = (FASTEST, SCALING)
 PARTS_OF_TIME = ("startup_s", "train_s", "evaluate_s", "compile_s")
 PINNED = ["summary:status", "config:gpus.value", "config:precision.value", "summary:total_s", "summary:cause.message"]
@@ -47,6 +44,22 @@ query FindView($entityName: String, $projectName: String, $type: String, $viewNa
   }
 }
 """
+
+
+def make(entity: str | None, project: str, dry_run: Path | None) -> str:
+    """Make a workspace, or write its specification to the file `dry_run` without asking W&B; return a line about it.
+
+    Args:
+        entity: a user or team of W&B; None for the account's default.
+
+    Raises:
+        ValueError: no server, login or project.
+    """
+    view = workspace()
+    if dry_run is None:
+        return send(view, entity, project)
+    run_folder.write_json(dry_run, {"entity": entity, "project": project, "workspace": view})
+    return f"{dry_run}: a workspace of {len(sections())} sections"
 
 
 def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
@@ -85,20 +98,6 @@ def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
     return wr.ScatterPlot(title=both, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales)
 
 
-def lines(title: str, axis: str, *names: str, smooth: bool = False) -> wr.LinePlot:
-    """Metrics over the steps, epochs or seconds of a run."""
-    x, prefix = AXES[axis]
-    smoothing: dict[str, Any] = {"smoothing_type": "exponential", "smoothing_factor": 0.6} if smooth else {}
-    return wr.LinePlot(
-        title=title, x=x, y=[prefix + name for name in names], title_x=axis, max_runs_to_show=MOST_RUNS, **smoothing
-    )
-
-
-def gpu_lines(title: str, column: str) -> wr.LinePlot:
-    metric, _ = keys.GPU_SAMPLES[column]
-    return lines(title, "time", *(f"gpu.{index}.{metric}" for index in range(MOST_GPUS)))
-
-
 def _identified(place: str, panels: Sequence[Panel]) -> list[Panel]:
     """The panels with ids that their `place` says, so that the same dashboard has the same specification."""
     for number, panel in enumerate(panels):
@@ -120,8 +119,15 @@ def workspace() -> View:
         ws.Section(name=name, panels=_identified(name, own), is_open=name in OPEN, layout_settings=layout)
         for name, own in sections().items()
     ]
-    settings = ws.WorkspaceSettings(max_runs=MOST_RUNS)
-    made = ws.Workspace(entity="", project="", name=NAME, sections=shown, settings=settings, runset_settings=runs)
+    made = ws.Workspace(
+        entity="",
+        project="",
+        name=NAME,
+        sections=shown,
+        settings=ws.WorkspaceSettings(max_runs=MOST_RUNS),
+        runset_settings=runs,
+        auto_generate_panels=True,
+    )
     spec = json.loads(made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
     spec["section"]["runSets"][0]["id"] = _identifier("run set")  # W&B's library draws one for each process
     about = "made by python -m analysis dashboard"
@@ -146,53 +152,26 @@ def section_of(figure: Figure) -> str | None:
 
 
 def sections() -> dict[str, Sequence[Panel]]:
-    """The panels of each section, with bars of every figure in the section that suits it."""
+    """The panels of each section: bars of every figure in the section that suits it, and figures against each other."""
     own = {
         section: [measure(name) for name, figure in FIGURES.items() if section_of(figure) == section]
         for section in (FASTEST, LEARNING, MEMORY, ENERGY, PHASES)
     }
-    phases = [*(f"phases_s.{phase}" for phase in PHASES_OF_A_STEP), "data_s"]
+    against = [points(column, "total_s", "vision") for column in ("test_accuracy", "peak_memory_bytes")]
+    scaling = [
+        *(points(column, "gpus", "vision") for column in ("total_s", "trained_images_per_s", "step_s")),
+        *(points(column, "gpus", "llm") for column in ("tokens_per_s", "step_s")),
+        *(measure(column, "gpus") for column in ("total_s", "joules_per_image", "joules_per_token", "mfu")),
+        measure("received_bytes", "gpus"),
+    ]
+    phases = [*(f"phases_s.{phase}" for phase in timing.PHASES), "data_s"]
+    importance = wr.ParameterImportancePlot(with_respect_to=summary_keys("total_s")[0])
     return {
-        FASTEST: [
-            *own[FASTEST],
-            points("test_accuracy", "total_s", "vision"),
-            points("peak_memory_bytes", "total_s", "vision"),
-            wr.ParameterImportancePlot(with_respect_to=summary_keys("total_s")[0]),
-            wr.WeavePanelSummaryTable(table_name=keys.SWEEP_TABLE, layout=wr.Layout(w=24, h=12)),
-        ],
-        SCALING: [
-            *(points(column, "gpus", "vision") for column in ("total_s", "trained_images_per_s", "step_s")),
-            *(points(column, "gpus", "llm") for column in ("tokens_per_s", "step_s")),
-            *(measure(column, "gpus") for column in ("total_s", "joules_per_image", "joules_per_token", "mfu")),
-            measure("received_bytes", "gpus"),
-        ],
-        LEARNING: [
-            lines("Training loss by step", "step", "loss", smooth=True),
-            lines("Learning rate", "step", "lr"),
-            lines("Training loss and test loss by epoch", "epoch", "train_loss", "test_loss"),
-            lines("Test accuracy by epoch (share)", "epoch", "test_accuracy"),
-            lines("DPO: rewards", "step", "reward_chosen", "reward_rejected", "reward_margin", smooth=True),
-            lines("DPO: pairs in the right order (share)", "step", "reward_accuracy", smooth=True),
-            *own[LEARNING],
-        ],
-        MEMORY: [*own[MEMORY], gpu_lines("GPU memory in use (bytes)", "memory_bytes")],
-        ENERGY: [*own[ENERGY], points("energy_joules", "total_s", "vision"), gpu_lines("GPU power (W)", "power_w")],
-        PHASES: [
-            bars("Parts of a step, mean (s)", phases),
-            lines("Step (s)", "step", "step_s"),
-            lines("Waiting for the batch (s)", "step", "data_wait_s"),
-            lines("Images a second", "step", "images_per_s", smooth=True),
-            lines("Tokens a second", "step", "tokens_per_s", smooth=True),
-            lines("Training of an epoch (s)", "epoch", "train_s"),
-            lines("First batch, and from the evaluation before to it (s)", "epoch", "first_batch_s", "gap_s"),
-            *own[PHASES],
-        ],
-        SYSTEM: [
-            gpu_lines("GPU utilisation (%)", "utilisation"),
-            gpu_lines("GPU temperature (°C)", "temperature_c"),
-            gpu_lines("Clock of the multiprocessors (MHz)", "sm_clock_mhz"),
-            gpu_lines("Clock of the GPU's memory (MHz)", "memory_clock_mhz"),
-        ],
+        FASTEST: [*own[FASTEST], *against, importance],
+        SCALING: scaling,
+        **{section: own[section] for section in (LEARNING, MEMORY)},
+        ENERGY: [*own[ENERGY], points("energy_joules", "total_s", "vision")],
+        PHASES: [bars("Parts of a step, mean (s)", phases), *own[PHASES]],
     }
 
 
