@@ -1,6 +1,7 @@
 """Fixtures: configurations composed as the command line does, and runs measured in this process."""
 
 import os
+import re
 import runpy
 import signal
 import socket
@@ -189,6 +190,17 @@ def as_dict(measured: run_folder.Run) -> dict[str, Any]:
     """What result.json has of a run, with its `folder`, and `tracker_error` where W&B failed."""
     problem = {} if measured.tracker_error is None else {"tracker_error": measured.tracker_error}
     return run_folder.content_of(measured.record) | {"folder": str(measured.folder), **problem}
+
+
+def refusal(start: str) -> "pytest.RaisesExc[ValueError]":
+    """Expects a refusal: one line that starts so."""
+    return pytest.raises(ValueError, match=rf"^{re.escape(start)}.*\Z")
+
+
+def ok(result: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that went well."""
+    assert result["status"] == "ok", result["cause"]
+    return result
 
 
 def awaited(condition: Callable[[], Any]) -> Any:

@@ -17,7 +17,7 @@ from analysis.figures.draw import experiment_figures
 from analysis.figures.vega import Figure
 from analysis.runs import load
 from analysis.stats import intervals
-from tests.helpers import grids, papers_records, records
+from tests.helpers import grids, records
 from tests.helpers.grids import drawn, svg, texts
 
 
@@ -135,7 +135,7 @@ def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one
 def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_path: Path):
     found = {}
     for window in ("start", "after"):
-        setting = papers_records.setting("vision_metrics") | {"profile__window": window}
+        setting = grids.papers_setting("vision_metrics") | {"profile__window": window}
         for size, gpus, pin in ((500, 2, True), (500, 4, True), (500, 2, False), (100, 2, True)):
             cell = {"dataset__image_size": size, "gpus": gpus, "pin_memory": pin}
             record = records.vision(**setting | cell) | {"profile": grids.profile(gpus, 1.0)}
@@ -153,7 +153,7 @@ def test_the_papers_seconds_of_copies_are_beside_profiles_from_the_start(tmp_pat
 
 
 def test_a_figure_stands_beyond_the_papers_mark_that_would_cover_it(tmp_path: Path):
-    setting = papers_records.setting("vision_metrics")
+    setting = grids.papers_setting("vision_metrics")
     for size, pin in product((100, 500), (True, False)):
         record = records.vision(**setting, dataset__image_size=size, gpus=2, pin_memory=pin)
         records.write(tmp_path / f"{size}-{pin}", record | {"profile": grids.profile(2, 1.0)})
@@ -176,7 +176,7 @@ def test_bars_of_one_series_a_place_stand_at_its_label(tmp_path: Path):
 @pytest.mark.parametrize("batch_size", [32, 64])
 def test_a_mark_of_the_papers_is_seen_on_a_longer_bar(batch_size: int, tmp_path: Path):
     """By pixels: the bars of 500 px are broken by the page's colour around 16 s; without printed figures, nowhere."""
-    setting = papers_records.setting("vision_metrics") | {"batch_size": batch_size}
+    setting = grids.papers_setting("vision_metrics") | {"batch_size": batch_size}
     for gpus, pin in product((2, 4), (True, False)):
         record = records.vision(**setting, dataset__image_size=500, gpus=gpus, pin_memory=pin)
         records.write(tmp_path / "runs" / f"{gpus}-{pin}", record | {"profile": grids.profile(gpus, 3e3)})

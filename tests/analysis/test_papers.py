@@ -22,7 +22,7 @@ from papers import printed
 from papers.printed import PrintedFigure
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT, composed
-from tests.helpers import papers_records, records
+from tests.helpers import grids, records
 
 TABLES = ("table2", "table3", "table5")
 UNITS = {"s", "%", "share", "px", "GB", "MB", "kB", "rows", "tokens", "epochs", "x"}
@@ -65,16 +65,16 @@ def test_every_note_stands_under_what_it_is_of():
 
 
 def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
-    same = panel("table2", papers_records.write(tmp_path / "same", "table2"))
+    same = panel("table2", grids.write_papers(tmp_path / "same", "table2"))
     assert not same_setting.differences(same) and len(same_setting.beside(same, "total_s")) == 12
-    other = panel("table2", papers_records.write(tmp_path / "other", "table2", epochs=2, batch_size=64))
+    other = panel("table2", grids.write_papers(tmp_path / "other", "table2", epochs=2, batch_size=64))
     assert not same_setting.beside(other, "total_s")
     (line,) = same_setting.notes(other, [])
     assert line == "the papers' figures are of another setting: batch_size=64 (experiment: 32), epochs=2 (papers: 20)"
-    shrunk = panel("table2", papers_records.write(tmp_path / "shrunk", "table2", scale="smoke"))
+    shrunk = panel("table2", grids.write_papers(tmp_path / "shrunk", "table2", scale="smoke"))
     assert shrunk.command == "python train_vision.py experiment=table2 name=table2 scale=smoke"
     assert not same_setting.beside(shrunk, "total_s") and not same_setting.notes(shrunk, [])
-    few = panel("table5", papers_records.write(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500))
+    few = panel("table5", grids.write_papers(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500))
     assert not same_setting.beside(few, "total_s")
     (line,) = same_setting.notes(few, [])
     assert "dataset=synthetic (papers: alpaca_cleaned), dataset.rows=500 (papers: null)" in line
@@ -82,7 +82,7 @@ def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
 
 def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
     for gpus, (dataset, template) in product((1, 2), {"alpaca_cleaned": "instruct", "samsum": "summarize"}.items()):
-        keys = papers_records.setting("table5") | papers_records.setting("datasets") | {"max_steps": 25_880}
+        keys = grids.papers_setting("table5") | grids.papers_setting("datasets") | {"max_steps": 25_880}
         record = records.llm(**keys | {"dataset": dataset, "template": template, "gpus": gpus})
         records.write(tmp_path / f"{dataset}-{gpus}", record)
     beside = same_setting.beside(panel("datasets", tmp_path), "step_s")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from analysis.report import page
+from tests.analysis.test_figure_files import sampled
 from tests.analysis.test_predictions import scaled
 from tests.analysis.test_report import EVIL, ROWS, THEMES, build, inlined, strangers_section, sweep
-from tests.analysis.test_timelines import sampled
 from tests.helpers import grids, records
 from tests.helpers.report_view import View
 

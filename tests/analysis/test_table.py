@@ -15,10 +15,10 @@ from analysis.stats.between_runs import PRIOR_SD
 from multicard.records.figures import FIGURES
 from papers import printed as papers
 from tests.analysis.conftest import Said
-from tests.helpers import papers_records, records
+from tests.helpers import grids, records
 
 PRECISIONS = ("fp64", "fp32", "fp16")
-SETTING = papers_records.setting("table2")
+SETTING = grids.papers_setting("table2")
 
 
 def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) -> Path:
@@ -43,7 +43,7 @@ def row(table: tables.Table, **cell: Any) -> dict[str, Any]:
     ("name", "ratio"), [("table2", "x fp64"), ("table3", "x pin_memory=false"), ("table5", "saved")]
 )
 def test_the_papers_own_times_give_their_tables_back(name: str, ratio: str, tmp_path: Path):
-    (table,) = printed(name, folder=papers_records.write(tmp_path, name))
+    (table,) = printed(name, folder=grids.write_papers(tmp_path, name))
     columns = {papers.SPEEDUP_1GPU: "x 1 GPU", papers.SPEEDUP: ratio, papers.SAVED: ratio}
     figures = [one for one in papers.figures(name) if one.exact and len(one.cell) == 2 and one.how == "printed"]
     assert len(figures) == {"table2": 44, "table3": 28, "table5": 20}[name]
@@ -165,7 +165,7 @@ def test_profiles_become_times_a_step_and_rank(tmp_path: Path):
 
 
 def test_profiles_of_whole_runs_are_in_seconds_of_all_ranks_beside_the_papers(tmp_path: Path):
-    setting = papers_records.setting("vision_metrics")
+    setting = grids.papers_setting("vision_metrics")
     for pinned, copies_s in {True: 10.0, False: 50.0}.items():
         record = records.vision(pin_memory=pinned, gpus=2, dataset__image_size=500, **setting)
         profile = records.profile([{("copy", "memcpy Host-to-Device"): copies_s}] * 2, [0.0, 0.0])

@@ -17,7 +17,7 @@ from benchmarks.gpu_steps import STEPS, Finding, Pass, Step
 from benchmarks.step import options as step_options
 from multicard.records import run_folder
 from tests.conftest import PATIENCE_S, ROOT, Called, assert_gone, awaited, typed, typed_llm, warm_up
-from tests.helpers import own_process
+from tests.helpers import launching
 
 TUNING = ["lora", "qlora", "dpo", "lora_fp32", "packed"]
 VISION = [step.name for step in STEPS if step.name not in TUNING]
@@ -171,7 +171,7 @@ def test_a_pass_on_cpu_ranks(names: list[str], tmp_path: Path, called: Called, m
     def run_command(command: list[str], output: Any, _: float) -> int | None:
         first, *words = command[1:]
         if first == "-m" and words[0] == "benchmarks.step":  # they change settings of torch's
-            return own_process.run(words[0], words[1:], Path(output.name))
+            return launching.in_own_process(words[0], words[1:], Path(output.name))
         code, printed = called(*words[1:], entry=words[0]) if first == "-m" else called(*words, entry=first)
         output.write(printed)
         output.flush()

@@ -19,7 +19,7 @@ from multicard.sweep import executor, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import ROOT, Called, typed_llm
+from tests.conftest import ROOT, Called, refusal, typed_llm
 from tests.helpers import cells, records
 
 RECORDS = str(ROOT / "tests" / "fixtures" / "records_v1")
@@ -45,16 +45,15 @@ WORDS = [
 
 @pytest.mark.parametrize(("words", "line"), WORDS, ids=[" ".join(words) for words, _ in WORDS])
 def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str], line: str):
-    with pytest.raises(ValueError, match=r".+") as refusal:
+    with refusal(line):
         command_line.check(command_line.overrides(words), WORKLOAD)
-    assert str(refusal.value).startswith(line)
 
 
 @pytest.mark.parametrize("value", ["žluť", "it's (odd", 'it\'s "odd" (', "(a\\", "$HOME (`x`"])
 def test_a_value_in_the_quotes_of_the_remedy_is_read_as_it_was_typed(value: str):
-    with pytest.raises(ValueError, match="or quote it: ") as refusal:
+    with pytest.raises(ValueError, match="or quote it: ") as refused:
         command_line.overrides([f"name={value}"])
-    typed = shlex.split(str(refusal.value).split("or quote it: ")[1])
+    typed = shlex.split(str(refused.value).split("or quote it: ")[1])
     assert [override.value() for override in command_line.overrides(typed)] == [value]
 
 

@@ -31,9 +31,9 @@ from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.workload import WORKLOAD
 from multicard.workloads import WORKLOADS
-from tests.conftest import ROOT, SMALL, Called, typed, typed_llm
+from tests.conftest import ROOT, SMALL, Called, ok, refusal, typed, typed_llm
 from tests.helpers import records
-from tests.llm.test_llm_run import FIXED, ok, steps
+from tests.llm.test_llm_run import FIXED, steps
 
 GROUPS = {
     "precision": PRECISIONS,
@@ -120,10 +120,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("overrides", "key"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
 def test_what_can_never_work_is_refused_by_its_key(overrides: list[str], key: str):
-    with pytest.raises(ValueError, match=r".+") as refusal:
+    with refusal(key):
         typed(*overrides)
-    assert str(refusal.value).startswith(key)
-    assert "\n" not in str(refusal.value)
 
 
 UNPLACED = [
@@ -190,9 +188,8 @@ def test_batches_of_workers_must_fit_into_shared_memory(
 
 @pytest.mark.parametrize(("overrides", "devices", "key"), UNPLACED)
 def test_what_the_machine_cannot_do_is_refused_by_its_key(overrides: list[str], devices: int, key: str):
-    with pytest.raises(ValueError, match=r".+") as refusal:
+    with refusal(key):
         placed(typed(*overrides), devices)
-    assert str(refusal.value).startswith(key)
 
 
 @pytest.mark.parametrize(
@@ -316,9 +313,9 @@ def test_of_training_the_ranks_batch_alone_follows():
     ],
 )
 def test_what_does_not_divide_is_refused(make: Callable[..., object], words: list[str], message: str):
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError) as refused:
         make("global_batch_size=24", *words)
-    assert message in str(refusal.value)
+    assert message in str(refused.value)
 
 
 def test_a_strategy_whose_epochs_grow_with_the_ranks_has_no_global_batch():

@@ -91,9 +91,8 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("content", "message"), REFUSED)
 def test_a_mistake_is_one_line_with_the_key(content: Any, message: str):
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+    with pytest.raises(ValueError, match=rf"^.*{re.escape(message)}.*\Z"):  # one line
         jobs_file.parsed(content)
-    assert "\n" not in str(refused.value)
 
 
 TENFOLD = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(

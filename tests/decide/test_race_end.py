@@ -1,25 +1,29 @@
-"""How cells of a race end, and what it says at its own end."""
+"""How cells of a race end, what it says at its own end, and races that were cut off: they go on as they would have."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.race import Kind, MadeGrid
 from multicard.decide.race import command, live, readings, rules
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.rules import IN, OUT, Standing, Verdict
+from multicard.decide.race.rules import CLOSE, IN, OUT, Standing, Verdict
 from multicard.records.figures import FIGURES
+from multicard.sweep.executor import Executor
 from tests.helpers import records
 from tests.helpers.race_fakes import SHARE, Process, Rules, faked
 
 MB = 10**6
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal of 120 columns, and rules that end a race after two rounds and one full run of each."""
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
@@ -27,6 +31,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "Race", Rules)
 
 
+@pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("status", ["oom", "diverged", "failed", "not finite"])
 def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(status: str, tmp_path: Path, monkeypatch):
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch))
@@ -44,6 +49,7 @@ def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(status: str, tmp
 # ---- full runs
 
 
+@pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize(
     ("accuracies", "words", "missing"),
     [
@@ -82,6 +88,7 @@ def standing(cell: int, log_figure: float, error: float = 0.003, reason: str = "
     return Standing(cell, OUT if reason else IN, reason, 3, log_figure, error)
 
 
+@pytest.mark.usefixtures("wide")
 def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     cells = faked([16, 128], tmp_path, monkeypatch, "precision=bf16", "gpus=2", "loader=batched")
     cells += faked([64, 256], tmp_path, monkeypatch, "layout=nhwc")
@@ -101,3 +108,94 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     assert f"the race ended: {rules.TIME}" in said and any("as good, within 2%: [12/144]" in line for line in said)
     assert "that is less sure than race.confidence=0.95" in said
     assert "the race does not vouch for accuracy, which precision, batch_size, gpus may change" in said
+
+
+SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
+SEED = 20_000
+Resumed = Callable[..., LiveRace]
+
+
+@pytest.fixture
+def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
+    """A race of a quarter of a made grid, which goes on after these lines of an earlier one."""
+    made, numbers = MadeGrid(Kind(), SEED), count()
+    monkeypatch.setattr(live, "settings", lambda _: made.settings[::4])
+    cells = faked(SIZES, tmp_path / "sweep", monkeypatch)
+    Process.rates = dict(zip(SIZES, np.exp(made.truth[::4]).tolist(), strict=True))
+
+    def resume(lines: list[str]) -> LiveRace:
+        folder = tmp_path / str(next(numbers))
+        path = folder / ".race" / "images_per_s.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(lines))
+        return LiveRace([replace(cell, folder=folder / cell.folder.name) for cell in cells])
+
+    return resume
+
+
+def ran(race: LiveRace) -> list[dict[str, Any]]:
+    """The journal of a race that runs to its end."""
+    race.run(SHARE)
+    race.journal.close()
+    return [json.loads(line) for line in race.journal.path.read_text().splitlines()]
+
+
+def test_a_race_goes_on_with_all_that_an_earlier_command_measured(resumed: Resumed):
+    first = resumed([])
+    entries = ran(first)
+    ends = [place for place, entry in enumerate(entries, 1) if "round_s" in entry]
+    assert len(ends) > 4 and first.rules._spent > 0  # cells dropped out
+    for kept in (ends[1], ends[2] + 3, ends[-1]):  # at the end of a round, within one, and before the full runs
+        again = resumed([json.dumps(entry) + "\n" for entry in entries[:kept]])
+        blocks = [entry for entry in entries[:kept] if "log_figure" in entry]
+        assert [(each.cell, each.process) for each in again.rules._blocks] == [
+            (e["cell"], e["process"]) for e in blocks
+        ]
+        assert again.raced_s == pytest.approx(sum(entry.get("round_s", 0.0) for entry in entries[:kept]))
+        ran(again)
+        assert again.rules.finalists == first.rules.finalists and again.rules.ending == first.rules.ending
+
+
+def test_a_race_that_was_cut_off_in_its_full_runs_has_its_finalists(resumed: Resumed):
+    first = resumed([])
+    entries = ran(first)
+    entries[-1] |= {"ending": CLOSE, "finalists": [3, 5]}
+    again = resumed([json.dumps(entry) + "\n" for entry in entries])
+    Process.log.clear()
+    assert ran(again)[: len(entries)] == entries and not Process.log
+    assert (again.rules.ending, again.rules.finalists) == (CLOSE, (3, 5))
+    beaten = [[each.cell for each in race.rules.standings if each.state == OUT] for race in (first, again)]
+    assert beaten[1] == beaten[0] != []
+
+
+def test_a_cell_that_was_killed_is_in_again(resumed: Resumed):
+    first = resumed([])
+    (place,) = first.rules.next_round()[:1]
+    first.journal.close()
+    again = resumed([])
+    Process.statuses = {("block", SIZES[place]): ["killed"]}
+    entries = ran(again)
+    assert again.rules.standings[place].reason == "failed: rank 0 was killed by SIGKILL"
+    race = resumed([json.dumps(entry) + "\n" for entry in entries])
+    assert race.rules.standings[place].state != OUT
+    race.journal.close()
+
+
+def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(live, "Race", Rules)  # two cells do not pay for themselves by the real ones
+    race = LiveRace(faked([8, 16], tmp_path, monkeypatch))
+    ended: list[Any] = []
+    monkeypatch.setattr(Executor, "interrupt", lambda self: ended.extend(self.running))
+    Process.statuses = {("block", 8): ["ok", "interrupted"], ("block", 16): ["ok", "interrupted"]}
+    with pytest.raises(KeyboardInterrupt):
+        race.run(SHARE)
+    race.journal.close()
+    assert len(ended) == 1  # that of the other cell
+    capsys.readouterr()
+    again = LiveRace(faked([8, 16], tmp_path, monkeypatch))
+    assert "goes on after 2 blocks" in capsys.readouterr().out
+    known = {(block.cell, block.round) for block in again.rules._blocks}
+    assert known == {(0, 0), (1, 0)} and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]} and again.started == 2
+    again.journal.close()
+    with pytest.raises(ValueError, match="its race: it was cut off with another cells; choose another name"):
+        LiveRace(faked([16, 8, 32], tmp_path, monkeypatch))

@@ -23,7 +23,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from analysis.__main__ import main as analyse
@@ -32,7 +31,8 @@ from analysis.__main__ import main as analyse
 from multicard import workloads
 from multicard.sweep.axes import Axes
 from multicard.workloads import WORKLOADS
-from tests.helpers import papers_records, records
+from tests.conftest import composed
+from tests.helpers import grids, records
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = Path(__file__).parent
@@ -74,17 +74,10 @@ def digest(text: str) -> str:
 # Configurations
 
 
-def composed(entry: str, words: Sequence[str]) -> Any:
-    """The configuration of an entry's run, as Hydra composes it from these words."""
-    workloads.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose(entry.removesuffix(".py"), list(words))
-
-
 def identity(entry: str, words: Sequence[str]) -> str:
     """Eight digits, or why the configuration is refused."""
     try:
-        config: Any = OmegaConf.to_object(composed(entry, words))
+        config: Any = OmegaConf.to_object(composed(*words, entry=entry.removesuffix(".py")))
     except ValueError as error:
         return f"refused: {error}"
     return config.identity()
@@ -131,7 +124,7 @@ def added_identities() -> Answers:
 
 def composition(entry: str, words: Sequence[str]) -> str:
     """What `--cfg job --resolve` prints."""
-    return OmegaConf.to_yaml(composed(entry, [NAME, *words]), resolve=True)
+    return OmegaConf.to_yaml(composed(NAME, *words, entry=entry.removesuffix(".py")), resolve=True)
 
 
 def choices() -> Iterator[tuple[str, str]]:
@@ -183,7 +176,7 @@ def make_records(folder: Path) -> None:
         statistics = records.formulas.statistics(step_s, 1)
         records.write(folder / "tuning" / method, records.llm(method=method, iteration_s=statistics))
     for name in MADE:
-        papers_records.write(folder / "papers" / name, name)
+        grids.write_papers(folder / "papers" / name, name)
 
 
 def analysis_lines() -> list[str]:

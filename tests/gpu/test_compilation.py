@@ -8,10 +8,9 @@ from torch._inductor.utils import run_and_get_code
 from multicard.config import compilation
 from multicard.vision import compiling
 from multicard.vision.loop import memory_format
-from tests.conftest import Measured, typed
+from tests.conftest import Measured, ok, typed
 from tests.gpu.test_cuda import CUDA, pytestmark, several  # noqa: F401 - marks this module too
 from tests.helpers.rank_work import Small
-from tests.llm.test_llm_run import ok
 
 
 @pytest.mark.parametrize("mode", compilation.MODES)

@@ -24,8 +24,8 @@ from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Shuffled
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES
-from tests.conftest import ROOT, SMALL, Measured, has_dali, typed
-from tests.llm.test_llm_run import ok, steps
+from tests.conftest import ROOT, SMALL, Measured, has_dali, ok, typed
+from tests.llm.test_llm_run import steps
 from tests.run.test_resume import Case
 from tests.vision.test_loaders import DALI, noise, pixels, read, source
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Measured
+from tests.conftest import Measured, ok
 from tests.gpu.test_cuda import CUDA, pytestmark  # noqa: F401 - marks this module too
-from tests.llm.test_llm_run import ok
 
 
 def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:

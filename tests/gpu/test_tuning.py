@@ -7,9 +7,9 @@ import torch
 
 from multicard.llm.torchtune_components import STD, RandomWeight
 from multicard.measure import memory
-from tests.conftest import Measured
+from tests.conftest import Measured, ok
 from tests.gpu.test_cuda import CUDA, pytestmark  # noqa: F401 - marks this module too
-from tests.llm.test_llm_run import ok, steps
+from tests.llm.test_llm_run import steps
 
 
 def test_random_weights_are_generated_on_the_gpu():

@@ -1,4 +1,4 @@
-"""Run folders of whole experiments with invented figures, and the figures drawn of them."""
+"""Run folders of whole experiments, with invented figures or the papers' own, and the figures drawn of them."""
 
 import math
 import re
@@ -17,6 +17,7 @@ from analysis.figures import vega
 from analysis.figures.vega import Figure
 from analysis.runs import load as data
 from multicard.measure import formulas
+from papers import printed
 from tests.helpers import records
 
 BASE_S = {"fp64": 62.0, "fp32": 37.0, "fp16": 25.0, "lora": 0.8, "qlora": 1.3, "dpo": 2.1, "qat": 1.9}
@@ -175,3 +176,27 @@ def svg(figure: Figure) -> str:
 def texts(figure: Figure) -> str:
     """What is written in it, in one line: Vega makes an element of each line."""
     return " ".join(re.findall(r">([^<>]+)</t", svg(figure)))
+
+
+# The papers' own figures: a run for each cell that they print, with all settings that they print
+
+PRINTED = {"total_s": lambda s: {"total_s": s}, "test_accuracy": lambda share: {"test_accuracy": share}}
+PRINTED["step_s"] = lambda s: {"iteration_s": formulas.statistics([s] * 10, 1)}
+
+
+def papers_setting(name: str) -> dict[str, Any]:
+    """What the builders of `tests.helpers.records` take for the setting of an experiment, without its axes."""
+    known = load(name).papers.all
+    return {column.replace(".", "__"): value for column, value in known.items() if not isinstance(value, list)}
+
+
+def write_papers(folder: Path, name: str, **changes: Any) -> Path:
+    """Write a run for each cell of an experiment with a printed time."""
+    build = {"vision": records.vision, "llm": records.llm}[load(name).kind]
+    for index, figure in enumerate(printed.figures(name, "total_s")):
+        cell = {column.replace(".", "__"): value for column, value in figure.cell.items()}
+        found = {measure: printed.at(printed.figures(name, measure), figure.cell) for measure in PRINTED}
+        known = [PRINTED[measure](one.value) for measure, one in found.items() if one is not None]
+        readings = {key: value for one in known for key, value in one.items()}
+        records.write(folder / f"{index:02d}", build(**papers_setting(name) | cell | readings | changes))
+    return folder

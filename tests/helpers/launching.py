@@ -1,5 +1,10 @@
-"""Ranks of `tests.helpers.rank_work`, started on CPU as the controller starts them."""
+"""Ranks of `tests.helpers.rank_work`, started on CPU as the controller starts them; commands in their own process."""
 
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +13,7 @@ import torch
 
 from multicard.config.placement import Placement
 from multicard.machine.slurm import Allocation
-from multicard.ranks import elastic
+from multicard.ranks import elastic, os_calls
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job
 from multicard.records.progress import Board
@@ -48,3 +53,19 @@ def on_ranks(ranks: int, work: str, folder: Path, *arguments: Any, module: str =
     if failure is not None:
         pytest.fail("\n".join([failure.message, *failure.log_tail]))
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+def in_own_process(module: str, words: Sequence[str], log: Path) -> int | None:
+    """`python -m MODULE WORDS` in a process forked where torch is imported already, which sees no GPU and appends its
+    output to `log`; its exit code."""
+    child = multiprocessing.get_context("forkserver").Process(target=_run, args=(module, words, log))
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def _run(module: str, words: Sequence[str], log: Path) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os_calls.redirect(log)
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__")

@@ -15,7 +15,7 @@ from multicard.llm import labelled_rows, preflight
 from multicard.llm.data import chat, row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.tokenizer import PATTERN, SPECIAL
-from tests.conftest import Measured, shared, typed_llm
+from tests.conftest import Measured, ok, shared, typed_llm
 from tests.llm.test_llm_data import read
 
 TEMPLATES = {  # the ends that they put behind an answer, and their text: the forms in use, shortened
@@ -278,8 +278,7 @@ def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
 
 def test_a_run_on_chats_counts_what_it_left_out(tuned: Measured, tmp_path: Path):
     words = written(tmp_path, *ROWS * 8, {"messages": []})
-    record = tuned("dataset=chat", words, "dataset.skip_broken=true", "gpus=2")
-    assert record["status"] == "ok", record["cause"]
+    record = ok(tuned("dataset=chat", words, "dataset.skip_broken=true", "gpus=2"))
     assert record["text_rows"] == {"read": 16, "cut": 0, "left_out": 0, "broken": 1, "sequences": None}
     assert record["tokens"]["loss_bearing"] < record["tokens"]["non_padding"] / 2
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from multicard.llm import workload as llm
-from tests.conftest import Measured
-from tests.llm.test_llm_run import ok, steps
+from tests.conftest import Measured, ok
+from tests.llm.test_llm_run import steps
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, work: str) -> None:

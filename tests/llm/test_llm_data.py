@@ -1,20 +1,26 @@
-"""Rows, generated or read, and the tokenizers."""
+"""Rows, generated or read, cut and packed, and the tokenizers."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.config.placement import Placement
-from multicard.llm import batches
+from multicard.llm import batches, labelled_rows, models, summary
+from multicard.llm.batches import COUNTS, PackedBatch, count, counted, half_mask
 from multicard.llm.data import row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.templates import TEMPLATES, examples
 from multicard.llm.torchtune_config import write as torchtune_config_of
-from tests.conftest import shared, typed_llm
+from multicard.records.rank_files import LlmReport
+from tests.conftest import Measured, ok, shared, typed_llm
+from tests.helpers import records
+from tests.llm.test_llm_run import steps
 
 # Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
 PAPER = {"instruct": (59_330, 374_000), "summarize": (83_544, 341_000), "grammar": (28_683, 135_000)}
@@ -151,3 +157,165 @@ def test_sequences_are_padded_to_as_many_chunks_as_the_loss_takes():
         padded = batches.least_length(length, 8)
         counts = [len(torch.empty(each).chunk(8)) for each in range(length, padded + 1)]
         assert counts[-1] == 8 and 8 not in counts[:-1] and (length < 57 or padded == length)
+
+
+ROWS = 60
+CASES = [["template=grammar"], ["template=summarize"], ["template=instruct"], ["method=dpo"]]
+
+
+def cut_rows(folder: Path, *words: str) -> Any:
+    return read(folder, f"dataset.rows={ROWS}", *words)[1]
+
+
+def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Tokens and labels of a row, or of a pair's two."""
+    names = [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in CHOICES]
+    return [(list(row[tokens]), [int(label) for label in row[labels]]) for tokens, labels in names]
+
+
+CHOICES = ("chosen", "rejected")
+
+
+@pytest.mark.parametrize("words", CASES, ids=" ".join)
+def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
+    whole = [parts(row) for row in cut_rows(tmp_path / "whole", *words)]
+    lengths = [max(len(tokens) for tokens, _ in row) for row in whole]
+    prompts = [next(i for i, label in enumerate(labels[1:]) if label != IGNORED) for row in whole for _, labels in row]
+    learns_prompts = words == ["template=instruct"]
+    assert len(whole) == ROWS
+    # at the longest row's length all are whole; little above a median prompt's, longer prompts lose their answers
+    for limit in (max(lengths), int(np.median(lengths if learns_prompts else prompts)) + 4):
+        # by hand: of a longer row the first tokens remain, the last of which becomes the end, without a label
+        cut = [[labels[: limit - 1] if len(tokens) > limit else labels for tokens, labels in row] for row in whole]
+        expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
+        rows = cut_rows(tmp_path / str(limit), *words, f"max_seq_len={limit}")
+        too_long = sum(length > limit for length in lengths)
+        counts = {"read": ROWS, "cut": too_long, "left_out": ROWS - sum(expected), "broken": None, "sequences": None}
+        assert labelled_rows.counts(rows) == counts and len(rows) == sum(expected)
+        kept = [row for row, has_label in zip(whole, expected, strict=True) if has_label]
+        for row, original in zip(rows, kept, strict=True):
+            for (kept_tokens, labels), (before, _) in zip(parts(row), original, strict=True):
+                assert kept_tokens[: limit - 1] == before[: limit - 1] and len(kept_tokens) <= limit
+                assert any(label != IGNORED for label in labels[1:])
+    assert too_long > 0 and (counts["left_out"] > 0) is not learns_prompts
+
+
+def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(tmp_path: Path, monkeypatch):
+    for words in CASES:
+        rows = cut_rows(tmp_path / words[0], *words)
+        for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
+            assert max(len(tokens) for tokens, _ in parts(row)) <= bound
+    monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
+    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "sequences": None}
+    assert labelled_rows.counts(cut_rows(tmp_path / "again")) == whole
+
+
+def test_packs_hold_no_row_without_a_label(tmp_path: Path):
+    words, limit = ["template=grammar"], "max_seq_len=40"
+    rows = cut_rows(tmp_path / "rows", *words, limit)
+    packs = cut_rows(tmp_path / "packs", *words, limit, "packed=true")
+    assert labelled_rows.counts(packs) == labelled_rows.counts(rows) | {"sequences": len(packs)}
+    assert 0 < labelled_rows.counts(packs)["left_out"] < ROWS
+    packed = [int(label) for pack in packs for label in pack["labels"] if label != IGNORED]
+    assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["max_seq_len=3"], "rank 0: max_seq_len=3: cuts the answer off every one of the 10 rows; use a larger one"),
+        (["max_seq_len=60", "packed=true", "batch_size=11"], "rank 0: max_seq_len=60: gives 10 sequences, less than"),
+    ],
+)
+def test_too_little_to_tune_on_ends_in_a_line(tuned: Measured, words: list[str], says: str):
+    record = tuned("template=grammar", "dataset.rows=10", *words)
+    assert record["status"] == "failed" and record["cause"]["message"].startswith(says), record["cause"]
+
+
+def test_bytes_of_all_text_of_a_row_whatever_its_columns():
+    import datasets
+
+    turns = [[{"from": "human", "value": "é?"}], [], None]
+    rows = datasets.Dataset.from_dict({"id": [1, 2, 3], "text": ["abc", "", None], "conversations": turns})
+    around, each = labelled_rows.AROUND_ROW, labelled_rows.AROUND_TEXT
+    assert labelled_rows.most_tokens(rows).tolist() == [around + 3 + 3 * each + 5 + 3, around + each, around]
+    assert labelled_rows.most_tokens(rows.select([2, 0])).tolist() == [around, around + 3 + 3 * each + 5 + 3]
+    assert labelled_rows.most_tokens(rows.select([])).tolist() == []
+
+
+LENGTH = 16
+PACKS = [[5, 4, 3], [7, 9], [2, 6]]  # rows' lengths; 4, 0 and 8 tokens of padding
+
+
+def packed(mask: Any = None) -> PackedBatch:
+    """The three sequences above as torchtune packs and collates them; `mask` in place of its own."""
+    from torchtune.data import padded_collate_packed
+    from torchtune.datasets import PackedDataset
+
+    rows = [{"tokens": [0] * size, "labels": [1] * size} for pack in PACKS for size in pack]  # token 0 is real
+    sequences = list(PackedDataset(rows, max_seq_len=LENGTH))  # pyright: ignore[reportArgumentType]
+    batch = counted(padded_collate_packed)(sequences)  # pyright: ignore[reportArgumentType]
+    if mask is not None:
+        batch["mask"] = mask
+    return batch
+
+
+def counts(batch: PackedBatch, device: str) -> dict[str, int]:
+    return dict(zip(COUNTS, count(batch, 128_004, device), strict=True))
+
+
+def test_attention_is_within_each_row():
+    batch = counts(packed(), "cpu")
+    squares = 25 + 16 + 9 + 4 * 4 + 49 + 81 + 4 + 36 + 8 * 8  # padding attends to itself, as torchtune masks it
+    assert batch["attended"] == squares
+    assert (batch["tokens"], batch["non_padding"], batch["samples"]) == (48, 36, 3)
+    mask = packed()["mask"]  # lower triangles of S_d (S_d + 1) / 2
+    assert 2 * int(mask.sum()) - 48 == squares
+
+
+def test_the_work_of_packed_rows_follows_from_their_lengths():
+    config = typed_llm("packed=true", "max_seq_len=16", "method=full")
+    batch = counts(packed(), "cpu")
+    table = {name: torch.tensor([value]).numpy() for name, value in batch.items()}
+    ranks = [LlmReport(rank=0, vocabulary=100)]
+    record = records.as_record(records.llm(tokens_per_s={"all": 1.0}))
+    flops_per_token, _ = summary._work(record, config, ranks, table)
+    alone = [models.flops_per_token(config.model, 100, size, None, 0) * size for size in (5, 4, 3, 4, 7, 9, 2, 6, 8)]
+    assert flops_per_token == pytest.approx(sum(alone) / 48)
+
+
+def test_bytes_are_those_that_cross_to_a_gpu():
+    tokens = 3 * LENGTH
+    with_rows = 8 * tokens * 4  # tokens, labels, positions and each token's row number
+    assert counts(packed(), "cpu")["h2d_bytes"] == with_rows
+    assert counts(packed(mask=object()), "cuda")["h2d_bytes"] == with_rows  # flex attention's mask is made there
+    assert counts(packed(), "cuda")["h2d_bytes"] == 8 * tokens * 3 + 3 * LENGTH * LENGTH  # before capability 7.5
+
+
+def test_half_a_mask_of_flex_attention_masks_the_same():
+    from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+    dense = packed()["mask"]
+
+    def within_rows(b: torch.Tensor, _: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return dense[b, q, k]
+
+    whole = create_block_mask(within_rows, 3, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=8)
+    half = half_mask(whole, 2)
+    assert half.shape == (2, 1, LENGTH, LENGTH)
+    assert torch.equal(create_mask(half.mask_mod, 2, None, LENGTH, LENGTH, device="cpu")[:, 0], dense[:2])
+    assert torch.equal(half.kv_num_blocks, whole.kv_num_blocks[:2])
+    assert torch.equal(half_mask(dense, 2), dense[:2])
+
+
+def test_packing_changes_neither_the_tokens_nor_their_attention(tuned: Callable[..., dict[str, Any]]):
+    words = ("dataset.rows=24", "max_steps=null", "max_seq_len=256", "batch_size=1", "skip_steps=0")
+    rows, sequences = ok(tuned(*words)), ok(tuned(*words, "packed=true"))
+    assert sequences["tokens"]["non_padding"] == rows["tokens"]["non_padding"] < sequences["tokens"]["all"]
+    padding = steps(sequences, "tokens") - steps(sequences, "non_padding")
+    assert steps(sequences, "attended").sum() == steps(rows, "attended").sum() + (padding**2).sum()
+    assert sequences["transfer_bytes"]["h2d"] == 4 * 8 * sequences["tokens"]["all"]
+    assert set(steps(sequences, "tokens")) == {256}
+    assert sequences["tokens"]["non_padding"] / sequences["tokens"]["all"] > 0.6  # rows are not split over sequences
+    yaml = (Path(sequences["folder"]) / "torchtune.yaml").read_text()
+    assert f"num_warmup_steps: {sequences['warmup_steps']}" in yaml  # which only torchtune knows beforehand

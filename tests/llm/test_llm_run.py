@@ -13,16 +13,11 @@ import torch
 from multicard.llm.methods import METHODS
 from multicard.records import run_folder
 from multicard.records.schema import Record
-from tests.conftest import Measured, typed_llm
+from tests.conftest import Measured, ok, typed_llm
 
 FIXED = "model.vocab_size=1600"  # an even vocabulary: FSDP pads no shard
 QWEN = "model=qwen2_5_tiny"
 ALL_ADAPTED = "method.lora_attn_modules=[q_proj,k_proj,v_proj,output_proj]"
-
-
-def ok(result: dict[str, Any]) -> dict[str, Any]:
-    assert result["status"] == "ok", result["cause"]
-    return result
 
 
 def validate_yaml(result: dict[str, Any]) -> None:

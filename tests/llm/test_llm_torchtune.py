@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from multicard.llm import models
 from multicard.records import run_folder
-from tests.conftest import ROOT, Measured, command, shared, typed_llm
+from tests.conftest import ROOT, Measured, command, ok, shared, typed_llm
 from tests.llm.test_llm_data import read
-from tests.llm.test_llm_run import ok, steps
+from tests.llm.test_llm_run import steps
 
 VOCABULARY = 1600
 NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")

@@ -21,7 +21,7 @@ from multicard.run import outcome
 from multicard.vision import after_training
 from multicard.vision import workload as vision
 from multicard.vision.data.batch import Batch
-from tests.conftest import SMALL, Measured, composed, typed, typed_llm, warm_up
+from tests.conftest import SMALL, Measured, composed, ok, typed, typed_llm, warm_up
 from tests.helpers import rank_work
 from tests.llm.test_llm_torchtune import NEEDS_TRL
 
@@ -186,8 +186,7 @@ def test_a_run_is_bound_by_its_slow_part(work: Callable[..., None], bound: str, 
 def test_a_tuning_run_is_profiled_and_diagnosed(words: tuple[str, ...], tuned: Measured, monkeypatch):
     plain = tuned("gpus=2", *words)
     monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_in_few_rounds"))
-    result = tuned("gpus=2", *words, "profile=kineto", "profile.steps=3", "diagnose=true")
-    assert result["status"] == "ok", result["cause"]
+    result = ok(tuned("gpus=2", *words, "profile=kineto", "profile.steps=3", "diagnose=true"))
     rows = [row for row in result["profile"]["rows"] if row["rank"] is None]
     phases = {row["metric"]: row["calls"] for row in rows if row["group"] == "phase"}
     assert {"data", "h2d", "forward", "backward", "optimizer"} <= set(phases)
@@ -206,8 +205,7 @@ def test_steps_alone_exchange_neither_weights_nor_gradients(tuned: Measured, mon
     monkeypatch.setattr(
         llm, "WORKLOAD", replace(llm.WORKLOAD, work="tests.helpers.rank_work_llm:tune_and_count_exchanges")
     )
-    result = tuned("gpus=2", "method=lora", "diagnose=true")
-    assert result["status"] == "ok", result["cause"]
+    result = ok(tuned("gpus=2", "method=lora", "diagnose=true"))
     for rank in range(2):
         calls = torch.load(Path(result["folder"]) / f"{rank}.pt")
         assert calls["blocks"] == 3 * 2  # alone, core and half, in the round that warms up and the other

@@ -25,7 +25,7 @@ from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import VisionReport
 from multicard.sweep import job
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import PATIENCE_S, SMALL, Measured, awaited, composed, typed
+from tests.conftest import PATIENCE_S, SMALL, Measured, awaited, composed, ok, typed
 from tests.helpers import records
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install, process
 
@@ -184,8 +184,7 @@ def test_a_run_on_gpus_records_what_they_took(measured: Measured, monkeypatch: p
         return start(work, arguments, replace(placement, device="cpu"), launched)
 
     monkeypatch.setattr(elastic, "launch", on_cpu)
-    result = measured("device=cuda", "backend=gloo", "epochs=2", "num_workers=0", "dataset.train_limit=32")
-    assert result["status"] == "ok", result["cause"]
+    result = ok(measured("device=cuda", "backend=gloo", "epochs=2", "num_workers=0", "dataset.train_limit=32"))
     gpu = result["gpu"]
     assert gpu["covers"] == "training" and gpu["problem"] is None
     (device,), (part,) = gpu["devices"], gpu["parts"]

@@ -21,7 +21,7 @@ from multicard.ranks.process import Rank
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable, Transfers
 from multicard.run import prepare
 from multicard.sweep import command
-from tests.conftest import Measured, typed, warm_up
+from tests.conftest import Measured, ok, typed, warm_up
 from tests.helpers import records
 from tests.helpers.launching import launch
 from tests.helpers.profiler_files import Event, nsys_program, write_nsys
@@ -36,8 +36,7 @@ def rows(result: dict[str, Any], group: str) -> dict[str, dict[str, Any]]:
 
 def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureFixture[str]):
     words = ("gpus=2", "profile=kineto", "profile.skip=1", "profile.warmup=1", "profile.steps=4")
-    result = measured(*words)
-    assert result["status"] == "ok", result["cause"]
+    result = ok(measured(*words))
     profile = result["profile"]
     assert [rank["steps"] for rank in profile["ranks"]] == [4, 4]
     assert (profile["first_step"], profile["steps"], profile["source"]) == (2, 4, "kineto")
@@ -177,8 +176,7 @@ def window(tmp_path: Path, **options: Any) -> TrainingWindow:
 
 
 def test_a_training_is_profiled_from_its_start_to_its_end(measured: Measured):
-    result = measured("gpus=2", "epochs=2", "profile=auto", "profile.window=start", "profile.steps=null")
-    assert result["status"] == "ok", result["cause"]
+    result = ok(measured("gpus=2", "epochs=2", "profile=auto", "profile.window=start", "profile.steps=null"))
     profile, steps = result["profile"], result["step_s"]["count"] + result["step_s"]["warmup_count"]
     assert (profile["window"], profile["ended"], profile["first_step"], profile["steps"]) == ("start", "run", 0, steps)
     assert [rank["steps"] for rank in profile["ranks"]] == [steps, steps]
@@ -191,8 +189,7 @@ def test_a_training_is_profiled_from_its_start_to_its_end(measured: Measured):
 
 def test_a_tuning_is_profiled_for_its_first_steps(tuned: Measured):
     words = ("max_steps=3", "epochs=2", "gradient_accumulation_steps=2", "dataset.rows=40")
-    result = tuned(*words, "profile=kineto", "profile.window=start", "profile.steps=4")
-    assert result["status"] == "ok", result["cause"]
+    result = ok(tuned(*words, "profile=kineto", "profile.window=start", "profile.steps=4"))
     profile, phases = result["profile"], rows(result, "phase")
     assert (profile["ended"], profile["steps"]) == ("steps", 4)  # one of the second epoch
     assert phases["backward"]["calls"] == 2 * 4 and phases["optimizer"]["calls"] == 4

@@ -44,8 +44,7 @@ if __name__ == "__main__":
             values = {"tmp_path": folder, "measured": conftest.Measuring(folder), "tuned": conftest.Tuning(folder)}
             test(**{name: values[name] for name in inspect.signature(test).parameters})
     words = "strategy=ddp_fp16 loader=thread precision=bf16_weights model=tiny_cnn dataset=stripes".split()
-    record = conftest.Measuring(fresh())(*words, "gpus=2", "dataset.train_limit=128")
-    assert record["status"] == "ok", record["cause"]
+    record = conftest.ok(conftest.Measuring(fresh())(*words, "gpus=2", "dataset.train_limit=128"))
     assert record["axes"].items() >= {key: value for key, _, value in (word.partition("=") for word in words)}.items()
     assert record["input"]["loader"] == "thread" and record["input"]["train"] == {"ahead": 2}
     assert record["communication_bytes"]["all_reduce"] > 0

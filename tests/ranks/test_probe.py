@@ -24,7 +24,7 @@ from multicard.records import comparable, run_folder, table
 from multicard.records.progress import Board
 from multicard.run import outcome, preemption
 from multicard.run.preemption import StopOnWarning
-from tests.conftest import SMALL, Called, Measured, awaited, typed
+from tests.conftest import SMALL, Called, Measured, awaited, ok, typed
 from tests.helpers import records, wandb_file
 from tests.measure.test_series import autocorrelated
 from tests.tracking.test_runs import OFFLINE
@@ -223,8 +223,7 @@ def test_a_probe_whose_epochs_end_first_has_them_all(measured: Measured):
 
 
 def test_a_probe_of_tuning_stops_all_ranks_after_the_same_step(tuned: Measured):
-    record = tuned("gpus=2", "probe.enabled=true", "probe.seconds=0.001", "max_steps=null", "epochs=3")
-    assert record["status"] == "ok", record["cause"]
+    record = ok(tuned("gpus=2", "probe.enabled=true", "probe.seconds=0.001", "max_steps=null", "epochs=3"))
     end = written(record)["probe"]
     assert (end["ended_by"], end["steps"], end["half_width"]) == ("seconds", 1, None) and end["steps_per_epoch"] > 10
     assert [epoch["steps"] for epoch in record["epochs"]] == [2]

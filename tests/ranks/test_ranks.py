@@ -20,7 +20,7 @@ from multicard.ranks.failures import Failure, end, interruptible
 from multicard.run import controller as run
 from multicard.run.workload import Workload
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import PATIENCE_S, ROOT, SMALL, as_dict, composed, free_port, warm_up
+from tests.conftest import PATIENCE_S, ROOT, SMALL, as_dict, composed, free_port, ok, warm_up
 from tests.helpers.launching import launch, two_nodes
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -116,8 +116,7 @@ def test_nothing_of_a_local_run_listens_beyond_this_machine(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     warm_up()
     cfg = composed(*words, entry=Path(workload.entry).stem)
-    result = as_dict(run.measure(replace(workload, work=work), cfg, tmp_path / "run", keep_refused=True))
-    assert result["status"] == "ok", result["cause"]
+    ok(as_dict(run.measure(replace(workload, work=work), cfg, tmp_path / "run", keep_refused=True)))
     addresses = (tmp_path / "run" / "listeners.txt").read_text().split()
     assert len(addresses) >= 3  # the agent's store, and gloo of each rank
     assert [address for address in addresses if not ip_address(address).is_loopback] == []

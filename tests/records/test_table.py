@@ -1,12 +1,13 @@
-"""The table at the end: what it says of each run, and what it compares; text tables and other formats."""
+"""The table at the end and which runs it compares; text tables and other formats."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 
 from multicard.measure import formulas
-from multicard.records import table, text_table
+from multicard.records import comparable, table, text_table
 from tests.conftest import calls_of
 from tests.helpers import records
 
@@ -212,3 +213,123 @@ def test_the_work_of_a_table_grows_no_faster_than_its_rows():
     headings = [f"heading {i}" for i in range(15)]
     few, many = (calls_of(lambda count=count: text_table.text(headings, rows[:count], 120)) for count in (500, 2000))
     assert many < 5 * few
+
+
+def on_cpu(own: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A training run on CPU ranks: `changes` of its configuration, or of its record; `own` keys of its record alone."""
+    return records.as_record(records.vision("cpu", **changes) | (own or {}))
+
+
+def test_a_reference_differs_on_its_axis_alone():
+    one, two = on_cpu(), on_cpu(gpus=2)
+    assert comparable.reference(two, [two, one], gpus=1) is one
+    assert comparable.reference(one, [two, one], gpus=1) is one
+    assert comparable.reference(two, [two, on_cpu(gpus=1, name="y")], gpus=1) is not None  # the name measures nothing
+    for other in (
+        on_cpu(lr=0.1),
+        on_cpu(dataset__train_limit=5),
+        on_cpu(precision__name="fp64"),
+        on_cpu(hardware="H200"),
+        on_cpu(commit="def"),
+        on_cpu(dirty=True),
+        on_cpu(status="failed"),
+    ):
+        assert comparable.reference(two, [two, other], gpus=1) is None
+    fp64 = on_cpu(precision={"name": "fp64", "extra": 1})  # an option counts with all its keys
+    assert comparable.reference(on_cpu(), [fp64], precision="fp64") is fp64
+
+
+def test_what_differs_beside_the_axes_is_shown():
+    assert comparable.varied([on_cpu(), on_cpu()], ("gpus",)) == ["gpus"]
+    assert comparable.varied([on_cpu(), on_cpu(precision__name="fp64")], ("gpus",)) == ["precision", "gpus"]
+    limits = [on_cpu(), on_cpu(dataset__train_limit=5)]
+    assert comparable.varied(limits, ("gpus",)) == ["gpus", "dataset.train_limit"]
+    assert [comparable.cell(r, "dataset.train_limit") for r in limits] == ["null", "5"]
+    other_set = on_cpu(dataset={"name": "mnist", "train_limit": None, "mean": [0.2], "root": "x", "image_size": 32})
+    assert comparable.varied([on_cpu(), other_set], ()) == ["dataset"]  # and not all that comes with it
+    refused = on_cpu(status="refused")
+    refused.config = {}
+    assert comparable.varied([refused, on_cpu(gpus=2)], ()) == ["gpus"]
+    assert comparable.cell(refused, "lr") == "-" and comparable.cell(refused, "gpus") == "1"
+
+
+def test_what_follows_from_another_axis_is_not_shown():
+    single, distributed, forced = (
+        records.as_record(records.llm("cpu", recipe=recipe, gpus=gpus))
+        for recipe, gpus in (("auto", 1), ("auto", 2), ("distributed", 1))
+    )
+    assert comparable.varied([single, distributed], ()) == ["gpus"]
+    assert comparable.varied([single, forced], ()) == ["recipe"]
+
+
+STEPS_S = {  # seconds of steps, in epochs of so many, and those in which a process was stopped
+    "one stopped": ([0.1] * 199 + [60.1], 200, [199]),
+    "two stopped": ([60.1] + [0.1] * 197 + [60.1] * 2, 200, [198, 199]),
+    "of few": ([1.0, 1.0, 1.0, 61.0], 4, [3]),
+    "every tenth waits": (([0.1] * 9 + [12.0]) * 20, 200, []),
+    "first of an epoch": ([0.1] * 100 + [60.1] + [0.1] * 99, 100, []),
+    "short": ([0.1] * 199 + [9.0], 200, []),
+    "long steps": ([10.0] * 99 + [150.0], 100, []),
+    "none": ([], 1, []),
+}
+
+
+@pytest.mark.parametrize("case", STEPS_S)
+def test_a_run_with_a_step_that_was_stopped_is_marked_and_the_step_left_out(case: str):
+    samples_s, per_epoch, stopped = STEPS_S[case]
+    stalls = formulas.stalled(np.array(samples_s), per_epoch)
+    statistics = formulas.statistics(samples_s, 0, stalls)
+    run = on_cpu({"step_s": statistics})
+    assert np.flatnonzero(stalls).tolist() == stopped
+    assert (comparable.STALLED in comparable.marks(run)) is bool(stopped)
+    assert run.steps.taken == len(samples_s) and statistics["stalled_count"] == len(stopped)
+    assert not stopped or statistics["mean"] == pytest.approx(statistics["median"], rel=1e-9) or case == "two stopped"
+
+
+def in_segments(*steps: int) -> Any:
+    return on_cpu({"segments": [{"steps": count} for count in steps]})
+
+
+def tuned(cut: int, left_out: int) -> Any:
+    return records.as_record(records.llm("cpu") | {"text_rows": {"read": 40, "cut": cut, "left_out": left_out}})
+
+
+def read_in(mode: str) -> Any:
+    return on_cpu({"input": {"loader": "device", "train": {"mode": mode}}})
+
+
+SEE_ROWS = "(see text_rows in the records)"
+SKIPPED = {"decoded": {"train": {"skipped": 2}, "test": {"skipped": 1}}}
+SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([on_cpu(), on_cpu(gpus=2)], []),
+        (
+            [on_cpu(), on_cpu(commit="def", dirty=True, hardware="H200")],
+            [
+                "measured on several commits, not compared with one another: 8fdd49003, def+changes",
+                "measured on several machines, not compared with one another: AMD EPYC, H200",
+            ],
+        ),
+        ([in_segments(9), in_segments(4, 5)], ["in several segments: stopped and started again: 1 run"]),
+        (
+            [read_in("resident"), read_in("streamed"), on_cpu()],
+            ["1 with more images than dataset.device_budget_bytes: they crossed batch by batch"],
+        ),
+        ([on_cpu({"input": SKIPPED})], ["up to 3 broken images left out: see input in the records"]),
+        ([on_cpu({"gpu": {"disturbed_by": []}}), on_cpu({"gpu": None}), tuned(0, 0)], []),
+        (
+            [tuned(12, 3), tuned(0, 0)],
+            [f"up to 12 of 40 rows cut at max_seq_len, 3 of them left out: no label remained {SEE_ROWS}"],
+        ),
+        (
+            [on_cpu(), *[on_cpu({"gpu": SHARED})] * 2],
+            ["! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"],
+        ),
+    ],
+)
+def test_notes_say_what_a_table_cannot(runs: list[Any], said: list[str]):
+    assert comparable.notes(runs) == said

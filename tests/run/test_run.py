@@ -17,7 +17,7 @@ from multicard.run import attempts, controller, outcome
 from multicard.sweep import command, task
 from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, Measured, composed, shared
+from tests.conftest import SMALL, Measured, composed, ok, shared
 from tests.helpers import cells
 
 STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes", "loss")
@@ -25,11 +25,6 @@ STEPS = ("epoch", "rank", "step", "samples", "loaded", "h2d_images_bytes", "h2d_
 
 def steps(result: dict[str, Any]) -> list[dict[str, Any]]:
     return run_folder.read_steps(Path(result["folder"])).select(STEPS).to_pylist()
-
-
-def ok(result: dict[str, Any]) -> dict[str, Any]:
-    assert result["status"] == "ok", result["cause"]
-    return result
 
 
 @pytest.mark.core

@@ -23,7 +23,7 @@ from multicard.tracking.history import Timeline, step_figures, unix
 from multicard.tracking.wandb_run import Target, WandbRun
 from multicard.vision.workload import WORKLOAD
 from tests.cli.test_network import served
-from tests.conftest import ROOT, Measured, command, typed
+from tests.conftest import ROOT, Measured, command, ok, typed
 from tests.helpers import records, wandb_file
 from tests.helpers.records import as_record
 
@@ -86,8 +86,7 @@ def assert_record(content: dict[str, Any], folder: Path) -> None:
     ("kind", "words"), [("vision", ("gpus=2", "epochs=2", "precision=bf16")), ("llm", ("gpus=2", "dataset.rows=40"))]
 )
 def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured, tuned: Measured):
-    result = {"vision": measured, "llm": tuned}[kind](*words, *OFFLINE)
-    assert result["status"] == "ok", result["cause"]
+    result = ok({"vision": measured, "llm": tuned}[kind](*words, *OFFLINE))
     folder = Path(result["folder"])
     content, steps = wandb_file.read(folder), run_folder.read_steps(folder).to_pylist()
     run, config, summary = content["run"], content["config"], content["summary"]

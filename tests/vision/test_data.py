@@ -145,9 +145,8 @@ def test_a_circle_of_links_is_refused_by_its_path(photographs: Path, link: str):
     path = photographs / "train" / "cat" / "again"
     path.symlink_to(link)
     (photographs / "train" / "dog" / "back").symlink_to("../cat")
-    with pytest.raises(ValueError, match=re.escape(str(path))) as error:
+    with pytest.raises(ValueError, match=rf"^.*{re.escape(str(path))}.*\Z"):  # one line
         datasets.check(typed("dataset=images", f"dataset.root={photographs}").dataset)
-    assert "\n" not in str(error.value)
 
 
 def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(photographs: Path):

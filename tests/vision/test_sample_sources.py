@@ -239,9 +239,8 @@ def test_broken_images_in_parquet_are_named_by_row(tmp_path: Path):
     images[1]["bytes"], images[2]["bytes"] = b"no image", None
     column = pa.array(images, table["image"].type)
     pq.write_table(table.set_column(0, "image", column), root / "train.parquet")
-    with pytest.raises(ValueError, match=r"train\.parquet row 2: cannot be decoded \(.*1 more of 15") as error:
+    with pytest.raises(ValueError, match=r"train\.parquet row 2: cannot be decoded \(.*1 more of 15.*\Z"):
         loaded(root)
-    assert "\n" not in str(error.value)
     data = loaded(root, "dataset.skip_broken=true")
     assert len(data.train) == 13 and data.facts["decoded"]["train"]["skipped"] == 2
 
@@ -282,9 +281,8 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.parametrize("bad", BAD)
 def test_what_cannot_be_used_is_refused_in_a_line(bad: str, tmp_path: Path):
     make, says = BAD[bad]
-    with pytest.raises(ValueError, match=rf"^dataset\.root={tmp_path}.*{says}") as error:
+    with pytest.raises(ValueError, match=rf"^dataset\.root={tmp_path}.*{says}.*\Z"):
         datasets.check(image_options(make(fill(tmp_path / "root"))))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

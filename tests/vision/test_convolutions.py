@@ -1,8 +1,14 @@
-"""Depthwise convolutions by Triton: the same numbers, in Triton's interpreter; kernels that keep within registers."""
+"""MobileNetV2's convolutions made otherwise, with the same numbers: pointwise ones as matrix products, depthwise ones
+by Triton, here in its interpreter."""
 
 import json
+import math
 import subprocess
 import sys
+from copy import deepcopy
+from dataclasses import asdict
+from hashlib import sha256
+from json import dumps
 
 import pytest
 import torch
@@ -11,23 +17,75 @@ from torch import nn
 from torch.nn.functional import conv2d
 from triton.compiler import ASTSource
 
-from multicard.config.vision import Depthwise, ModelConfig
+from multicard.config import base
+from multicard.config.vision import Depthwise, ModelConfig, Pointwise
 from multicard.vision import convolutions, models
-from multicard.vision.convolutions import DepthwiseTriton
-from tests.conftest import ROOT
+from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
+from tests.conftest import ROOT, typed
 from tests.vision.test_fused import compiled
+
+
+def mobilenet(pointwise: Pointwise = Pointwise.convolution) -> nn.Module:
+    return models.build(ModelConfig("mobilenet_v2", 0.35, pointwise), 10, 32)
+
+
+CASES = {
+    "with a bias": (lambda: nn.Sequential(nn.Conv2d(5, 7, 1)), (2, 5, 3, 4)),
+    "without a bias": (lambda: nn.Sequential(nn.Conv2d(5, 7, 1, bias=False)), (2, 5, 3, 4)),
+    "MobileNet": (lambda: mobilenet().eval(), (2, 3, 32, 32)),  # no dropout
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_are_the_convolutions(case: str):
+    torch.manual_seed(0)
+    build, shape = CASES[case]
+    plain, results = build().double(), []
+    turned = deepcopy(plain)
+    models.turn_into(PointwiseLinear, turned)
+    for model in (plain, turned):
+        model.to(memory_format=torch.channels_last)
+        images = torch.arange(float(math.prod(shape))).sin().reshape(shape).double()
+        images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+        outputs = model(images)
+        outputs.square().sum().backward()
+        assert outputs.dim() == 2 or outputs.is_contiguous(memory_format=torch.channels_last)
+        assert images.grad is not None and images.grad.is_contiguous(memory_format=torch.channels_last)
+        results.append([outputs, images.grad, *(parameter.grad for parameter in model.parameters())])
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-13)
+
+
+def test_only_pointwise_convolutions_of_mobilenet_are_turned():
+    others = [{"kernel_size": 3}, {"kernel_size": 1, "stride": 2}, {"kernel_size": 1, "groups": 2}]
+    for options in [*others, {"kernel_size": 1, "padding": 1}]:
+        assert not PointwiseLinear.computes(nn.Conv2d(4, 4, **options))
+    turned = mobilenet(Pointwise.linear)
+    assert [*turned.state_dict()] == [*mobilenet().state_dict()]
+    assert sum(isinstance(module, PointwiseLinear) for module in turned.modules()) == 34
+
+
+def test_it_is_an_option_of_its_own():
+    linear = typed("layout=nhwc", "model.pointwise=linear")
+    assert linear.identity() != typed("layout=nhwc").identity()
+    measured = {key: value for key, value in asdict(typed()).items() if key not in base.NOT_IDENTITY}
+    for later in base.LATER:  # as before they were there
+        group, _, key = later.rpartition(".")
+        (measured[group] if group else measured).pop(key, None)
+    assert typed().identity() == sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
+
 
 SHAPES = [(2, 32, 5, 7, 1), (1, 48, 4, 35, 2), (1, 64, 3, 3, 1), (1, 36, 1, 1, 2)]
 EPSILON = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
-CASES = [*(("float64", shape) for shape in SHAPES), *zip([*EPSILON][1:], SHAPES, strict=False)]
+TYPES_AND_SHAPES = [*(("float64", shape) for shape in SHAPES), *zip([*EPSILON][1:], SHAPES, strict=False)]
 CHECK = """
 import json, torch
 from torch.library import opcheck
 from multicard.vision.convolutions import depthwise
-from tests.vision.test_depthwise import CASES, errors
+from tests.vision.test_convolutions import TYPES_AND_SHAPES, errors
 images = torch.randn(2, 32, 6, 7).contiguous(memory_format=torch.channels_last).requires_grad_()
 opcheck(depthwise, (images, torch.randn(32, 1, 3, 3, requires_grad=True), 2))
-print(json.dumps([[kind, *errors(getattr(torch, kind), *shape)] for kind, shape in CASES]))
+print(json.dumps([[kind, *errors(getattr(torch, kind), *shape)] for kind, shape in TYPES_AND_SHAPES]))
 """
 
 
@@ -54,7 +112,7 @@ def test_all_passes_are_the_convolutions():
     ran = subprocess.run(line, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)
-    assert len(rows) == len(CASES)
+    assert len(rows) == len(TYPES_AND_SHAPES)
     for kind, *found in rows:
         assert max(found) < 2 * EPSILON[kind]
 
