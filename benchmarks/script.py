@@ -1,11 +1,11 @@
-"""What the hooks of measure_script.py cost a training step: one loop, every other step with them.
+"""What the hooks of measure_script.py cost a training step: one loop, some steps with them and some without.
 
     python -m benchmarks.script [--rounds 30] [--steps 100] [--width 1024] [--batch-size 256]
 
-A plain loop over a DataLoader, in one process. A round is so many pairs of steps, one with and one without hooks, in an
-order that alternates: neighbours share what else the machine does. Prints the median step of both, the ratio of medians
-round by round, and the microseconds that hooks add to a step, which do not depend on the model: the share that they are
-of a longer step follows.
+A plain loop over a DataLoader, in one process. A round is so many steps with hooks and as many without, in blocks of
+few, in an order that alternates: neighbours share what else the machine does. Prints the median step of both, the ratio
+of medians round by round, and the microseconds that hooks add to a step, which do not depend on the model: the share
+that they are of a longer step follows.
 """
 
 import tempfile
@@ -26,32 +26,36 @@ from multicard.records.progress import Board
 from multicard.script import hooks
 from multicard.script.recorder import Recorder
 
+BLOCK = 5  # steps in a row; those after the first count, as hooks that come or go empty Python's caches of methods
 
-def steps_s(steps: int, width: int, batch_size: int, recorder: Recorder) -> Iterator[tuple[bool, float]]:
-    """Whether hooks were installed, and the seconds, of each step of a perceptron of two layers of `width`."""
+
+def steps_s(blocks: int, width: int, batch_size: int, recorder: Recorder) -> Iterator[tuple[bool, float]]:
+    """Whether hooks were installed, and the seconds, of each step of a perceptron of two layers of `width` that
+    counts."""
     device = recorder.rank.device
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
     optimizer = torch.optim.SGD(model.to(device).parameters(), 0.01)
-    data = TensorDataset(torch.randn(steps * batch_size, 64), torch.randint(10, (steps * batch_size,)))
+    samples = blocks * BLOCK * batch_size
+    data = TensorDataset(torch.randn(samples, 64), torch.randint(10, (samples,)))
     batches = iter(DataLoader(data, batch_size))
-    for number in range(steps):
-        measured = number % 4 in (0, 3)  # in the first step the rank's report is written, once for a run
+    for block in range(blocks):
+        measured = block % 4 in (0, 3)
         with hooks.installed(recorder) if measured else nullcontext():
-            started_s = clock_s()
-            inputs, targets = next(batches)
-            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            synchronize(device)
-            taken_s = clock_s() - started_s
-        if number >= 4:
-            yield measured, taken_s
+            for number in range(BLOCK):
+                started_s = clock_s()
+                inputs, targets = next(batches)
+                loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                synchronize(device)
+                if number:
+                    yield measured, clock_s() - started_s
 
 
-def round_s(pairs: int, width: int, batch_size: int) -> tuple[list[float], list[float]]:
-    """Seconds of steps without hooks, and with them."""
+def round_s(steps: int, width: int, batch_size: int) -> tuple[list[float], list[float]]:
+    """Seconds of so many steps without hooks, and with them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ranks").mkdir()
@@ -59,9 +63,10 @@ def round_s(pairs: int, width: int, batch_size: int) -> tuple[list[float], list[
         config = configuration("measure_script", "script=none.py")
         assert isinstance(config, ScriptConfig)
         recorder = Recorder(Rank(0, 0, 1, device_here(), "gloo", 1), config, folder)
-        taken = [*steps_s(4 + 2 * pairs, width, batch_size, recorder)]
+        blocks = 4 * round(steps / (BLOCK - 1) / 2)
+        taken = [*steps_s(blocks, width, batch_size, recorder)]
         board.remove()
-    assert recorder.steps == 2 + pairs
+    assert recorder.steps == blocks // 2 * BLOCK
     return [each for on, each in taken if not on], [each for on, each in taken if on]
 
 

@@ -5,7 +5,7 @@ Raw samples are stored and statistics derived from them. Nothing here synchronis
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,7 @@ class Laps:
 
     def __init__(self, device: "torch.device", lead: int | None = None) -> None:
         self._device, self._lead, self._cuda = device, lead, device.type == "cuda"
+        self._point: Callable[[], Any] = self._event if self._cuda else time.perf_counter
         self._unused: list[Any] = []
         self._ends: list[tuple[int, Any]] = []
         self._last = self._point()
@@ -124,9 +125,7 @@ class Laps:
         del self._ends[: len(laps)]
         return laps
 
-    def _point(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
+    def _event(self) -> Any:
         import torch
 
         event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)

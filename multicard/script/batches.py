@@ -17,7 +17,6 @@ class Source:  # noqa: PLW1641  compared, and never hashed
         drawn_by = getattr(batches._index_sampler, "batch_sampler", batches._index_sampler)  # within Accelerate's shard
         size = getattr(drawn_by, "batch_size", None)
         self.batch_size = size if isinstance(size, int) else None
-        self.handed_out: int = batches._num_yielded  # in this pass over the data
         self._data, self._how = batches._dataset, (size, type(getattr(drawn_by, "sampler", None)))
 
     def __eq__(self, other: object) -> bool:
@@ -44,15 +43,21 @@ class Draws:
         self._sizes: list[tuple[Source, int | None]] = []  # of batches of known sources
         self._new: list[tuple[Source, int | None]] = []  # with gradients, of other sources
         self._ended: list[Source] = []  # whose loader had no more
-        self._without_step: list[Source] = []  # of which that was so after a whole pass since the last step
+        self.without_step: list[tuple[Source, int]] = []  # after a whole pass since the last step of so many batches
+
+    def source(self, batches: Any) -> Source:
+        """The source of an iterator of a DataLoader: of those that training draws from the same object, as objects are
+        found in lists without a comparison."""
+        source = Source(batches)
+        return next((known for known in self._known if known == source), source)
 
     def begins_anew(self, source: Source) -> bool:
         """True where a source is drawn from once more after a whole pass without a step: that was an evaluation, and
         its batches are of no step."""
-        if source not in self._without_step:
+        count = next((count for ended, count in self.without_step if ended == source), 0)
+        if not count:
             return False
-        count = self._without_step[self._without_step.index(source)].handed_out
-        self._without_step = [ended for ended in self._without_step if ended != source]
+        self.without_step = [each for each in self.without_step if each[0] != source]
         for drawn in (self._sizes, self._new):
             for place in [place for place, (one, _) in enumerate(drawn) if one == source][: -count - 1 : -1]:
                 del drawn[place]
@@ -65,37 +70,44 @@ class Draws:
         self.asked = True
         return True
 
-    def add(self, source: Source, trains: bool, size: int | None) -> None:
-        """Count a batch of so many samples; None: not known."""
-        self.ever = self.ever or trains
+    def add(self, source: Source, trains: bool, batch: Any) -> None:
+        """Count a batch."""
+        if trains:
+            self.ever = True
         if source in self._known:
-            self._sizes += [(source, size)] if trains else []
+            if trains:
+                self._sizes.append((source, samples(batch, source.batch_size)))
         elif torch.is_grad_enabled():
             self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
-            self._new.append((source, size))
+            self._new.append((source, samples(batch, source.batch_size)))
 
-    def ends(self, source: Source) -> None:
-        """The loader has no more batches."""
+    def ends(self, source: Source, handed_out: int) -> None:
+        """The loader has no more batches, after so many in this pass over the data."""
         self._ended.append(source)
         since_step = sum(one == source for one, _ in (*self._sizes, *self._new))
-        self._without_step += [source] if 0 < source.handed_out <= since_step else []
+        self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 
     def take(self) -> tuple[int | None, int, bool]:
         """The samples (None: not known) and batches of the step that has ended, and whether they were of a source that
         seemed to be evaluated."""
+        seemed_evaluated = bool(self._new) and self._moves() and not self._first_step
+        drawn, batches = 0, len(self._sizes)
+        for _, size in self._sizes:
+            drawn = None if drawn is None or size is None else drawn + size
+        self._first_step = False
+        self._clear()
+        return drawn, batches, seemed_evaluated
+
+    def _moves(self) -> bool:
+        """Go on with the new sources, where the step was of them. Returns whether it was."""
         if not self._first_step and not self._known:  # steps without a loader go on without it
             self._new = [each for each in self._new if each[0] not in self._ended]
-        moves = bool(self._new) and (self._first_step or not self.asked)
-        seemed_evaluated = moves and not self._first_step
-        if moves:
-            self._known = [source for source, _ in self._new]
-            self._sizes += self._new
-        sizes, self._first_step = [size for _, size in self._sizes], False
-        self.ever = self.ever or moves
-        self._clear()
-        known = [size for size in sizes if size is not None]
-        return (sum(known) if len(known) == len(sizes) else None), len(sizes), seemed_evaluated
+        if not self._new or (self.asked and not self._first_step):
+            return False
+        self._known, self.ever = [source for source, _ in self._new], True
+        self._sizes += self._new
+        return True
 
 
 def samples(batch: Any, batch_size: int | None) -> int | None:
@@ -104,10 +116,12 @@ def samples(batch: Any, batch_size: int | None) -> int | None:
     That is the first dimension of its first tensor, or the length of a list of samples, whichever is the loader's
     batch size, or less in a last batch.
     """
+    first = _first_tensor(batch)
+    if first is not None and first.ndim and first.shape[0] == batch_size:
+        return batch_size
     own = getattr(batch, "batch_size", None)  # of packed sequences, graphs and the like
     if isinstance(own, int):
         return own
-    first = _first_tensor(batch)
     sizes = [*first.shape[:1]] if first is not None else []
     sizes += [len(batch)] if isinstance(batch, list | tuple) else []
     if batch_size is None or batch_size in sizes:
@@ -121,7 +135,7 @@ def _first_tensor(batch: Any) -> torch.Tensor | None:
         return batch
     listed = isinstance(batch, list | tuple)  # asked first: asking for a Mapping takes longer, in every step
     for part in batch if listed else batch.values() if isinstance(batch, Mapping) else ():
-        found = _first_tensor(part)
+        found = part if isinstance(part, torch.Tensor) else _first_tensor(part)
         if found is not None:
             return found
     return None

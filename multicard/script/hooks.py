@@ -14,7 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from multicard.script import marks
-from multicard.script.batches import Source, samples
 from multicard.script.recorder import Recorder
 
 
@@ -26,14 +25,17 @@ def installed(recorder: Recorder) -> Iterator[None]:
     def measured_batch(batches: Any) -> Any:
         if recorder.is_over:
             return next_batch(batches)
-        source = Source(batches)
+        try:
+            source = batches.multicard_source
+        except AttributeError:
+            source = batches.multicard_source = recorder.draws.source(batches)
         trains = recorder.asks(source)
         try:
             batch = next_batch(batches)
         except StopIteration:
-            recorder.exhausted(source, trains)
+            recorder.exhausted(source, trains, batches._num_yielded)
             raise
-        recorder.receives(source, trains, samples(batch, source.batch_size))
+        recorder.receives(source, trains, batch)
         return batch
 
     def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
@@ -72,20 +74,22 @@ class Steps:
         if id(optimizer) in self._within:  # its last step ended by an exception
             self._within.clear()
         self._within.append(id(optimizer))
-        self.recorder.steps_now()
+        if not self.calls:
+            self.recorder.steps_now()
 
     def ends(self, optimizer: Optimizer, *_: Any) -> None:
         """After a step of any optimiser."""
         self.calls += 1
         if id(optimizer) in self._within:
             del self._within[self._within.index(id(optimizer)) :]
-        if not self._within and self._is_first(optimizer):
+        if not self._within and (self._first() is optimizer or self._is_first(optimizer)):
             self.recorder.end_counted_step()
 
     def skipped(self, optimizer: Optimizer) -> None:
         """A step that a GradScaler left out: its batches were trained on all the same."""
         if not self._within and self._is_first(optimizer):
             self.recorder.skipped += 1
+            self.recorder.steps_now()
             self.recorder.end_counted_step()
 
     def _is_first(self, optimizer: Optimizer) -> bool:

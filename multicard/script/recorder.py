@@ -123,37 +123,44 @@ class Recorder:
     def asks(self, source: Source) -> bool:
         """A batch is asked for. Returns True where it is for training."""
         trains = self.draws.asks(source)
-        if self._started_s is not None and self.draws.begins_anew(source):
+        if self.draws.without_step and self.draws.begins_anew(source):
             self._evaluated += 1
             self.evaluations += 1
-        if trains:
+        if self._started_s is None:
+            if not trains:
+                return False
             self._start()
+        if self._evaluating:
+            if not trains:
+                self._laps.end(EVALUATE)
+                return False
             self._end_evaluation()
-            self._lap(WORK if self._in_step or not self._marked else APART)
-        elif self._evaluating:
-            self._lap(EVALUATE)
-        elif self._started_s is not None:
-            self._lap(WORK if self._in_step or not self._marked else APART)
+        self._laps.end(WORK if self._in_step or not self._marked else APART)
+        if not trains:
             self._evaluating = True
             self._evaluated += 1
             self.evaluations += 1
         return trains
 
-    def receives(self, source: Source, trains: bool, samples: int | None) -> None:
+    def receives(self, source: Source, trains: bool, batch: Any) -> None:
         """The batch is there."""
+        if self.is_over:
+            return
         if trains or self._evaluating:
-            self._lap(DATA if trains else WAIT)
+            self._laps.end(DATA if trains else WAIT)
         if trains and self.window.recording:
             self.window.ranges.close()
-        self.draws.add(source, trains, samples)
+        self.draws.add(source, trains, batch)
 
-    def exhausted(self, source: Source, trains: bool) -> None:
-        """There is no further batch."""
-        self.draws.ends(source)
+    def exhausted(self, source: Source, trains: bool, handed_out: int) -> None:
+        """There is no further batch, after so many."""
+        if self.is_over:
+            return
+        self.draws.ends(source, handed_out)
         if trains:
-            self._lap(DATA)
+            self._laps.end(DATA)
             self._pass_from = self.steps
-        else:
+        elif self._evaluating:
             self._end_evaluation(EVALUATED)
 
     def steps_now(self) -> None:
@@ -171,9 +178,11 @@ class Recorder:
         """The script begins a step that it marks."""
         if self.is_over:
             return
-        self._start()
-        self._end_evaluation()
-        self._lap(APART)
+        if self._started_s is None:
+            self._start()
+        if self._evaluating:
+            self._end_evaluation()
+        self._laps.end(APART)
         self._marked = self._in_step = True
 
     def end_step(self, mark: step) -> None:
@@ -202,8 +211,6 @@ class Recorder:
     # ---- steps
 
     def _start(self) -> None:
-        if self._started_s is not None:
-            return
         if self.gate is not None:
             self.gate.begin()
         self.report.counters.read()
@@ -216,21 +223,17 @@ class Recorder:
             self.gate.start_epoch()
         self._laps = Laps(torch.device("cpu"))
 
-    def _lap(self, label: int) -> None:
-        if self._started_s is not None and not self.is_over:
-            self._laps.end(label)
-
     def _end_evaluation(self, label: int = EVALUATE) -> None:
-        if self._evaluating:
-            self._lap(label)
-            self._evaluating = False
-            if self.gate is not None:
-                self.gate.start_epoch()
+        self._laps.end(label)
+        self._evaluating = False
+        if self.gate is not None:
+            self.gate.start_epoch()
 
     def _end_step(self, samples: int | None, tokens: int | None, loss: Any) -> None:
-        self._end_evaluation()
+        if self._evaluating:
+            self._end_evaluation()
         drawn, batches, resumed = self.draws.take()
-        self._lap(RESUMED if resumed else STEP)
+        self._laps.end(RESUMED if resumed else STEP)
         if resumed:
             self.evaluations -= 1
             self._evaluated -= 1
@@ -248,13 +251,11 @@ class Recorder:
             self._see_model()
         if self.steps % TAKEN == 0:
             self._take()
-        self.window.step()
+        if self.window.recording:
+            self.window.step()
         self._post()
         if self.gate is not None and self.gate.step_ended(self.steps):
-            self._lap(PAUSE)
-        self._stop_if_due()
-
-    def _stop_if_due(self) -> None:
+            self._laps.end(PAUSE)
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
             self._stopped, self.is_over = True, True

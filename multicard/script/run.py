@@ -9,11 +9,14 @@ import runpy
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
+from multicard.config.keys import require
 from multicard.config.script import ScriptConfig
 from multicard.ranks import os_calls
 from multicard.ranks.process import Rank, end_children
@@ -27,6 +30,10 @@ NO_STEP = (
 OWN_RANKS = (  # they would wait for one another at the address of the run's own
     "starts ranks of its own by torch.multiprocessing; have it train in the process that it is started in, as under "
     "torchrun"
+)
+REPLACED = (  # a rank's agent would wait for ever for what it has to return
+    "replaces its process by another program (os.exec); type what that program is to have (variables, options) before "
+    "the command"
 )
 
 
@@ -70,10 +77,16 @@ def _call(config: ScriptConfig) -> None:
             exit_at_once(code)
         raise SystemExit(code)
 
+    def exec_as_child(call: Callable[..., NoReturn], *arguments: Any) -> NoReturn:
+        require(os.getpid() != own, f"script={config.script}: {REPLACED}")
+        call(*arguments)
+
     code: object = 1  # of a process that the script forked, where an exception ends it
     try:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))
+            for name in ("execv", "execve"):  # which all others call
+                patches.enter_context(mock.patch.object(os, name, partial(exec_as_child, getattr(os, name))))
             for part in ("", ".spawn"):
                 launcher = importlib.import_module(f"torch.multiprocessing{part}")
                 refused = ValueError(f"script={config.script}: {OWN_RANKS}")

@@ -93,6 +93,7 @@ def test_ranks_without_a_group_are_said(script: Script):
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("print('done')", "no optimiser of this rank took a step"),
+        ("os.execlp('true', 'true')", "script=train.py: replaces its process by another program"),
         ("torch.multiprocessing.spawn(print, nprocs=2)", "script=train.py: starts ranks of its own"),
         ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory"),
     ],
