@@ -78,10 +78,10 @@ def no_space(error: BaseException, folder: Path) -> str | None:
     return f"no space left on the disk of {fullest} ({full.strerror}); free some"
 
 
-# Words of errors for want of memory: of torch, the driver and NCCL; of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt; of the
-# host
-HOST_OOM = "can't allocate memory"
-OOM = ("out of memory", "alloc_failed", "oom trying to allocate", HOST_OOM)
+# Words of errors for want of memory: of the host, by torch's allocator and the system; of torch, the driver and NCCL;
+# of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt
+HOST_OOM = ("can't allocate memory", "cannot allocate memory")
+OOM = ("out of memory", "alloc_failed", "oom trying to allocate", *HOST_OOM)
 # Words of errors that have other causes too. torch tries cuDNN's engines one by one, and drops those whose workspace
 # does not fit (try_plans, try_configs in ATen/native/cudnn/Conv_v8.cpp); a library that cannot load its kernels or
 # make its handle has an internal error or is "not initialized"; NCCL may only say that a call to CUDA failed
@@ -92,8 +92,8 @@ LITTLE_BYTES, LITTLE_SHARE = 1 << 30, 0.02  # free on a GPU that counts as full:
 
 
 def is_host_oom(error: BaseException) -> bool:
-    """True where the host's memory ran out, by the errors of Python and of torch's allocator on CPU."""
-    return isinstance(error, MemoryError) or HOST_OOM in str(error).lower()
+    """True where the host's memory ran out, by the errors of Python, of the system and of torch's allocator on CPU."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in HOST_OOM)
 
 
 def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
@@ -101,7 +101,7 @@ def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
     that may have other causes are judged by the device's memory after them, where it is known."""
     if isinstance(error, MemoryError):
         return True
-    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    text = str(error).lower() if isinstance(error, RuntimeError | OSError) else ""
     if any(words in text for words in OOM):
         return True
     if memory is None or not any(words in text for words in OOM_IF_FULL):

@@ -317,6 +317,19 @@ def test_a_folder_without_all_weights_is_refused(checkpoint: Path, engine_reads:
             models.read(config.model, torch.float32, lambda *_: None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_of_other_sizes_than_the_configuration_has_are_refused(checkpoint: Path, tuned: Tuning, ranks: int):
+    """By one rank, which reads the whole model, and by two, which read it weight by weight."""
+    built("llama").save_pretrained(checkpoint)
+    written = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(written | {"intermediate_size": 96}))
+    run = tuned(*words_of(checkpoint, "model.weights=own", f"gpus={ranks}", "dataset.rows=40"))
+    assert run["status"] == "failed"
+    problem = "its model.layers.0.mlp.down_proj.weight is (64, 128), and config.json says (64, 96)"
+    assert f"model.path={checkpoint}: transformers cannot read it ({problem}); give" in run["cause"]["message"]
+
+
 def test_pickled_weights_are_refused(checkpoint: Path):
     own = words_of(checkpoint, "model.weights=own")
     with pytest.raises(ValueError, match="holds no weights"):

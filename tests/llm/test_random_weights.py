@@ -1,11 +1,14 @@
-"""What recipes build: random weights, the same on every rank and never held twice, of the kinds of the method."""
+"""What recipes build: weights, random ones the same on every rank, never held twice, of the kinds of the method."""
 
 import multiprocessing
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +16,11 @@ from omegaconf import OmegaConf
 from torchtune import config, training
 
 from multicard.config.placement import Placement
-from multicard.llm import methods, torchtune_config
+from multicard.estimate.memory import torch_internals
+from multicard.estimate.memory.facts import TextFacts
+from multicard.llm import methods, models, torchtune_config
 from multicard.llm.torchtune_components import CALL, STD, RandomCheckpointer, RandomWeight, random_weights
+from multicard.ranks.process import Rank
 from tests.conftest import typed_llm, warm_up
 from tests.helpers.launching import on_ranks
 from tests.llm.test_llm_run import ALL_ADAPTED, QWEN
@@ -85,6 +91,49 @@ def load_in_little_memory(method: str, precision: str) -> None:
     state = random_weights(plain, 0, dtype)
     with address_space(ROOM_BYTES), pytest.raises(RuntimeError, match="can't allocate memory"):
         _ = [weight.to("cpu") for weight in state.values()]  # all at once do not fit
+
+
+LARGE = ("model.embed_dim=512", "model.intermediate_dim=2048", "model.num_layers=8", "model.vocab_size=2304")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
+def test_a_rank_of_trl_reads_its_shards_of_a_folder_without_the_whole_model(tmp_path: Path):
+    """Of a folder in bf16 a model in float32: weights in the files' own type would stay where the files are mapped."""
+    import transformers
+
+    sizes = models.hugging_face_config(typed_llm(*LARGE).model, 2304)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**sizes))
+    model.bfloat16().save_pretrained(tmp_path / "weights", max_shard_size="8MB")
+    arguments = tmp_path, model.num_parameters()
+    child = multiprocessing.get_context("spawn").Process(target=read_in_little_memory, args=arguments)
+    child.start()
+    child.join()
+    assert child.exitcode == 0  # its error is printed
+
+
+def read_in_little_memory(folder: Path, parameters: int) -> None:
+    """As rank 0 of eight. In a process that was not forked: what others freed would be room beside the limit."""
+    from multicard.estimate.memory import trl_step
+    from multicard.llm.trl import models as trl_models
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
+    options: Any = typed_llm(
+        "engine=trl", "method=full", "gpus=8", "device=cpu", *LARGE, f"model.weights={folder}/weights"
+    )
+    rank, facts = Rank(0, 0, 8, CPU, "gloo", 1), TextFacts(2304, 96)
+    mapped_bytes, shard_bytes, whole_bytes = 2 * parameters, 4 * parameters // 8, 4 * parameters
+    room_bytes = mapped_bytes + shard_bytes + 32 * 2**20  # some of it for a weight at a time
+    assert mapped_bytes + whole_bytes > 1.5 * room_bytes
+    ready = trl_step.ready(options, facts, rank, folder, 1, mock.Mock())
+    with torch_internals.fake_ranks(8, CPU), address_space(room_bytes), ready as recipe:
+        parts: Any = [parameter.to_local() for parameter in recipe._model.parameters()]
+    assert sum(part.numel() for part in parts) == parameters // 8 and all(part.isfinite().all() for part in parts)
+    one_by_one = mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1")  # threads take room of their own
+    with address_space(room_bytes), one_by_one, pytest.raises(RuntimeError, match="can't allocate memory"):
+        trl_models.stored(options.model, {"dtype": torch.float32})
 
 
 def built(words: list[str], gpus: int, folder: Path) -> list[Any]:

@@ -29,6 +29,8 @@ from tests.helpers.launching import launch
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "host"),
         (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"), "gpu"),
         (RuntimeError("OOM trying to allocate workspace for cublaslt"), "gpu"),
+        (RuntimeError("unable to mmap 40 bytes from file <model.safetensors>: Cannot allocate memory (12)"), "host"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "host"),
         (MemoryError(), "host"),
         (RuntimeError("Connection closed by peer"), None),
         (ValueError("out of memory is only a word here"), None),

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,10 +68,20 @@ def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
 def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
     """The model of a folder with its own weights. Refuses (ValueError) a folder that does not hold all of them."""
     folder, auto = Path(str(model.folder)).expanduser(), transformers.AutoModelForCausalLM
-    loaded: Any = auto.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+    options = options | {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    # it keeps errors, memory's too, for a report of its own
+    with mock.patch.object(core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()):
+        loaded: Any = auto.from_pretrained(folder, **options)
+    for wrong in sorted(loaded[1]["mismatched_keys"]):
+        check_shape(*wrong)
     missing = sorted(loaded[1]["missing_keys"])
     require(not missing, f"has no tensor {', '.join(missing[:1])}")
     return loaded[0]
+
+
+def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
+    """Refuse (ValueError) a folder's weight of another shape than its configuration says."""
+    require(found == expected, f"its {name} is {tuple(found)}, and config.json says {tuple(expected)}")
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -91,11 +101,13 @@ def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch
 
     def place(name: str, whole: torch.Tensor) -> None:
         part = parts.get(name)
+        if part is None:  # of tied weights one is a parameter
+            return
+        check_shape(name, whole.shape, part.shape)
         if isinstance(part, DTensor):
             whole = distribute_tensor(whole.to(device), part.device_mesh, part.placements, src_data_rank=None)
-        if part is not None:  # of tied weights one is a parameter
-            with torch.no_grad():
-                part.copy_(whole)
+        with torch.no_grad():
+            part.copy_(whole)
 
     if config.model.folder is not None:
         read(config.model, DTYPES[config.precision.name], place)
