@@ -1,4 +1,4 @@
-"""The same run by torchtune's own command, real rows and tokenizer, checkpoints, and memory running out."""
+"""The same run by torchtune's own command, real rows and tokenizer, checkpoints, memory running out, compilation."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from multicard.llm import models
+from multicard.llm import workload as llm
 from multicard.records import run_folder
 from tests.conftest import ROOT, Measured, command, ok, shared, typed_llm
 from tests.llm.test_llm_data import read
@@ -218,3 +220,42 @@ def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(engine: str, tm
     assert 2e8 < oom["cause"]["memory_bytes"] < limit
     assert "oom: rank" in done.stdout and "Traceback" not in done.stdout + done.stderr
     assert run_folder.finished(Path(next((tmp_path / "s").glob("*8000000*")))) is not None  # not tried again
+
+
+def instead(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    """Have ranks run a function of `tests.helpers.rank_work_llm`."""
+    monkeypatch.setattr(llm, "WORKLOAD", replace(llm.WORKLOAD, work=f"tests.helpers.rank_work_llm:{work}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpus=2", "method.lora_dropout=0.1"],
+        ["method=dpo", "gradient_accumulation_steps=3", "batch_size=2"],
+        ["method=full", "optimizer_in_bwd=true", "warmup_steps=0"],
+        ["packed=true", "max_seq_len=128", "epochs=2"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_compiles_while_training_which_begins_as_if_nothing_had(tuned: Measured, words: list[str], monkeypatch):
+    words = [*words, "dataset.rows=60", "lr=3e-3"]
+    plain = ok(tuned(*words))
+    instead(monkeypatch, "tune_and_count_graphs")
+    compiled = ok(tuned(*words, "compile=true"))
+    for rank in range(compiled["axes"]["gpus"]):
+        before, after = torch.load(Path(compiled["folder"]) / f"{rank}.pt")
+        assert after == before > 0
+    assert compiled["compile_s"] > 0 and plain["compile_s"] is None
+    assert steps(compiled, "loss") == pytest.approx(steps(plain, "loss"), abs=1e-4)
+    for column in ("lr", "tokens", "non_padding", "h2d_bytes"):
+        assert steps(compiled, column).tolist() == steps(plain, column).tolist()
+    for key in ("communication_bytes", "transfer_bytes", "tokens"):
+        assert compiled[key] == plain[key]
+
+
+def test_what_torch_cannot_compile_is_said(tuned: Measured, monkeypatch: pytest.MonkeyPatch):
+    instead(monkeypatch, "tune_without_a_compiler")
+    record = tuned("compile=true")
+    assert record["status"] == "failed"
+    assert record["cause"]["message"].startswith("rank 0: compile=true: torch cannot compile the model here (")
