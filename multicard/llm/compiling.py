@@ -16,7 +16,7 @@ from multicard.llm.after_tuning import train_on
 from multicard.llm.batches import Batch, mapped
 from multicard.llm.step_probe import Probe
 from multicard.measure import memory, timing
-from multicard.ranks import compiler
+from multicard.ranks.failures import compile_explained
 
 
 def compiles(probe: Probe) -> bool:
@@ -30,7 +30,7 @@ def compile_now(recipe: Any, probe: Probe) -> float:
     device = probe.rank.device
     started_s = timing.clock_s()
     generators = [device] if device.type == "cuda" else []
-    with compiler.errors_explained(probe.config.compile), unchanged(recipe), torch.random.fork_rng(generators):
+    with compile_explained(probe.config.compile), unchanged(recipe), torch.random.fork_rng(generators):
         train_on(recipe, probe, iter(first_batches(recipe, probe)))
     for parameter in recipe._model.parameters():
         parameter.grad = None

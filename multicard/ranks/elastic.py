@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -31,7 +31,6 @@ from multicard.machine import devices, environment, private
 from multicard.machine.environment import host
 from multicard.measure import memory
 from multicard.messages import say
-from multicard.ranks import logs
 from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 # Option of the resource tracker's interpreter: it says nothing of what ranks that were ended left to it to remove
 NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
 KILLED = ("killed by SIGKILL", "killed by signal: Killed")  # a rank; a DataLoader's worker
+# Of a rank's log, and of each of the two parts that are kept of a longer one; seconds between two looks at them
+MOST_LOG_BYTES, KEPT_LOG_BYTES, LOG_LOOK_S = 16 << 20, 1 << 20, 0.5
 MEETING_S = 300.0  # within which all nodes of a run must have come up
 CODE_CACHE, COMPILERS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 # Variables by which a user chooses how OpenMP's threads wait for one another, and how often they look before they sleep
@@ -144,7 +145,7 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
         job = replace(job, folder=job.folder.absolute(), variables=_variables(placement, job.allocation.nodes))
         config = _config(placement, job, agent_logs)
         close = _saying_what_it_waits_for(PContext.close)
-        with private.imports(), logs.bounded(job.folder), mock.patch.object(PContext, "close", close):
+        with private.imports(), bounded_logs(job.folder), mock.patch.object(PContext, "close", close):
             if job.wrapper:
                 with _handed_over((work, arguments, job)) as path:
                     elastic_launch(config, sys.executable)(str(Path(__file__).with_name("wrapped.py")), path)
@@ -237,6 +238,44 @@ def _code_cache() -> str:
             return chosen
     own = temporary / f"multicard-inductor-{os.getuid()}"
     return str(private.folder(own, f"set {CODE_CACHE} to a folder of your own"))
+
+
+@contextmanager
+def bounded_logs(folder: Path) -> Iterator[None]:
+    """Shorten the logs of a run while it goes on, and at its end."""
+    ended, left_out = Event(), dict[Path, int]()
+
+    def watch() -> None:
+        while not ended.wait(LOG_LOOK_S):
+            shorten_logs(folder, left_out)
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        shorten_logs(folder, left_out)
+
+
+def shorten_logs(folder: Path, left_out: dict[Path, int]) -> None:
+    """Shorten the logs that are too long. Their writers append, and go on behind what is kept.
+
+    Args:
+        left_out: bytes by log; added to.
+    """
+    for path in folder.glob("logs/r*.log"):
+        with suppress(OSError), os.fdopen(private.no_link(path, os.O_RDWR | os.O_APPEND), "rb+") as log:
+            size = log.seek(0, os.SEEK_END)
+            if size <= MOST_LOG_BYTES:
+                continue
+            log.seek(size - KEPT_LOG_BYTES)
+            last = log.read()
+            left_out[path] = left_out.get(path, 0) + size - 2 * KEPT_LOG_BYTES
+            log.truncate(KEPT_LOG_BYTES)
+            note = f"\n... about {left_out[path]:,} bytes are left out here: a log keeps its first and last part ...\n"
+            log.write(note.encode() + last)
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:

@@ -5,10 +5,12 @@ import re
 import shutil
 import signal
 import tempfile
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import main_thread
 
+from multicard.config import compilation
 from multicard.machine.environment import host
 from multicard.measure.memory import SHARED_MEMORY, DeviceMemory
 from multicard.ranks import interruption
@@ -108,3 +110,17 @@ def is_oom(error: BaseException, memory: DeviceMemory | None = None) -> bool:
         return False
     little_bytes = max(LITTLE_BYTES, LITTLE_SHARE * memory.total_bytes)
     return memory.failed_allocations > 0 or memory.free_bytes < little_bytes
+
+
+@contextmanager
+def compile_explained(compile_value: bool | str | None) -> Iterator[None]:
+    """Raise a ValueError that says in one line, with the remedy, that torch cannot compile the model here as the key
+    `compile` asks."""
+    try:
+        yield
+    except Exception as error:
+        if is_oom(error) or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        problem = f"compile={compilation.word(compile_value)}: torch cannot compile the model here ({line})"
+        raise ValueError(f"{problem}; it needs a C++ compiler (g++); use compile=false to do without") from error

@@ -12,15 +12,16 @@ from multicard.config.compilation import GRAPH_PASSES
 from multicard.observe import diagnosis
 from multicard.observe.profiles.capture import Window
 from multicard.ranks.process import max_over_ranks
+from multicard.records.rank_files import VisionReport
+from multicard.run.rank_report import Report
 from multicard.vision.data.batch import Batch, Input, Making, sent_ahead
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Remaining
 from multicard.vision.loop import COUNTS, Loop
-from multicard.vision.rank_report import TrainingReport
 from multicard.vision.strategy import Share
 
 
-def after_training(loop: Loop, report: TrainingReport, sampler: Remaining, training: Input, workers: int) -> None:
+def after_training(loop: Loop, report: Report[VisionReport], sampler: Remaining, training: Input, workers: int) -> None:
     """Take the steps that `profile` and `diagnose` ask for, without changing the weights, and write their results."""
     config = loop.config
     window = config.profile if isinstance(config.profile, WindowConfig) and not config.profile.from_start else None
@@ -50,7 +51,7 @@ def endless(training: Input, sampler: Remaining, share: Share, epoch: int) -> It
 
 
 def profiled(
-    loop: Loop, report: TrainingReport, feed: Iterator[Batch], config: WindowConfig, step_s: float
+    loop: Loop, report: Report[VisionReport], feed: Iterator[Batch], config: WindowConfig, step_s: float
 ) -> dict[str, object]:
     window = Window(config, loop.rank, report.folder, loop.ranges, step_s)
     loop.timer.start()

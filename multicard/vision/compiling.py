@@ -2,6 +2,7 @@
 
 cuDNN's search for the fastest convolutions is kept out of measured steps in the same way."""
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from multicard.config import compilation
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import timing
-from multicard.ranks import compiler
+from multicard.ranks.failures import compile_explained
 from multicard.vision.loop import Loop
 
 
@@ -47,7 +48,7 @@ def prepare(loop: Loop, evaluated: int) -> float | None:
     started_s = timing.clock_s()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
     with torch.random.fork_rng([loop.rank.device] if loop.rank.device.type == "cuda" else []):
-        with compiler.errors_explained(loop.config.compile):
+        with compile_explained(loop.config.compile):
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)
@@ -84,3 +85,20 @@ def zeros(loop: Loop, size: int) -> torch.Tensor:
     """Images (size, 3, S, S) on the device, as the loader would have moved them."""
     side = loop.config.dataset.image_size
     return torch.zeros(size, 3, side, side, dtype=loop.precision.transfer_dtype, device=loop.rank.device)
+
+
+def cuda_graphs(device: torch.device, compile_value: bool | str | None) -> dict[str, Any]:
+    """Of this process, once it has trained: `cuda_graphs`, True if nothing that was compiled was kept from running as
+    CUDA graphs, as it is on CPU ranks, and `cuda_graphs_recorded`; nothing where the mode has none.
+
+    Inductor may divide a graph, and record its parts (`graph_partition`), so several do not mean that some are missing.
+    """
+    if not compilation.has_cuda_graphs(compile_value):
+        return {}
+    from torch._dynamo.utils import counters
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(device.index or 0, create_if_none_exists=False) if device.type == "cuda" else None
+    recorded = next(copy(manager.graph_counter)) if manager is not None else 0
+    whole = counters["inductor"]["cudagraph_skips"] == 0 and (recorded > 0 or device.type != "cuda")
+    return {"cuda_graphs": whole, "cuda_graphs_recorded": recorded}

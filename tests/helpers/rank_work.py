@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from multicard.config.vision import VisionConfig
 from multicard.machine.load import own_cpu_s
 from multicard.observe import diagnosis
-from multicard.ranks import compiler
 from multicard.ranks.process import Rank
 from multicard.vision import compiling, models, optim
 from multicard.vision.data import datasets, splits
@@ -177,7 +176,7 @@ def compile_and_compare(rank: Rank, config: VisionConfig, folder: Path) -> None:
         images = [torch.randn(size, 3, 32, 32) for size in (config.batch_size, config.batch_size - 1)]
         differ = [(loop.outputs(model, batch) - eager(batch)).abs().max().item() for batch in images]
     again = torch._dynamo.utils.counters["stats"]["unique_graphs"] - counted
-    compiled = {"compile_s": compile_s, **compiler.cuda_graphs(rank.device, config.compile)}
+    compiled = {"compile_s": compile_s, **compiling.cuda_graphs(rank.device, config.compile)}
     save(rank, folder, {**compiled, "left": traceless, "differ": differ, "graphs": counted, "again": again})
 
 
@@ -210,7 +209,7 @@ def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> N
     loop.cuda_graphs = True  # which CPU ranks have not
     with mock.patch.object(torch.compiler, "cudagraph_mark_step_begin") as mark:
         compiling.prepare(loop, 9)
-    graphs = compiler.cuda_graphs(rank.device, config.compile)
+    graphs = compiling.cuda_graphs(rank.device, config.compile)
     save(rank, folder, {**graphs, "marks": mark.call_count, "calls": len(calls)})
 
 

@@ -15,7 +15,7 @@ import torch
 
 from multicard.config.placement import Placement
 from multicard.machine import private
-from multicard.ranks import checkpoint, elastic, logs, os_calls
+from multicard.ranks import checkpoint, elastic, os_calls
 from multicard.ranks.process import Job, Rank
 from multicard.records import run_folder
 from multicard.records.journal import Journal
@@ -66,7 +66,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {  # by the file that another use
     "cell/result.json": lambda path: run_folder.write_json(path, {"status": "ok"}),
     "cell/.result.json.PID": lambda path: run_folder.write_json(path.with_name("result.json"), {}),
     "cell/logs/r00.log": os_calls.redirect,
-    "cell/logs/r01.log": lambda path: logs.shorten(path.parents[1], {}),
+    "cell/logs/r01.log": lambda path: elastic.shorten_logs(path.parents[1], {}),
     "cell/.progress": lambda path: Board(path.parent, 1, create=True),
     "race/total_s.jsonl": lambda path: Journal(path, "race"),
     "plan/events.lock": lambda path: Journal(path.with_suffix(".jsonl"), "plan"),
@@ -78,13 +78,13 @@ def test_what_is_written_follows_no_link(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # the log stays that of the test
     victim, link = tmp_path / "victim", tmp_path / planted.replace("PID", str(os.getpid()))
     victim.write_bytes(b"mine")
-    os.truncate(victim, logs.MOST_BYTES + 1)
+    os.truncate(victim, elastic.MOST_LOG_BYTES + 1)
     link.parent.mkdir(parents=True)
     link.symlink_to(victim)
     with suppress(OSError):
         WRITERS[planted](link)
     with victim.open("rb") as file:
-        assert file.read(4) == b"mine" and victim.stat().st_size == logs.MOST_BYTES + 1
+        assert file.read(4) == b"mine" and victim.stat().st_size == elastic.MOST_LOG_BYTES + 1
     assert stat.S_ISREG((link if planted == "cell/result.json" else victim).lstat().st_mode)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
-from multicard.ranks import checkpoint, elastic, failures, logs, process
+from multicard.ranks import checkpoint, elastic, failures, process
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job, Rank
 from tests.conftest import warm_up
@@ -200,11 +200,11 @@ def test_the_controller_needs_no_torch_for_it():
 
 
 def test_a_long_log_keeps_its_first_and_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(logs, "MOST_BYTES", 100)
-    monkeypatch.setattr(logs, "KEPT_BYTES", 10)
+    monkeypatch.setattr(elastic, "MOST_LOG_BYTES", 100)
+    monkeypatch.setattr(elastic, "KEPT_LOG_BYTES", 10)
     log = process.log_file(tmp_path, 0)
     log.parent.mkdir()
     log.write_bytes(b"first part" + bytes(101) + b"last part.")
-    logs.shorten(tmp_path, {})
+    elastic.shorten_logs(tmp_path, {})
     kept = log.read_text()
     assert kept.startswith("first part\n... about 101 bytes are left out") and kept.endswith("...\nlast part.")
