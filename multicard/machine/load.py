@@ -20,32 +20,22 @@ class Load:
     """
 
     def __init__(self, root: int | None = None) -> None:
-        self._root, self._average = root, os.getloadavg()[0]
-        self._began_s, self._own_s, self._cores_s = clock_s(), own_cpu_s(root), cores_s(STAT.read_text())
+        self._root, self._began_s = root, clock_s()
+        self._own_s, self._cores_s = own_cpu_s(root), cores_s(STAT.read_text())
 
     def end(self) -> dict[str, Any]:
         """The record's `load`."""
         seconds = max(clock_s() - self._began_s, 1e-9)
         now_s, own_s = cores_s(STAT.read_text()), own_cpu_s(self._root) - self._own_s
-        return {
-            "seconds": seconds,
-            **others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0)),
-            "average_before": self._average,
-            "average_after": os.getloadavg()[0],
-        }
+        return {"seconds": seconds, **others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0))}
 
 
 def others(before: CoreTimes, after: CoreTimes, own_s: float, seconds: float, usable: set[int]) -> dict[str, float]:
     """The mean number of cores that were busy with others' work; `own_s` is the CPU time of the run's processes in
     between, all of it on `usable` cores."""
-    shared = before.keys() & after.keys()  # cores may go offline
-    busy_s, stolen_s = ({core: after[core][kind] - before[core][kind] for core in shared} for kind in (0, 1))
-    mine = shared & usable
-    return {
-        "others_cores": max(0.0, sum(busy_s[core] for core in mine) - own_s) / seconds,
-        "stolen_cores": sum(stolen_s[core] for core in mine) / seconds,
-        "machine_others_cores": max(0.0, sum(busy_s.values()) - own_s) / seconds,
-    }
+    mine = before.keys() & after.keys() & usable  # cores may go offline
+    busy_s, stolen_s = (sum(after[core][kind] - before[core][kind] for core in mine) for kind in (0, 1))
+    return {"others_cores": max(0.0, busy_s - own_s) / seconds, "stolen_cores": stolen_s / seconds}
 
 
 def cores_s(stat: str) -> CoreTimes:

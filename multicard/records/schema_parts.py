@@ -104,9 +104,6 @@ class Load(Struct):
     seconds: Number = None
     others_cores: Annotated[Number, "of the run's cores, busy for other processes"] = None
     stolen_cores: Annotated[Number, "of the run's cores, which a hypervisor gave to others"] = None
-    machine_others_cores: Annotated[Number, "of all cores of the machine, busy for other processes"] = None
-    average_before: Annotated[Number, "the system's load average of a minute, own processes included"] = None
-    average_after: Number = None
 
 
 class Statistics(Struct):
