@@ -30,8 +30,7 @@ BLOCK = 5  # steps in a row; those after the first count, as hooks that come or 
 
 
 def steps_s(blocks: int, width: int, batch_size: int, recorder: Recorder) -> Iterator[tuple[bool, float]]:
-    """Whether hooks were installed, and the seconds, of each step of a perceptron of two layers of `width` that
-    counts."""
+    """Whether hooks were installed, and the seconds, of each step that counts, of a perceptron of that width."""
     device = recorder.rank.device
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))

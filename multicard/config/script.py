@@ -25,7 +25,7 @@ class ScriptConfig(RunConfig):
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
         "args.style=hydra: lr=0.1; args.style=env: variable LR",
     )
-    words: list[str] = key(list, "further words of the script's command line, as they are: positionals, flags")
+    words: list[str] = key(list, "words between the script and its args, as they are: subcommands, positionals, flags")
     steps: Optional[int] = key(None, "end the script after so many optimiser steps; null: at its own end", least=1)
     warmup_steps: int = key(
         5, "first steps that step_s and samples_per_s leave out; they are recorded and marked", least=0

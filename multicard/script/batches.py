@@ -46,10 +46,11 @@ class Draws:
         self.without_step: list[tuple[Source, int]] = []  # after a whole pass since the last step of so many batches
 
     def source(self, batches: Any) -> Source:
-        """The source of an iterator of a DataLoader: of those that training draws from the same object, as objects are
-        found in lists without a comparison."""
+        """The source of an iterator of a DataLoader, which keeps it: of those that training draws from the same object,
+        as lists find an object without a comparison."""
         source = Source(batches)
-        return next((known for known in self._known if known == source), source)
+        batches.multicard_source = next((known for known in self._known if known == source), source)
+        return batches.multicard_source
 
     def begins_anew(self, source: Source) -> bool:
         """True where a source is drawn from once more after a whole pass without a step: that was an evaluation, and
@@ -124,9 +125,8 @@ def samples(batch: Any, batch_size: int | None) -> int | None:
         return own
     sizes = [*first.shape[:1]] if first is not None else []
     sizes += [len(batch)] if isinstance(batch, list | tuple) else []
-    if batch_size is None or batch_size in sizes:
-        return batch_size if batch_size is not None else next(iter(sizes), None)
-    return next((size for size in sizes if size < batch_size), None)
+    fitting = [size for size in sizes if batch_size is None or size <= batch_size]
+    return batch_size if batch_size in fitting else next(iter(fitting), None)
 
 
 def _first_tensor(batch: Any) -> torch.Tensor | None:

@@ -25,10 +25,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
     def measured_batch(batches: Any) -> Any:
         if recorder.is_over:
             return next_batch(batches)
-        try:
-            source = batches.multicard_source
-        except AttributeError:
-            source = batches.multicard_source = recorder.draws.source(batches)
+        source = getattr(batches, "multicard_source", None) or recorder.draws.source(batches)
         trains = recorder.asks(source)
         try:
             batch = next_batch(batches)

@@ -126,20 +126,19 @@ class Recorder:
         if self.draws.without_step and self.draws.begins_anew(source):
             self._evaluated += 1
             self.evaluations += 1
-        if self._started_s is None:
-            if not trains:
-                return False
-            self._start()
+        if trains:
+            if self._started_s is None:
+                self._start()
+            if self._evaluating:
+                self._end_evaluation()
         if self._evaluating:
+            self._laps.end(EVALUATE)
+        elif self._started_s is not None:
+            self._laps.end(WORK if self._in_step or not self._marked else APART)
             if not trains:
-                self._laps.end(EVALUATE)
-                return False
-            self._end_evaluation()
-        self._laps.end(WORK if self._in_step or not self._marked else APART)
-        if not trains:
-            self._evaluating = True
-            self._evaluated += 1
-            self.evaluations += 1
+                self._evaluating = True
+                self._evaluated += 1
+                self.evaluations += 1
         return trains
 
     def receives(self, source: Source, trains: bool, batch: Any) -> None:
@@ -196,10 +195,8 @@ class Recorder:
         """The script tells figures."""
         for name, value in values.items():
             if name == "loss":
-                just_ended = (
-                    self.steps and not self._in_step and not self.draws.asked and self.steps - 1 not in self.losses
-                )
-                if just_ended:
+                between = not self._in_step and not self.draws.asked
+                if self.steps and between and self.steps - 1 not in self.losses:
                     self._keep_loss(self.steps - 1, value)
                 else:
                     self._pending_loss = value
@@ -325,10 +322,8 @@ class Recorder:
         self._evaluate_s += self._seemed_s
         self.report.counters.read()
         content, steps = self.report.content, len(self._times)
-        times, counts = (
-            np.array(self._times).reshape(-1, 2),
-            np.array(self._counts[:steps], dtype=np.int64).reshape(-1, 3),
-        )
+        times = np.array(self._times).reshape(-1, 2)
+        counts = np.array(self._counts[:steps], dtype=np.int64).reshape(-1, 3)
         usual = np.median(counts[:, 2]) if steps and not self._marked else 0
         ahead = [number for number in range(self._pass_from, steps)[:2] if counts[number, 2] > usual > 0]
         for number in ahead[:1]:  # the loader was a batch ahead, as Accelerate's is, and that was not trained on

@@ -31,10 +31,8 @@ OWN_RANKS = (  # they would wait for one another at the address of the run's own
     "starts ranks of its own by torch.multiprocessing; have it train in the process that it is started in, as under "
     "torchrun"
 )
-REPLACED = (  # a rank's agent would wait for ever for what it has to return
-    "replaces its process by another program (os.exec); type what that program is to have (variables, options) before "
-    "the command"
-)
+# The agent would wait for ever for what such a rank has to return
+REPLACED = "replaces its process by another program (os.exec); type the variables that it sets before the command"
 
 
 def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
@@ -102,6 +100,7 @@ def _call(config: ScriptConfig) -> None:
         code = end.code or 0
         if code:
             said = f"exited with code {code}" if isinstance(code, int) else f"exited, saying {str(code)!r}"
+            said += ", as for arguments that it does not take; it says which in its log" if code == 2 else ""
             raise ValueError(f"script={config.script}: {said}") from end
     finally:
         if os.getpid() != own:  # it is no rank

@@ -89,6 +89,7 @@ def test_ranks_without_a_group_are_said(script: Script):
     ("body", "message"),
     [
         ("sys.exit(3)", "script=train.py: exited with code 3"),
+        ("sys.exit(2)", "exited with code 2, as for arguments that it does not take; it says which in its log"),
         ("sys.exit('no data')", "script=train.py: exited, saying 'no data'"),
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),

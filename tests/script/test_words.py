@@ -23,7 +23,7 @@ ARGS = ("args.lr=0.1", "args.bf16=true", "args.off=false", "args.none=null", "ar
 def test_argparse_gets_options():
     own = words.words(typed(*ARGS, "args.text='it is \"a\" $b'", "args.shift=-3", "args.flag=-x", "words=[in.csv,-v]"))
     expected = ["--lr", "0.1", "--bf16", "--sizes", "1", "2", "--optim.name", "sgd", "--text", 'it is "a" $b']
-    assert own == [*expected, "--shift", "-3", "--flag=-x", "in.csv", "-v"]
+    assert own == ["in.csv", "-v", *expected, "--shift", "-3", "--flag=-x"]
 
 
 def test_hydra_gets_keys_and_reads_them_back():
