@@ -53,8 +53,8 @@ class Draws:
         return batches.multicard_source
 
     def begins_anew(self, source: Source) -> bool:
-        """True where a source is drawn from once more after a whole pass without a step: that was an evaluation, and
-        its batches are of no step."""
+        """True where a source is drawn from once more after a whole pass without a step that seemed to train: it was an
+        evaluation. Batches of such a pass are of no step."""
         count = next((count for ended, count in self.without_step if ended == source), 0)
         if not count:
             return False
@@ -62,7 +62,7 @@ class Draws:
         for drawn in (self._sizes, self._new):
             for place in [place for place, (one, _) in enumerate(drawn) if one == source][: -count - 1 : -1]:
                 del drawn[place]
-        return True
+        return self._first_step or source in self._known
 
     def asks(self, source: Source) -> bool:
         """True where a batch that is asked for is for training."""

@@ -189,6 +189,17 @@ def test_an_evaluation_of_the_training_data_is_told_from_training(tmp_path: Path
     assert reports[0].left_out == [6] and f"{seen} between or after steps" in reports[0].seen
 
 
+def test_evaluations_in_a_row_count_once_each(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        training.train()
+        for _ in range(3):
+            with_gradients(training.held_out, training.loss)
+        training.train()
+    assert (reports[0].left_out, column(tmp_path, "samples")) == ([6], [8] * 12)
+    assert "3 evaluations between or after steps" in reports[0].seen
+
+
 def test_a_pass_without_a_step_is_an_evaluation_where_no_step_follows_it(tmp_path: Path):
     training = Training()
     with recorded(tmp_path) as reports:
