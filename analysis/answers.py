@@ -151,7 +151,7 @@ class Answer:
 
     @property
     def _lead(self) -> str:
-        seconds, settings = self.ranking.seconds(self.best), count(len(self.ranking.settings), "setting")
+        seconds, settings = self.ranking.time(self.best), count(len(self.ranking.settings), "setting")
         if self.failings and self.setting and self.against in (None, self.best):
             return f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
         if self.against is None:
@@ -219,12 +219,12 @@ class Answer:
         runs = self.best.runs
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
         mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
-        texts = [f"{self.ranking.seconds(self.best)}{mean} on {count(self.best.gpus, unit)}"]
+        texts = [f"{self.ranking.time(self.best)}{mean} on {count(self.best.gpus, unit)}"]
         memory, energy = (of_setting(runs, column) for column in (MEMORY, ENERGY))
         texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
         other = self.against if self.against is not self.best else None
-        return ", ".join(texts) + (f"; {self.compared_with} took {self.ranking.seconds(other)}" if other else "")
+        return ", ".join(texts) + (f"; {self.compared_with} took {self.ranking.time(other)}" if other else "")
 
     @property
     def others(self) -> list[str]:

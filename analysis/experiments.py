@@ -31,6 +31,7 @@ FOLDER = CONF / "experiment"
 # Groups that define an experiment where it sets them and does not sweep them. The rest (another data set, the device of
 # scale=smoke) may differ, which the titles of the panels then say
 DEFINING = ("strategy", "loader", "layout", "method")
+TRACING = {"none": False, "whole": True}  # by option of `profile`, which no record names, the column of runs
 
 EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
 
@@ -187,6 +188,8 @@ def load(name: str) -> Experiment:
     title = next(line[2:] for line in texts[-1].splitlines() if line.startswith("# ") and "@package" not in line)
     axes = contents[-1]["hydra"]["sweeper"]["params"]
     params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in axes.items()}
+    if "profile" in params:
+        params = {grouping.TRACED: tuple(TRACING[option] for option in params.pop("profile")), **params}
     swept = {key: values for key, values in params.items() if len(values) > 1}
     groups = [entry for content in contents for entry in content["defaults"] if isinstance(entry, dict)]
     options = {key.removeprefix("override /"): option for entry in groups for key, option in entry.items()}
@@ -225,6 +228,7 @@ def panels(
     settings = grouping.settings(own)
     columns = {key: grouping.meant(key, settings) for key in experiment.swept}
     swept = {name for names in columns.values() for name in names} | {grouping.RECIPE}
+    swept |= {grouping.PROFILER} if grouping.TRACED in experiment.swept else set()
     mixed = [DATA] if DATA in settings and grouping.have_data(experiment.swept) else []
     keys = [name for name in settings if name not in {*swept, *mixed}]
     groups = grouping.group(own, [*keys, *([] if mix else grouping.ORIGIN)])
@@ -262,7 +266,10 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
         return False
     if any(run[column] is None for column in experiment.swept if "." not in column):  # a data set may lack a key
         return False
-    if run[grouping.TRACED] if not experiment.view.of_profiles else run["profile.name"] in (None, "none"):
+    if grouping.TRACED in experiment.swept:
+        if run[grouping.PROFILER] != (grouping.AROUND if run[grouping.TRACED] else "none"):
+            return False  # another profiler than the papers', or one that is attached and records nothing
+    elif run[grouping.TRACED] if not experiment.view.of_profiles else run[grouping.PROFILER] in (None, "none"):
         return False  # the times of a training that was traced are not those of the training alone
     if grouping.ranks(run) == 1 and run["method.single_device"] and run[grouping.RECIPE] == run["method.distributed"]:
         return False  # recipe=distributed: a cell of one GPU is of the recipe for one

@@ -22,7 +22,7 @@ from analysis.stats.intervals import bonferroni
 from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
 from multicard.records import text_table
-from multicard.records.figures import GOALS, SECONDS
+from multicard.records.figures import GOALS, SECONDS, Scale
 from multicard.records.output import Output
 from multicard.records.text_table import Table, clean, first_few, in_bytes
 
@@ -157,10 +157,15 @@ class Ranking:
         """What follows a time: " a million tokens"; empty where it is that of whole runs."""
         return f" a {KINDS[self.runs[0]['kind']].paced}" if self.is_at_pace else ""
 
-    def seconds(self, setting: RankedSetting) -> str:
+    @cached_property
+    def unit(self) -> Scale:
+        """The unit of all its times, in a sentence and along an axis."""
+        return SECONDS.scale(max(setting.cost for setting in self.settings))
+
+    def time(self, setting: RankedSetting) -> str:
         """The time of a setting as a sentence has it, in three digits."""
-        seconds = setting.cost
-        return (f"{seconds:.3g} s" if seconds < 100 else f"{seconds:,.0f} s") + self.paced
+        time = setting.cost / self.unit.divisor
+        return (f"{time:.3g}" if time < 100 else f"{time:,.0f}") + f" {self.unit.name}{self.paced}"
 
     def cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
         return self.repeated.cheaper(self.column, a.runs, b.runs, self.confidence)

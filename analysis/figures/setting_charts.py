@@ -265,7 +265,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         encodings |= by_series(order, channel, field=escaped(key))
     if len(few) > 2 and len(shown) <= MOST_SERIES:
         encodings = by_series([own["setting"] for own in words], "color", "shape", field="setting")
-    time = captions.unit("total_s", max(setting.cost for setting in shown))
+    time = ranking.unit
     time_title = f"time{ranking.paced} ({time.name})" if ranking.is_at_pace else captions.axis(ranking.column, time)
     places = {id(one): number for number, one in enumerate(ranking.front, 1)}
     rows = list[Row]()
@@ -288,8 +288,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     is_shared = any(row["of"] == SHARED for row in rows)
     chart = facets(_layers(encodings, time_title, is_shared), rows, 2)
     front, equals = (
-        [f"{ranking.label(one)} ({ranking.seconds(one)})" for one in chosen]
-        for chosen in (ranking.front, ranking.equals)
+        [f"{ranking.label(one)} ({ranking.time(one)})" for one in chosen] for chosen in (ranking.front, ranking.equals)
     )
     notes = [f"Front: {first_few([f'{number} {text}' for number, text in enumerate(front, 1)], MOST_NAMED, '; ')}"]
     notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []

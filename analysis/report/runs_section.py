@@ -17,7 +17,7 @@ from analysis.report.blocks import Block, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS
 from analysis.runs.details import DetailedRun
-from analysis.runs.grouping import Cell, of_setting
+from analysis.runs.grouping import PACE, Cell, of_setting
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
@@ -175,9 +175,12 @@ def _counts(rows: Sequence[Row]) -> Column:
 
 
 def _results(rows: Sequence[Row], repeated: RepeatedRuns, mix: bool) -> list[Column]:
-    first, *others = [_figure(name, rows, repeated) for name in SHOWN]
+    works = grouping.by_work([row.runs[0] for row in rows], mix, at_pace=True).values()
+    at_pace = any(len(set(map(grouping.trained, own))) > 1 for own in works)
+    names = [PACE, *LISTED[1:]] if at_pace else SHOWN  # times and energies of different amounts compare nothing
+    first, *others = [_figure(name, rows, repeated) for name in names]
     marks = Column("marks", "marks", [grouping.marks(row.runs) for row in rows])
-    hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in SHOWN]
+    hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in names]
     shares = {phase: [row.phase_share(phase) for row in rows] for phase in timing.PHASES}
     hidden += [Column(phase, f"{phase}_share", own, "{:.1%}".format) for phase, own in shares.items()]
     shown = [first, _counts(rows), *_speedup_columns(rows, mix), *others, marks]
@@ -186,7 +189,8 @@ def _results(rows: Sequence[Row], repeated: RepeatedRuns, mix: bool) -> list[Col
 
 def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
     values = [of_setting(row.runs, name) for row in rows]
-    column = Column(FIGURES[name].heading(), name, values)
+    heading = f"s/{KINDS[rows[0].runs[0]['kind']].paced}" if name == PACE else FIGURES[name].heading()
+    column = Column(heading, name, values)
     texts = [
         intervals.text(name, interval)
         if row.is_apart(name) and (interval := repeated.figure(row.runs, name)) is not None

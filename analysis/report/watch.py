@@ -3,7 +3,7 @@ it will be done, from their folders alone.
 
 The address holds a random token: who does not know it gets an empty 404, as does a page from elsewhere that has its own
 name resolve to this machine. Folders are read only while somebody looks, at a low priority and at most a third of the
-time, so that measurements beside it are not disturbed.
+time, and pages take at most a third of a core, so that measurements beside it are not disturbed.
 """
 
 import hmac
@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from pathlib import Path
 from threading import Event, Thread
+from time import process_time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,7 +38,7 @@ from multicard.workloads import WORKLOADS
 LOOPBACK = "127.0.0.1"
 LEAST_S = 2.0  # between two looks at the folders
 OWNER_S = 10.0  # between two questions whether somebody still measures a cell: SLURM is asked by a command
-PAUSES = 2  # length of a pause, by that of the look before it, or of making the page
+PAUSES = 2  # length of a pause, by that of the look before it, or by the CPU time of making the page
 NICE = 10  # a tenth of a core that a CPU rank keeps busy; at 19 a page would take minutes there
 PATIENCE_S = 10.0  # for the request of a connection
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -152,12 +153,13 @@ class Watch:
         if results == self._results:
             self._problem = ""
         elif scanned_s >= self._next_s:
+            before_s = process_time()
             try:
                 report = self._build() if results else self._waiting("Waiting for the first run")
                 self._page = page.html(report, self._version + 1)
                 self._version, self._results, self._problem = self._version + 1, results, ""
             finally:
-                self._next_s = clock_s() + (clock_s() - scanned_s) * PAUSES
+                self._next_s = clock_s() + (process_time() - before_s) * PAUSES
 
     def html(self) -> str:
         """The newest page; one that says that runs are being read before the first is made."""

@@ -76,6 +76,7 @@ class WindowConfig(ProfileConfig):
 
 
 PROFILES: dict[str, type] = {name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName}
+PROFILES |= {"whole": WindowConfig}  # `auto` from the start of a training to its end
 
 
 @dataclass

@@ -25,7 +25,9 @@ LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
 MOST_ROWS = 200  # of a table in a notebook
 UNIT = r"( ?(s|ms|us|%|[kMGT]?B|x|[kMG]?J))?"
-FIGURE = re.compile(rf"[-+±~]?[\d.,]+{UNIT}( ± [\d.,]+{UNIT})?( \((\d+%|[^()]+ to [^()]+)\)\??)?")
+TIME = r"\d+:\d\d:\d\d"
+NUMBER = rf"[-+±~]?[\d.,]+{UNIT}( ± [\d.,]+{UNIT})?( \((\d+%|[^()]+ to [^()]+)\)\??)?"
+FIGURE = re.compile(rf"{NUMBER}|{TIME}( to {TIME})?( ago)?")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -94,15 +96,24 @@ def text(
 
     Args:
         width: in cells; where the lines are longer, headings of several words are folded, then the widest columns of
-            text are cut, never figures. None: any.
+            text are cut, never figures; then the table goes on below, beside its first column. None: any.
         wrap: wrap the columns that are too wide instead of cutting them.
         least_width: columns of text are not made narrower than this, or than their heading.
     """
     align = align or alignment(headings, rows)
     cells = [[[clean(line) for line in cell.split("\n")] for cell in row] for row in (headings, *rows)]
-    if width is not None and sum(_narrowed(cells, align, None, least_width)) + GAP * (len(headings) - 1) > width:
+    if width is not None and _line_width(_narrowed(cells, align, None, least_width)) > width:
         cells[0] = [_in_lines(*column) for column in zip(*cells, strict=True)]
     sizes = _narrowed(cells, align, width, least_width)
+    if width is not None and len(sizes) > 2 and _line_width(sizes) > width:
+        name = max(sizes[0], min(width // 2, max(map(_cell_width, (row[0] for row in cells)))))
+        fit = max(2, sum(_line_width([name, *sizes[1:end]]) <= width for end in range(1, len(sizes))))
+        printed = []
+        for places in (range(fit), (0, *range(fit, len(sizes)))):
+            head, *body = [[row[place] for place in places] for row in (headings, *rows)]
+            letters = "".join(align[place] for place in places)
+            printed += ["", *text(head, body, width, letters, wrap, least_width)]
+        return printed[1:]
     printed = []
     for row in cells:
         placed = zip(row, sizes, strict=True)
@@ -188,13 +199,17 @@ def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width:
     return least
 
 
+def _line_width(sizes: Sequence[int]) -> int:
+    return sum(sizes) + GAP * (len(sizes) - 1)
+
+
 def _cell_width(lines: list[str]) -> int:
     return max(map(cell_len, lines))
 
 
 def _narrowed(cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int) -> list[int]:
     """The width of each column. For lines of `width` cells columns of text are made narrower, the widest first, until
-    the lines fit, or until no column can be; the terminal wraps those."""
+    the lines fit, or until no column can be."""
     sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return sizes

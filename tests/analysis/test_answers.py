@@ -14,6 +14,7 @@ from analysis import rerun_commands
 from analysis.answers import Answer, answers
 from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import what_matters
+from analysis.figures.setting_charts import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
 from analysis.report.sections import NO_GAIN, of_effects
 from analysis.runs import load
@@ -176,6 +177,15 @@ def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_wo
     (time,) = [one for one in what_matters([found.ranking]) if one.measure == "total_s"]
     assert math.exp(time.by_axis[0][0].gain.estimate) == pytest.approx(2**0.5)
     assert {column.name for column in found.ranking.columns()} > {"pace_s", "pace_s_low"}
+
+
+def test_times_of_sentence_and_chart_have_one_unit(tmp_path: Path):
+    for factor, took, axis in ((1, ("60 s on", "took 100 s"), "(s)"), (400, ("6.67 h on", "took 11.1 h"), "(h)")):
+        each = [run(**one | {"total_s": factor * one["total_s"]}) for one in (DEFAULT, TWO)]
+        found = answer(tmp_path / str(factor), *each)
+        chart = trade_off_of(found.ranking, "trade_off")
+        assert found.takes.startswith(took[0]) and found.takes.endswith(took[1])
+        assert f"training time {axis}" in json.dumps(chart and chart.chart)
 
 
 def test_losses_of_dpo_with_several_betas_are_not_compared(tmp_path: Path):

@@ -155,6 +155,8 @@ def test_runs_of_several_drivers_or_torches_only_illustrate(
         ("ddp-ds-scales", {"strategy": "ddp_ds"}, {"strategy.bucket_cap_mb": 1.0}),
         ("dali-over-dataloader", {"loader": "torch"}, {"loader.prefetch_factor": 9}),
         ("qlora-pays-with-time", {"gpus": 1}, {"recipe": "lora_finetune_distributed"}),
+        ("nsys-costs-little", {"profiled": True}, {"profile.name": "kineto"}),
+        ("nsys-costs-little", {"profiled": True}, {"profiled": False}),  # attached, and records after the training
     ],
 )
 def test_newer_runs_of_one_option_with_another_setting_change_nothing(

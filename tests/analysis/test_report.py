@@ -138,6 +138,18 @@ def test_a_row_is_a_setting_with_its_speedups_and_opens_to_its_runs(tmp_path: Pa
     assert grid.curves[one] == [] and len(grid.curves[run]) == 40 and grid.curves[run][0] > grid.curves[run][-1]
 
 
+def test_runs_of_different_amounts_have_the_time_of_as_much_work(tmp_path: Path):
+    for gpus in (1, 2):
+        record = records.llm(gpus=gpus, max_steps=50)
+        record["epochs"][0]["samples"] = 100 * gpus
+        records.write(tmp_path / str(gpus), record)
+    shown = {column.name: column.heading for column in grid_of(tmp_path).columns if column.shown}
+    assert shown["pace_s"] == "s/million tokens" and not {"total_s", "energy_joules"} & {*shown}
+    records.write(tmp_path / "2", records.llm(gpus=2, max_steps=50) | {"epochs": []})
+    (tmp_path / "1" / "result.json").unlink()
+    assert "total_s" in [column.name for column in grid_of(tmp_path).columns if column.shown]
+
+
 def test_what_was_swept_stands_first_and_is_never_hidden(tmp_path: Path):
     swept = {f"dataset__{key}": value for key, value in (("train_limit", 96), ("test_limit", 50))}
     swept |= {"lr": 0.2, "gpus": 2, "epochs": 3, "batch_size": 8, "precision": "fp16", "strategy": "ddp_rr"}
@@ -163,6 +175,12 @@ def test_what_was_swept_stands_first_and_is_never_hidden(tmp_path: Path):
             records.vision(precision="fp16", gpus=4),
             "experiment=table2 scale=smoke repeat=3 name=two",
             "experiment=table2 scale=smoke name=two precision=fp16 gpus=4",
+        ),
+        (
+            "experiment=nsys name=two",
+            records.vision(profiled=True, gpus=4),
+            "experiment=nsys name=two",
+            "experiment=nsys name=two gpus=4 profile=whole",
         ),
         ("experiment=all", records.vision(), "experiment=all name=s", None),  # which does not say which cell
         ("gpus=1,2", records.llm(), None, None),  # of the other entry, in the same folder

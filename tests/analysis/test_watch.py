@@ -18,6 +18,7 @@ import pytest
 
 from analysis.report import watch, watched
 from analysis.report.watch import Onlooker, Server
+from multicard.measure.timing import clock_s
 from multicard.records import ownership
 from multicard.records.progress import Board
 from tests.analysis.conftest import Said
@@ -113,6 +114,16 @@ def test_running_cells_are_seen_while_the_page_waits_to_be_made_again(tmp_path: 
     board.remove()
 
 
+def test_pages_take_a_third_of_a_core_however_long_they_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    onlooker, sweep = watched([tmp_path], None, mix=False), tmp_path / "first"
+    for gpus, cpu_s in ((1, 0.0), (2, 10.0)):
+        end(sweep, gpus, begin(sweep, gpus))
+        monkeypatch.setattr(watch, "process_time", iter((5.0, 5.0 + cpu_s)).__next__)
+        onlooker._look()
+        left_s = onlooker._next_s - clock_s()
+        assert json.loads(onlooker.state())["version"] == gpus and 2 * cpu_s - 5 < left_s <= 2 * cpu_s
+
+
 def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refused: Said):
     end(tmp_path / "first", 2, begin(tmp_path / "first", 2))
     with served(tmp_path) as server:
@@ -187,13 +198,15 @@ def test_a_sweep_appears_as_it_runs_and_a_signal_ends_the_page_well(browser: Any
     words = ["-m", "analysis", "report", "multirun", "--watch"]
     with subprocess.Popen([sys.executable, *words], **started) as watch:
         assert watch.stdout is not None
-        view = View(browser, watch.stdout.readline().strip())
-        sweep = [str(ROOT / "train_vision.py"), "-m", *SMALL, "lr=0.1,0.2", "name=first"]
-        with subprocess.Popen([sys.executable, *sweep], **started):
-            bars = view.page.get_by_role("progressbar", name="Progress: first lr=0.1")
-            view.until(lambda: bars.count() == 1)
-        view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 2)
-        assert view.messages == []
-        view.page.close()
-        watch.send_signal(signal.SIGINT)
+        try:
+            view = View(browser, watch.stdout.readline().strip())
+            sweep = [str(ROOT / "train_vision.py"), "-m", *SMALL, "lr=0.1,0.2", "name=first"]
+            with subprocess.Popen([sys.executable, *sweep], **started):
+                bars = view.page.get_by_role("progressbar", name="Progress: first lr=0.1")
+                view.until(lambda: bars.count() == 1)
+            view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 2)
+            assert view.messages == []
+            view.page.close()
+        finally:  # Popen's exit waits for it
+            watch.send_signal(signal.SIGINT)
         assert watch.wait() == 0 and "Ctrl-C" in watch.stdout.read()

@@ -237,6 +237,7 @@ CASES = {
     "pinned-synchronises": Case(only("pin_memory", True, sync_s=float), 10.0, 0.1, 0.5),
     "nccl-by-gpus": Case(only("gpus", 4, comm_s=float), 9.0, 0.1, 1.1),
     "pinned-nccl": Case(only("pin_memory", True, comm_s=float), 1.6, 0.5, 1.0),
+    "nsys-costs-little": Case(slower("profiled", True), 1.0, 1.2, 1.05),
     "fp64-converges-slower": Case(only("precision", "fp64", loss=float), 1.5, 0.6, 1.0),
     "least-loss-sooner": Case(slower("precision", "fp64"), 1.5, 0.8, 1.0),
     "loss-alike": Case(only("precision", "fp16", loss=float), 1.0, 1.5, 1.1),

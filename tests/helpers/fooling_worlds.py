@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.claim_worlds import NHWC, Cell, Figures, tensors
+from tests.helpers.claim_worlds import NHWC, Cell, Figures, instruct_memory, tensors
 
 # By kind of world, columns of runs that are not the papers': of trainings, and of tunings
 SMOKE, CPU = {"scale": "smoke", "smoke": True}, {"device": "cpu", "cpu_ranks": True}
@@ -299,6 +299,65 @@ FOOLING += [
     ("engines-train-alike", at("engine", {("trl",): {"step_loss": 1 + 0.05 * (-1.0) ** np.arange(40)}}), FAILS),
     ("engines-train-alike", at("engine method", {("trl", "qat"): {"step_loss": 1.5}}), FAILS),
     ("engines-train-alike", at("engine sharding", {("trl", "ddp"): {"step_loss": 1.5}}), "holds"),
+]
+
+# The claims of no world above: one cell, step or half of the sentence goes the other way, and cells beyond the papers'
+IN_PROPORTION = {"copies": "copy_s", "memcpy": "memcpy_s", "broadcast": "broadcast_s"}
+ON_TWO = {("fp64", 2): 4.0, ("fp32", 2): 2.0}  # seconds, in proportion on 2 GPUs alone
+
+
+def but(figure: str, most: float, *others: tuple[str, str]) -> Callable[[Cell], Figures]:
+    """`most` of a figure with instruct and summarize; twice as much in some other cells of method and template."""
+    worlds = at("template", {(name,): {figure: most} for name in ("instruct", "summarize")})
+    return lambda cell: {figure: 2 * most} if (cell["method"], cell["template"]) in others else worlds(cell)
+
+
+FOOLING += [
+    ("small-images-do-not", at("dataset.image_size gpus", {(200, 3): {"s": 0.35}, (200, 4): {"s": 0.35}}), FAILS),
+    ("small-images-do-not", at("dataset.image_size gpus", {(100, 2): {"s": 1.5}, (100, 3): {"s": 1.5}}), FAILS),
+    ("nsys-costs-little", at("profiled gpus", {(True, 4): {"s": 1.2}}), FAILS),
+    ("nsys-costs-little", at("profiled", {(True,): {"s": 0.9}}), "holds"),
+    ("ddp-rr-does-not", at("strategy gpus", {("ddp_rr", 2): {"s": 0.6}}), FAILS),
+    ("ddp-rr-does-not", along("gpus", {2: 0.95, 3: 0.9, 4: 0.85}, strategy="ddp_rr"), FAILS),
+    ("ddp-rr-does-not", along("gpus", {2: 0.5, 3: 0.4, 4: 0.3}, strategy="ddp_ds"), "holds"),
+    ("ddp-rr-copies-everything", at("strategy gpus", {("ddp_rr", n): {"h2d": n * 1e6} for n in (2, 4)}), FAILS),
+    ("ddp-rr-copies-everything", along("gpus", {2: 2e6, 3: 3e6, 4: 3e6}, "h2d", strategy="ddp_rr"), FAILS),
+    ("fp32-over-fp64", at("precision gpus", {("fp64", gpus): {"s": 1.7} for gpus in (1, 2, 3)}), FAILS),
+    ("fp32-over-fp64", along("precision", {"fp64": 1.3, "fp16": 0.5}), FAILS),
+    *(
+        (f"precision-{name}", world, FAILS)
+        for name, metric in IN_PROPORTION.items()
+        for world in (
+            at("precision gpus", {cell: {metric: s} for cell, s in ON_TWO.items()}, **{metric: 1.0}),
+            at("precision", {("fp64",): {metric: 4.0}}, **{metric: 1.0}),
+        )
+    ),
+    ("precision-event-destroy", at("precision", {("fp64",): {"destroy_s": 10.0}}, destroy_s=1.0), FAILS),
+    ("precision-event-destroy", at("precision", {("fp16",): {"destroy_s": 0.1}}, destroy_s=1.0), FAILS),
+    ("pinned-copies", at("pin_memory dataset.image_size", {(False, 500): {"copy_s": 5.0}}, copy_s=1.0), FAILS),
+    ("pinned-copies", at("pin_memory gpus", {(False, 2): {"copy_s": 5.0}}, copy_s=1.0), FAILS),
+    ("alpaca-longest", along("dataset", {"alpaca_cleaned": 1.5, "grammar": 1.6}), FAILS),
+    ("alpaca-longest", at("dataset gpus", {("alpaca_cleaned", 4): {"s": 0.9}, ("slimorca", 4): {"s": 0.9}}), FAILS),
+    ("alpaca-longest", along("dataset", {"alpaca_cleaned": 1.5, "slimorca": 9.0}), "holds"),
+    ("qat-slower-than-dpo", along("template", {"grammar": 1.5}, method="dpo"), FAILS),
+    ("qat-slower-than-dpo", at("method gpus", {("qat", 4): {"s": 1.5}, ("qat", 1): {"s": 0.5}}), "holds"),
+    ("grammar-fastest", but("s", 1.5, ("dpo", "grammar")), FAILS),
+    ("grammar-memory", but("memory", 1.5, ("lora", "grammar")), FAILS),
+    ("grammar-memory", along("template", {"instruct": 1.5, "summarize": 0.9}, "memory"), FAILS),
+    ("instruct-memory", along("template", {"summarize": 1.5}, "memory"), FAILS),
+    ("instruct-memory", lambda cell: instruct_memory(cell, 0.9 if cell["gpus"] == 4 else 1.5), FAILS),
+    ("qat-bytes-like-dpo", at("method template", {("qat", "grammar"): {"h2d": 3e6}}), FAILS),
+    ("qat-bytes-like-dpo", at("method", {("qat",): {"h2d": 9e6}, ("dpo",): {"h2d": 5e6}}), FAILS),
+    ("grammar-bytes", along("template", {"instruct": 2e6, "summarize": 4e6}, "h2d"), FAILS),
+    ("grammar-bytes", but("h2d", 2e6, ("qat", "grammar")), FAILS),
+    ("grammar-bytes", but("h2d", 2e6, ("qlora", "grammar")), "holds"),
+    # An "up to" needs one cell, of the papers' and of as much
+    ("up-to-47-percent-time", at("method template gpus", {("dpo", "grammar", 4): {"s": 3.0}}), "holds"),
+    ("up-to-47-percent-time", at("method gpus", {("qlora", 4): {"s": 3.0}, ("qat", 1): {"s": 3.0}}), FAILS),
+    ("up-to-39-percent-memory", at("method template gpus", {("dpo", "grammar", 2): {"memory": 2.0}}), "holds"),
+    ("up-to-39-percent-memory", at("method gpus", {("qat", n): {"memory": 3.0} for n in (1, 2, 3)}), FAILS),
+    ("up-to-52-percent-traffic", at("method template", {("qat", "grammar"): {"received": 4e6}}, received=1e6), "holds"),
+    ("up-to-52-percent-traffic", at("method", {("qlora",): {"received": 4e6}}, received=1e6), FAILS),
 ]
 
 # By what happened to some of three runs a cell, the columns of these runs, and what is said where the claim held

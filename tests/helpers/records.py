@@ -56,7 +56,8 @@ def vision(device: str = "cuda", **changes: Any) -> dict[str, Any]:
     """A training run's record.
 
     Args:
-        changes: keys of the configuration (`precision="fp16"`, `dataset__train_limit=96`) or of the record.
+        changes: keys of the configuration (`precision="fp16"`, `dataset__train_limit=96`) or of the record;
+            `profiled`: whether Nsight Systems recorded all of it.
     """
     return _record("vision", device, changes)
 
@@ -71,7 +72,9 @@ def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for key, value in changes.items():
         group, _, inner = key.partition("__")
-        if inner:
+        if key == "profiled":
+            config["profile"] = {"name": "nsys", "window": "start"} if value else {"name": "none"}
+        elif inner:
             config[group] |= {inner: value}
         elif key not in config:
             own[key] = value

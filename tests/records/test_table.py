@@ -178,7 +178,24 @@ def test_a_table_keeps_to_the_width_and_changes_no_figure(wrap: bool):
 
 def test_nothing_is_cut_without_a_width_or_below_the_least_width():
     assert text_table.text(HEADINGS, LONG)[1].split() == [LONG[0][0], "1,234", *["b"] * 20]
-    assert text_table.text(HEADINGS, LONG, 10, least_width=12)[2] == f"{'a' * 11}…  1,234  b b b b b b…"
+    name = f"{'a' * 11}…"
+    assert text_table.text(HEADINGS, LONG, 10, least_width=12) == [
+        *("name          total", "                  s", f"{name}  1,234", f"{'界' * 5} …      -"),
+        *("", "name          commit", f"{name}  b b b b b b…", f"{'界' * 5} …  x"),
+    ]
+
+
+def test_columns_that_do_not_fit_go_on_below_beside_the_first():
+    headings = ["job", *(f"figure {place}" for place in range(9))]
+    rows = [[f"job {row}", *(f"{1000 * row + place:,}" for place in range(9))] for row in (1, 2)]
+    for width in (20, 33, 50):
+        lines = text_table.text(headings, rows, width)
+        assert max(map(cell_len, lines)) <= width
+        parts = [part.split("\n") for part in "\n".join(lines).split("\n\n")]
+        assert len(parts) > 1 and all(lines[-2].startswith("job 1") for lines in parts)
+        assert [cell for part in parts for cell in part[-1].split()[2:]] == rows[1][1:]
+    times = [["0:01:00", "0:01:00 to 0:12:00", "0:01:00 ago"]]
+    assert text_table.alignment(["a", "b", "c"], times) == "rrr"
 
 
 def test_cells_of_several_lines_and_blank_rows():

@@ -35,7 +35,7 @@ from multicard.sweep.executor import Executor
 
 WIDTH = 120
 LEAST_COLUMNS = 20  # of the chart
-HEADINGS = ("job", "GPUs", "on", "start", "end", "planned", "likely (90%)", "efficiency", "basis", "deadline")
+HEADINGS = ("job", "GPUs", "on", "start", "end", "planned", "likely (90%)", "efficiency", "basis", "deadline", "late")
 RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start", "end", "took by plan", "status")
 ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and PCIe; slowdown: in the file sets it"
 
@@ -139,12 +139,16 @@ class _Command:
 
 def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
     """The plan for a terminal; `content` is that of `as_dict`."""
-    width, noun = min(text_table.terminal_width() or WIDTH, WIDTH), content["noun"]
+    width, noun = _width(), content["noun"]
     slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
     slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
     notes = text_table.folded([*_comparisons(plan), slower], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]
+
+
+def _width() -> int:
+    return min(text_table.terminal_width() or WIDTH, WIDTH)
 
 
 def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
@@ -167,14 +171,12 @@ def _row(job: Mapping[str, Any]) -> list[str]:
     """A row of the table, from a job of `as_dict`."""
     low, high = (in_hours(job["seconds"][end]) for end in ("low", "high"))
     likely = low if low == high else f"{low} to {high}"
-    start_s, end_s, efficient, deadline = job["start_s"], job["end_s"], job["efficiency"], ""
+    start_s, end_s, efficient, deadline_s = job["start_s"], job["end_s"], job["efficiency"], job["deadline_s"]
     times = [in_hours(seconds) for seconds in (start_s, end_s, end_s - start_s)]
-    if job["deadline_s"] is not None:
-        passed = " ago" if job["deadline_s"] < 0 else ""
-        late = f" ({in_hours(job['late_s'])} late)" if job["late_s"] else ""
-        deadline = f"{in_hours(abs(job['deadline_s']))}{passed}{late}"
+    deadline = "" if deadline_s is None else in_hours(abs(deadline_s)) + " ago" * (deadline_s < 0)
+    late = in_hours(job["late_s"]) if job["late_s"] else ""
     share = "" if efficient is None else f"{efficient:.0%}"
-    return [job["name"], str(job["gpus"]), spans(job["gpu_ids"]), *times, likely, share, job["basis"], deadline]
+    return [job["name"], str(job["gpus"]), spans(job["gpu_ids"]), *times, likely, share, job["basis"], deadline, late]
 
 
 def efficiency(task: Task, option: Option) -> float | None:
@@ -265,7 +267,7 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         times = ["" if each is None else in_hours(each) for each in seconds]
         ratio = "" if job["ratio"] is None else f"{job['ratio']:.0%}"
         rows.append([job["name"], str(job["gpus"] or ""), spans(job["gpu_ids"]), *times, ratio, job["status"]])
-    shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, WIDTH)]
+    shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, _width())]
     makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
     if makespan_s is not None and planned_s:
         difference = f"{makespan_s / planned_s - 1:+.1%}"
