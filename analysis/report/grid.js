@@ -130,7 +130,7 @@ class Grid {
     this.heading = element("tr");
     this.body = element("tbody");
     const table = element("table", {}, element("thead", {}, this.heading), this.body);
-    const scroll = element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: `Table: ${this.label}` } }, table);
+    const scroll = element("div", { className: "scroll", tabIndex: 0, role: "group", aria: { label: `Table: ${this.label}` } }, table);
     this.more = button("", { className: "plain more-rows" }, () => {
       this.most += this.page_rows;
       this.show();
@@ -255,7 +255,7 @@ class Grid {
     const line = (tag, properties, texts) => element("tr", {}, ...texts.map((textContent) => element(tag, { textContent, ...properties })));
     const rows = columns.map((column) => line("td", { className: "right" }, [column.heading, column.texts[a], column.texts[b], ratio(column)]));
     const head = element("thead", {}, line("th", { scope: "col", className: "right" }, ["", "A", "B", "B / A"]));
-    return element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: "Differences" } }, element("table", {}, head, element("tbody", {}, ...rows)));
+    return element("div", { className: "scroll", tabIndex: 0, role: "group", aria: { label: "Differences" } }, element("table", {}, head, element("tbody", {}, ...rows)));
   }
 
   fact(column, row) {
