@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from multicard.config.llm import Engine
 from multicard.config.placement import place
-from multicard.llm import preflight, torchtune_config
+from multicard.llm import engines, preflight, torchtune_config
 from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
@@ -108,6 +109,17 @@ def test_one_rank_takes_the_same_steps_in_both_engines(both: Both, words: list[s
     for name in rewards:
         np.testing.assert_allclose(steps[name], expected[name], rtol=0, atol=REWARDS[dtype], err_msg=name)
     assert (steps["data_s"] > 0).all() and (steps["step_s"] > steps["data_s"]).all()
+
+
+def test_a_third_engine_is_a_module_of_two_functions(both: Both, monkeypatch: pytest.MonkeyPatch):
+    """That of tests/helpers, in the place of TRL's."""
+    monkeypatch.setitem(engines.WORK, Engine.trl, "tests.helpers.plain_engine")
+    (theirs, expected), (ours, steps) = both("method=full", "epochs=2", "lr=3e-3")
+    for name in ("loss", *SAME_COLUMNS):
+        np.testing.assert_allclose(steps[name], expected[name], rtol=1e-5, err_msg=name)
+    assert expected["loss"][0] != expected["loss"][-1] and len(steps["loss"]) == 6
+    for name in (*SAME_FACTS, "parameter_bytes"):
+        assert getattr(ours, name) == getattr(theirs, name), name
 
 
 def test_a_run_that_diverges_stops_at_the_end_of_the_epoch(both: Both):
