@@ -54,6 +54,7 @@ def test_gpus_are_asked_of_nvml_and_unknown_figures_are_null(monkeypatch: pytest
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, Nvml(driver=False))
     assert devices.visible_gpus() == [] and environment.gpus() == []
+    assert topology.collect([]) == {"gpus": [], "links": []}
 
 
 def test_a_gpu_that_this_user_may_not_use_is_none(monkeypatch: pytest.MonkeyPatch):
@@ -201,7 +202,7 @@ def test_the_cores_near_a_gpu(sys: Path, monkeypatch: pytest.MonkeyPatch):
     assert topology.cpus_near("GPU-b") == topology.cpus_near("GPU-gone") == set()  # not said, and unknown
 
 
-def test_links_between_gpus(sys: Path, monkeypatch: pytest.MonkeyPatch):
+def test_links_between_gpus_and_through_switches(sys: Path, monkeypatch: pytest.MonkeyPatch):
     a = Gpu("GPU-a", bus=1, nvlinks=[(TO_GPU, 2)] * 4 + [(TO_GPU, 3)] * 2)
     b = Gpu("GPU-b", bus=2, nvlinks=[(TO_GPU, 1)] * 4)
     c = Gpu("GPU-c", bus=3, nvlinks=[(TO_GPU, 1)] * 2)
@@ -212,15 +213,7 @@ def test_links_between_gpus(sys: Path, monkeypatch: pytest.MonkeyPatch):
         ("GPU-a", "GPU-c"): {"link": "NV2", "path": "SYS", "nvlinks": 2},
         ("GPU-b", "GPU-c"): {"link": "SYS", "path": "SYS", "nvlinks": 0},
     }
-
-
-def test_links_through_switches(sys: Path, monkeypatch: pytest.MonkeyPatch):
     switched = [Gpu(f"GPU-{bus}", bus=bus, nvlinks=[(TO_SWITCH, 0x80 + link) for link in range(18)]) for bus in (1, 2)]
     install(monkeypatch, Nvml(*switched, Gpu("GPU-3", bus=3)))
     links = topology.collect(["GPU-1", "GPU-2", "GPU-3"])["links"]
     assert [link["link"] for link in links] == ["NV18", "SYS", "SYS"]
-
-
-def test_without_nvml_no_gpu_is_described(monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, Nvml(driver=False))
-    assert topology.collect([]) == {"gpus": [], "links": []}
