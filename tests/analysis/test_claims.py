@@ -106,7 +106,7 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeyp
     assert mixed.unlike == ("several versions: torch 2.11.0 or torch 9.9.1",)
 
 
-@pytest.mark.parametrize(("name", "world", "verdict"), FOOLING)
+@pytest.mark.parametrize(("name", "world", "verdict"), [(*case, "does not hold")[:3] for case in FOOLING])
 def test_a_world_that_would_fool_a_looser_rule(
     name: str, world: Callable[[dict[str, Any]], dict[str, Any]], verdict: str, tmp_path: Path
 ):
