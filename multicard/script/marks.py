@@ -1,7 +1,7 @@
 """Marks that a script sets itself: `multicard.step` and `multicard.log`. Outside of a run they have no effect, and do
 not import torch."""
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import torch
@@ -9,22 +9,12 @@ if TYPE_CHECKING:
     Loss = float | torch.Tensor | None
 
 
-class Listener(Protocol):
-    """What hears of the marks in a rank of a run."""
-
-    def begin_step(self) -> None: ...
-
-    def end_step(self, mark: "step") -> None: ...
-
-    def log(self, values: dict[str, Any]) -> None: ...
+_listening: list[Any] = []  # the recorder, in a rank of a run
 
 
-_listening: list[Listener] = []
-
-
-def listen(listener: Listener | None) -> None:
-    """Send the marks of this process to a listener; None: to nobody."""
-    _listening[:] = [] if listener is None else [listener]
+def listen(recorder: Any) -> None:
+    """Send the marks of this process to its recorder; None: to nobody."""
+    _listening[:] = [] if recorder is None else [recorder]
 
 
 class step:  # noqa: N801  a context manager, which scripts call like a function

@@ -366,7 +366,7 @@ class Recorder:
         alone = self.rank.world_size > 1 and not self._grouped
         batches = int(np.median([each[2] for each in self._counts[1:] or [(0, 0, 0)]]))
         sentences = {
-            f"steps are those of {counted}": True,
+            f"steps are those of {counted}": self.steps > 0,
             f"stopped after step {self.steps}": self._stopped and self.config.steps == self.steps,
             f"{count(len(self.others), 'further optimiser')} stepped, and did not count": bool(self.others),
             f"a GradScaler left out {count(self.skipped, 'step')}, counted all the same": bool(self.skipped),
