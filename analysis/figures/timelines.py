@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 import numpy as np
 
+from analysis.figures import captions
 from analysis.figures.chart_data import Row
 from analysis.figures.charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
 from analysis.figures.setting_charts import groups
@@ -36,10 +37,10 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
             continue
         if len(group.settings) > 1:
             rows = [row | {"chart": heading(row["chart"], row[SERIES])} for row in rows]
-        gpus = sorted({row["gpu"] for row in rows if row["of"] == "sample"})
+        gpus = sorted({row["gpu"] for row in rows if row["of"] == "sample"}, key=lambda name: (len(name), name))
         end_s = max(float(row.get("end_s", row["time_s"])) for row in rows)
-        measures = len({row["measure"] for row in rows})
-        chart = facets(_layers(gpus, end_s), rows, measures, SMALL_WIDTH, SMALL_HEIGHT)
+        measures = {row["measure"] for row in rows}
+        chart = facets(_layers(gpus, end_s), rows, len(measures), SMALL_WIDTH, SMALL_HEIGHT)
         shaded = "; shaded: evaluations" if any(row["of"] == "evaluation" for row in rows) else ""
         notes = [
             f"From samples of a second; 0: the first of them; dotted: starts and ends of epochs{shaded}",
@@ -47,7 +48,8 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
         ]
         several = max(map(len, group.settings.values()))
         notes += ["Of repeated runs the first"] if several > 1 else []
-        title = "GPUs over time: utilisation, power and memory"
+        known = [title for measure, (title, *_) in MEASURES.items() if measure in measures]
+        title = f"GPUs over time: {captions.listed([title.partition(' (')[0] for title in known])}"
         figures.append(group.figure(numbered(name, len(figures)), chart, rows, title, notes))
     return figures
 

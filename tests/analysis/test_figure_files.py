@@ -272,10 +272,9 @@ def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_h
     assert list(timelines._points(np.arange(4.0), np.array([1, math.nan, 3, 5.0]))) == [(0, 1), (2, 3), (3, 5)]
     file = tmp_path / "4" / "gpu.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["memory_bytes"]), file)  # of earlier versions
-    assert {row["measure"] for row in timelines_of(file.parent)[0].rows if row["of"] == "sample"} == {
-        "power_w",
-        "utilisation",
-    }
+    (figure,) = timelines_of(file.parent)
+    assert {row["measure"] for row in figure.rows if row["of"] == "sample"} == {"power_w", "utilisation"}
+    assert figure.title == "GPUs over time: utilisation and power"
     file.write_bytes(b"PAR1 cut off")
     assert timelines_of(file.parent) == []
 
