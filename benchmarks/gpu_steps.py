@@ -123,6 +123,7 @@ class Finding:
 
 Read = Callable[[Path, str], list[Finding]]
 Record = dict[str, Any]  # of a run, as result.json has it
+SLOWEST = 12  # kernels that are listed
 TRAINING = (60_000, 10_000, 20)  # images, test images and epochs of the papers
 PAPERS_TOTAL_S = {"fp64": 6234, "fp32": 3721, "fp16": 2477}  # on one H100: 2503.15252, Table 2 (fp64, fp32 derived)
 PUBLISHED = "12,473 tokens/s (best published, H100); 14,000 (goal)"
@@ -227,6 +228,15 @@ def extrapolated(against: str = "") -> Callable[[Record], Finding]:
 def whole(record: Record) -> Finding:
     reached = f"{record['total_s']:.1f} s, accuracy {record['test_accuracy']:.2%}"
     return Finding(papers_training(record), reached, "300 s at 99 % (goal)")
+
+
+def kernels(record: Record) -> Finding:
+    """Milliseconds of a profiled step in each of its slowest kernels."""
+    profile, blocks = record["profile"], record["config"]["model"]["blocks"]
+    rows = [row for row in profile.get("rows", []) if row["group"] == "kernel" and row["rank"] is not None]
+    slowest = sorted(rows, key=lambda row: -row["total_s"])[:SLOWEST]
+    each = [f"{row['metric'][:40]} {1000 * row['total_s'] / profile['steps']:.2f} ms" for row in slowest]
+    return Finding(f"kernels, model.blocks={blocks}", "; ".join(each) or profile["error"])
 
 
 def diagnosis(record: Record) -> Finding:
@@ -341,6 +351,9 @@ STEPS = [
     Step("papers", "Table 2 on one GPU, extrapolated", 3 * 15 + 48 + 28 + 20,  # fp64, fp32, fp16
         lambda run: run.train("papers", PAPERS | images(3840), {"precision": "fp64,fp32"}),
         of_runs(extrapolated()), skip=no_room_for_fp64),
+    Step("fused", "plain and fused blocks, profiled", 2 * (15 + 66 + 11 + 10),
+        lambda run: run.train("fused", GOAL | images(6400) | {"model.blocks": "plain,fused", "profile": "kineto"}),
+        of_runs(rate, kernels), skip=gpu_only("its kernels need CUDA")),
     Step("lora", "Llama3-8B, random weights: LoRA by each engine", 2 * (15 + 20),
         lambda run: run.tune("lora", LORA | run.text() | {"engine": engines()}), of_tuning()),
     Step("qlora", "Llama3-8B: QLoRA", 15 + 20,

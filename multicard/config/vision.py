@@ -78,6 +78,11 @@ class DatasetConfig:
         require(min(self.std) > 0, f"dataset.std={self.std}: must be above 0")
         require(0 < self.crop <= 1, f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]")
 
+    @property
+    def alike(self) -> bool:
+        """True if all channels are normalised alike: a grey image stays grey."""
+        return len(set(self.mean)) == len(set(self.std)) == 1
+
 
 @dataclass
 class MnistConfig(DatasetConfig):

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.library import custom_op
+from torch.nn.functional import pad
 
 from multicard.vision import fused_kernels as kernels
 
 WIDEST_INPUT = 32  # channels: a block's input and weights are in registers
 LEAST_EXPANDED = 3_000_000  # values of an image: below, recomputing takes what is saved of the memory's traffic
+LEAST_STEM = 1_500_000  # likewise of a stem, whose images need no gradient; estimated, as no GPU has timed it
 # Tiles by kernel: P pixels by C channels; LOOPS tiles or ROWS rows a program. of few that were timed on an H200
 TILES: dict[str, dict[str, int]] = {
     "moments": {"P": 128, "LOOPS": 32, "num_warps": 4},
@@ -90,10 +92,12 @@ def expansion_backward(
     x: Tensor, w1: Tensor, scale: Tensor, shift: Tensor, taps: Tensor, w1_scaled: Tensor, dd: Tensor, stride: int
 ) -> Launch:
     tile, (batch, height, width, cin), wide = TILES["expansion_backward"], x.shape, len(w1)
+    gives_dx = w1_scaled.numel() > 0
     strips = ceil_div(height, stride * tile["ROWS"]) * ceil_div(width, stride * tile["P"])
-    dx, sums = float32(x, *x.shape), float32(x, batch * strips, 10 + cin, wide)
+    dx, sums = float32(x, *(x.shape if gives_dx else [0])), float32(x, batch * strips, 10 + cin, wide)
     arguments = (x, w1, scale, shift, taps, w1_scaled, dd, dx, sums, height, width, dd.shape[1], dd.shape[2])
-    constants = {"CIN": cin, "K": max(32, padded(cin)), "WIDE": wide, "STRIDE": stride}
+    k = max(32 if gives_dx else 16, padded(cin))  # other tiles spill registers
+    constants = {"CIN": cin, "K": k, "WIDE": wide, "STRIDE": stride, "GIVES_DX": gives_dx}
     return Launch([dx, sums], (strips, batch), arguments, constants)
 
 
@@ -170,23 +174,25 @@ class Fused(torch.autograd.Function):
         x, w1, taps, w2, d, *rest = ctx.saved_tensors
         affine1, affine2, (x_mean, covariance, scale1, rstd1, mean2, rstd2) = rest[:2], rest[2:4], rest[4:]
         grad, wide, none = grads[0].to(x.dtype).contiguous(), w1.double(), float32(x, 0)
+        needs_dx = ctx.needs_input_grad[0]
         both = [grad, d, w2, *affine2, mean2.float()]
         (sums,) = run("project_backward", [*both, none], ctx.stride)
         beta2, weighted, *w2_grad = sums.sum(0, dtype=torch.float64).unbind()
         gamma2 = weighted * rstd2
         factors = torch.stack([torch.ones_like(rstd2), -rstd2 * gamma2 / pixels(d), -beta2 / pixels(d)]) * affine2[0]
         (dd,) = run("project_backward", [*both, factors.float()], ctx.stride)
-        w1_scaled = (wide * scale1[:, None]).to(x.dtype)
+        w1_scaled = (wide * scale1[:, None]).to(x.dtype) if needs_dx else none
         dx, sums = run("expansion_backward", [x, w1, *affine1, taps, w1_scaled, dd], ctx.stride)
         *taps_grad, beta1, products = sums.sum(0, dtype=torch.float64).split([1] * 10 + [x.shape[-1]])
         centred = products.t() - beta1.t() * x_mean
         gamma1 = rstd1 * (wide * centred).sum(1)
         w1_grad = scale1[:, None] * (centred - (gamma1 * rstd1)[:, None] * (wide @ covariance))
-        along = wide.t() @ ((scale1 * gamma1 * rstd1 / pixels(x))[:, None] * wide)
-        bias = x_mean @ along - (scale1 * beta1[0] / pixels(x)) @ wide
-        (dx,) = run("project", [x, none, none, (-along).to(x.dtype), dx, bias.float()], ctx.stride)
+        if needs_dx:
+            along = wide.t() @ ((scale1 * gamma1 * rstd1 / pixels(x))[:, None] * wide)
+            bias = x_mean @ along - (scale1 * beta1[0] / pixels(x)) @ wide
+            (dx,) = run("project", [x, none, none, (-along).to(x.dtype), dx, bias.float()], ctx.stride)
         parameters = w1_grad, gamma1, beta1[0], torch.cat(taps_grad).t(), gamma2, beta2, torch.stack(w2_grad)
-        return dx, *(each.float() for each in parameters), None, None
+        return dx if needs_dx else None, *(each.float() for each in parameters), None, None
 
 
 class FusedResidual(nn.Sequential):
@@ -198,17 +204,42 @@ class FusedResidual(nn.Sequential):
         (expand, norm1, _), (depthwise, norm2, _), project, norm3 = layers
         if not (norm1.training and norm2.training):
             return super().forward(input)
-        device = input.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
-        images = input.to(dtype).permute(0, 2, 3, 1).contiguous()
-        parameters = expand.weight, norm1.weight, norm1.bias, depthwise.weight, norm2.weight, norm2.bias, project.weight
-        flat = [each.flatten(1) if each.dim() > 1 else each for each in parameters]
-        stride = depthwise.stride[0]
-        out, *statistics = Fused.apply(images, *flat, (norm1.eps, norm2.eps), stride)
-        counts = images.shape[:3].numel(), out.shape[:3].numel()
-        for norm, count, mean, variance in zip((norm1, norm2), counts, statistics[::2], statistics[1::2], strict=True):
-            track(norm, mean, variance * (count / (count - 1)))
-        return norm3(out.permute(0, 3, 1, 2))
+        return norm3(projected(input.permute(0, 2, 3, 1), expand.weight, norm1, depthwise, norm2, project))
+
+
+class GreyFeatures(nn.Sequential):
+    """MobileNetV2's layers for grey images, whose stem and first block train as one fused block: of three equal
+    channels, the stem is an expansion of the 3 x 3 patch of one, by the sum of their weights."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the container's name
+        """(B, 3, H, W), or one of the channels (B, 1, H, W), to (B, C, H', W'), channels-last in memory."""
+        layers: Any = self
+        (stem, norm1, _), first, *others = layers
+        (depthwise, norm2, _), project, norm3 = first.conv
+        if not (norm1.training and norm2.training):
+            return super().forward(input.expand(-1, 3, -1, -1))
+        # 4 x 4, of which the weights use 3 x 3: the kernels load 16 values at once
+        patches = pad(input[:, 0], (1, 2, 1, 2)).unfold(1, 4, 2).unfold(2, 4, 2).flatten(3)
+        weight = pad(stem.weight.sum(1), (0, 1, 0, 1))
+        out = norm3(projected(patches, weight, norm1, depthwise, norm2, project))
+        for layer in others:
+            out = layer(out)
+        return out
+
+
+def projected(images: Tensor, weight: Tensor, norm1: Any, depthwise: Any, norm2: Any, project: Any) -> Tensor:
+    """(B, COUT, H', W'), channels-last in memory, of images (B, H, W, CIN) by fused layers, of which `weight` (E, CIN)
+    expands; the running statistics of both BatchNorms are updated."""
+    device = images.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
+    images = images.to(dtype).contiguous()
+    parameters = weight, norm1.weight, norm1.bias, depthwise.weight, norm2.weight, norm2.bias, project.weight
+    flat = [each.flatten(1) if each.dim() > 1 else each for each in parameters]
+    out, *statistics = Fused.apply(images, *flat, (norm1.eps, norm2.eps), depthwise.stride[0])
+    counts = images.shape[:3].numel(), out.shape[:3].numel()
+    for norm, count, mean, variance in zip((norm1, norm2), counts, statistics[::2], statistics[1::2], strict=True):
+        track(norm, mean, variance * (count / (count - 1)))
+    return out.permute(0, 3, 1, 2)
 
 
 @torch.no_grad()
@@ -220,10 +251,16 @@ def track(norm: Any, mean: Tensor, variance: Tensor) -> None:
         running.mul_(1 - share).add_(batch.to(running.dtype) * share)
 
 
-def fuse(model: Any, image_size: int, least: int = LEAST_EXPANDED) -> nn.Module:
+def fuse(
+    model: Any, image_size: int, grey: bool = False, least: int = LEAST_EXPANDED, least_stem: int = LEAST_STEM
+) -> nn.Module:
     """The MobileNetV2, with those of its blocks fused in place that gain by it on images of that side, in pixels; their
-    number is its `fused_blocks`."""
-    side, model.fused_blocks = -(-image_size // 2), 0
+    number is its `fused_blocks`. Where it `reads_grey`, the stem is among them, which takes images to be grey."""
+    side = -(-image_size // 2)
+    model.reads_grey = grey and model.features[0][0].out_channels * side**2 >= least_stem
+    model.fused_blocks = int(model.reads_grey)
+    if model.reads_grey:
+        model.features.__class__ = GreyFeatures
     for block in model.features[1:-1]:
         layers = block.conv
         expands = len(layers) == 4 and layers[0][0].in_channels <= WIDEST_INPUT

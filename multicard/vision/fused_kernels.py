@@ -5,7 +5,7 @@ of the input and the output, padded to a power of two. Sums over pixels are floa
 ends; each program stores its own, so that results do not depend on the order in which programs run.
 """
 
-# ruff: noqa: N803, N806, PLR0124, RET505, RUF005 - constants of Triton are in capitals, and it takes no other tuples
+# ruff: noqa: N803, N806, PLR0124, PLR0912, RET505, RUF005 - constants of Triton are in capitals, and it takes no other tuples
 
 import triton
 import triton.language as tl
@@ -192,15 +192,15 @@ def load_gradient(dd, row, column, channels, HO, WO, WIDE: tl.constexpr):
 @triton.jit
 def expansion_backward_kernel(
     x, w1, scale, shift, taps, w1_scaled, dd, dx, sums, H, W, HO, WO,
-    CIN: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr,
+    CIN: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, GIVES_DX: tl.constexpr,
     P: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backward of the depthwise convolution, ReLU6 and the expansion, up to the first BatchNorm's own sums.
 
-    dx, float32: g W1_scaled, with g the gradient before ReLU6. sums (programs, 10 + CIN, WIDE): the taps' gradient, and
-    those of g and of g times x. A program walks down ROWS rows of P input pixels, or with stride 2 of squares of four,
-    and adds up dx over blocks of channels. The outputs that a pixel has added to stay from row to row: `near` has
-    SIDE x SIDE of them, around the pixel with stride 1, right of it and below with stride 2.
+    dx, float32, with GIVES_DX: g W1_scaled, with g the gradient before ReLU6. sums (programs, 10 + CIN, WIDE): the
+    taps' gradient, and those of g and of g times x. A program walks down ROWS rows of P input pixels, or with stride 2
+    of squares of four, and adds up dx over blocks of channels. The outputs that a pixel has added to stay from row to
+    row: `near` has SIDE x SIDE of them, around the pixel with stride 1, right of it and below with stride 2.
     """
     SIDE: tl.constexpr = 4 - STRIDE
     LEFT: tl.constexpr = STRIDE - 2
@@ -213,7 +213,8 @@ def expansion_backward_kernel(
         c = start + tl.arange(0, C)
         inside = c < WIDE
         weights = tl.load(w1 + c[None, :] * CIN + k[:, None], inside[None, :] & (k < CIN)[:, None], other=0.0)
-        back = tl.load(w1_scaled + c[:, None] * CIN + k[None, :], inside[:, None] & (k < CIN)[None, :], other=0.0)
+        if GIVES_DX:
+            back = tl.load(w1_scaled + c[:, None] * CIN + k[None, :], inside[:, None] & (k < CIN)[None, :], other=0.0)
         scales, shifts = load_channels(scale, c, WIDE), load_channels(shift, c, WIDE)
         zero, factors, near = tl.zeros((P, C), tl.float32), (), ()
         for t in tl.static_range(9):
@@ -246,13 +247,15 @@ def expansion_backward_kernel(
                 total += g
                 rounded = g.to(x.dtype.element_ty)
                 w1_grad += product(tl.trans(inputs), rounded, PRECISION)
-                pointers = dx + (row * W + column)[:, None] * CIN + k[None, :]
-                stored = valid[:, None] & (k < CIN)[None, :]
-                before = tl.load(pointers, stored & (start > 0), other=0.0)
-                tl.store(pointers, before + product(rounded, back, PRECISION), stored)
+                if GIVES_DX:
+                    pointers = dx + (row * W + column)[:, None] * CIN + k[None, :]
+                    stored = valid[:, None] & (k < CIN)[None, :]
+                    before = tl.load(pointers, stored & (start > 0), other=0.0)
+                    tl.store(pointers, before + product(rounded, back, PRECISION), stored)
             near = near[SIDE:]
         for t in tl.static_range(9):
             tl.store(own + t * WIDE + c, tl.sum(grads[t], 0), inside)
         tl.store(own + 9 * WIDE + c, tl.sum(total, 0), inside)
         tl.store(own + (10 + k[:, None]) * WIDE + c[None, :], w1_grad, (k < CIN)[:, None] & inside[None, :])
-        tl.debug_barrier()  # dx of this block of channels is there before the next adds to it
+        if GIVES_DX:
+            tl.debug_barrier()  # dx of this block of channels is there before the next adds to it

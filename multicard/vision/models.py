@@ -52,8 +52,9 @@ def content(config: ModelConfig) -> dict[str, list[Blob]]:
     return {"weights": [] if file is None else [("weights", file)]}
 
 
-def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
-    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes)."""
+def build(config: ModelConfig, classes: int, image_size: int, grey: bool = False) -> "nn.Module":
+    """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes); with `grey` it may
+    take the three channels to be equal."""
     library = timm_model if model_names.is_timm(config.name) else torchvision_model
     model = BUILDERS.get(config.name, library)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
@@ -61,7 +62,7 @@ def build(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     if config.blocks is Blocks.fused:
         from multicard.vision.fused_blocks import fuse
 
-        fuse(model, image_size)
+        fuse(model, image_size, grey)
     if config.pointwise is Pointwise.linear or config.depthwise is Depthwise.triton:
         from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
 

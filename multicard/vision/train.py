@@ -123,7 +123,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     data = datasets.load(config.dataset, config.seed)
 
     # ---- model
-    model = weights.built(config.model, data.classes, config.dataset.image_size)
+    grey = data.train.grey and config.dataset.alike
+    model = weights.built(config.model, data.classes, config.dataset.image_size, grey)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
         compiling.compile_model(model, config)

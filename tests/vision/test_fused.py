@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from multicard.config.vision import Blocks, ModelConfig
 from multicard.records import run_folder
 from multicard.vision import fused_blocks, models, workload
 from multicard.vision import fused_kernels as kernels
-from multicard.vision.fused_blocks import FusedResidual, fuse
+from multicard.vision.fused_blocks import FusedResidual, GreyFeatures, fuse
 from tests.conftest import ROOT, Measuring, typed
 
 FUSED = ("layout=nhwc", "model.blocks=fused")
@@ -33,8 +33,8 @@ CASES = {  # dtype, autocast, stride, channels in and out (equal: a residual is 
 }
 
 
-def interpreted(*words: object) -> dict[str, float]:
-    """What the helper prints: relative errors by name."""
+def interpreted(*words: object) -> dict[str, Any]:
+    """What the helper prints: relative errors by name, or of a run."""
     line = [sys.executable, "-m", "tests.helpers.fused_blocks", *map(str, words)]
     run = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     assert run.returncode == 0, run.stderr
@@ -53,17 +53,53 @@ def test_outputs_gradients_and_statistics_are_the_plain_blocks(processes: None, 
     assert errors["evaluation"] == 0
 
 
+STEMS = {  # dtype, autocast, channels out of the stem and of its block, batch, height, width
+    "fp32": ("float32", False, 16, 8, 2, 9, 12),
+    "fp16, one image": ("float16", True, 32, 16, 1, 14, 11),
+    "bf16": ("bfloat16", True, 24, 8, 3, 8, 9),
+}
+
+
 @pytest.mark.slow
-def test_training_under_ddp_is_the_plain_models(processes: None):
+@pytest.mark.parametrize("case", STEMS)
+def test_the_stem_of_grey_images_is_the_plain_one(processes: None, case: str):
+    """Beside a further layer, which runs as it is. The sums of three rounded weights are rounded once."""
+    errors = interpreted("stem", *STEMS[case])
+    epsilon = torch.finfo(getattr(torch, STEMS[case][0])).eps
+    assert len(errors) == 1 + 11 + 9 + 1  # output, parameters, buffers, evaluation
+    assert {name: error for name, error in errors.items() if not error < 16 * epsilon} == {}
+    assert errors["evaluation"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grey", [False, True])
+def test_training_under_ddp_is_the_plain_models(processes: None, grey: bool):
     """Weights and statistics after two steps, the second with a smaller batch. Rounding of float32 reaches 4e-4 of the
     smallest in 12 layers; steps of 0.1 have moved them by a hundred times that. Each rank has its own statistics."""
-    first, second = interpreted("ranks")
+    first, second = interpreted("ranks", grey)
     assert max(*first.values(), *second.values()) < 2e-3
     assert any(name.endswith("conv.1.1.running_var") for name in first)
 
 
-# MobileNetV2's first blocks that expand: channels in, expanded and out, stride
-BLOCKS = {"features.2": (16, 96, 24, 2), "features.3": (24, 144, 24, 1), "features.4": (24, 144, 32, 2)}
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["torch", "device"])
+def test_a_run_fuses_the_stem_of_grey_images_alone(processes: None, loader: str):
+    runs = interpreted("runs", loader)
+    assert {name: run["fused_blocks"] for name, run in runs.items()} == {"plain": 0, "grey": 1, "coloured": 0}
+    assert runs["grey"]["losses"] == pytest.approx(runs["plain"]["losses"], rel=1e-6)
+    # each loader's one channel has the same strides; the last batch is short
+    assert runs["grey"]["read"] == [[[size, 1, 32, 32], [32 * 32, 32 * 32, 32, 1]] for size in (2, 4)]
+    assert runs["coloured"]["read"] == []
+
+
+STEM = "features.0 and .1"
+# MobileNetV2's stem of grey patches, and its first blocks that expand: channels in, expanded and out, stride
+BLOCKS = {
+    STEM: (16, 32, 16, 1),
+    "features.2": (16, 96, 24, 2),
+    "features.3": (24, 144, 24, 1),
+    "features.4": (24, 144, 32, 2),
+}
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 OPTIONS = ("num_warps", "num_stages")  # of the compiler; the rest of a tile are the kernel's constants
 
@@ -85,11 +121,12 @@ def calls(size: int, batch: int) -> Iterator[Call]:
         return torch.empty(shape, device="meta", dtype=like)
 
     side = -(-size // 2)
+    none = torch.empty(0, device="meta")
     for name, (cin, wide, cout, stride) in BLOCKS.items():
         less = -(-side // stride)
         x, d, dp = values(batch, side, side, cin), values(batch, less, less, wide), values(batch, less, less, cout)
         w1, taps, w2 = values(wide, cin), values(9, wide), values(cout, wide)
-        each, none = values(wide, like=torch.float32), torch.empty(0, device="meta")
+        each = values(wide, like=torch.float32)
         dx, narrow = values(*x.shape, like=torch.float32), values(cin, like=torch.float32)
         factors = values(3, wide, like=torch.float32)
         yield Call(name, "moments", "forward", [x, narrow], stride)
@@ -97,8 +134,11 @@ def calls(size: int, batch: int) -> Iterator[Call]:
         yield Call(name, "project", "forward", [d, each, each, w2, none, none], stride)
         yield Call(name, "project_backward", "sums", [dp, d, w2, each, each, each, none], stride)
         yield Call(name, "project_backward", "dd", [dp, d, w2, each, each, each, factors], stride)
-        yield Call(name, "expansion_backward", "sums and dx", [x, w1, each, each, taps, w1, d], stride)
-        yield Call(name, "project", "dx", [x, none, none, values(cin, cin), dx, narrow], stride)
+        if name == STEM:
+            yield Call(name, "expansion_backward", "sums", [x, w1, each, each, taps, none, d], stride)
+        else:
+            yield Call(name, "expansion_backward", "sums and dx", [x, w1, each, each, taps, w1, d], stride)
+            yield Call(name, "project", "dx", [x, none, none, values(cin, cin), dx, narrow], stride)
         side = less
 
 
@@ -132,7 +172,7 @@ def resources(call: Call, capability: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("call", [*calls(500, 64)], ids=lambda call: f"{call.block} {call.use}")
 def test_no_kernel_spills_registers(call: Call, capability: int):
     stack_bytes, shared_bytes = resources(call, capability)
@@ -142,24 +182,26 @@ def test_no_kernel_spills_registers(call: Call, capability: int):
 
 @pytest.mark.parametrize(("size", "expected"), [(800, [2, 3, 4]), (500, [2]), (32, [])])
 def test_blocks_are_fused_where_images_are_large(size: int, expected: list[int]):
+    grey = size == 500
     with torch.device("meta"):
-        plain, model = (models.build(ModelConfig("mobilenet_v2", blocks=value), 10, size) for value in Blocks)
+        plain, model = (models.build(ModelConfig("mobilenet_v2", blocks=value), 10, size, grey) for value in Blocks)
     assert [*model.state_dict()] == [*plain.state_dict()]
     found = [
         i for i, layer in enumerate(model.features) if any(type(part) is FusedResidual for part in layer.modules())
     ]
-    assert found == expected and model.fused_blocks == len(expected)
+    assert found == expected and model.fused_blocks == len(expected) + grey
+    assert type(plain.features) is nn.Sequential and (type(model.features) is GreyFeatures) == grey
 
 
 def test_evaluation_and_frozen_statistics_run_layer_by_layer():
-    model = fuse(models.build(ModelConfig("mobilenet_v2", width=0.35), 10, 32), 32, least=0)
-    images = torch.ones(2, 8, 4, 4)
-    layers = model.features[2].conv
-    with pytest.raises(Exception, match=r"driver|device|cuda|pointer|triton"):  # no CUDA, and no interpreter
-        layers(images)
-    for module in layers.modules():
-        module.train(not isinstance(module, nn.BatchNorm2d))
-    torch.testing.assert_close(layers(images), nn.Sequential(*layers)(images), rtol=0, atol=0)
+    model = fuse(models.build(ModelConfig("mobilenet_v2", width=0.35), 10, 32), 32, True, least=0, least_stem=0)
+    for layers, images in (model.features[2].conv, torch.ones(2, 8, 4, 4)), (model.features, torch.ones(2, 3, 64, 64)):
+        with pytest.raises(Exception, match=r"driver|device|cuda|pointer|triton"):  # no CUDA, and no interpreter
+            layers(images)
+        for module in model.modules():
+            module.train(not isinstance(module, nn.BatchNorm2d))
+        torch.testing.assert_close(layers(images), nn.Sequential(*layers)(images), rtol=0, atol=0)
+        model.train()
 
 
 def test_cpu_ranks_have_no_kernels_but_the_interpreters(monkeypatch: pytest.MonkeyPatch):

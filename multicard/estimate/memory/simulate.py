@@ -16,7 +16,7 @@ from torch import nn
 
 from multicard.config.base import RunConfig
 from multicard.config.llm import Engine, LlmConfig
-from multicard.config.vision import VisionConfig
+from multicard.config.vision import Blocks, VisionConfig
 from multicard.estimate.memory import answers
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
@@ -73,10 +73,12 @@ def _require(true: bool, problem: str) -> None:
 
 def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
     """Check that products have the run's type, that the optimiser stepped, and that attention is a GPU's."""
-    seen, keeps_state = tracker.operators, True
+    seen, keeps_state, statistics = tracker.operators, True, set[torch.dtype]()
     if isinstance(config, VisionConfig):
         precision = choose(config.precision.name, device)
         expected = getattr(torch, precision.autocast or precision.model)
+        if config.model.blocks is Blocks.fused:
+            statistics = {torch.float64}  # in which `fused_blocks` finishes them
         keeps_state = config.optimizer.name != "sgd" or getattr(config.optimizer, "momentum", 0) > 0
     else:
         assert isinstance(config, LlmConfig)
@@ -85,7 +87,7 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
     products = [name for name in PRODUCTS if name in seen]
     _require(bool(products), "the step ran neither convolutions nor products of matrices")
     for name in products:
-        _require(seen[name] == {expected}, f"{name} gave {seen[name]}, not {expected}")
+        _require(seen[name] - statistics == {expected}, f"{name} gave {seen[name]}, not {expected}")
     _require("optimizer" in tracker.kinds or not keeps_state, "the optimiser made no state: it did not step")
     fell_back = device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen
     _require(not fell_back, "attention fell back to matrices of sequence x sequence")
@@ -131,7 +133,8 @@ def train(
     rank = Rank(0, 0, config.gpus * config.nodes, device, "gloo", 1)
     precision = choose(config.precision.name, device)
     with device:
-        model = models.build(config.model, facts.classes, config.dataset.image_size)
+        grey = facts.channels == 1 and config.dataset.alike
+        model = models.build(config.model, facts.classes, config.dataset.image_size, grey)
     convert(model, precision.model_dtype, memory_format(config))
     with tracker, patched({"torch.nn.parallel.DistributedDataParallel": replicated(tracker.note)}):
         tracker.note_model(model)
@@ -167,8 +170,7 @@ def convert(model: nn.Module, dtype: torch.dtype, form: torch.memory_format) -> 
 def crossing_channels(config: VisionConfig, facts: ImageFacts) -> int:
     """Channels of an image that crosses to the device: 1 of a grey one whose channels are normalised alike, unless
     torchvision's transforms make it three."""
-    alike = len(set(config.dataset.mean)) == len(set(config.dataset.std)) == 1
-    return 1 if facts.channels == 1 and alike and config.loader.name != "torch" else 3
+    return 1 if facts.channels == 1 and config.dataset.alike and config.loader.name != "torch" else 3
 
 
 def resident(

@@ -118,9 +118,8 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
     fn, types = nvidia.fn, nvidia.types
     config, images, on_gpu = source.config.dataset, source.split.images, source.device.type == "cuda"
     augmented = source.training and config.augment
-    grey = isinstance(images, np.ndarray) and images.ndim == 3
-    alike = len(set(config.mean)) == len(set(config.std)) == 1
-    channels = 1 if grey and alike else 3
+    grey = source.split.grey
+    channels = 1 if grey and config.alike else 3
     size = [config.image_size, config.image_size]
     half = source.transfer is torch.float16
     scaled = {key: [255 * value for value in getattr(config, key)][:channels] for key in ("mean", "std")}
@@ -155,7 +154,7 @@ def _pipeline(source: Source, feeder: Feeder, threads: int, ahead: int) -> Any:
         smaller = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
         if not feeder.files or augmented:
             pixels = fn.resize(pixels, **resize, antialias=smaller, dtype=types.DALIDataType.FLOAT)
-        if grey and not alike:
+        if grey and not config.alike:
             pixels = fn.cat(pixels, pixels, pixels, axis=2)
         kind = types.DALIDataType.FLOAT16 if half else types.DALIDataType.FLOAT
         mirror = {"mirror": fed[3]} if augmented else {}

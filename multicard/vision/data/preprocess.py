@@ -79,7 +79,7 @@ class Preparation:
     def __init__(self, config: DatasetConfig, transfer: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.size, self.transfer = config.image_size, transfer
         self.arithmetic = torch.float64 if transfer is torch.float64 else torch.float32
-        self.alike = len(set(config.mean)) == len(set(config.std)) == 1  # the same for all channels
+        self.alike = config.alike
         mean, std = (torch.tensor(v, dtype=self.arithmetic)[:, None, None] for v in (config.mean, config.std))
         self.mean, self.scale = (255 * mean).to(device), (1 / (255 * std)).to(device)
 

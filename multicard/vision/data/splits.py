@@ -28,6 +28,10 @@ class Split:
         return len(self.labels)
 
     @property
+    def grey(self) -> bool:
+        return isinstance(self.images, np.ndarray) and self.images.ndim == 3
+
+    @property
     def largest_class_share(self) -> float | None:
         """Accuracy of always answering the most frequent class; None without samples."""
         return float(np.bincount(self.labels).max() / len(self)) if len(self) else None
