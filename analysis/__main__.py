@@ -170,11 +170,13 @@ def _sync(options: argparse.Namespace) -> int:
     return code
 
 
-FOLDERS: dict[str, Any] = {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]}
 WRITING = ("list", "table", "compare", "best", "claims", "predictions")  # commands that write what they found
-MIX = {"help": "average runs of several commits or machines in a cell", "action": "store_true"}
-PRICE: dict[str, Any] = {"metavar": "2.49", "help": "of a GPU for an hour (price.gpu_hour)", "type": cli.price}
-ALL = {"help": "include settings with few of the cells", "action": "store_true"}
+SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
+    "folders": {"metavar": "FOLDER", "nargs": "*", "type": Path, "default": [Path("multirun")]},
+    "--mix": {"help": "average runs of several commits or machines in a cell", "action": "store_true"},
+    "--price": {"metavar": "2.49", "help": "of a GPU for an hour (price.gpu_hour)", "type": cli.price},
+    "--all": {"help": "include settings with few of the cells", "action": "store_true"},
+}
 
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:
@@ -188,7 +190,12 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         own.set_defaults(run=run)
         if name in WRITING:
             add_formats(own)
-        return own.add_argument
+
+        def add(*names: str, **options: Any) -> None:
+            for each in names:
+                own.add_argument(each, **(options or SHARED[each]))
+
+        return add
 
     _add_commands_on_settings(command)
     _add_commands_on_all_runs(command)
@@ -197,17 +204,14 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
 
 def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> None:
     add = command("list", _of_runs(_list), list_runs.__doc__)
-    add("folders", **FOLDERS)
+    add("folders", "--price")
     add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
-    add("--price", **PRICE)
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
     add = command("table", _of_runs(_table), table.__doc__)
     add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
-    add("folders", **FOLDERS)
-    add("--all", **ALL)
-    add("--mix", **MIX)
+    add("folders", "--all", "--mix")
 
     add = command("compare", _compare, compare.__doc__)
     add("a", metavar="A", help="the folder of a sweep", type=Path)
@@ -218,43 +222,36 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--margin", metavar="SHARE", help=margin, type=cli.share, default=MARGIN)
     add("--gate", metavar="SHARE", help="exit with code 1 if B is slower by more: 5%%", type=cli.share)
     add("--common", help="leave out cells that only one of them has", action="store_true")
-    add("--mix", **MIX)
+    add("--mix")
 
     add = command("best", _of_runs(_best), best.__doc__)
-    add("folders", **FOLDERS)
+    add("folders", "--price", "--mix")
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
-    add("--price", **PRICE)
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
     add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
-    add("--mix", **MIX)
 
 
 def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> None:
     add = command("claims", _of_runs(_claims), CLAIMS)
-    add("folders", **FOLDERS)
+    add("folders", "--mix")
     add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
-    add("--mix", **MIX)
 
     predicted = _of_runs(lambda found, options: predictions.output(found.runs, options.folders))
     add = command("predictions", predicted, predictions.__doc__)
-    add("folders", **FOLDERS)
+    add("folders")
 
     add = command("figure", _figure, figures.__doc__)
     add("name", metavar="NAME", help=FIGURES)
-    add("folders", **FOLDERS)
+    add("folders", "--all", "--mix")
     add("--out", metavar="FILE", help="ends in .svg, .pdf or .png (outputs/figures/)", type=Path, default=figures.OUT)
-    add("--all", **ALL)
-    add("--mix", **MIX)
 
     add = command("report", _report, None)
-    add("folders", **FOLDERS)
+    add("folders", "--price", "--mix")
     add("--out", metavar="FILE", help="report.html in FOLDER, or here for several", type=file)
     add("--title", metavar="TEXT", help="the heading of the page")
-    add("--price", **PRICE)
     add("--watch", help="serve the page on this machine, kept up to date, until Ctrl-C", action="store_true")
     add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
-    add("--mix", **MIX)
 
     add = command("dashboard", _dashboard, DASHBOARD)
     project = TrackerConfig().project
@@ -263,7 +260,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("--dry-run", metavar="FILE", help="write its specification as JSON instead, without a login", type=file)
 
     add = command("export", _export, share.EXPORT)
-    add("folders", **FOLDERS)
+    add("folders")
     anonymous = "the only way to share rows; what is published cannot be taken back"
     add("--anonymous", help=anonymous, action="store_true", required=True)
     add("--out", metavar="FILE", help="measured.json", type=file, default=Path("measured.json"))
@@ -272,7 +269,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("file", metavar="FILE", help="a file that export wrote", type=Path)
 
     add = command("sync", _sync, sync.__doc__)
-    add("folders", **FOLDERS)
+    add("folders")
     add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
     add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)
 

@@ -82,11 +82,7 @@ class Answer:
     @property
     def setting(self) -> str:
         """The recommended setting as it is typed; empty for the only one."""
-        return grouping.label(self.best.cell, self.keys)
-
-    @property
-    def keys(self) -> list[str]:
-        return self.ranking.keys
+        return grouping.label(self.best.cell, self.ranking.keys)
 
     @cached_property
     def speedup(self) -> Ratio | None:
@@ -147,7 +143,7 @@ class Answer:
     @property
     def apart(self) -> list[str]:
         own, other = dict(self.best.cell), dict(self.against.cell if self.against else self.best.cell)
-        return [key for key in self.keys if own.get(key) != other.get(key)]
+        return [key for key in self.ranking.keys if own.get(key) != other.get(key)]
 
     @property
     def _lead(self) -> str:
@@ -300,7 +296,10 @@ class Answer:
             return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
         keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else self._kind.to_sweep
-        fixed = [*self.keys, *["method"] * (first["reward_accuracy"] is not None)]  # pairs are read by dpo alone
+        fixed = [
+            *self.ranking.keys,
+            *["method"] * (first["reward_accuracy"] is not None),
+        ]  # pairs are read by dpo alone
         key = next((key for key in keys if key not in fixed), None)
         if key is None:
             words, shown = self._kind.limit

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from omegaconf import OmegaConf
 
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import KINDS
@@ -125,10 +124,6 @@ class Experiment:
     def papers(self) -> printed.Settings:
         return printed.settings(self.kind, self.name)
 
-    @property
-    def series(self) -> list[str]:
-        return [column for column in self.swept if column != self.view.x]
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -187,7 +182,7 @@ def load(name: str) -> Experiment:
         raise ValueError(f"{path} has no hydra.experiment.view, which says what its table shows")
     title = next(line[2:] for line in texts[-1].splitlines() if line.startswith("# ") and "@package" not in line)
     axes = contents[-1]["hydra"]["sweeper"]["params"]
-    params = {key: tuple(map(typed_value, str(values).split(","))) for key, values in axes.items()}
+    params = {key: tuple(msgspec.yaml.decode(f"[{values}]")) for key, values in axes.items()}  # typed: 2 is a number
     if "profile" in params:
         params = {grouping.TRACED: tuple(TRACING[option] for option in params.pop("profile")), **params}
     swept = {key: values for key, values in params.items() if len(values) > 1}
@@ -207,11 +202,6 @@ def _texts(path: Path) -> list[str]:
     text = path.read_text()
     shared = [entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)]
     return [*(part for entry in shared for part in _texts(path.parent / f"{entry}.yaml")), text]
-
-
-def typed_value(word: str) -> Any:
-    """The value of a word as the command line reads it: `2` is a number, `true` a truth value."""
-    return OmegaConf.from_dotlist([f"value={word}"]).value
 
 
 def panels(

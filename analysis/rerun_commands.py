@@ -40,9 +40,7 @@ def of_cells(runs: Sequence[Run]) -> list[str | None]:
 
     Earlier commands may have left runs in a folder too: what tells its runs apart is part of each command.
     """
-    by_sweep: dict[Path, list[Run]] = {}
-    for run in runs:
-        by_sweep.setdefault(run.folder.parent, []).append(run)
+    by_sweep = grouping.grouped(runs, lambda run: run.folder.parent)
     apart = {
         sweep: grouping.apart([run.columns for run in own], grouping.settings(own)) for sweep, own in by_sweep.items()
     }

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from benchmarks import machine, parser
 from multicard.estimate import published, scaling, steps
 from multicard.estimate.observations import StepObservation
-from multicard.estimate.published import Series
+from multicard.estimate.published import PaperTotal, Series
 from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
 from multicard.records import text_table
 
@@ -75,11 +76,15 @@ def papers_totals() -> list[Outcome]:
     """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
     series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
     for row in published.paper_totals():
-        setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
-        # a run is divided over its GPUs: on as many, as many times the share of one in the same total
-        seen = StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
-        series[row.series][row.gpus] = seen
+        series[row.series][row.gpus] = _of_papers(row)
     return [outcome for of in series.values() for gpus in (3, 4) for outcome in _predicted([of[1], of[2]], of[gpus])]
+
+
+def _of_papers(row: PaperTotal) -> StepObservation:
+    """A total of the papers as a step: a run is divided over its GPUs, and on n of them takes n times the share of one
+    in the same total."""
+    setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
+    return StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
 
 
 def precisions(probed: bool) -> dict[str, list[Outcome]]:
@@ -149,17 +154,12 @@ def _predicted(
 
 def _papers_with_probe() -> list[Outcome]:
     """Table 2: fp32 and fp16 on 2 to 4 GPUs, by fp64 on all and by themselves on one."""
-    totals = {(row.series[1], row.gpus): row.total_s for row in published.paper_totals() if row.series[0] == "table2"}
-
-    def seen(precision: str, gpus: int) -> StepObservation:
-        setting = {"precision.name": precision, "gpus": str(gpus)}
-        return StepObservation(setting, gpus * totals[precision, gpus], published.PRINTED_ERROR, HERE)
-
+    rows = [row for row in published.paper_totals() if row.series[0] == "table2"]
+    seen = {(row.series[1], row.gpus): _of_papers(row) for row in rows}
     return [
         outcome
-        for precision in ("fp32", "fp16")
-        for gpus in (2, 3, 4)
-        for outcome in _predicted([seen("fp64", 1), seen("fp64", gpus), seen(precision, 1)], seen(precision, gpus))
+        for precision, gpus in product(("fp32", "fp16"), (2, 3, 4))
+        for outcome in _predicted([seen["fp64", 1], seen["fp64", gpus], seen[precision, 1]], seen[precision, gpus])
     ]
 
 

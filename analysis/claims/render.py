@@ -10,6 +10,7 @@ from typing import Any
 from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import Verdict, labels
 from analysis.runs.columns import legend
+from analysis.runs.grouping import grouped
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.records import text_table
@@ -46,10 +47,7 @@ def _width(limit: int | None) -> int:
 
 
 def sections(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict]]]:
-    by_title: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_title.setdefault(verdict.claim.section, []).append(verdict)
-    return list(by_title.items())
+    return list(grouped(verdicts, lambda verdict: verdict.claim.section).items())
 
 
 def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:

@@ -64,7 +64,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         runs = tuple(run for group in groups for run in group) if all(groups) else ()
         beyond = not all(map(panel.experiment.prints, cells))
         about = {"runs": runs, "beyond": beyond} | more
-        return Comparison(what, _typed(where), UNITS[self.unit], self.over, self.under, **about)
+        return Comparison(what, grouping.short_label(where), UNITS[self.unit], self.over, self.under, **about)
 
     @property
     def text(self) -> str:
@@ -113,7 +113,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
 
     def _compared(self, panel: Panel, cell: Cell, top: Mapping[str, Any], bottom: Mapping[str, Any]) -> Comparison:
         first, second = (bottom, top) if UNITS[self.unit].of_bottom else (top, bottom)
-        what = f"{_typed(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
+        what = f"{grouping.short_label(tuple(first.items()))} against {' '.join(map(grouping.typed, second.values()))}"
         what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
         tops, bottoms = (_ok_runs(panel, each) for each in cells)
@@ -284,11 +284,8 @@ def _papers_cells(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[dict[st
 
 def _groups_along(panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str) -> list[list[tuple[Run, ...]]]:
     """The runs of the cells along an axis, for each value of the others."""
-    groups: dict[Cell, list[tuple[Run, ...]]] = {}
-    for cell in cells:
-        rest = tuple((column, value) for column, value in cell.items() if column != axis)
-        groups.setdefault(rest, []).append(_ok_runs(panel, cell))
-    return [runs for runs in groups.values() if len(runs) > 1]
+    groups = grouping.grouped(cells, lambda cell: tuple(pair for pair in cell.items() if pair[0] != axis))
+    return [[_ok_runs(panel, cell) for cell in alike] for alike in groups.values() if len(alike) > 1]
 
 
 def _log_spread(ratio: float) -> float:
@@ -334,9 +331,7 @@ def _values(panel: Panel, column: str) -> list[Any]:
     was measured. Numbers ascend."""
     printed, measured = panel.experiment.swept[column], panel.values(column)
     both = [*printed, *(value for value in measured if value not in printed)]
-    values = both if {*printed} & {*measured} else measured
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return sorted(values) if numbers else values
+    return grouping.ordered(both if {*printed} & {*measured} else measured)
 
 
 def _in_words(value: Any, key: str = "") -> str:
@@ -377,7 +372,3 @@ def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
     runs = [run for runs in _groups(panel, wanted) for run in runs]
     lucky = any(run["status"] in UNLUCKY for run in runs)
     return () if lucky else tuple(run for run in runs if run["status"] == "ok")
-
-
-def _typed(cell: Cell) -> str:
-    return " ".join(f"{key.rpartition('.')[2]}={grouping.typed(value)}" for key, value in cell)

@@ -243,9 +243,8 @@ class _Candidate:
         verdict = Verdict(self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command)
         if shows == UNMEASURED:
             return verdict
-        marks = "".join(mark.sign for mark in MARKS if any(run[mark.column] for run in self.runs))
-        about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart)}
-        about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs), "marks": marks}
+        about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart), "marks": grouping.marks(self.runs)}
+        about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs)}
         about |= {"setting": _setting(self.panel.experiment, self.runs)}
         return replace(verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None)
 

@@ -75,10 +75,6 @@ class RankedSetting:
     accuracy: float | None
     loss: float | None
 
-    @property
-    def marks(self) -> str:
-        return grouping.marks(self.runs)
-
     @cached_property
     def costs(self) -> tuple[float | None, ...]:
         """What is low in a good setting: the goal's figure, GPUs, money, errors (the loss where it has no accuracy)."""
@@ -217,11 +213,11 @@ class Ranking:
             Column("loss", LOSS, [one.loss for one in own], "{:.3f}".format),
             Column("n", "n", [len(one.runs) for one in own]),
             Column("front", "front", [one in self.front for one in own], lambda is_on_it: "yes" * is_on_it),
-            Column("marks", "marks", [one.marks for one in own]),
+            Column("marks", "marks", [grouping.marks(one.runs) for one in own]),
         ]
 
     def _named(self, setting: RankedSetting) -> str:
-        marks = f" [{setting.marks}]" if setting.marks else ""
+        marks = f" [{signs}]" if (signs := grouping.marks(setting.runs)) else ""
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
     def _cost(self, cost: float) -> str:

@@ -11,7 +11,7 @@ Within one sweep, `--by KEY` compares each value of that key with each other.
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -73,6 +73,9 @@ class Compared:
         return self.judged and bounds is not None and bounds[0] > 1 + gate
 
 
+Judge = Callable[[Cell, list[Run], list[Run], Sides], Compared]
+
+
 def compare(
     a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, mix: bool, margin: float = MARGIN
 ) -> list[Compared]:
@@ -90,11 +93,11 @@ def compare(
     if places_a != places_b:
         if shared := len(places_a & places_b):
             raise ValueError(f"{count(shared, 'run')} in both A and B: name two folders that have none in common")
-        return _pair(a, b, by, common, Judge(RepeatedRuns(a, b).of_column("step_s"), mix, margin))
+        return _pair(a, b, by, common, partial(_judged, RepeatedRuns(a, b).of_column("step_s"), mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
         raise ValueError(f"{what}: name another sweep as B, or --by KEY to compare that key's values within A")
-    groups, judge = _by_value(a, by), Judge(RepeatedRuns(a).of_column("step_s"), mix, margin)
+    groups, judge = _by_value(a, by), partial(_judged, RepeatedRuns(a).of_column("step_s"), mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
         for side_a, side_b in combinations(groups, 2)
@@ -131,7 +134,7 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
 
 
 def _pair(
-    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, judge: "Judge", sides: Sides = ("A", "B")
+    a: Sequence[Run], b: Sequence[Run], by: Sequence[str], common: bool, judge: Judge, sides: Sides = ("A", "B")
 ) -> list[Compared]:
     names = grouping.settings([*a, *b])
     compared_keys = {key for name in by for key in grouping.meant(_setting(name, [*a, *b]), names)}
@@ -147,7 +150,7 @@ def _pair(
     shared = [cell for cell in cells_a if cell in cells_b]
     if not shared:
         raise ValueError(f"{' and '.join(sides)} have no cell in common")
-    return [judge.cell(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
+    return [judge(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
 
 
 def _require_same(
@@ -173,51 +176,45 @@ def _require_same(
     raise ValueError("; ".join(missing) + remedy)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Judges cells by how runs at hand differ in the time of a step; mix, margin: see `compare`."""
-
-    machines: Machines
-    mix: bool
-    margin: float
-
-    def cell(self, cell: Cell, a: list[Run], b: list[Run], sides: Sides) -> Compared:
-        ok_a, ok_b = ok_runs(a), ok_runs(b)
-        if not ok_a or not ok_b:
-            ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
-            return Compared(cell, a, b, None, f"A {ended_a}, B {ended_b}")
-        for side, runs in zip(sides, (ok_a, ok_b), strict=True):
-            if not self.mix and (mixture := grouping.mixture(runs) or grouping.unlike(runs)):
-                mixed = f"{side} mixes commits, machines, data or cores in one cell"
-                raise ValueError(f"{mixed}: {mixture} (--mix averages over them)")
-        ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
-        try:
-            steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
-            # Steps of the same seeds and numbers have the same batches, unless a key of --by changes those: pairing
-            # is right then too, and gains nothing.
-            paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
-            paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
-            spreads = self.machines.of(ok_a[0]), self.machines.of(ok_b[0])
-            step = between_runs.ratio(steps_a, steps_b, spreads, paired)
-        except ValueError as error:
-            return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
-        mean_a_s, mean_b_s = (float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b))
-        if step.error is None or not step.repeated:
-            verdict = f"{UNDECIDED}: {'too few steps' if step.error is None else 'one run a side'}"
-        else:
-            verdict = VERDICTS.get(step.verdict(self.margin), UNDECIDED)
-        return Compared(cell, a, b, step, verdict, machines=self.machines, step_s=(mean_a_s, mean_b_s))
+def _judged(
+    machines: Machines, mix: bool, margin: float, cell: Cell, a: list[Run], b: list[Run], sides: Sides
+) -> Compared:
+    """A cell by how runs at hand differ in the time of a step (`machines`); mix, margin: see `compare`."""
+    ok_a, ok_b = ok_runs(a), ok_runs(b)
+    if not ok_a or not ok_b:
+        ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
+        return Compared(cell, a, b, None, f"A {ended_a}, B {ended_b}")
+    for side, runs in zip(sides, (ok_a, ok_b), strict=True):
+        if not mix and (mixture := grouping.mixture(runs) or grouping.unlike(runs)):
+            mixed = f"{side} mixes commits, machines, data or cores in one cell"
+            raise ValueError(f"{mixed}: {mixture} (--mix averages over them)")
+    ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
+    try:
+        steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
+        # Steps of the same seeds and numbers have the same batches, unless a key of --by changes those: pairing
+        # is right then too, and gains nothing.
+        paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
+        paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
+        spreads = machines.of(ok_a[0]), machines.of(ok_b[0])
+        step = between_runs.ratio(steps_a, steps_b, spreads, paired)
+    except ValueError as error:
+        return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
+    mean_a_s, mean_b_s = (float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b))
+    if step.error is None or not step.repeated:
+        verdict = f"{UNDECIDED}: {'too few steps' if step.error is None else 'one run a side'}"
+    else:
+        verdict = VERDICTS.get(step.verdict(margin), UNDECIDED)
+    return Compared(cell, a, b, step, verdict, machines=machines, step_s=(mean_a_s, mean_b_s))
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
     """Differences of the environments of A's runs and B's, for each pair of values that is compared."""
-    pairs: dict[Sides, tuple[list[Run], list[Run]]] = {}
-    for cell in compared:
-        a, b = pairs.setdefault(cell.sides, ([], []))
-        a += cell.a
-        b += cell.b
-    where = {sides: f"A {sides[0]}, B {sides[1]}: " if len(pairs) > 1 else "" for sides in pairs}
-    return [f"{where[sides]}{line}" for sides, (a, b) in pairs.items() for line in differences(a, b)]
+    lines, pairs = list[str](), grouping.grouped(compared, lambda cell: cell.sides)
+    for sides, cells in pairs.items():
+        where = f"A {sides[0]}, B {sides[1]}: " if len(pairs) > 1 else ""
+        a, b = ([run for cell in cells for run in getattr(cell, side)] for side in "ab")
+        lines += [f"{where}{line}" for line in differences(a, b)]
+    return lines
 
 
 def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:

@@ -9,9 +9,9 @@ record has none, as a refused run's, they are those of most runs of its sweep.
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
+from analysis.runs.grouping import grouped
 from analysis.runs.load import Run
 from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
@@ -76,8 +76,8 @@ def _problem(url: str, folder: Path, target: Target) -> str | None:
 
 def _targets(runs: Sequence[Run], place: Place) -> Iterator[tuple[Path, Target]]:
     """Where the record of each run folder goes."""
-    for _, group in groupby(sorted(runs, key=lambda run: run.folder), lambda run: run.folder.parent):
-        own = {run.folder: _place(run.record()) for run in group}
+    for sweep in grouped(runs, lambda run: run.folder.parent).values():
+        own = {run.folder: _place(run.record()) for run in sweep}
         ((common, _),) = Counter(filter(None, own.values())).most_common(1) or [((TrackerConfig().project, None), 0)]
         for folder, (project, entity) in ((folder, known or common) for folder, known in own.items()):
             yield folder, Target(TrackerMode.online, place[0] or project or "", place[1] or entity, FINISH_S)

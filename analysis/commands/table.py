@@ -122,7 +122,7 @@ def _of_profiles(panel: Panel) -> Table:
     whole = not shares and profile_metrics.from_start(panel.runs)
     by_cell = profile_metrics.by_cell(panel.cells, panel.experiment.view.shown_metrics if shares else None, whole)
     several = [column for column in swept if len(panel.values(column)) > 1]
-    headings = {cell: _heading(cell, several) for cell in by_cell}
+    headings = {cell: grouping.short_label(pair for pair in cell if pair[0] in several) for cell in by_cell}
     rows, papers = list[dict[str, Any]](), list[PrintedFigure]()
     for group, name in profile_metrics.largest(list(by_cell.values())):
         row: dict[str, Any] = {"group": group, "metric": name}
@@ -154,12 +154,6 @@ def _of_profiles(panel: Panel) -> Table:
     }
     shown = [PAPER if name.startswith(f"{PAPER} ") else short.get(name, name) for name in names]
     return Table(_title(panel), shown, texts, rows, notes)
-
-
-def _heading(cell: Cell, columns: Sequence[str]) -> str:
-    """A cell by some of its columns, without the groups of the keys."""
-    named = [(column.rpartition(".")[2], value) for column, value in cell if column in columns]
-    return grouping.label(tuple(named), [name for name, _ in named])
 
 
 def _title(panel: Panel) -> str:

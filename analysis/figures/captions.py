@@ -64,15 +64,6 @@ def listed(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
 
 
-def is_numeric(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def ordered(values: Sequence[Any]) -> list[Any]:
-    """Numbers by size, all else as it is."""
-    return sorted(values) if is_numeric(values) else list(values)
-
-
 def in_short(runs: Sequence[Run]) -> str:
     named = [
         first_few([*dict.fromkeys(grouping.typed(run[name]) for run in runs if run[name] is not None)], 2)

@@ -5,7 +5,9 @@ Runs of a cell that ended ok are averaged with equal weight (of peak memory, the
 without a mean.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from analysis import same_setting
@@ -56,19 +58,15 @@ def averaged(
 
 def means_by(x: str, values: Iterable[tuple[Any, float]], least: int = 1) -> list[Row]:
     """A row for each x with the mean of its values, its bounds and their number; empty for fewer than `least` of x."""
-    grouped: dict[Any, list[float]] = {}
-    for at, value in values:
-        grouped.setdefault(at, []).append(value)
-    order = captions.ordered(list(grouped))
-    rows = [
-        {x: at, **_mean(intervals.mean(grouped[at]), len(grouped[at])), "status": "ok", "of": MEASURED} for at in order
-    ]
+    by_x = {at: [value for _, value in own] for at, own in grouping.grouped(values, itemgetter(0)).items()}
+    order = grouping.ordered(list(by_x))
+    rows = [{x: at, **_mean(intervals.mean(by_x[at]), len(by_x[at])), "status": "ok", "of": MEASURED} for at in order]
     return rows if len(rows) >= least else []
 
 
 def axis_values(cell: Cell, x: str) -> Row:
     """A cell's values as the chart has them: numbers along x, else texts."""
-    return {key: value if key == x and captions.is_numeric([value]) else grouping.typed(value) for key, value in cell}
+    return {key: value if key == x and grouping.is_numeric([value]) else grouping.typed(value) for key, value in cell}
 
 
 def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
@@ -82,8 +80,7 @@ def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
 
 
 def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
-    statuses = [run["status"] for run in runs if run["status"] != "ok"]
-    return [(status, statuses.count(status)) for status in dict.fromkeys(statuses)]
+    return list(Counter(run["status"] for run in runs if run["status"] != "ok").items())
 
 
 def efficiency(panel: Panel, measure: str) -> list[Row]:

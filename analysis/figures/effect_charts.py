@@ -9,7 +9,6 @@ from typing import Any
 import altair as alt
 
 from analysis.commands.best import Ranking, known_rankings
-from analysis.figures import captions
 from analysis.figures.charts import LINE, WIDTH
 from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
 from analysis.figures.vega import Figure, layered, numbered
@@ -61,7 +60,7 @@ class WhatMatters:
         """The effects of each axis of few levels, against its default, or the first level without that."""
         defaults, bases = workloads.defaults(self.ranking.runs[0]["kind"]), dict[str, Any]()
         for key in self.ranking.keys:
-            levels = captions.ordered(list(dict.fromkeys(point.levels[key] for point in self.points)))
+            levels = grouping.ordered(list(dict.fromkeys(point.levels[key] for point in self.points)))
             default = defaults.get(key.removesuffix(".name"))
             if 1 < len(levels) <= MOST_SERIES:
                 bases[key] = next((one for one in levels if one == getattr(default, "value", default)), levels[0])

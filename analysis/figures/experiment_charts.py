@@ -67,7 +67,7 @@ class Layout:
         return ", ".join(captions.value(name, row[name], self.panel.runs) for name in columns)
 
     def order(self, columns: Sequence[str]) -> list[str]:
-        ranks = {name: captions.ordered(self.panel.values(name)) for name in columns}
+        ranks = {name: grouping.ordered(self.panel.values(name)) for name in columns}
         cells = sorted(
             map(dict, self.panel.cells), key=lambda cell: [ranks[name].index(cell[name]) for name in columns]
         )
@@ -84,8 +84,8 @@ class Layout:
 
     def x_axis(self) -> alt.X:
         """Along numbers with a tick at each where there are few, else along names."""
-        values, title = captions.ordered(self.panel.values(self.x)), captions.column(self.x, self.panel.runs)
-        if captions.is_numeric(values):
+        values, title = grouping.ordered(self.panel.values(self.x)), captions.column(self.x, self.panel.runs)
+        if grouping.is_numeric(values):
             return charts.number_axis(escaped(self.x), values, title)
         axis = alt.Axis(labelAngle=0)
         return alt.X(escaped(self.x), type="ordinal", sort=values, title=title, axis=axis)

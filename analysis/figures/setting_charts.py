@@ -225,10 +225,8 @@ def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
 
 def times_s(runs: Sequence[Run]) -> dict[int, float]:
     """The mean time of a setting by its number of ranks; empty unless one rank and another number were measured."""
-    runs_by_ranks: dict[int, list[Run]] = {}
-    for run in runs:
-        runs_by_ranks.setdefault(grouping.ranks(run), []).append(run)
-    known = {ranks: time_s for ranks, own in sorted(runs_by_ranks.items()) if (time_s := mean_time_s(own)) is not None}
+    by_ranks = sorted(grouping.grouped(runs, grouping.ranks).items())
+    known = {ranks: time_s for ranks, own in by_ranks if (time_s := mean_time_s(own)) is not None}
     return known if 1 in known and len(known) > 1 else {}
 
 
@@ -255,7 +253,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     the first two columns of few values; None where fewer than two have what time is drawn against."""
     shown = [one for rank, one in enumerate(ranking.settings) if rank < MOST_POINTS or one in ranking.front]
     group = SettingGroup({ranking.label(one): one.runs for one in shown}, ranking.keys, work=ranking.work)
-    values = {key: captions.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
+    values = {key: grouping.ordered(list(dict.fromkeys(run[key] for run in group.runs))) for key in group.by}
     few = [key for key, own in values.items() if 2 <= len(own) <= MOST_SERIES]
     words = [{key: captions.value(key, one.runs[0][key], group.runs) for key in few} for one in shown]
     words = [{**own, "setting": ", ".join(own.values())} for own in words]

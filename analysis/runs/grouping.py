@@ -8,8 +8,8 @@ it. Runs of different settings may be ranked against one another where they did 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from analysis.runs.columns import KINDS, RESERVED, STEPS
 from analysis.runs.load import Run
@@ -40,6 +40,8 @@ ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged a
 WORK_GROUPS = ("dataset.", "model.", "tokenizer.")  # whose keys say what work was done, beside those of `kinds`
 WAYS_TO_HAVE_THE_DATA = ("dataset.device_budget_bytes", "dataset.cache", *PLACES)
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
@@ -53,11 +55,16 @@ def settings(runs: Sequence[Run]) -> list[str]:
     return [*keys, *[PROFILER] * profiled, *[TRACED] * traced, *[DATA] * known]
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by a key, in the order of the first of each."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
-    cells: dict[Cell, list[Run]] = {}
-    for run in runs:
-        cells.setdefault(tuple((key, run[key]) for key in keys), []).append(run)
-    return cells
+    return grouped(runs, lambda run: tuple((key, run[key]) for key in keys))
 
 
 def split(groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()) -> dict[Cell, list[Run]]:
@@ -111,11 +118,12 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
     if mix:
         return group(runs, ["kind", *keys])
     own = () if {*RANKS} & {*without} else CORES
-    groups: dict[Cell, list[Run]] = {}
-    for run in runs:
+
+    def cell(run: Run) -> Cell:
         follows = set[str]() if own else following(run.columns)
-        cell = tuple((key, run[key]) for key in ("kind", *keys, *ORIGIN, *own) if key not in follows)
-        groups.setdefault(cell, []).append(run)
+        return tuple((key, run[key]) for key in ("kind", *keys, *ORIGIN, *own) if key not in follows)
+
+    groups = grouped(runs, cell)
     return groups if own else split(groups, without)
 
 
@@ -132,11 +140,8 @@ def by_work(runs: Sequence[Run], mix: bool, at_pace: bool = False) -> dict[Cell,
         for name in settings(runs)
         if (name in own or name == DATA or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
     ]
-    works: dict[Cell, list[Run]] = {}
-    for run in runs:
-        work = [(key, run[key]) for key in ("kind", *keys, *(() if mix else ORIGIN))]
-        works.setdefault((*work, ("trained", trained(run, at_pace))), []).append(run)
-    return works
+    columns = ("kind", *keys, *(() if mix else ORIGIN))
+    return grouped(runs, lambda run: (*((key, run[key]) for key in columns), ("trained", trained(run, at_pace))))
 
 
 def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
@@ -227,6 +232,11 @@ def label(cell: Cell, keys: Iterable[str]) -> str:
     )
 
 
+def short_label(cell: Iterable[tuple[str, Any]]) -> str:
+    """A cell without the groups of its keys: "image_size=300 gpus=2"."""
+    return " ".join(f"{key.rpartition('.')[2]}={typed(value)}" for key, value in cell)
+
+
 def short_names(keys: Iterable[str]) -> dict[str, str]:
     """What headings, axes and legends call keys: the last part (`width`), the whole key where two share that."""
     full = {key: key.removesuffix(".name") for key in keys}
@@ -237,6 +247,15 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 def typed(value: Any) -> str:
     """A value as the command line takes it."""
     return "null" if value is None else figures.text("", value)
+
+
+def is_numeric(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def ordered(values: Sequence[Any]) -> list[Any]:
+    """Numbers by size, all else as it is."""
+    return sorted(values) if is_numeric(values) else list(values)
 
 
 def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:

@@ -66,23 +66,17 @@ class Machines:
         return lines
 
 
-def repeated(*sweeps: Sequence[Run]) -> list[list[Run]]:
-    """The settings that were measured more than once within one of the sweeps, by their runs that ended ok."""
-    settings = (setting for runs in sweeps for setting in grouping.by_setting(grouping.ok_runs(runs)).values())
-    return [setting for setting in settings if len(setting) > 1]
-
-
 def by_machine(
     settings: Iterable[Sequence[Run]],
     figure: Callable[[Run], float | None],
     prior_sd: float = PRIOR_SD,
     of_seeds: bool = False,
 ) -> Machines:
-    """The spread of a figure over the runs of `repeated` settings, by machine.
+    """The spread of a figure over the runs of repeated settings, by machine.
 
     Args:
-        figure: of a run, on a scale on which differences count: the logarithm for relative ones (`log_of`). None, or a
-            ValueError, where it has none.
+        figure: of a run, on a scale on which differences count: the logarithm for relative ones. None, or a ValueError,
+            where it has none.
         prior_sd: before any run was repeated, on that scale.
         of_seeds: count the runs of one seed as one, with their mean (accuracies, losses).
     """
@@ -110,13 +104,17 @@ class RepeatedRuns:
 
     @cached_property
     def settings(self) -> list[list[Run]]:
-        return repeated(*self._sweeps)
+        """Those that were measured more than once within one of the sweeps, by their runs that ended ok."""
+        by_sweep = [grouping.by_setting(grouping.ok_runs(runs)).values() for runs in self._sweeps]
+        return [setting for settings in by_sweep for setting in settings if len(setting) > 1]
 
     def of_column(self, column: str) -> Machines:
         """The spreads of a column: of its logarithm, or of its value where its figure says so (accuracies)."""
         if column not in self._by_column:
             if _is_relative(column):
-                machines = by_machine(self.settings, log_of(column))
+                machines = by_machine(
+                    self.settings, lambda run: math.log(run[column]) if (run[column] or 0) > 0 else None
+                )
             else:
                 machines = by_machine(self.settings, lambda run: run[column], PRIOR_ACCURACY_SD, of_seeds=True)
             self._by_column[column] = machines
@@ -193,10 +191,6 @@ def widened(over_answers: Interval, between: Sequence[Term], confidence: float) 
     total = combined(between)
     half = student_quantile(confidence, total.degrees) * math.sqrt(total.variance)
     return intervals.difference(over_answers, Interval(0.0, -half, half))
-
-
-def log_of(column: str) -> Callable[[Run], float | None]:
-    return lambda run: math.log(run[column]) if (run[column] or 0) > 0 else None
 
 
 def _known(figure: Callable[[Run], float | None], run: Run) -> float | None:

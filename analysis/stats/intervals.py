@@ -76,13 +76,9 @@ def bonferroni(count: int) -> float:
     return 1 - (1 - CONFIDENCE) / max(1, count)
 
 
-def normal_quantile(confidence: float) -> float:
-    return NormalDist().inv_cdf(0.5 + confidence / 2)
-
-
 def wilson(right: int, count: int, confidence: float) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927; Newcombe 1998, Stat. Med. 17:857, method 3)."""
-    share, z = right / count, normal_quantile(confidence)
+    share, z = right / count, NormalDist().inv_cdf(0.5 + confidence / 2)
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     low, high = max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))

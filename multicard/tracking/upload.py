@@ -20,7 +20,7 @@ from multicard.records.rank_files import AnyReport
 from multicard.records.schema import AnyRecord
 from multicard.tracking import history, keys, run_record
 from multicard.tracking.history import Timeline
-from multicard.tracking.wandb_run import Table, Target, WandbRun, server
+from multicard.tracking.wandb_run import Target, WandbRun, server
 
 NOTE = ".wandb.json"
 FINISH_S = 60.0  # within which a run that ends has the rest uploaded
@@ -58,7 +58,7 @@ def finish(run: WandbRun, folder: Path, result: AnyRecord, steps: Any) -> None:
         else:
             run.sample(at, values)
     if profiled := run_record.profile_rows(result):
-        run.table(len(rows), keys.PROFILE_TABLE, Table(run_record.PROFILE_COLUMNS, profiled), timeline.end)
+        run.table(len(rows), keys.PROFILE_TABLE, run_record.PROFILE_COLUMNS, profiled, timeline.end)
     facts = {name: getattr(result, name) for name in ("kind", "name", "status", "identity", "commit")}
     name = f"{run_record.RECORD}-{run_record.run_id(result)}"
     files = {name: folder / name for name in run_record.FILES if (folder / name).exists()}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 from multicard.config.base import TrackerMode
@@ -27,13 +27,6 @@ class Target:
     project: str
     entity: str | None
     finish_s: float
-
-
-class Table(NamedTuple):
-    """A table that W&B shows."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
 
 
 class NotLoggedInError(RuntimeError):
@@ -136,14 +129,16 @@ class WandbRun:
                 artifact.add_file(str(source), target, policy="immutable", skip_cache=True)
             self._run.log_artifact(artifact)
 
-    def table(self, number: int, key: str, content: Table, moment: Moment) -> None:
+    def table(
+        self, number: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+    ) -> None:
         """Log a table, as a row of its own and in the summary, unless W&B has the row."""
         import wandb
 
         if number < self.next_row:
             return
         with _as_runtime_error():
-            shown = wandb.Table(list(content.columns), [list(row) for row in content.rows], allow_mixed_types=True)
+            shown = wandb.Table(list(columns), [list(row) for row in rows], allow_mixed_types=True)
             self.row(number, {key: shown}, moment)
             self._run.summary.update({key: shown})
 

@@ -160,7 +160,7 @@ def test_the_pages_table_of_repetitions_is_right():
 
 
 def by_step(*sweeps: Sequence[load.Run]) -> between_runs.Machines:
-    return between_runs.by_machine(between_runs.repeated(*sweeps), between_runs.log_of("step_s"))
+    return between_runs.RepeatedRuns(*sweeps).of_column("step_s")
 
 
 def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
