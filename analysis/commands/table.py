@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from analysis import same_setting
+from analysis import same_setting, table_columns
 from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import legend
@@ -23,6 +23,7 @@ from analysis.runs.grouping import Cell, of_setting, ok_runs
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
+from analysis.table_columns import Column
 from multicard.config import CONF
 from multicard.config.job import count
 from multicard.config.llm import DATASETS
@@ -122,38 +123,28 @@ def _of_profiles(panel: Panel) -> Table:
     whole = not shares and profile_metrics.from_start(panel.runs)
     by_cell = profile_metrics.by_cell(panel.cells, panel.experiment.view.shown_metrics if shares else None, whole)
     several = [column for column in swept if len(panel.values(column)) > 1]
-    headings = {cell: grouping.short_label(pair for pair in cell if pair[0] in several) for cell in by_cell}
-    rows, papers = list[dict[str, Any]](), list[PrintedFigure]()
-    for group, name in profile_metrics.largest(list(by_cell.values())):
-        row: dict[str, Any] = {"group": group, "metric": name}
-        beside = same_setting.beside(panel, f"{printed.METRIC}{name}")
-        for cell, figures in by_cell.items():
-            row[headings[cell]], figure = figures.get((group, name)), beside.get(cell)
-            row[f"{PAPER} {headings[cell]}"] = figure.low if figure and figure.exact else None
-            papers += [figure] if figure else []
-        rows.append(row)
-    names = ["group", "metric"]
-    for heading in headings.values():
-        printed_too = any(row[f"{PAPER} {heading}"] for row in rows)
-        names += [heading, *[f"{PAPER} {heading}"] * printed_too]
     unit, text = "milliseconds a step and rank, of the profiled steps", lambda value: f"{1000 * value:.3g}"
     if shares:
         unit, text = "share of the profiled time of all ranks", "{:.1%}".format
     elif whole:
         unit, text = "seconds of all ranks, of the run from its start", "{:,.4g}".format
-    texts = [
-        [text(value) if isinstance(value, float) else clean(str(value or "-")) for value in map(row.get, names)]
-        for row in rows
-    ]
-    columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
-    no_calls = [] if any(row["group"] == "api" for row in rows) else ["no CUDA calls were seen: CPU ranks make none"]
-    notes = [unit + columns, *no_calls, *_notes(panel, [], papers)]
-    short = {
-        heading: ", ".join(grouping.typed(dict(cell)[column]) for column in several) if len(several) > 1 else heading
-        for cell, heading in headings.items()
-    }
-    shown = [PAPER if name.startswith(f"{PAPER} ") else short.get(name, name) for name in names]
-    return Table(_title(panel), shown, texts, rows, notes)
+    metrics, papers = profile_metrics.largest(list(by_cell.values())), list[PrintedFigure]()
+    columns = [Column("group", "group", [group for group, _ in metrics], is_setting=True)]
+    columns += [Column("metric", "metric", [name for _, name in metrics], is_setting=True)]
+    printed_too = {name: same_setting.beside(panel, f"{printed.METRIC}{name}") for _, name in metrics}
+    for cell, figures in by_cell.items():
+        heading = grouping.short_label(pair for pair in cell if pair[0] in several)
+        values = ", ".join(grouping.typed(value) for column, value in cell if column in several)
+        beside = [printed_too[name].get(cell) for _, name in metrics]
+        exact = [figure.low if figure and figure.exact else None for figure in beside]
+        short = values if len(several) > 1 else heading
+        columns.append(Column(short, heading, [figures.get(metric) for metric in metrics], text))
+        columns.append(Column(PAPER, f"{PAPER} {heading}", exact, text))
+        papers += filter(None, beside)
+    of_columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
+    no_calls = [] if any(group == "api" for group, _ in metrics) else ["no CUDA calls were seen: CPU ranks make none"]
+    notes, shown = [unit + of_columns, *no_calls, *_notes(panel, [], papers)], table_columns.table(columns)
+    return Table(_title(panel), [*shown.headings], [*map(list, shown.rows)], table_columns.rows(columns), notes)
 
 
 def _title(panel: Panel) -> str:
