@@ -6,8 +6,7 @@ panel for every key over steps, epochs and seconds.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -181,47 +180,35 @@ def send(view: View, entity: str | None, project: str) -> str:
     Raises:
         ValueError: no server, no login, no such project that the account may see, or the server refuses the workspace.
     """
-    api = _logged_in()
-    with _as_value_error():
-        owner = entity or api.default_entity
+    url = wandb.setup().settings.base_url
+    if (why := network.problem(url)) is not None:
+        raise ValueError(f"cannot reach {url} ({why}); {ELSE}")
+    try:
+        return _sent(url, view, entity, project)
+    except ValueError:
+        raise
+    except Exception as error:  # W&B raises many kinds
+        first, *_ = str(error).splitlines() or [""]
+        raise ValueError(f"W&B failed ({type(error).__name__}: {first}); {ELSE}") from error
+
+
+def _sent(url: str, view: View, entity: str | None, project: str) -> str:
+    if wbauth.authenticate_session(host=url, source="dashboard", prompt=False, update_session=False) is None:
+        raise ValueError(f"no login at {url}: `wandb login` makes one; {ELSE}")
+    api = wandb.Api()
+    owner = entity or api.default_entity
     if owner is None:
         raise ValueError("the account has no default user or team; name one with --entity")
     place = {"entityName": owner, "projectName": project}
-    found = _ask(api, FIND_VIEW, **place, type=view["type"], viewName=view["name"])["project"]
+    sought = place | {"type": view["type"], "viewName": view["name"]}
+    found = execute_graphql(api, FIND_VIEW, sought)["project"]
     if found is None:
         raise ValueError(
             f"no project {owner}/{project} that this account can see: check --entity and --project; the first run "
             "that is uploaded makes it (tracker.mode=online)"
         )
     nodes = [edge["node"] for edge in found["allViews"]["edges"]]
-    known = [{"id": node["id"]} for node in nodes if node["name"] == view["name"]][:1]
-    _ask(api, gql.upsert_view, **place, **view | {"spec": json.dumps(view["spec"])}, **(known[0] if known else {}))
+    known = next(({"id": node["id"]} for node in nodes if node["name"] == view["name"]), {})
+    execute_graphql(api, gql.upsert_view, place | view | {"spec": json.dumps(view["spec"])} | known)
     address = f"{get_app_url(api).rstrip('/')}/{quote(owner)}/{quote(project)}"
     return f"{'replaced' if known else 'made'} {address}?nw={view['name'].removeprefix('nw-').removesuffix('-v')}"
-
-
-def _logged_in() -> wandb.Api:
-    url = wandb.setup().settings.base_url
-    if (why := network.problem(url)) is not None:
-        raise ValueError(f"cannot reach {url} ({why}); {ELSE}")
-    with _as_value_error():
-        login = wbauth.authenticate_session(host=url, source="dashboard", prompt=False, update_session=False)
-    if login is None:
-        raise ValueError(f"no login at {url}: `wandb login` makes one; {ELSE}")
-    with _as_value_error():
-        return wandb.Api()
-
-
-def _ask(api: wandb.Api, query: str, **variables: str) -> dict[str, Any]:
-    with _as_value_error():
-        return execute_graphql(api, query, variables)
-
-
-@contextmanager
-def _as_value_error() -> Iterator[None]:
-    """Turn any of W&B's errors into a ValueError of one line."""
-    try:
-        yield
-    except Exception as error:
-        first, *_ = str(error).splitlines() or [""]
-        raise ValueError(f"W&B failed ({type(error).__name__}: {first}); {ELSE}") from error
