@@ -1,5 +1,4 @@
-"""A third engine, as docs/extending.md describes one: a plain loop that tunes all weights of torchtune's model on one
-rank."""
+"""A third engine, as docs/extending.md describes one: a plain loop, all weights of torchtune's model, one rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_sft
 from torchtune.training import MODEL_KEY
 
 from multicard.llm import recipes, torchtune_config
-from multicard.llm.recipes import check_built
 from multicard.llm.step_probe import Batches, Probe
 
-__all__ = ["check_built", "prepared"]
+check_built = recipes.check_built
 
 
 class Loop:
