@@ -32,6 +32,11 @@ def compile_model(model: nn.Module, config: VisionConfig) -> None:
     model.compile(dynamic=False, options=inductor_options(compilation.mode(config.compile), config.layout.name))
 
 
+def is_slow_at_first(loop: Loop) -> bool:
+    """Whether a run's first steps and evaluations do what `prepare` does before them."""
+    return loop.compiled or (loop.config.cudnn_benchmark and loop.rank.device.type == "cuda")
+
+
 def prepare(loop: Loop, evaluated: int) -> float | None:
     """Have all of a run's code compiled and warm, by steps and evaluations of zeros that leave no trace.
 

@@ -142,10 +142,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     sampler = Remaining(share.sampler, len(data.train))
     training = load(data.train, sampler, sharded=strategy.shards and rank.world_size > 1)
-    # each test sample on exactly one rank, none twice
-    test_sampler = range(rank.rank, len(data.test), rank.world_size)
-    if pauses(config):  # a race does not wait for more than a batch
-        test_sampler = test_sampler[: share.batch_size]
+    test_sampler = evaluated_samples(config, len(data.test), share.batch_size, rank)
     testing = load(data.test, test_sampler, training=False)
 
     refuse_single_images(config, share, data.classes)
@@ -161,7 +158,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.content.input = facts
     report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
-    if loop.compiled or (config.cudnn_benchmark and device.type == "cuda"):
+    if compiling.is_slow_at_first(loop):
         report.content.compile_s = compiling.prepare(loop, len(test_sampler))
     start = restore(loop, report)
     memory.reset_peak_memory(device)
@@ -180,6 +177,12 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     report.write()
     if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
+
+
+def evaluated_samples(config: VisionConfig, samples: int, batch_size: int, rank: Rank) -> range:
+    """Of the test set's samples, those that this rank evaluates: each is on exactly one rank, none twice."""
+    mine = range(rank.rank, samples, rank.world_size)
+    return mine[:batch_size] if pauses(config) else mine  # a race does not wait for more than a batch
 
 
 def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> None:

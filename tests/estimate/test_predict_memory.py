@@ -13,6 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import multicard.llm.before_torchtune  # noqa: F401  torchtune's parts import each other in a circle without it
 from multicard.config.base import NOT_IDENTITY, RunConfig, plain
@@ -21,7 +22,7 @@ from multicard.estimate import peaks
 from multicard.estimate.memory import answers, facts, simulate, torch_internals, tuning_step
 from multicard.estimate.memory.answers import Active
 from multicard.estimate.memory.facts import ImageFacts, TextFacts
-from multicard.estimate.memory.torch_internals import CPU, fake
+from multicard.estimate.memory.torch_internals import CPU, GPU, Mode, fake
 from multicard.estimate.memory.tracker import Tracker
 from multicard.estimate.target import Target
 from multicard.llm import models as decoders
@@ -214,6 +215,17 @@ def test_what_falls_back_in_silence_is_an_error():
         images("gpus=2", "strategy.sync_batchnorm=true")
     said = simulate.answer(answers.Request(typed_llm("engine=trl", "method=qlora"), TEXT))
     assert said == "method=qlora: steps of engine=trl are not simulated with it"
+
+
+@pytest.mark.parametrize("reason", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])
+def test_an_operator_that_torch_tries_on_a_gpu_is_named_without_a_driver_and_where_gpus_are_hidden(reason):
+    mode, relu = Mode(GPU), torch.ops.aten.relu.default
+    tried = mock.patch.object(FakeTensorMode, "dispatch", side_effect=RuntimeError(reason))
+    with tried, pytest.raises(NotImplementedError, match=r"torch has no aten\.relu\.default for tensors without"):
+        mode.dispatch(relu, ())
+    other = mock.patch.object(FakeTensorMode, "dispatch", side_effect=RuntimeError("sizes differ"))
+    with other, pytest.raises(RuntimeError, match="sizes differ"):
+        mode.dispatch(relu, ())
 
 
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path):

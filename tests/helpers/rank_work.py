@@ -27,6 +27,7 @@ from multicard.config.vision import VisionConfig
 from multicard.machine.load import own_cpu_s
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
+from multicard.records import rank_files
 from multicard.vision import compiling, models, optim
 from multicard.vision.data import datasets, splits
 from multicard.vision.data.batch import Input, Source
@@ -211,6 +212,20 @@ def run_as_with_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path) -> N
         compiling.prepare(loop, 9)
     graphs = compiling.cuda_graphs(rank.device, config.compile)
     save(rank, folder, {**graphs, "marks": mark.call_count, "calls": len(calls)})
+
+
+def train_and_skip_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with a CUDA graph left out in each step; what the rank reports. Nothing is compiled."""
+    step, skips = Loop.step, torch._dynamo.utils.counters["inductor"]
+
+    def skip_one(loop: Loop, batches: Any) -> Any:
+        skips["cudagraph_skips"] += 1
+        return step(loop, batches)
+
+    with mock.patch.object(compiling, "compile_model"), mock.patch.object(Loop, "step", skip_one):
+        train_slowly(rank, config, folder, workers)
+    (report,) = rank_files.read(folder)
+    save(rank, folder, {"steps": skips["cudagraph_skips"], "cuda_graphs": report.cuda_graphs})
 
 
 def train_deterministically(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:

@@ -11,16 +11,18 @@ import torch
 
 from multicard.config.base import ProfileName, ProfileWindow, WindowConfig
 from multicard.config.placement import Placement
+from multicard.machine.slurm import Allocation
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import metrics, nsys
 from multicard.observe.profiles.capture import TrainingWindow, Window
 from multicard.observe.profiles.metrics import Profile, read
-from multicard.ranks import failures
+from multicard.ranks import elastic, failures
 from multicard.ranks.process import Rank
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable, Transfers
 from multicard.run import prepare
 from multicard.sweep import command
+from multicard.vision.workload import WORKLOAD
 from tests.conftest import Measured, ok, typed, warm_up
 from tests.helpers import records
 from tests.helpers.launching import launch
@@ -102,6 +104,19 @@ def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
     for device, said in {"cuda": "Nsight Systems is not installed .* or", "cpu": "profiles CUDA devices.*;"}.items():
         with pytest.raises(ValueError, match=rf"^profile=nsys: {said} use profile=kineto$"):
             nsys.check(device)
+
+
+def test_ranks_are_bound_to_a_numa_node_but_under_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """torch would ask for the GPU of a rank that is a command in the controller, and so start CUDA there."""
+    monkeypatch.setattr(prepare.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(elastic, "_start_method", lambda _: "forkserver")
+    placement, bound = Placement("cuda", "nccl", 1, False), {}
+    for profile in ("none", "kineto", "nsys"):
+        config = typed("numa=node", f"profile={profile}")
+        job = prepare.job_of(WORKLOAD, config, placement, tmp_path, Allocation())
+        bound[profile] = elastic._config(placement, job, tmp_path).numa_options is not None
+        assert bound[profile] is prepare.binds(config, placement)  # as it is recorded
+    assert bound == {"none": True, "kineto": True, "nsys": False}
 
 
 STAND_IN = """# profile: run the command and leave a report; export: the export that was made before

@@ -21,6 +21,7 @@ from multicard.machine import slurm
 from multicard.machine.slurm import Allocation
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
+from multicard.ranks.gates import LEAD
 from multicard.records import comparable, ownership, run_folder
 from multicard.records.progress import Board
 from multicard.records.schema_parts import Data, Segment
@@ -123,6 +124,19 @@ def test_ranks_that_are_too_slow_to_save_before_the_time_limit_are_ended(tmp_pat
     with preemption.StopOnWarning(allocation, board, CPU, tmp_path, True, Peers(allocation)) as stop:
         awaited(lambda: ended)
     assert board.stop_at > 3 and [failure.kind for failure in ended] == ["timeout"] and stop.outcome(None) is None
+    board.remove()
+
+
+@pytest.mark.parametrize(("device", "nodes", "ahead"), [("cuda", 2, LEAD), ("cuda", 1, 2), ("cpu", 2, 2)])
+def test_a_stop_over_several_nodes_is_as_far_ahead_as_their_hosts_may_be_of_their_gpus(
+    device: str, nodes: int, ahead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preemption, "POLL_S", 0.01)
+    allocation, placement = Allocation(("n1", "n2")[:nodes], job="12_3"), Placement(device, "gloo", 1, False, nodes)
+    board = Board(tmp_path, placement.world_size, create=True)
+    board.post(0, 30, 100, 48, 0, 0.5)  # and no step is over until it is read again
+    stop = preemption.StopOnWarning(allocation, board, placement, tmp_path, True, Peers(allocation))
+    assert stop._choose_step() and board.stop_at == 30 + ahead
     board.remove()
 
 

@@ -1,12 +1,17 @@
 """torch.compile: its time is apart, it leaves no trace, and the compiled model computes what the plain one does."""
 
 import re
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch._dynamo.utils
 import torch._inductor.config
+import torch._inductor.cudagraph_trees
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
@@ -47,6 +52,22 @@ def test_all_shapes_of_a_run_are_warm_before_it(world: int, strategy: str, preci
         assert [(3, True, True) in rank["warmed"] for rank in ranks] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("device", "words", "is_slow"),
+    [
+        ("cuda", "compile=false cudnn_benchmark=true", True),  # cuDNN searches for odd last batches too
+        ("cuda", "compile=false cudnn_benchmark=false", False),
+        ("cpu", "compile=false cudnn_benchmark=true", False),
+        ("cpu", "compile=true cudnn_benchmark=false", True),
+    ],
+)
+def test_all_shapes_are_warmed_where_code_is_compiled_or_cudnn_searches(device: str, words: str, is_slow: bool):
+    config = typed(*words.split())
+    rank = SimpleNamespace(device=torch.device(device))
+    loop: Any = SimpleNamespace(compiled=compiles(config, device), config=config, rank=rank)
+    assert compiling.is_slow_at_first(loop) is is_slow
+
+
 def test_compile_null_compiles_on_cuda():
     compiled = {"compile=true": True, "compile=reduce-overhead": True, "compile=null": False}
     assert {words: compiles(typed(words), "cpu") for words in compiled} == compiled
@@ -84,6 +105,26 @@ def test_cuda_graphs_have_each_batch_marked_and_are_warm_before_training(mode: s
     (seen,) = on_ranks(1, "run_as_with_cuda_graphs", tmp_path, config, tmp_path)
     assert seen["marks"] == seen["calls"] == 2 * compilation.GRAPH_PASSES + 2  # and the two odd batches
     assert seen["cuda_graphs"] is True  # nothing was compiled, so that nothing was left out
+
+
+@pytest.mark.parametrize(("recorded", "skips", "whole"), [(2, 0, True), (3, 0, True), (1, 1, False), (0, 0, False)])
+def test_cuda_graphs_are_counted_and_those_with_a_part_left_out_are_not_whole(recorded: int, skips: int, whole: bool):
+    trees = SimpleNamespace(graph_counter=count(recorded))  # as torch numbers them
+    manager = mock.patch("torch._inductor.cudagraph_trees.get_manager", lambda *_, **__: trees)
+    skipped = mock.patch.dict(torch._dynamo.utils.counters["inductor"], cudagraph_skips=skips)
+    with manager, skipped:
+        for _ in range(2):  # to read them takes none
+            seen = compiling.cuda_graphs(torch.device("cuda", 0), "reduce-overhead")
+            assert seen == {"cuda_graphs": whole, "cuda_graphs_recorded": recorded}
+        assert compiling.cuda_graphs(torch.device("cuda", 0), True) == {}
+
+
+@pytest.mark.usefixtures("processes")
+def test_cuda_graphs_are_counted_once_training_has_ended(tmp_path: Path):
+    """What a step of training leaves out counts."""
+    config = typed(*SMALL, "compile=reduce-overhead", "batch_size=48")
+    (report,) = on_ranks(1, "train_and_skip_cuda_graphs", tmp_path, config, tmp_path, 0)
+    assert report == {"steps": 2, "cuda_graphs": False}
 
 
 @pytest.mark.usefixtures("processes")

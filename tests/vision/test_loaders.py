@@ -17,6 +17,7 @@ from PIL import Image
 
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
+from multicard.ranks.process import Rank
 from multicard.vision.data.batch import Batch, Source
 from multicard.vision.data.device_loader import Resident
 from multicard.vision.data.host_loader import FromHost, _start_worker
@@ -24,6 +25,7 @@ from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.preprocess import Preparation, bands_of, cut_out, windows
 from multicard.vision.data.splits import Remaining, Sampler, Shuffled, Split
 from multicard.vision.precision import PRECISIONS
+from multicard.vision.train import evaluated_samples
 from tests.conftest import has_dali, typed
 
 DALI = pytest.param("dali", marks=pytest.mark.skipif(not has_dali(), reason="no DALI (make dali)"))
@@ -134,6 +136,15 @@ def test_augmentation_follows_from_seed_and_epoch_alone(loader: str):
     assert torch.equal(epoch(1), epoch(1, workers=2)) and torch.equal(epoch(1), epoch(1, batch_size=6))
     assert not torch.equal(epoch(1), epoch(2)) and not torch.equal(epoch(1), epoch(1, seed=1))
     assert torch.equal(epoch(1, training=False), epoch(2, training=False))  # the test set is left alone
+
+
+def test_each_test_sample_is_on_one_rank_and_a_race_reads_a_batch_of_them():
+    """The loop takes one batch of a race's test set; DALI would read what is left of it before the next epoch."""
+    ranks = [Rank(number, number, 3, torch.device("cpu"), "gloo", 1) for number in range(3)]
+    raced = typed("probe.enabled=true", "race.figure=images_per_s")
+    whole, batches = ([[*evaluated_samples(config, 20, 4, rank)] for rank in ranks] for config in (typed(), raced))
+    assert sorted(chain(*whole)) == [*range(20)] and {len(mine) for mine in whole} == {6, 7}
+    assert batches == [mine[:4] for mine in whole]
 
 
 def test_a_worker_whose_rank_has_ended_before_it_starts_ends_too():
