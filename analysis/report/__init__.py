@@ -53,6 +53,7 @@ def _title(folders: Sequence[Path]) -> str:
 
 def build(found: Found, title: str, mix: bool) -> Report:
     """The whole report, without the sections that have nothing to say."""
+    page.bundling()
     runs = details.read(found.runs)
     loaded = [experiments.load(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)

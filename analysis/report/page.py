@@ -7,6 +7,8 @@ expressions are interpreted, not compiled, since that policy forbids `eval`.
 """
 
 import json
+import subprocess
+import sys
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
@@ -85,11 +87,20 @@ def _hash(text: str) -> str:
 
 
 @cache
+def bundling() -> subprocess.Popen[str]:
+    """A process that makes one script of Vega, Vega-Lite and vega-embed, while this one makes the report: vl_convert
+    takes two seconds, in which it keeps Python's lock."""
+    code = 'import vl_convert; print(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
+    command = [sys.executable, "-I", "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@cache
 def _vega() -> str:
     """Vega, Vega-Lite and vega-embed as one script; the page's footer names their licence."""
-    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    if "</script" in script.lower() or "<!--" in script:
-        raise ValueError("Vega's script cannot stand in a page: it holds the end of a script element")
+    script, _ = bundling().communicate()
+    if bundling().returncode or "</script" in script.lower() or "<!--" in script:
+        raise ValueError("Vega's script cannot stand in a page: it is not made, or holds the end of a script element")
     return script
 
 

@@ -16,7 +16,7 @@ from analysis.runs.load import Run
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.config.llm import DATASETS as TEXT_DATASETS
-from multicard.config.llm import MODELS, LlmConfig
+from multicard.config.llm import MODELS
 from multicard.config.placement import Placement, place
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.decide.race import command as race
@@ -218,14 +218,13 @@ def test_the_identity_is_what_is_measured():
     assert len(one) == 8
 
 
-@pytest.mark.parametrize("compose_typed", [typed, typed_llm])
-def test_compile_is_a_switch_and_a_mode_in_one(compose_typed: Callable[..., VisionConfig | LlmConfig]):
-    values = [compose_typed(f"compile={word}").compile for word in ("true", "false", "reduce-overhead", "default")]
+def test_compile_is_a_switch_and_a_mode_in_one():
+    values = [typed(f"compile={word}").compile for word in ("true", "false", "reduce-overhead", "default")]
     assert values == [True, False, "reduce-overhead", True]
-    by_word = {word: compose_typed(f"compile={word}").identity() for word in ("true", "default", "max-autotune")}
+    by_word = {word: typed(f"compile={word}").identity() for word in ("true", "default", "max-autotune")}
     assert by_word["true"] == by_word["default"] != by_word["max-autotune"]
     with pytest.raises(ValueError, match=r"compile=fast: .* use true, false or one of default, reduce-overhead"):
-        compose_typed("compile=fast")
+        typed("compile=fast")
 
 
 def folder_name(*words: str) -> str:

@@ -128,13 +128,12 @@ def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bo
     [
         ((), "compile=true"),
         (("compile=true",), "packed=true"),
-        (("compile=true", "packed=true", "max_seq_len=64"), "compile=reduce-overhead"),
-        (("compile=true", "packed=true", "max_seq_len=64", "gpus=2"), "a larger batch_size"),
+        (("compile=true", "packed=true", "max_seq_len=64"), "a larger batch_size"),
         (("engine=trl",), "packed=true"),  # it refuses compile
         (("engine=trl", "packed=true", "max_seq_len=64"), "a larger batch_size"),
     ],
 )
-def test_cuda_graphs_are_advised_where_tuning_takes_them(words: tuple[str, ...], advice: str):
+def test_what_tuning_takes_is_advised_against_launches(words: tuple[str, ...], advice: str):
     config = typed_llm(*words)
     preflight.refuse(config)
     assert llm.advise(config, CUDA, "launch") == advice
