@@ -50,7 +50,7 @@ def test_outputs_gradients_and_statistics_are_the_plain_blocks(processes: None, 
     # a few roundings to the type
     assert {name: error for name, error in errors.items() if not error < 16 * epsilon} == {}
     assert errors["conv.0.1.running_mean"] < 1e-6  # of the expansion, which no type has rounded
-    assert errors["evaluation"] == 0
+    assert errors["evaluation"] < epsilon  # the same layers, whose threads may add up in another order
 
 
 STEMS = {  # dtype, autocast, channels out of the stem and of its block, batch, height, width
@@ -68,7 +68,7 @@ def test_the_stem_of_grey_images_is_the_plain_one(processes: None, case: str):
     epsilon = torch.finfo(getattr(torch, STEMS[case][0])).eps
     assert len(errors) == 1 + 11 + 9 + 1  # output, parameters, buffers, evaluation
     assert {name: error for name, error in errors.items() if not error < 16 * epsilon} == {}
-    assert errors["evaluation"] == 0
+    assert errors["evaluation"] < epsilon  # the same layers, whose threads may add up in another order
 
 
 @pytest.mark.slow
