@@ -296,10 +296,8 @@ class Answer:
             return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
         keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else self._kind.to_sweep
-        fixed = [
-            *self.ranking.keys,
-            *["method"] * (first["reward_accuracy"] is not None),
-        ]  # pairs are read by dpo alone
+        pairs = ["method"] if first["reward_accuracy"] is not None else []  # are read by dpo alone
+        fixed = [*self.ranking.keys, *pairs]
         key = next((key for key in keys if key not in fixed), None)
         if key is None:
             words, shown = self._kind.limit
