@@ -328,14 +328,18 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
     number = sum(len(members) for _, members in groups)
     plan = f"{count(number, 'cell')}, to be measured as {how}:" if number else "No cell is left to measure."
     say(f"dry_run=true: nothing is started. {plan}")
-    names = [[cell.folder.name for cell in members] for _, members in groups]
-    rows = [(str(len(own)), each, "\n".join(own)) for (each, _), own in zip(groups, names, strict=True) if own]
+    rows = [(str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():
         say(line)
     measured = len(sweep.cells) - len(sweep.left)
     refused = sum(cell.is_mistake for cell in sweep.refused)
     say(f"measured before: {measured}; in the queue: {queued}; refused: {refused}")
     say_refused(sweep)
+
+
+def _in_a_dry_run(cell: Cell) -> str:
+    """What tells the cell from the others, and its identity, with which the name of its folder ends."""
+    return f"{cell.setting.lstrip()}  {cell.config.identity()}".lstrip()
 
 
 def say_refused(sweep: Sweep) -> None:
