@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
+from threadpoolctl import ThreadpoolController
 
 LEVEL_SD = 1.0  # of the level of all cells, and of the effect of an axis: next to nothing is assumed of either
 AXIS_SD = 0.5
@@ -34,6 +35,8 @@ FRESH = 10**6  # the number of a process that has not run
 BLOCK_ERROR = 0.01  # of a block before there is one
 FORGOTTEN = 4.0  # standard deviations by which a block misses the estimate of its cell, for its basis to be forgotten
 FLOOR = 1e-9  # added to variances, for rounding
+# Matrices of some hundred rows: threads that wait for one another take several times as long
+on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class Model:
         if prior and abs(block.log_figure - prior.mean) > FORGOTTEN * math.hypot(prior.sd, block.error):
             self._priors = {cell: other for cell, other in self._priors.items() if other.basis != prior.basis}
 
+    @on_one_thread
     def learn(self, blocks: Sequence[Block]) -> None:
         """Take the scales of the highest likelihood of these blocks times the scales' prior density."""
         if not blocks:
@@ -146,10 +150,12 @@ class Model:
         bounds = [(default - MOST_APART, default + MOST_APART) for default in self._default_log_scales]
         self.log_scales = minimize(loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds).x
 
+    @on_one_thread
     def posterior(self, blocks: Sequence[Block]) -> Posterior:
         """The figures of all cells."""
         return self._given(blocks, self._figures, self.log_scales)[0]
 
+    @on_one_thread
     def drawn(self, blocks: Sequence[Block], normals: np.ndarray) -> tuple[Posterior, np.ndarray]:
         """The posterior, and draws of all cells' figures (n, cells) by as many standard normal ones: from posteriors
         with other scales of interactions, by how likely these are."""
@@ -166,6 +172,7 @@ class Model:
         parts = zip(posteriors, np.split(normals, ends[:-1]), strict=True)
         return posteriors[0], np.concatenate([posterior.draws(part) for posterior, part in parts])
 
+    @on_one_thread
     def outlook(self, blocks: Sequence[Block]) -> np.ndarray:
         """The covariance (3 cells, 3 cells) of the cells' figures, of a further block of each cell's last process, and
         of a block of a fresh process, both in the next round."""
@@ -224,5 +231,6 @@ def _variances(blocks: Sequence[Block]) -> np.ndarray:
     """
     errors = np.array([block.error for block in blocks])
     kinds = [[block.is_full for block in blocks], [(block.is_full, block.cell) for block in blocks]]
-    usual = [[np.median(errors[[other == kind for other in every]]) for kind in every] for every in kinds]
-    return np.square(np.max([errors, *usual], axis=0))
+    usual = [{kind: np.median(errors[[other == kind for other in every]]) for kind in {*every}} for every in kinds]
+    least = [[medians[kind] for kind in every] for medians, every in zip(usual, kinds, strict=True)]
+    return np.square(np.max([errors, *least], axis=0))
