@@ -200,16 +200,30 @@ def test_a_template_is_found_beside_the_tokenizer_and_the_file_wins(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["chats.jsonl", "chats.json"])
-def test_a_byte_order_mark_blank_lines_and_rows_of_both_forms_are_read(name: str, tmp_path: Path):
+def test_a_byte_order_mark_blank_lines_and_rows_of_all_forms_are_read(name: str, tmp_path: Path):
     shared_gpt = {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}], "tools": ""}
-    rows = [ROWS[0], shared_gpt, ROWS[1] | {"tools": None}]
+    parts = [
+        turn | {"content": [{"type": "text", "text": text} for text in turn["content"]]} for turn in ROWS[0]["messages"]
+    ]
+    rows = [ROWS[0], shared_gpt, ROWS[1] | {"tools": None}, {"messages": parts}]
     text = json.dumps(rows) if name.endswith("json") else "\n \r\n".join(map(json.dumps, rows))
     (tmp_path / name).write_text(text, "utf-8-sig")
     loaded, broken = row_sources.load(typed_llm("dataset=chat", f"dataset.data_files={tmp_path / name}"))
-    assert (len(loaded or []), broken) == (3, None)
+    assert (len(loaded or []), broken) == (4, None) and max(map(loaded.count, loaded)) == 2  # in parts and in one
 
 
 USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path: Path):
+    row = {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER | {"content": "B", "weight": 1}]}
+    words = ("dataset=chat", written(tmp_path, row))
+    (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
+    assert "A<|eot_id|>" in pieces[0]["content"] and [each["learnt"] for each in pieces] == [False, True]
+    with pytest.raises(ValueError, match="row 1 has a message of weight 0, and the chat template marks the answers"):
+        row_sources.load(typed_llm(*words, with_template(tmp_path / "m", "generation")))
+
+
 BROKEN = [
     (["Q", "A"], "has no list of messages"),
     ({"text": "Q"}, "has no list of messages (found: text)"),
@@ -221,7 +235,10 @@ BROKEN = [
     ({"messages": [USER, {"role": "assistant"}]}, "message 2 (assistant) holds no text"),
     ({"messages": [USER, USER]}, "has no message of the assistant"),
     ({"messages": [USER, ANSWER], "tools": "add"}, "has tools that are no JSON ('add'); give a list of tools"),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}, ANSWER]}, "message 1 (user) holds no"),
+    (
+        {"messages": [{"role": "user", "content": [{"image": "x"}]}, ANSWER]},
+        "message 1 (user) has a part that is no text",
+    ),
     ({"messages": [USER, {"role": "system", "content": "S"}, ANSWER]}, "has a message of the system that is not"),
     ({"messages": [USER, USER, ANSWER]}, "is refused by the chat template (Roles must alternate"),
     ({"messages": [{"role": "user", "content": "\ud800"}, ANSWER]}, "'utf-8' codec can't encode"),

@@ -44,9 +44,16 @@ def rows(folder: Path) -> list[tuple[str, str]]:
     return [(path.relative_to(folder).as_posix(), path.parent.name) for path in sorted(folder.rglob("*.png"))]
 
 
-def write(path: Path, *lines: Any) -> Path:
-    path.write_text("\n".join(line if isinstance(line, str) else ",".join(line) for line in lines) + "\n")
+def write(path: Path, *lines: Any, encoding: str = "utf-8") -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else ",".join(line) for line in lines) + "\n", encoding)
     return path
+
+
+def cut(folder: Path) -> Path:
+    """The folder, with half of one of its Arrow files."""
+    file = min(folder.glob("*.arrow"))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return folder
 
 
 def parquet(folder: Path, **columns: Any) -> Path:
@@ -55,14 +62,19 @@ def parquet(folder: Path, **columns: Any) -> Path:
 
 
 def hub_files(folder: Path, *parts: str, names: tuple[str, ...] = CLASSES) -> Path:
-    """Parquet files as `datasets` writes them, a file a part and several row groups in it."""
+    """Parquet files as `datasets` writes them, a file a part and several row groups in it; Arrow's in other folders."""
     features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=list(names))})
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         drawn = [(number, index) for index in range(COUNT) for number in range(3)]
         labels = [names.index(CLASSES[number]) for number, _ in drawn]
         columns = {"image": [picture(*each) for each in drawn], "label": labels}
-        hub.Dataset.from_dict(columns, features).to_parquet(folder / part, batch_size=4)
+        rows = hub.Dataset.from_dict(columns, features)
+        if part.endswith(".parquet"):
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            rows.to_parquet(folder / part, batch_size=4)
+        else:
+            rows.save_to_disk(folder / part, num_shards=2)
     return folder
 
 
@@ -88,6 +100,8 @@ FORMS: dict[str, Callable[[Path], Path]] = {
     ),
     "semicolons": lambda root: write(root / "a.CSV", "\ufeffPath;Class", *(f"{a};{b}" for a, b in rows(fill(root)))),
     "hub": lambda root: hub_files(root / "data", "train-00000-of-00001.parquet").parent,
+    "one file": lambda root: hub_files(root, "0000.parquet"),
+    "saved to disk": lambda root: hub_files(root, "."),
 }
 
 
@@ -133,8 +147,11 @@ def test_numbers_are_in_their_order_and_declared_classes_in_that_of_the_file(tmp
     classes = {str(tmp_path / path): name for path, name in zip(*columns.values(), strict=True)}
     pairs = zip(data.train.images, data.train.labels.tolist(), strict=True)
     assert {(classes[str(image)], label) for image, label in pairs} == {("2", 0), ("10", 1)}
-    root = hub_files(tmp_path / "hub", "train.parquet", "test.parquet", names=("cow", "none", "bee", "ant"))
-    assert set(seen(loaded(root).test)) == {((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)}
+    for parts in (["train.parquet", "test.parquet"], ["own/train.parquet", "own/test.parquet"], ["train", "val"]):
+        root = hub_files(tmp_path / parts[1], *parts, names=("cow", "none", "bee", "ant"))
+        assert set(seen(loaded(root).test)) == {
+            ((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)
+        }
 
 
 def test_files_that_are_no_images_are_left_and_others_found_by_any_common_ending(tmp_path: Path):
@@ -201,9 +218,10 @@ def test_bytes_in_parquet_are_images_however_they_are_stored(kind: pa.DataType, 
     assert seen(loaded(table, "dataset.split=0.4").train)
 
 
+@pytest.mark.parametrize("ending", ["-0.parquet", ""], ids=["parquet", "arrow"])
 @pytest.mark.parametrize("loader", NAMES)
-def test_images_in_parquet_reach_every_loader(loader: str, tmp_path: Path):
-    root = hub_files(tmp_path / "hub", "train-0.parquet", "test-0.parquet")
+def test_images_in_files_of_datasets_reach_every_loader(loader: str, ending: str, tmp_path: Path):
+    root = hub_files(tmp_path / "hub", f"train{ending}", f"test{ending}")
     cached = loaded(root)
     again = loaded(root)
     assert again.facts["decoded"]["train"]["built_s"] is None and (root / ".multicard").is_dir()
@@ -253,6 +271,14 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "columns": (lambda root: write(root / "a.csv", "a,b", "1,2"), "has the columns a, b; call that of the images"),
     "empty": (lambda root: write(root / "a.csv", "image,label"), "has no rows"),
     "ragged": (lambda root: write(root / "a.csv", "image,label", "1,2,3"), r"cannot be read \(.*Expected 2 columns"),
+    "Latin-1": (
+        lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"),
+        r"cannot be read \('utf-8' codec can't decode byte 0xe9",
+    ),
+    "cut off": (
+        lambda root: cut(hub_files(root.parent / "saved", ".")),
+        r"read \(Expected to be able to read .*; save it",
+    ),
     "no parquet": (lambda root: write(root / "a.parquet", "x"), r"cannot be read \(Parquet"),
     "label": (lambda root: write(root / "a.csv", "image,label", *rows(root), "ant/0.png,"), r"row 16 \(.*\): no label"),
     "file": (lambda root: write(root / "a.csv", "image,label", "x,y", "z,y"), r"row 1 \(.*/x\) and 1 more: no such"),

@@ -55,11 +55,16 @@ class ChatTemplate(NamedTuple):
 
         whole = written(len(messages))
         parts = whole.split(MARK)
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = [place for place in answers if messages[place].get("weight") != 0]  # OpenAI's: 0 is not to be learnt
         if loss is ChatLoss.all:
             parts = ["", "".join(parts)]
-        elif len(parts) == 1:
+        elif len(parts) > 1:
+            problem = "has a message of weight 0, and the chat template marks the answers itself"
+            require(turns == answers, f"{problem}; use a template without {{% generation %}}, or leave the row out")
+        else:
             parts = list[str]()
-            for turn in (place for place, message in enumerate(messages) if message["role"] == "assistant"):
+            for turn in turns:
                 start, end = written(turn, prompt=True), written(turn + 1)
                 problem = f"message {turn + 1} is written otherwise by the chat template once others follow"
                 remedy = "use dataset.loss=all, or a template with {% generation %} around answers"
@@ -137,6 +142,13 @@ def _message(number: int, turn: Row) -> Row:
     said, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
     role, stated = ROLES.get(str(said)), "no role" if said is None else f"role {said!r}"
     require(role is not None, f"message {number} has {stated}; use one of {', '.join(ROLES)}")
+    if isinstance(content, list):  # OpenAI's parts
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        other = next(
+            (str(part)[:40] for part, text in zip(content, texts, strict=True) if not isinstance(text, str)), ""
+        )
+        require(not other, f"message {number} ({role}) has a part that is no text ({other}); leave the row out")
+        content = "".join(map(str, texts))
     is_said = isinstance(content, str) and (role != "assistant" or bool(content.strip()))
     problem = f"message {number} ({role}) {'is empty' if isinstance(content, str) else 'holds no text'}"
     require(is_said or bool(turn.get("tool_calls")), f"{problem}; give its text as content, or leave the row out")

@@ -177,6 +177,8 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     report.warmup_steps = args.warmup_steps if methods.chosen(config).scheduled else None
     base = DPOTrainer if methods.chosen(config).pairs else SFTTrainer
     model = models.built(config, cfg, rank.device, empty=fsdp(config))
+    if not getattr(model.config.get_text_config(), "output_router_logits", False):
+        args.router_aux_loss_coef = 0.0  # TRL would add the loss that balances a mixture's experts unasked
     models.simulate_quantisation(model, config)
     models.check_quantised(model, config)
     if fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model of CPU ranks in silence

@@ -1,5 +1,5 @@
-"""Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or parquet files that
-hold the images. Of each come parts by name, and of a part the encoded images and their classes.
+"""Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or parquet or Arrow files
+that hold the images. Of each come parts by name, and of a part the encoded images and their classes.
 
 What cannot be used is refused with ValueError, which names the key, or the file, and the remedy.
 """
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from multicard.config.keys import require
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
+STREAM = ".arrow"  # ends the files of `save_to_disk`
 WHOLE, TRAIN = "all", "train"  # WHOLE: samples that are not split into parts
 TESTS = ("validation", "valid", "val", "test")  # the first that is there is tested on
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
@@ -26,11 +27,20 @@ LABELS = ("label", "labels", "class", "target")
 FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
 
 
-# ---- encoded images in parquet files, as Hugging Face's `datasets` writes them: struct<bytes, path>, or bytes
+# ---- encoded images in files of Hugging Face's `datasets`: struct<bytes, path>, or bytes
+
+
+def opened(paths: list[Path], form: Any = "parquet") -> Any:
+    """A pyarrow `Dataset` of files, of which no row is read yet; Arrow's streams, of `save_to_disk`, are mapped."""
+    from pyarrow import concat_tables, dataset, ipc, memory_map
+
+    if paths[0].suffix == STREAM:
+        return dataset.dataset(concat_tables(ipc.open_stream(memory_map(str(path))).read_all() for path in paths))
+    return dataset.dataset([str(path) for path in paths], format=form)
 
 
 class ImageFile:
-    """One parquet file and its field of images, read when the first is asked for and held once in a process."""
+    """One such file and its field of images, read when the first is asked for and held once in a process."""
 
     def __init__(self, path: Path, field: Any) -> None:
         self.path, self.field, self._lock = path, field, Lock()
@@ -44,7 +54,7 @@ class ImageFile:
             if self._images is None:
                 nested = ("bytes",) if self.field.type.num_fields else ()
                 column = {"bytes": dataset.field(self.field.name, *nested)}
-                self._images = dataset.dataset(str(self.path)).to_table(column)["bytes"]
+                self._images = opened([self.path]).to_table(column)["bytes"]
             return self._images
 
     def release(self) -> None:
@@ -53,7 +63,7 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An image in a parquet file, opened as a `Path` is."""
+    """An image in such a file, opened as a `Path` is."""
 
     file: ImageFile
     index: int
@@ -77,7 +87,7 @@ def path_of(image: Encoded) -> Path:
 
 
 def files_of(images: Iterable[Any]) -> dict[ImageFile, int]:
-    """The parquet files of these images, each with the index of the last image that it holds."""
+    """The files of `datasets` that hold these images, each with the index of the last image that it holds."""
     return {image.file: index for index, image in enumerate(images) if isinstance(image, Row)}
 
 
@@ -99,7 +109,7 @@ def find(root: Path) -> Parts:
     """The parts of the data at a folder or file; OSError for what cannot be read."""
     require(root.exists(), f"dataset.root={root}: no such file or folder; {FORMS}")
     if root.is_dir():
-        return _in_parquet_folder(root) or _in_folders(root)
+        return _in_stored_folder(root) or _in_folders(root)
     is_table = root.suffix.lower() in (".csv", ".tsv", ".parquet")
     require(is_table, f"dataset.root={root}: is neither a folder nor a .csv, .tsv or .parquet file; {FORMS}")
     return _in_table([root])
@@ -155,13 +165,18 @@ def images_in(folder: Path) -> list[Path]:
     return [Path(*image) for image in sorted(images)]
 
 
-def _in_parquet_folder(root: Path) -> Parts:
-    """Parts by the names of files in the folder or its `data/`, as train-00000-of-00002.parquet."""
-    files: dict[str, list[Path]] = {}
-    for path in sorted([*root.glob("*.parquet"), *root.glob("data/*.parquet")]):
-        files.setdefault(re.split("[^a-z]", path.name.lower())[0], []).append(path)
-    named = [part for part in (TRAIN, *TESTS) if part in files]
-    return {part: partial(lambda paths: _in_table(paths, by_split=False)[WHOLE](), files[part]) for part in named}
+def _in_stored_folder(root: Path) -> Parts:
+    """Parts by the names of files, as train-00000-of-00002.parquet, else of their folders, as train/data-*.arrow. They
+    are in the folder and those of parts, its only one, or its `data/`."""
+    files, folders = dict[str, list[Path]](), class_folders(root)
+    parts = [folder for folder in folders if folder.name.lower() in (TRAIN, *TESTS)]
+    for place in [root, *(parts or (folders if len(folders) == 1 else [root / "data"]))]:
+        for path in sorted(path for suffix in (".parquet", STREAM) for path in place.glob(f"*{suffix}")):
+            named = re.split("[^a-z]", path.name.lower())[0], place.name.lower()
+            part = next((name for name in named if name in (TRAIN, *TESTS)), "" if folders else WHOLE)
+            files.setdefault(part, []).append(path)
+    found = [part for part in (TRAIN, *TESTS) if part in files] or [part for part in files if part]
+    return {part: partial(lambda paths: _in_table(paths, by_split=False)[WHOLE](), files[part]) for part in found}
 
 
 def _in_table(paths: list[Path], by_split: bool = True) -> Parts:
@@ -198,13 +213,13 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
     from pyarrow import csv, dataset
 
     form: Any = "parquet"
-    if paths[0].suffix.lower() != ".parquet":
+    if paths[0].suffix.lower() not in (".parquet", STREAM):
         with paths[0].open(encoding="utf-8", errors="replace") as file:
             header = file.readline()
         text = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
         form = dataset.CsvFileFormat(csv.ParseOptions(delimiter=max(",;\t", key=header.count)), convert_options=text)
     try:
-        stored = dataset.dataset([str(path) for path in paths], format=form)
+        stored = opened(paths, form)
         holds_bytes = re.compile("struct<.*bytes: |(large_)?binary").match
         usable = [field for field in stored.schema if not field.type.num_fields or holds_bytes(str(field.type))]
         fields = {field.name.strip().lower(): field for field in usable}
@@ -221,8 +236,10 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
         wanted = {label, "split", image} & fields.keys() - inside
         table = stored.to_table([fields[name].name for name in wanted])
         columns = {name: table[fields[name].name].to_pylist() for name in wanted}
-        counts = [fragment.count_rows() for fragment in stored.get_fragments()]
-    except pa.ArrowException as error:
+        counts = [opened([path]).count_rows() for path in paths] if inside else []
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # else a file that is cut off
+            raise
         why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
         raise ValueError(f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8") from None
     declared = None
@@ -236,7 +253,7 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
     }
     folder = paths[0].parent.absolute()  # as some paths in the table may be
     images: list[Encoded] = [folder / path for path in texts.get(image, ())]
-    for path, count in zip(paths, counts if inside else (), strict=bool(inside)):
+    for path, count in zip(paths, counts, strict=bool(inside)):
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
     return images, texts[label], texts.get("split"), declared or []
