@@ -193,7 +193,7 @@ def test_unknown_times_are_named_with_the_commands_of_their_probes(tmp_path: Pat
     path.write_text("jobs: {a: {run: train_vision.py batch_size=8, gpus: [2, 4]}}")
     assert command.main([str(path)]) == 1
     printed = capsys.readouterr()
-    assert printed.err == "refused: no time is known of 1 job:\n  a: no run like it on h100-nvl\n"
+    assert printed.err == "refused: no time is known of 1 job:\n  a: gpus=2,4: no run like it on h100-nvl\n"
     share = "hydra/launcher=submitit_local exclusive=false max_jobs=1"
     probe = f"  python train_vision.py -m batch_size=8 {share} gpus={{}} probe=true name=jobs rerun=true\n"
     assert printed.out == f"to know all times, probe first, one after the other:\n{probe.format(2)}{probe.format(4)}"
@@ -204,10 +204,9 @@ def test_numbers_of_gpus_that_are_unknown_or_do_not_fit_are_left_out():
     some, big = {"run": "train_vision.py batch_size=8"}, {"run": "train_vision.py batch_size=64"}
     runs, file, where = planned({"jobs": {"some": some}})
     assert numbers(runs, file, where) == [1]
-    assert tasks.notes(file, runs) == (["some: not planned on 2, 4 GPUs, whose time is not known"], [])
+    assert tasks.notes(file, runs) == (["some: not planned with gpus=2,4: no run like it on h100-nvl"], [])
     runs, file, _ = planned({"jobs": {"some": some, "big": big}})
-    message = r"jobs\.big: can run on no allowed number of GPUs \(1 GPU: does not fit .*; 2 GPUs: does not"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"jobs\.big: cannot run \(gpus=1,2,4: does not fit into the memory"):
         tasks.notes(file, runs)
 
 

@@ -13,9 +13,9 @@ import pytest
 from multicard.decide.plan import carry_out, planning
 from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.schedule import Option, Task
+from multicard.estimate.totals import exact
 from multicard.records.journal import Journal
 from multicard.records.run_folder import Run
-from multicard.records.schema_parts import Interval
 from tests.helpers import records
 
 BEGAN_S = 1.7e9  # of the first command, since 1970
@@ -68,7 +68,7 @@ class World:
         Args:
             ends: status by number of GPUs ("on1"); "ok" of others.
         """
-        options = [Option(gpus, s, Interval(s, s, s), s) for gpus, s in seconds.items()]
+        options = [Option(gpus, s, exact(s), exact(s)) for gpus, s in seconds.items()]
         self.tasks.append(Task(name, tuple(options), after, None, job or name))
         for gpus, planned_s in seconds.items():
             cell = FakeCell(name, gpus, self.folder / f"{name}-{gpus}", planned_s * lasts, ends.get(f"on{gpus}", "ok"))

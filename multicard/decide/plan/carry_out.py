@@ -9,13 +9,13 @@ from typing import Any
 from multicard.config.keys import require
 from multicard.decide.plan import planning
 from multicard.decide.plan.schedule import Option, Placed, Schedule, Task
+from multicard.estimate.totals import exact
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours, pause, since_epoch_s
 from multicard.messages import say
 from multicard.ranks import interruption
 from multicard.records import run_folder
 from multicard.records.journal import Journal
-from multicard.records.schema_parts import Interval
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, ending_on_error
 
@@ -67,7 +67,7 @@ class Progress:
         assert self.start_s is not None and self.placed is not None
         so_far_s = now_s - self.start_s
         left_s = max((self.planned_s if so_far_s < self.planned_s else self.limit_s) - so_far_s, LEAST_LEFT_S)
-        return Option(self.gpus, left_s, Interval(left_s, left_s, left_s), left_s, self.placed.option.basis)
+        return Option(self.gpus, left_s, exact(left_s), exact(left_s), self.placed.option.basis)
 
 
 class CarryingOut:

@@ -182,7 +182,7 @@ def _row(job: Mapping[str, Any]) -> list[str]:
 def efficiency(task: Task, option: Option) -> float | None:
     """Speed of each GPU relative to that on the task's fewest; None where it has one option."""
     fewest = min(task.options, key=lambda other: other.gpus)
-    return None if len(task.options) == 1 else fewest.gpus * fewest.alone_s / (option.gpus * option.alone_s)
+    return None if len(task.options) == 1 else fewest.gpus * fewest.alone.value / (option.gpus * option.alone.value)
 
 
 def _comparisons(plan: Plan) -> list[str]:

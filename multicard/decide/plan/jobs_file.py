@@ -224,8 +224,7 @@ def _check_words(job: Job, key: str) -> None:
 
 
 def _interval(figure: float | list[float]) -> Interval:
-    value, low, high = figure if isinstance(figure, list) else [figure] * 3
-    return Interval(value, low, high)
+    return Interval(*(figure if isinstance(figure, list) else [figure] * 3))
 
 
 def _check_order(jobs: Collection[Job]) -> None:

@@ -26,33 +26,33 @@ class Option:
     Fields:
         planned_s: upper quantile of its time, slowdown by others included.
         interval: median of the same time, with its 90 % interval.
-        alone_s: median time while nothing else runs.
+        alone: time while nothing else runs.
     """
 
     gpus: int
     planned_s: float
     interval: Interval
-    alone_s: float
+    alone: Interval
     basis: str = "given"
 
     @property
-    def planned_alone_s(self) -> float:
-        """`planned_s` while nothing else runs."""
-        return self.planned_s * self.alone_s / self.interval.value
+    def undisturbed(self) -> "Option":
+        """The same while nothing else runs."""
+        return replace(self, planned_s=self.planned_s * (self.alone.value / self.interval.value), interval=self.alone)
 
     def times(self, ratio: float) -> "Option":
         """With times that follow from that of another run of the job."""
-        value = self.interval.value * ratio
-        interval = Interval(value, value / SCALED, value * SCALED)
-        return replace(self, planned_s=value, interval=interval, alone_s=self.alone_s * ratio)
+        beside_s, alone_s = self.interval.value * ratio, self.alone.value * ratio
+        interval, alone = (Interval(each_s, each_s / SCALED, each_s * SCALED) for each_s in (beside_s, alone_s))
+        return replace(self, planned_s=beside_s, interval=interval, alone=alone)
 
 
 def timed_option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, basis: str = "given") -> Option:
     """The option of a time alone, planned with its upper quantile; slower where it leaves GPUs for others."""
     planned_s = float(quantile(seconds, PLANNED_NORMAL))
     if gpus == node_gpus:
-        return Option(gpus, planned_s, seconds, seconds.value, basis)
-    return Option(gpus, planned_s * slowdown.value, product(seconds, slowdown), seconds.value, basis)
+        return Option(gpus, planned_s, seconds, seconds, basis)
+    return Option(gpus, planned_s * slowdown.value, product(seconds, slowdown), seconds, basis)
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,14 @@ def ready_first(tasks: Sequence[Task], key: Callable[[int], Any]) -> list[int]:
 
 def in_turn(tasks: Sequence[Task], gpus: int) -> Schedule:
     """Schedule one task after the other, each on the GPUs that make it fastest, the earliest deadline first."""
-    chosen = [min(task.options, key=lambda option: (option.planned_alone_s, option.gpus)) for task in tasks]
+    alone = [[option.undisturbed for option in task.options] for task in tasks]
+    chosen = [min(options, key=lambda option: (option.planned_s, option.gpus)) for options in alone]
     deadlines = [math.inf if task.deadline_s is None else task.deadline_s for task in tasks]
     spans = [(0.0, option.planned_s if task.held else 0.0) for task, option in zip(tasks, chosen, strict=True)]
     now_s = max((end_s for _, end_s in spans), default=0.0)
     for place in ready_first(tasks, lambda place: (deadlines[place], place)):
         if not tasks[place].held:
-            spans[place] = now_s, now_s + chosen[place].planned_alone_s
+            spans[place] = now_s, now_s + chosen[place].planned_s
             now_s = spans[place][1]
     return numbered(tasks, chosen, spans, gpus)
 

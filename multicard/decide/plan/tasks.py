@@ -119,9 +119,10 @@ class JobRun:
         return "given" if told is None else f"{told.basis} {told.marks}".strip()
 
     @property
-    def is_unknown(self) -> bool:
-        """True where a probe would tell its time."""
-        return not self.problem and self.seconds is None
+    def why_not(self) -> str:
+        """Why it is not planned on this number; empty where it is."""
+        about = "" if self.estimate is None else self.estimate.prediction.about
+        return self.problem or ("" if self.seconds is not None else about or "its time is not known")
 
 
 def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
@@ -161,26 +162,23 @@ def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]
     that can run on no number of GPUs is refused."""
     left_out, unknown = list[str](), list[str]()
     for job in file.jobs:
-        own = [run for run in runs if run.job is job]
-        problems = [f"{count(run.gpus, 'GPU')}: {run.problem}" for run in own if run.problem]
-        reasons = "; ".join(problems)
-        require(len(problems) < len(own), f"jobs.{job.name}: can run on no allowed number of GPUs ({reasons})")
-        untimed = [run for run in own if run.is_unknown]
-        if any(run.seconds is not None for run in own):
-            left_out += [f"{job.name}: not on {problem}" for problem in problems]
-            numbers = ", ".join(str(run.gpus) for run in untimed)
-            left_out += [f"{job.name}: not planned on {numbers} GPUs, whose time is not known"] if numbers else []
-        else:
-            told = [run.estimate.prediction.about for run in untimed if run.estimate is not None]
-            why = "; ".join(dict.fromkeys([*filter(None, told), *problems])) or "its time is not known"
-            unknown.append(f"{job.name}: {why}")
+        own, numbers = [run for run in runs if run.job is job], dict[str, list[str]]()  # of GPUs, by the reason
+        for run in own:
+            if run.why_not:
+                numbers.setdefault(run.why_not, []).append(str(run.gpus))
+        reasons = "; ".join(f"gpus={','.join(each)}: {why}" for why, each in numbers.items())
+        require(not all(run.problem for run in own), f"jobs.{job.name}: cannot run ({reasons})")
+        if all(run.why_not for run in own):
+            unknown.append(f"{job.name}: {reasons}")
+        elif reasons:
+            left_out.append(f"{job.name}: not planned with {reasons}")
     return left_out, unknown
 
 
 def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
     """Commands of probes, one for each run whose time is unknown. An earlier probe of it said nothing of its time."""
     commands = []
-    for run in (run for run in known if run.is_unknown):
+    for run in (run for run in known if run.why_not and not run.problem):
         entry, *words = run.job.words
         words += [*ON_SHARE, *(word for word in node.words if not word.startswith("predict."))]
         words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}", "rerun=true"]
