@@ -131,7 +131,8 @@ class PastRun:
         """The run's mean step, where `left_out` is None."""
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
         step_s, basis = self.step_s or math.nan, Basis.probed if self.is_probe else Basis.measured
-        return StepObservation(self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks)
+        told = self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks
+        return StepObservation(*told, comparable.busy_share(self.record))
 
 
 def history_folders(folder: Path) -> list[Path]:

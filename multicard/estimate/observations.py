@@ -23,7 +23,8 @@ CPU_SD = 0.08  # between runs on CPU ranks, before any was repeated: others shar
 PROBE_SD = 0.03  # of a whole run over its probe
 COMMIT_SD = 0.03  # of one commit over another
 PRINTED_SD = 0.10  # of a node here over another's with the same GPUs
-MARKED_SD = 0.30  # of a run that others slowed over a run alone
+MARKED_SD = 0.30  # of a run that others slowed over a run alone, at least
+MOST_BUSY = 0.95  # of a run's cores, for others: a run got some of them to train at all
 NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
 Cell = tuple[str, frozenset[tuple[str, str]]]  # a machine, and a setting
 
@@ -55,7 +56,7 @@ class StepObservation:
 
     setting: "group.key" to JSON text (`history.setting`); a printed figure has only the keys that its source names.
     error: relative standard error of `step_s`, by the steps within the run. marks: of the run (`PastRun.marks`).
-    machine: the hardware; of a printed figure its node's name.
+    machine: the hardware; of a printed figure its node's name. busy: share of the run's cores that others had.
     """
 
     setting: Mapping[str, str]
@@ -65,6 +66,14 @@ class StepObservation:
     basis: Basis = Basis.measured
     commit: str | None = None
     marks: str = ""
+    busy: float = 0.0
+
+    @property
+    def slowed_sd(self) -> float:
+        """Standard deviation of the logarithm of its step over that of a run alone. With all of its cores a run takes
+        1 - busy of the step at the least, which the 90 % interval holds."""
+        most = -math.log1p(-min(self.busy, MOST_BUSY)) / NORMAL_90
+        return max(MARKED_SD, most) if self.marks else 0.0
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: fl
     elsewhere = not printed and first.commit != commit
     variance = run_variance * (1 + 1 / count) + math.fsum(seen.error**2 for seen in here) / count**2
     variance += PROBE_SD**2 * (first.basis is Basis.probed) + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * printed
-    variance += MARKED_SD**2 * bool(marks)
+    variance += max(seen.slowed_sd for seen in here) ** 2
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
     about = "another commit" if elsewhere else f"published for {first.machine}" if printed else ""
     return StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about, marks=marks)

@@ -147,19 +147,15 @@ def paper_totals() -> tuple[PaperTotal, ...]:
 def papers() -> tuple[StepObservation, ...]:
     """Tables 2, 3 and 5 as steps. The totals of Tables 2 and 3 hold evaluation, which is not printed by itself: an
     evaluated image is taken to cost `EVALUATION` of a trained one, as `totals` takes it where no run tells."""
-    seen: list[StepObservation] = []
+    steps_s: list[tuple[dict[str, str], float]] = []  # by setting
     for total in paper_totals():
         pinned = total.series[1] if total.series[0] == "table3" else "false"
         precision = total.series[1] if total.series[0] == "table2" else "fp32"
         train, test = (math.ceil(count / 32 / total.gpus) for count in (IMAGES, TEST_IMAGES))
         step_s = total.total_s / EPOCHS / (train + EVALUATION.value * test)
         own = {"precision.name": json.dumps(precision), "pin_memory": pinned, "gpus": str(total.gpus)}
-        seen.append(_paper_step(PAPERS_VISION | own, step_s))
+        steps_s.append((PAPERS_VISION | own, step_s))
     for figure in printed.figures("table5", "step_s"):
         own = {key: json.dumps(value) for key, value in figure.cell.items()}
-        seen.append(_paper_step(PAPERS_TUNING | own, figure.low))
-    return tuple(seen)
-
-
-def _paper_step(setting: Mapping[str, str], step_s: float) -> StepObservation:
-    return StepObservation(setting, step_s, PAPERS_ERROR, PAPERS_NODE, Basis.published)
+        steps_s.append((PAPERS_TUNING | own, figure.low))
+    return tuple(StepObservation(*each, PAPERS_ERROR, PAPERS_NODE, Basis.published) for each in steps_s)

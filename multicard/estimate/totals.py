@@ -9,6 +9,7 @@ not average out over them.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from multicard.config.base import RunConfig, TrainingConfig, plain
 from multicard.config.llm import LlmConfig, SyntheticConfig
@@ -227,12 +228,12 @@ def warmup_steps(run: PastRun) -> float | None:
 def evaluation_share(run: PastRun) -> float | None:
     """Seconds for an image that a rank evaluates, over those for one that it trains on."""
     epochs = [epoch for epoch in run.record.epochs if isinstance(epoch, VisionEpoch)]
-    seconds = _mean(epoch.evaluate_s for epoch in epochs)
+    seconds = [epoch.evaluate_s for epoch in epochs if epoch.evaluate_s is not None]
     images = next((epoch.test_samples for epoch in epochs if epoch.test_samples), None)
     batch = run.record.config.get("batch_size")
-    if seconds is None or images is None or not run.step_s or not isinstance(batch, int) or batch < 1:
+    if not seconds or images is None or not run.step_s or not isinstance(batch, int) or batch < 1:
         return None
-    return seconds / -(-images // run.ranks) / (run.step_s / batch)
+    return fmean(seconds) / -(-images // run.ranks) / (run.step_s / batch)
 
 
 def rest_s(run: PastRun) -> float | None:
@@ -259,8 +260,3 @@ def _sum(values: Iterable[float | None]) -> float | None:
     """None where one of them is not known, or there are none."""
     known = list(values)
     return None if not known or None in known else math.fsum(value for value in known if value is not None)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None

@@ -106,15 +106,24 @@ def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(re
 
 
 @pytest.mark.parametrize(
-    ("mark", "changes"), [("&", {"load": records.load(8.0)}), ("!", {"device": "cuda", "gpu": records.gpu(by="other")})]
+    ("mark", "changes", "times"),
+    [
+        ("&", {"load": records.load(4.0)}, math.exp(0.3 * 1.645)),
+        ("&", {"load": records.load(14.4)}, 10),  # of 16 cores: alone it may take a tenth
+        ("!", {"device": "cuda", "gpu": records.gpu(by="other")}, math.exp(0.3 * 1.645)),
+    ],
 )
-def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mark: str, changes: Any):
+def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mark: str, changes: Any, times: float):
+    """times: how much further its interval reaches than that of a run alone."""
     target, quiet = (H200, {"device": "cuda"}) if "device" in changes else (CPU, {})
     record = probe(0.3, **changes)
     marked = predicted(config(record), past(record), target)
+    alone = predicted(config(record), past(probe(0.3, **quiet)), target)
     clean = predicted(config(record), past(vision(0.1, **quiet), record), target)
     assert (marked.basis, marked.marks, clean.basis, clean.marks) == ("probed", mark, "measured", "")
-    assert marked.total_s is not None
+    assert marked.total_s and marked.step_s and alone.step_s
+    reach, own = (math.log(step_s.high / step_s.value) for step_s in (marked.step_s, alone.step_s))
+    assert math.sqrt(reach**2 - own**2) == pytest.approx(math.log(times))
 
 
 def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():

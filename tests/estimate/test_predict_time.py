@@ -102,10 +102,7 @@ def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_th
     growth = Growth(threshold=0.1, slope=0.75, constant=0.01, low=-2.0, high=3.0)
     assert math.exp(growth.log_ratio(0.3, gpus)) == pytest.approx(1.3 + share * (0.75 * 0.2 + 0.01))
     assert math.exp(growth.log_ratio(0.05, gpus)) == pytest.approx(1.05 + share * 0.01)
-    if gpus == 8:
-        assert growth.bounds(0.3, gpus) == pytest.approx((-2 * 0.08, 3 * 0.08))
-    if gpus == 2:
-        assert growth.bounds(0.3, gpus) == (0, 0)
+    assert growth.bounds(0.3, gpus) == pytest.approx((share * -2 * 0.08, share * 3 * 0.08))
 
 
 def test_what_is_published_of_a_gpu():
@@ -132,7 +129,6 @@ def test_intervals_narrow_with_runs_and_widen_with_what_is_not_the_cell_itself()
     other = predicted(of=[seen(0.1, commit="b")])
     assert other.about == "1 run of this cell, another commit" and spread(other) > spread(one)
     assert spread(predicted(of=[probe(0.1, error=0.005)])) > spread(one)
-    assert spread(predicted(of=[seen(0.1, marks="&")])) > 0.9
     known = [seen(0.1), seen(0.05, HALF), seen(0.08, BATCHED)]
     near, far = (predicted(HALF, "dataset.image_size=128", *more, of=known) for more in ([], [BATCHED]))
     assert near.interval.value == pytest.approx(0.05 * 4) and far.interval.value == pytest.approx(0.05 * 4 * 0.8)
@@ -147,9 +143,8 @@ def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
     steady = [seen(0.1, CPU, f"batch_size={size}") for size in range(20) for _ in range(5)]
     assert spread(predicted(CPU, of=[*steady, seen(0.1, CPU)])) < spread(once) / 5
     four, eight = (predicted(CPU, f"gpus={n}", of=[seen(0.1, CPU), seen(0.2, CPU, "gpus=2")]) for n in (4, 8))
-    assert spread(eight) > spread(four) and math.log(
-        eight.interval.high / eight.interval.value
-    ) > 1.645 * 0.25 * math.log(4)
+    assert spread(eight) > spread(four)
+    assert math.log(eight.interval.high / eight.interval.value) > 1.645 * 0.25 * math.log(4)
 
 
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
@@ -191,13 +186,9 @@ def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
     here = (FP64, "batch_size=64")
     pair = [seen(0.464), seen(0.0196, BATCHED), seen(0.464, *here)]
     one = predicted(BATCHED, *here, of=pair)
-    assert (
-        (one.basis, one.runs) == (Basis.scaled, 3)
-        and one.interval.value == pytest.approx(0.0196)
-        and one.interval.high > 0.464
-    )
-    three = [entry for size in (16, 48) for entry in (seen(0.464, f"batch_size={size}"),
-             seen(0.0196, f"batch_size={size}", BATCHED))]  # fmt: skip
+    assert (one.basis, one.runs) == (Basis.scaled, 3) and one.interval.value == pytest.approx(0.0196)
+    assert one.interval.high > 0.464
+    three = [seen(s, f"batch_size={n}", *more) for n in (16, 48) for s, more in ((0.464, []), (0.0196, [BATCHED]))]
     several = predicted(BATCHED, *here, of=[*pair, *three])
     assert "by 3 pairs" in several.about and several.interval.high < 0.1
 
