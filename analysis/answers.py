@@ -18,7 +18,7 @@ from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.stats.between_runs import BETA, LOSS_APART
+from analysis.stats.between_runs import BETA, is_less
 from analysis.stats.intervals import faster, times
 from multicard.config.job import count
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
@@ -30,7 +30,7 @@ from multicard.records.text_table import capital, first_few
 ENERGY = "energy_joules"
 LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
-NOTABLE = 0.05  # relative difference of memory and energy that is said
+NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
 MOST_OTHERS = 3  # alternatives that are named
 TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
 COMPUTING = ("precision", "layout", "batch_size")
@@ -87,14 +87,12 @@ class Answer:
     @cached_property
     def speedup(self) -> Ratio | None:
         """How many times faster it is than `against`; below 1: slower."""
-        other = self.against
-        return other and self.ranking.repeated.ratio(self.ranking.column, self.best.runs, other.runs)
+        return self.against and self.ranking.repeated.ratio(self.ranking.column, self.best.runs, self.against.runs)
 
     @property
     def is_told(self) -> bool:
         """True where it is faster than `against` by more than runs differ."""
-        other = self.against
-        return other is not None and self.ranking.cheaper(self.best, other)
+        return self.against is not None and self.ranking.cheaper(self.best, self.against)
 
     @cached_property
     def failings(self) -> list[str]:
@@ -115,7 +113,7 @@ class Answer:
     def statement(self) -> str:
         """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        return ", ".join([self._lead, *self._costs, *self._fewer]) + failings
+        return ", ".join([self._lead, *self._uncounted, *self._costs, *self._fewer]) + failings
 
     @property
     def sentence(self) -> str:
@@ -128,8 +126,7 @@ class Answer:
         counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
         each = "one run each" if {*counts} == {1} else f"{counts[0]} runs each"
         runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
-        known = self.speedup if self.speedup is not None and self.speedup.repeated else None
-        bounds = known and known.bounds(self.ranking.confidence)
+        bounds = self.speedup.bounds(self.ranking.confidence) if self.speedup and self.speedup.repeated else None
         ends = " to ".join(times(end).removesuffix("x") for end in bounds or ())
         return f"{CONFIDENCE:.0%} interval {ends}, {runs}" if ends else runs
 
@@ -166,6 +163,12 @@ class Answer:
         return f"Run {self.setting}: {factor}"
 
     @property
+    def _uncounted(self) -> list[str]:
+        """Compilation, which training times leave out."""
+        compile_s, total_s = (of_setting(self.best.runs, column) or 0.0 for column in ("compile_s", "total_s"))
+        return [f"not counting {figures.seconds(compile_s)} s of compilation"] * (compile_s > NOTABLE * total_s)
+
+    @property
     def _costs(self) -> Iterator[str]:
         best, other = self.best, self.against
         if other is None or other is best:
@@ -187,12 +190,15 @@ class Answer:
             amounts = (grouping.trained(one.runs[0]) for one in (best, other))
             yield f"loss not compared: trained on {', not '.join(amounts)}"
         elif best.loss is not None and other.loss is not None and BETA not in self.apart:
-            yield f"{'a lower' if more else 'a higher' if less else 'the same'} loss ({best.loss:.3f})"
+            seem_apart = is_less(best.loss, other.loss) or is_less(other.loss, best.loss)
+            same = f"loss not told apart ({best.loss:.3f}, not {other.loss:.3f})"
+            same = same if seem_apart else f"the same loss ({best.loss:.3f})"
+            yield f"a {'lower' if more else 'higher'} loss ({best.loss:.3f})" if more or less else same
         of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
-            values = [of_setting(one.runs, column) for one in (best, other)]
-            if all(values) and abs((values[0] or 0) / (values[1] or 1) - 1) > NOTABLE:
-                yield f"{(values[0] or 0) / (values[1] or 1):.2g}x the {name}"
+            own, others = (of_setting(one.runs, column) for one in (best, other))
+            if own and others and abs(own / others - 1) > NOTABLE:
+                yield f"{own / others:.3g}x the {name}"
 
     @property
     def _fewer(self) -> list[str]:
@@ -234,8 +240,7 @@ class Answer:
         return lines
 
     def _passed_over(self, setting: RankedSetting) -> list[str]:
-        failings = list(_failings(self.ranking, setting))
-        if failings:
+        if failings := list(_failings(self.ranking, setting)):
             return failings
         if setting.accuracy is not None and self.best.accuracy is not None:
             return [f"{100 * (self.best.accuracy - setting.accuracy):.1f} points less accurate"]
@@ -369,7 +374,7 @@ def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
     if ranking.repeated.at_chance(setting.runs):
         yield f"its accuracy of {setting.accuracy:.1%} is at chance level"
     first = of_setting(setting.runs, "loss_first")
-    if first is not None and setting.loss is not None and setting.loss > first * (1 - LOSS_APART):
+    if first is not None and setting.loss is not None and not is_less(setting.loss, first):
         yield f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
     if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
         target = figures.text("target_accuracy", setting.runs[0]["target_accuracy"])

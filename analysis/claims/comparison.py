@@ -16,7 +16,7 @@ from typing import Literal
 from analysis.runs.grouping import by_seed
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
-from analysis.stats.between_runs import Machines, Spread
+from analysis.stats.between_runs import Machines, Spread, log
 from analysis.stats.intervals import Interval
 from multicard.observe.profiles.metrics import Profile
 from multicard.records.schema import AnyRecord, VisionRecord
@@ -89,8 +89,7 @@ class Sides:
         """A figure by side: of every run, or of every seed, the mean over its runs."""
 
         def side_values(side: Sequence[Run]) -> list[float]:
-            groups = by_seed(side) if of_seeds else [[run] for run in side]
-            return [fmean([figure(self.readings, run) for run in group]) for group in groups]
+            return [fmean([figure(self.readings, run) for run in group]) for group in by_seed(side, of_seeds)]
 
         return side_values(self.top), side_values(self.bottom)
 
@@ -137,10 +136,6 @@ class Sides:
     def basis(self) -> str:
         counts = {len(self.top), len(self.bottom)} - {0}
         return f"{' and '.join(map(str, sorted(counts)))} run{'s' * (max(counts) > 1)}"
-
-
-def log(value: float) -> float | None:
-    return math.log(value) if 0 < value < math.inf else None
 
 
 AtConfidence = Callable[[Readings, float], Interval]  # the interval of a measured ratio at a confidence

@@ -31,8 +31,7 @@ def unit(measure: str, largest: float) -> Scale:
 
 
 def measure(name: str) -> str:
-    figure = figures.find(name)
-    return figure.title if figure is not None else name
+    return figures.of_column(name).title
 
 
 def axis(name: str, unit: Scale) -> str:

@@ -36,6 +36,7 @@ PROFILER, TRACED = "profile.name", "profiled"
 # These observe a run after it has ended, except nsys and profile.window=start, which observe the training itself
 AFTER, AROUND = ("profile", "diagnose"), "nsys"
 COMMIT = 9  # digits
+LEFT_OUT = 0.01  # of an epoch's rows, up to which they count as all
 ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
 WORK_GROUPS = ("dataset.", "model.", "tokenizer.")  # whose keys say what work was done, beside those of `kinds`
 WAYS_TO_HAVE_THE_DATA = ("dataset.device_budget_bytes", "dataset.cache", *PLACES)
@@ -131,8 +132,8 @@ def by_work(runs: Sequence[Run], mix: bool, at_pace: bool = False) -> dict[Cell,
     """The runs by the work that they did, its amount included.
 
     Args:
-        at_pace: of runs that were ended by a number of steps, that number is the amount, whatever their ranks trained
-            in it: the time of as much work, `pace_s`, compares them.
+        at_pace: the number of steps, or of epochs, is the amount, whatever the ranks trained in it: the time of as
+            much work, `pace_s`, compares such runs.
     """
     own = {name for kind in {run["kind"] for run in runs} for name in KINDS[kind].work}
     keys = [
@@ -154,15 +155,17 @@ def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
 def trained(run: Run, at_pace: bool = False) -> str:
     """The amount of work of a run: "all rows", "100 preference pairs".
 
-    With `max_steps`, a tuning run on more GPUs takes more rows. Runs on preference pairs have rewards in their records;
-    packed rows are counted as sequences.
+    With `max_steps`, a tuning run on more GPUs takes more rows. Without it, rows that make no whole step are left out:
+    over 1 % of them are another amount. Runs on preference pairs have rewards in their records; packed rows are counted
+    as sequences.
     """
     limited = KINDS[run["kind"]].curve == "step" and (run["max_steps"] or run[STEPS]) is not None
     unit = "packed sequences" if limited and run["packed"] else "rows"
     unit = unit if run["reward_accuracy"] is None else "preference pairs"
     if limited and at_pace and run[PACE] is not None:
         return f"{unit} of {run['max_steps'] or run[STEPS]} steps"
-    return f"{run['samples_trained'] if limited else 'all'} {unit}"
+    is_part = not at_pace and (run["rows_share"] or 1.0) < 1 - LEFT_OUT
+    return f"{run['samples_trained'] if limited or is_part else 'all'} {unit}"
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:
@@ -173,20 +176,19 @@ def of_setting(runs: Sequence[Run], column: str) -> float | None:
     values = [run[column] for run in runs]
     if not values or None in values:
         return None
-    figure = figures.FIGURES.get(column)
-    return float(max(values)) if figure and figure.summed == "max" else math.fsum(values) / len(values)
+    return float(max(values)) if figures.of_column(column).summed == "max" else math.fsum(values) / len(values)
 
 
-def by_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of each seed. Those of one seed show how times differ, but hardly how accuracies and losses do."""
-    return list(group(runs, [REPEATED]).values())
+def by_seed(runs: Sequence[Run], of_seeds: bool = True) -> list[list[Run]]:
+    """Runs of each seed, or, without `of_seeds`, each run by itself: those of one seed show how times differ, but
+    hardly how accuracies and losses do."""
+    return list(group(runs, [REPEATED]).values()) if of_seeds else [[run] for run in runs]
 
 
 def is_exact(runs: Sequence[Run], column: str) -> bool:
     """True if a column is counted and not timed: bytes, except the resident memory of CPU ranks."""
-    figure = figures.FIGURES.get(column)
     is_resident = column == MEMORY and any(run["cpu_ranks"] for run in runs)
-    return figure is not None and figure.counted and not is_resident
+    return figures.of_column(column).counted and not is_resident
 
 
 def ranks(run: Run) -> int:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from multicard.measure.repeated_runs import (
     variance_between,
 )
 from multicard.measure.series import mean_variance
-from multicard.records.figures import FIGURES
+from multicard.records import figures
 from multicard.records.text_table import clean
 
 PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
@@ -82,8 +83,10 @@ def by_machine(
     """
     measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
     for setting in settings:
-        groups = by_seed(setting) if of_seeds else [[run] for run in setting]
-        known = [[(value, run) for run in group if (value := _known(figure, run)) is not None] for group in groups]
+        known = [
+            [(value, run) for run in group if (value := _known(figure, run)) is not None]
+            for group in by_seed(setting, of_seeds)
+        ]
         values = [
             (float(np.mean([value for value, _ in group])), float(np.mean([_step_variance(run) for _, run in group])))
             for group in known
@@ -111,13 +114,14 @@ class RepeatedRuns:
     def of_column(self, column: str) -> Machines:
         """The spreads of a column: of its logarithm, or of its value where its figure says so (accuracies)."""
         if column not in self._by_column:
-            if _is_relative(column):
-                machines = by_machine(
-                    self.settings, lambda run: math.log(run[column]) if (run[column] or 0) > 0 else None
-                )
-            else:
-                machines = by_machine(self.settings, lambda run: run[column], PRIOR_ACCURACY_SD, of_seeds=True)
-            self._by_column[column] = machines
+            figure = figures.of_column(column)
+            scale, prior_sd = (log, PRIOR_SD) if figure.log else (float, PRIOR_ACCURACY_SD)
+            self._by_column[column] = by_machine(
+                self.settings,
+                lambda run: None if run[column] is None else scale(run[column]),
+                prior_sd,
+                figure.of_seeds,
+            )
         return self._by_column[column]
 
     def figure(self, runs: Sequence[Run], column: str) -> Interval | None:
@@ -125,20 +129,19 @@ class RepeatedRuns:
 
         A counted figure has the interval of its own values; a maximum has none.
         """
-        estimate, figure = of_setting(runs, column), FIGURES.get(column)
+        estimate, figure = of_setting(runs, column), figures.of_column(column)
         if estimate is None:
             return None
-        if figure is not None and figure.summed == "max":
+        if figure.summed == "max":
             return Interval(estimate, None, None)
         if is_exact(runs, column):
             return intervals.mean([run[column] for run in runs])
         spread = self.of_column(column).of(runs[0])
         if not spread.degrees:
             return Interval(estimate, None, None)
-        if not _is_relative(column):
-            half = half_width(len(by_seed(runs)), spread)
+        half = half_width(len(by_seed(runs, figure.of_seeds)), spread)
+        if not figure.log:
             return Interval(estimate, max(0.0, estimate - half), min(1.0, estimate + half))
-        half = half_width(len(runs), spread)
         return Interval(estimate, estimate * math.exp(-half), estimate * math.exp(half))
 
     def cheaper(self, column: str, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE) -> bool:
@@ -150,8 +153,9 @@ class RepeatedRuns:
         return bounds is not None and bounds[0] > 1
 
     def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
-        """The mean of a timed column over the runs `b` / that over `a`; raises ValueError for means of 0."""
-        machines, values = self.of_column(column), [[run[column] for run in runs] for runs in (a, b)]
+        """The mean of a timed column, or of a loss, over the runs `b` / that over `a`; ValueError for means of 0."""
+        machines, of_seeds = self.of_column(column), figures.of_column(column).of_seeds
+        values = [[fmean(run[column] for run in same) for same in by_seed(runs, of_seeds)] for runs in (a, b)]
         return of_values(values[0], values[1], (machines.of(a[0]), machines.of(b[0])))
 
     def at_chance(self, runs: Sequence[Run]) -> bool:
@@ -160,12 +164,14 @@ class RepeatedRuns:
         return low is not None and low <= (of_setting(runs, "chance_accuracy") or 0.0)  # early records lack it
 
     def more_accurate(self, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE) -> bool:
-        """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss."""
+        """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss, and
+        less by more than seeds differ, where several were measured."""
         if of_setting(a, ACCURACY) is None or of_setting(b, ACCURACY) is None:
             loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
             if loss_a is None or loss_b is None or a[0][BETA] != b[0][BETA]:
                 return False
-            return loss_a < loss_b * (1 - LOSS_APART)
+            is_known = loss_a > 0 and self.of_column(LOSS).of(a[0]).degrees > 0  # how losses of seeds differ
+            return is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))
         spread, counts = self.of_column(ACCURACY).of(a[0]), [len(by_seed(side)) for side in (a, b)]
         assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
         over_answers = intervals.difference(_over_answers(a, confidence), _over_answers(b, confidence))
@@ -173,8 +179,13 @@ class RepeatedRuns:
         return low is not None and low > 0
 
 
-def _is_relative(column: str) -> bool:
-    return column not in FIGURES or FIGURES[column].log
+def is_less(loss: float, other: float) -> bool:
+    """True if a loss, which may be below 0, is less than another by over `LOSS_APART`."""
+    return other - loss > LOSS_APART * abs(other)
+
+
+def log(value: float) -> float | None:
+    return math.log(value) if 0 < value < math.inf else None
 
 
 def _over_answers(runs: Sequence[Run], confidence: float = CONFIDENCE) -> Interval:

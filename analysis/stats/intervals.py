@@ -54,6 +54,7 @@ def text(name: str, interval: Interval) -> str:
     unit, estimate = figures.unit(name), interval.estimate
     scale = unit.scale(abs(estimate)) if unit in (figures.BYTES, figures.JOULES) else figures.Scale("")
     is_scaled = unit in (figures.SECONDS, figures.PLAIN) or bool(scale.name)
+    is_scaled |= unit is figures.RATE and abs(estimate) < 100
     if not is_scaled or half >= 100 * scale.divisor:
         return f"{shown} ± {figures.text(name, half)}"
     short = f"{half / scale.divisor:{'.1f' if half >= scale.divisor else '.2g'}}"
@@ -62,8 +63,9 @@ def text(name: str, interval: Interval) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio as "1.33x", or ">1000x" beyond what an interval can be trusted to tell."""
-    return f"{ratio:.{2 if ratio < 10 else 0}f}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
+    """A ratio as "1.33x" (near 1 as "1.004x"), or ">1000x" beyond what an interval can be trusted to tell."""
+    digits = 3 if 0.0005 <= abs(ratio - 1) < 0.005 else 2 if ratio < 10 else 0
+    return f"{ratio:.{digits}f}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
 
 
 def faster(ratio: float) -> str:

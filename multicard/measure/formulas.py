@@ -1,7 +1,6 @@
 """Statistics and formulas on measured times, bytes and losses."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 import numpy as np
 
@@ -99,11 +98,6 @@ def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
 def ring_all_reduce_bytes(payload_bytes: int, world_size: int) -> float:
     """Bytes each rank sends, and receives, in a ring all-reduce: 2 (w - 1) / w x payload (Patarasuk, Yuan 2009)."""
     return 2 * (world_size - 1) / world_size * payload_bytes
-
-
-def end_finite(losses: Sequence[float]) -> bool:
-    """True where the last of these losses is a finite number, or there is none."""
-    return not losses or isfinite(losses[-1])
 
 
 def not_finite(table: Mapping[str, np.ndarray], finite: np.ndarray) -> tuple[int, tuple[int, int, int] | None]:

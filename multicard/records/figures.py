@@ -54,7 +54,7 @@ def _thousands(*names: str) -> tuple[Scale, ...]:
 SECONDS = Unit("s", seconds, (Scale("ms", 1e-3), Scale("s", 1.0, 1.0), Scale("h", 3600.0, 3 * 3600.0)))
 BYTES = Unit("bytes", in_bytes, _thousands("B", "kB", "MB", "GB", "TB"))
 JOULES = Unit("J", in_joules, _thousands("J", "kJ", "MJ", "GJ"))
-RATE = Unit("", "{:,.0f}".format)
+RATE = Unit("", lambda number: f"{number:,.0f}" if number >= 100 else f"{number:.3g}")
 SHARE = Unit("share", "{:.2%}".format, (Scale("%", 0.01),))
 MONEY = Unit("", lambda number: f"{number:,.2f}" if number >= 10 else f"{number:.3g}")  # in the price's currency
 PLAIN = Unit("", lambda number: str(number) if isinstance(number, int) else f"{number:.4g}")
@@ -73,6 +73,7 @@ class Figure:
     head: heading of its column in a table for people; by default the name.
     summed: how the runs of a setting are summed up; of peak memory the highest, which must fit.
     log: whether differences between runs are relative, so that logarithms are compared.
+    of_seeds: whether it follows from the seed, so that runs of one seed do not show how it differs.
     counted: whether it is exact, as it is counted and not timed.
     goal: what `best --goal` calls it; empty where settings are not ranked by it.
     listed: whether it is among the first columns of `list` and of the report.
@@ -89,6 +90,7 @@ class Figure:
     head: str = ""
     summed: Literal["mean", "max"] = "mean"
     log: bool = True
+    of_seeds: bool = False
     counted: bool = False
     goal: str = ""
     listed: bool = False
@@ -133,6 +135,8 @@ COLLECTIVES = {
 
 _time = partial(Figure, unit=SECONDS, better="lower")
 _rate = partial(Figure, unit=RATE, better="higher")
+_accuracy = partial(Figure, unit=SHARE, better="higher", of_seeds=True)
+_loss = partial(Figure, of_seeds=True, at_end=(LLM, SCRIPT))
 _money = partial(Figure, unit=MONEY, better="lower", keys={})
 _counted = partial(Figure, unit=BYTES, counted=True)
 
@@ -166,29 +170,20 @@ FIGURES = {
         ),
         Figure("tokens", "tokens", "tokens.non_padding"),
         Figure("samples_trained", "samples trained", keys={}),
-        Figure(
-            "test_accuracy",
-            "test accuracy",
-            unit=SHARE,
-            better="higher",
-            log=False,
-            head="accuracy",
-            listed=True,
-            at_end=(VISION, SCRIPT),
-        ),
+        Figure("rows_share", "share of the rows trained on", unit=SHARE, keys={}),
+        _accuracy("test_accuracy", "test accuracy", log=False, head="accuracy", listed=True, at_end=(VISION, SCRIPT)),
         Figure("test_samples", "test samples", keys={}),
-        Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False),
-        Figure("loss_first", "first loss", "loss.first", at_end=(LLM, SCRIPT)),
-        Figure(
+        Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False, of_seeds=True),
+        _loss("loss_first", "first loss", "loss.first"),
+        _loss(
             "loss_last_tenth",
             "loss, mean of the last tenth",
             "loss.mean_of_last_tenth",
             better="lower",
             head="loss",
             listed=True,
-            at_end=(LLM, SCRIPT),
         ),
-        Figure("reward_accuracy", "accuracy of DPO's rewards", "rewards.accuracy", unit=SHARE, better="higher"),
+        _accuracy("reward_accuracy", "accuracy of DPO's rewards", "rewards.accuracy"),
         _counted(
             "peak_memory_bytes",
             "peak memory",
@@ -239,6 +234,11 @@ GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
 def find(name: str) -> Figure | None:
     """The figure of this name, derived ones included."""
     return FIGURES.get(name) or DERIVED.get(name)
+
+
+def of_column(name: str) -> Figure:
+    """The figure of a column; of any other column one of its name alone."""
+    return find(name) or Figure(name, name)
 
 
 def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:

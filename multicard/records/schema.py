@@ -288,6 +288,13 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
 
     @property
+    def rows_share(self) -> float | None:
+        """of those that were there in each epoch, 0 to 1: the last are left out if they make no whole step"""
+        rows = self.text_rows or TextRows()
+        there = (rows.read or 0) - (rows.left_out or 0) if rows.sequences is None else rows.sequences
+        return (self.samples_trained or 0) / (there * len(self.epochs)) if there and self.epochs else None
+
+    @property
     def pace_s(self) -> float | None:
         """of a million tokens, of a script of a thousand samples, at the rate after the warm-up"""
         rate = self.tokens_per_s and self.tokens_per_s.non_padding

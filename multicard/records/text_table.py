@@ -245,7 +245,7 @@ def in_joules(count: float) -> str:
 
 def _in_thousands(count: float, units: Sequence[str]) -> str:
     for unit in units[:-1]:
-        if count < 1000:
+        if count < 999.5:  # else it is written as 1e+03
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} {units[-1]}"

@@ -1,6 +1,7 @@
 """One rank's part of a training run: data, model, strategy, optimiser, loop."""
 
 import gc
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from multicard.config.keys import require
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
-from multicard.measure import formulas, memory, timing
+from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Rank, meet
@@ -235,7 +236,7 @@ def run_epochs(
             save(loop, report, epoch, trained, elapsed_s)
             return False
         with_batch = [loss for loss, samples in zip(trained["loss"], trained["samples"], strict=True) if samples]
-        evaluated = loop.evaluate(testing, diverged=not formulas.end_finite(with_batch))
+        evaluated = loop.evaluate(testing, diverged=not math.isfinite((with_batch or [0.0])[-1]))
         evaluated_s = timing.clock_s()
         report.counters.read()
         elapsed_s += evaluated_s - started_s - trained["paused_s"]

@@ -51,6 +51,11 @@ AT_TARGET = MISSED | {"time_to_target_s": 39.0}
         ),
         ([run(**DEFAULT), run(gpus=2, total_s=130.0)], "Keep gpus=1: the defaults are the fastest of 2 settings"),
         ([run(**DEFAULT), run(gpus=2, total_s=99.5)], "No setting is clearly faster: gpus=2 was 1.01x faster than"),
+        ([run(**DEFAULT), run(gpus=2, total_s=99.7)], "No setting is clearly faster: gpus=2 was 1.003x faster than"),
+        (
+            [run(**DEFAULT), run(**TWO, compile_s=65.0)],
+            "Run gpus=2: 1.67x faster than one GPU (one run each), not counting 65.0 s of compilation, same accuracy",
+        ),
         # the fastest setting is less accurate, at chance, or too short to tell
         ([run(**DEFAULT), run(**TWO), run(0.9, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
         ([run(**DEFAULT), run(**TWO), run(0.1, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
@@ -177,6 +182,17 @@ def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_wo
     (time,) = [one for one in what_matters([found.ranking]) if one.measure == "total_s"]
     assert math.exp(time.by_axis[0][0].gain.estimate) == pytest.approx(2**0.5)
     assert {column.name for column in found.ranking.columns()} > {"pace_s", "pace_s_low"}
+
+
+def test_rows_that_make_no_whole_step_are_no_speed_up(tmp_path: Path):
+    """Batches of 128 leave 104 of 1,000 rows out, at the same pace."""
+    whole, part = (records.llm(batch_size=size, total_s=rows / 10) for size, rows in ((2, 1000), (128, 896)))
+    for rows, record in ((1000, whole), (896, part)):
+        record["epochs"][0]["samples"], record["text_rows"]["read"] = rows, 1000
+    found = answer(tmp_path, whole, part)
+    assert found.ranking.is_at_pace and not found.is_told
+    part["epochs"][0]["samples"] = 992  # of batches of 32
+    assert not answer(tmp_path, whole, part).ranking.is_at_pace
 
 
 def test_times_of_sentence_and_chart_have_one_unit(tmp_path: Path):

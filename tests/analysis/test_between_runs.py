@@ -186,6 +186,25 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
     assert by_run["vision", "H200"].variance == pytest.approx((PRIOR_SD**2 + math.log(1.02) ** 2 / 2) / 2)
 
 
+def test_runs_of_one_seed_do_not_show_how_losses_differ(tmp_path: Path):
+    def tuned(lr: float, losses: Sequence[float], seeds: Sequence[int]) -> list[load.Run]:
+        each = [
+            records.llm(lr=lr, seed=seed, repetition=n) | {"loss": {"mean_of_last_tenth": loss}}
+            for n, (loss, seed) in enumerate(zip(losses, seeds, strict=True), 1)
+        ]
+        return load.read([records.write_all(tmp_path / str(lr), *each)]).runs
+
+    alone = tuned(0.1, [2.5] * 3, [0] * 3)
+    assert between_runs.RepeatedRuns(alone).figure(alone, "loss_last_tenth") == Interval(2.5, None, None)
+    a, b, c = (tuned(loss, [loss - 0.1, loss, loss + 0.1], [0, 1, 2]) for loss in (2.5, 2.4, 1.5))
+    repeated = between_runs.RepeatedRuns([*alone, *a, *b, *c])
+    known = repeated.figure(alone, "loss_last_tenth")
+    assert known is not None and known.low is not None and known.low < 2.4  # as one run, by how seeds differ
+    assert not repeated.more_accurate(b, a) and repeated.more_accurate(c, a)  # seeds differ by 4 %
+    below = tuned(0.2, [-3.0, -3.0], [0, 1])
+    assert not repeated.more_accurate(below[:1], below[1:])
+
+
 def test_samples_that_took_no_time_or_were_not_taken_have_no_ratio():
     with pytest.raises(ValueError, match="none beyond the warm-up"):
         between_runs.ratio([np.empty(0)], [np.ones(9)], (Spread(), Spread()))
@@ -236,7 +255,6 @@ def test_means_and_ratios_of_few_runs_have_students_interval():
 
 
 def test_a_single_value_has_no_interval_unless_it_is_exact():
-    assert intervals.mean([1.0], 0.95, "1 run").low is None
     assert intervals.exact_ratio([4.0], [2.0], 0.95, "exact") == Interval(2.0, 2.0, 2.0, "exact")
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
     with pytest.raises(ValueError, match="it is 0"):
@@ -251,6 +269,7 @@ def test_a_single_value_has_no_interval_unless_it_is_exact():
         ("energy_joules", 999.0, 2.0, "999.0 ± 2.0 J"),
         ("peak_memory_bytes", 1.25e9, 3e6, "1.250 ± 0.003 GB"),
         ("images_per_s", 1234.0, 56.0, "1,234 ± 56"),
+        ("images_per_s", 2.6, 0.4, "2.6 ± 0.4"),
         ("test_accuracy", 0.981, 0.002, "98.10% ± 0.20"),
         ("total_s", 61.0, 60.0, "61.0 (1 to 121.0)"),
     ],
