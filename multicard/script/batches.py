@@ -40,6 +40,7 @@ class Draws:
 
     def _clear(self) -> None:
         self.asked = False  # for a batch of the training
+        self._trained_on = 0  # batches, by an optimiser that does not count
         self._sizes: list[tuple[Source, int | None]] = []  # of batches of known sources
         self._new: list[tuple[Source, int | None]] = []  # with gradients, of other sources
         self._ended: list[Source] = []  # whose loader had no more
@@ -71,21 +72,25 @@ class Draws:
         self.asked = True
         return True
 
-    def add(self, source: Source, trains: bool, batch: Any) -> None:
-        """Count a batch."""
+    def add(self, source: Source, trains: bool, size: int | None) -> None:
+        """Count a batch of so many samples."""
         if trains:
             self.ever = True
         if source in self._known:
             if trains:
-                self._sizes.append((source, samples(batch, source.batch_size)))
+                self._sizes.append((source, size))
         elif torch.is_grad_enabled():
             self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
-            self._new.append((source, samples(batch, source.batch_size)))
+            self._new.append((source, size))
+
+    def step_uncounted(self) -> None:
+        """An optimiser that does not count has ended a step: no pass up to here was an evaluation."""
+        self._trained_on = len(self._sizes) + len(self._new)
 
     def ends(self, source: Source, handed_out: int) -> None:
         """The loader has no more batches, after so many in this pass over the data."""
         self._ended.append(source)
-        since_step = sum(one == source for one, _ in (*self._sizes, *self._new))
+        since_step = sum(one == source for one, _ in (*self._sizes, *self._new)) - self._trained_on
         self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 

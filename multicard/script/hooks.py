@@ -3,7 +3,8 @@ changed, and no hook waits for a device."""
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -11,16 +12,28 @@ from unittest import mock
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from multicard.script import marks
+from multicard.script.batches import samples
 from multicard.script.recorder import Recorder
+
+TAKES_OVER = 20  # steps of another optimiser in which the first takes none, as it was of a phase that has ended
 
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
     """Have this process's training tell the recorder of itself; processes that it forks do not."""
     steps, next_batch, scaled_step = Steps(recorder), _BaseDataLoaderIter.__next__, GradScaler.step
+    next_indices = _BaseDataLoaderIter._next_index
+
+    def measured_indices(batches: Any) -> Any:
+        indices = next_indices(batches)
+        if batches._auto_collation and batches._dataset_kind == _DatasetKind.Map and isinstance(indices, Sized):
+            if getattr(batches, "multicard_drawn", (None,))[0] is not batches._sampler_iter:  # a new pass
+                batches.multicard_drawn = batches._sampler_iter, deque[int]()
+            batches.multicard_drawn[1].append(len(indices))
+        return indices
 
     def measured_batch(batches: Any) -> Any:
         if recorder.is_over:
@@ -32,7 +45,8 @@ def installed(recorder: Recorder) -> Iterator[None]:
         except StopIteration:
             recorder.exhausted(source, trains, batches._num_yielded)
             raise
-        recorder.receives(source, trains, batch)
+        drawn = getattr(batches, "multicard_drawn", (None, None))[1]  # ahead of the batches, where there are workers
+        recorder.receives(source, trains, drawn.popleft() if drawn else samples(batch, source.batch_size))
         return batch
 
     def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
@@ -48,6 +62,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
     try:
         with (
             mock.patch.object(_BaseDataLoaderIter, "__next__", measured_batch),
+            mock.patch.object(_BaseDataLoaderIter, "_next_index", measured_indices),
             mock.patch.object(GradScaler, "step", measured_step),
         ):
             yield
@@ -59,10 +74,12 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
 class Steps:
     """Steps of the first optimiser that steps. One that steps within another's step (a wrapper's, as of ZeRO) is not
-    counted beside it; one that takes the place of a deleted one goes on with its count."""
+    counted beside it; one that takes the place of a deleted one, or of one that steps no more, goes on with its
+    count."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.calls = recorder, 0
+        self._passed = Counter[int]()  # steps of others, by id, since the last that counted
         self._first: Any = lambda: None
         self._within: list[int] = []
 
@@ -80,19 +97,24 @@ class Steps:
         if id(optimizer) in self._within:
             del self._within[self._within.index(id(optimizer)) :]
         if not self._within and (self._first() is optimizer or self._is_first(optimizer)):
+            self._passed.clear()
             self.recorder.end_counted_step()
 
     def skipped(self, optimizer: Optimizer) -> None:
         """A step that a GradScaler left out: its batches were trained on all the same."""
         if not self._within and self._is_first(optimizer):
+            self._passed.clear()
             self.recorder.skipped += 1
             self.recorder.steps_now()
             self.recorder.end_counted_step()
 
     def _is_first(self, optimizer: Optimizer) -> bool:
-        if self._first() is None:
+        late = self._passed[id(optimizer)] == TAKES_OVER
+        if self._first() is None or late:
             self._first = weakref.ref(optimizer)
-            self.recorder.optimizer = type(optimizer).__name__
-        if self._first() is not optimizer:
+            self.recorder.counts_steps_of(optimizer, late)
+        elif self._first() is not optimizer:
+            self._passed[id(optimizer)] += 1
             self.recorder.others.add(id(optimizer))
+            self.recorder.draws.step_uncounted()
         return self._first() is optimizer

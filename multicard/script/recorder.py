@@ -74,7 +74,7 @@ class Recorder:
     """Measures the steps of this rank, posts them, ends them where they are to end, and writes the rank's report.
 
     Attributes:
-        optimizer: class of the optimiser whose steps count. others: ids of further ones. skipped: steps that a
+        optimizers: classes of those whose steps counted. others: ids of further ones. skipped: steps that a
             GradScaler left out. is_over: nothing is measured any more.
     """
 
@@ -87,13 +87,13 @@ class Recorder:
         self.gate = self._gate()
         self._length = sys.maxsize if pauses(config) else config.steps or sys.maxsize
         self._races_tokens = config.race.figure == "tokens_per_s"
-        self.optimizer, self.others, self.skipped, self.is_over = "", set[int](), 0, False
+        self.optimizers, self.others, self.skipped, self.is_over = list[str](), set[int](), 0, False
         self.draws, self.losses = Draws(), Losses()
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
         self._closing = Lock()
-        self._stopped = self._marked = self._in_step = self._evaluating = False
+        self._stopped = self._marked = self._in_step = self._evaluating = self._with_gradients = False
         self._evaluated = 0  # evaluations since the last step
         self._grouped = True
         self._times: list[tuple[float, float]] = []  # of each step: seconds, and those of waiting for data
@@ -126,30 +126,30 @@ class Recorder:
         if self.draws.without_step and self.draws.begins_anew(source):
             self._evaluated += 1
             self.evaluations += 1
-        if trains:
-            if self._started_s is None:
-                self._start()
-            if self._evaluating:
-                self._end_evaluation()
+        if trains and self._started_s is None:
+            self._start()
+        with_gradients = torch.is_grad_enabled()
+        if self._evaluating and (trains or with_gradients > self._with_gradients):  # one without them has ended before
+            self._end_evaluation(EVALUATED)
         if self._evaluating:
             self._laps.end(EVALUATE)
         elif self._started_s is not None:
             self._laps.end(WORK if self._in_step or not self._marked else APART)
             if not trains:
-                self._evaluating = True
+                self._evaluating, self._with_gradients = True, with_gradients
                 self._evaluated += 1
                 self.evaluations += 1
         return trains
 
-    def receives(self, source: Source, trains: bool, batch: Any) -> None:
-        """The batch is there."""
+    def receives(self, source: Source, trains: bool, size: int | None) -> None:
+        """The batch is there, of so many samples."""
         if self.is_over:
             return
         if trains or self._evaluating:
             self._laps.end(DATA if trains else WAIT)
         if trains and self.window.recording:
             self.window.ranges.close()
-        self.draws.add(source, trains, batch)
+        self.draws.add(source, trains, size)
 
     def exhausted(self, source: Source, trains: bool, handed_out: int) -> None:
         """There is no further batch, after so many."""
@@ -167,6 +167,14 @@ class Recorder:
         if self._started_s is None and not self.is_over:
             self._start()
             self._evaluated = 1  # when the step began is not known
+
+    def counts_steps_of(self, optimizer: torch.optim.Optimizer, late: bool) -> None:
+        """Another optimiser's steps count from this one on; late, where it has several of them in it."""
+        self.others.discard(id(optimizer))
+        if (name := type(optimizer).__name__) not in self.optimizers[-1:]:
+            self.optimizers.append(name)
+        if late:
+            self._evaluated = max(1, self._evaluated)
 
     def end_counted_step(self) -> None:
         """The optimiser that counts has ended a step, or left it out."""
@@ -324,7 +332,7 @@ class Recorder:
         content, steps = self.report.content, len(self._times)
         times = np.array(self._times).reshape(-1, 2)
         counts = np.array(self._counts[:steps], dtype=np.int64).reshape(-1, 3)
-        usual = np.median(counts[:, 2]) if steps and not self._marked else 0
+        usual = 0 if self._marked else self._usual_batches()
         ahead = [number for number in range(self._pass_from, steps)[:2] if counts[number, 2] > usual > 0]
         for number in ahead[:1]:  # the loader was a batch ahead, as Accelerate's is, and that was not trained on
             counts[number] = [counts[number, 0] * usual // counts[number, 2], counts[number, 1], usual]
@@ -352,6 +360,10 @@ class Recorder:
         content.profile = self.window.close()
         self.report.write()
 
+    def _usual_batches(self) -> int:
+        """The median of batches a step; of two, the larger: a pass may end in a step of fewer."""
+        return int(np.percentile([each[2] for each in self._counts or [(0, 0, 0)]], 50, method="higher"))
+
     def _told(self) -> tuple[float | None, dict[str, float]]:
         """The accuracy, where it is a share, and the other figures that are numbers."""
         told = {name: float(value) for name, value in self._logged.items()}
@@ -362,9 +374,9 @@ class Recorder:
 
     def _seen(self, loss_told: bool) -> list[str]:
         """Sentences on what was counted, and on what could not be."""
-        counted = "multicard.step" if self._marked else f"{self.optimizer}.step"
+        counted = "multicard.step" if self._marked else ", then of ".join(f"{name}.step" for name in self.optimizers)
         alone = self.rank.world_size > 1 and not self._grouped
-        batches = int(np.median([each[2] for each in self._counts[1:] or [(0, 0, 0)]]))
+        batches = self._usual_batches()
         sentences = {
             f"steps are those of {counted}": self.steps > 0,
             f"stopped after step {self.steps}": self._stopped and self.config.steps == self.steps,

@@ -31,6 +31,9 @@ OWN_RANKS = (  # they would wait for one another at the address of the run's own
     "starts ranks of its own by torch.multiprocessing; have it train in the process that it is started in, as under "
     "torchrun"
 )
+RELATIVE = (
+    "imports from its own package; type 'script=-m NAME', as 'script=-m pkg.train', from the folder of the package"
+)
 # The agent would wait for ever for what such a rank has to return
 REPLACED = "replaces its process by another program (os.exec); type the variables that it sets before the command"
 
@@ -79,12 +82,22 @@ def _call(config: ScriptConfig) -> None:
         require(os.getpid() != own, f"script={config.script}: {REPLACED}")
         call(*arguments)
 
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    create_store = rendezvous._create_c10d_store
+    agent, of_agent = (os.environ.get(name, "") for name in ("MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"))
+
+    def store_of_port(hostname: str, port: int, *arguments: Any) -> Any:
+        """An address of the script's own is served by its rank 0: the agent of the ranks is at another."""
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = of_agent if str(port) == agent else ""
+        return create_store(hostname, port, *arguments)
+
     code: object = 1  # of a process that the script forked, where an exception ends it
     try:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))
             for name in ("execv", "execve"):  # which all others call
                 patches.enter_context(mock.patch.object(os, name, partial(exec_as_child, getattr(os, name))))
+            patches.enter_context(mock.patch.object(rendezvous, "_create_c10d_store", store_of_port))
             for part in ("", ".spawn"):
                 launcher = importlib.import_module(f"torch.multiprocessing{part}")
                 refused = ValueError(f"script={config.script}: {OWN_RANKS}")
@@ -96,6 +109,9 @@ def _call(config: ScriptConfig) -> None:
         code = 0
     except EndedError:
         return
+    except ImportError as error:
+        require("no known parent package" not in str(error), f"script={config.script}: {RELATIVE}")
+        raise
     except SystemExit as end:
         code = end.code or 0
         if code:

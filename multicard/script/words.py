@@ -42,13 +42,14 @@ def file(config: ScriptConfig) -> Path:
 
 def words(config: ScriptConfig) -> list[str]:
     """The words of the script's command line, after its name: a subcommand takes only the options behind it, and one
-    with a list of values would take words behind it."""
+    with a list of values would take words behind it. What follows a word `--` is no option, and comes last."""
     style, args = _style_and_args(config)
     if style is Style.argparse:
         own = [word for name, value in args.items() for word in _options(f"--{name}", value)]
     else:
         own = [f"{name}={_grammar(value)}" for name, value in args.items()] if style is Style.hydra else []
-    return [*config.words, *own]
+    last = config.words.index("--") if "--" in config.words else len(config.words)
+    return [*config.words[:last], *own, *config.words[last:]]
 
 
 def variables(config: ScriptConfig) -> dict[str, str]:

@@ -88,6 +88,17 @@ def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path)
     assert sum(column(tmp_path, "samples")) == 10 * 8 and column(tmp_path, "batches") == [2, 1, 1, 1, 1, 0, 1, 1, 1, 1]
 
 
+def test_a_pass_that_ends_in_fewer_batches_was_not_read_ahead(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        for _ in range(3):
+            for number, batch in zip(range(6), DataLoader(training.data, 8), strict=False):  # as Lightning counts them
+                training.loss(batch).backward()
+                if number in (3, 5):
+                    training.optimizer.step()
+    assert column(tmp_path, "batches") == [4, 2] * 3 and "gradients of 4 batches make a step" in reports[0].seen
+
+
 def test_the_first_of_two_optimisers_counts(tmp_path: Path):
     training = Training()
     second = torch.optim.Adam(torch.nn.Linear(1, 1).parameters())
@@ -98,6 +109,29 @@ def test_the_first_of_two_optimisers_counts(tmp_path: Path):
             second.step()
     assert reports[0].epochs[0].steps == 6
     assert "1 further optimiser stepped, and did not count" in reports[0].seen
+
+
+@pytest.mark.parametrize(
+    ("stepping", "steps", "left_out"),
+    [
+        (lambda number: slice(0, 1) if number < 5 else slice(1, 2), 5 + 11, [5]),  # a phase, and another
+        (lambda number: slice(None), 36, []),  # one for each parameter
+    ],
+)
+def test_steps_go_on_with_an_optimiser_that_steps_alone(
+    tmp_path: Path, stepping: Callable[[int], slice], steps: int, left_out: list[int]
+):
+    training = Training()
+    optimizers = [training.optimizer, *(torch.optim.Adam(training.model.parameters()) for _ in range(30))]
+    with recorded(tmp_path) as reports:
+        for number in range(6):
+            for place, batch in enumerate(DataLoader(training.data, 8), 6 * number):
+                training.loss(batch).backward()
+                for optimizer in optimizers[stepping(place)]:
+                    optimizer.step()
+    assert (reports[0].epochs[0].steps, reports[0].left_out) == (steps, left_out)
+    assert sum(column(tmp_path, "samples")) == 36 * 8
+    assert ("steps are those of SGD.step, then of Adam.step" in reports[0].seen) == bool(left_out)
 
 
 def no_gradients(held_out: TensorDataset, use: Callable[[Any], Any]) -> None:
@@ -111,7 +145,13 @@ def with_gradients(held_out: TensorDataset, use: Callable[[Any], Any]) -> None:
         use(batch)
 
 
-@pytest.mark.parametrize("evaluate", [no_gradients, with_gradients])
+def not_to_its_end(held_out: Any, use: Callable[[Any], Any]) -> None:
+    with torch.no_grad():
+        for _, batch in zip(range(6), DataLoader(held_out, 8), strict=False):  # as Lightning counts them
+            use(batch)
+
+
+@pytest.mark.parametrize("evaluate", [no_gradients, with_gradients, not_to_its_end])
 def test_an_evaluation_is_told_from_training(tmp_path: Path, evaluate: Callable[..., None]):
     training = Training()
     with recorded(tmp_path) as reports:
@@ -133,7 +173,7 @@ class Stream(IterableDataset[tuple[torch.Tensor, int]]):
         yield from ((torch.randn(4), number % 2) for number in range(48))
 
 
-@pytest.mark.parametrize("evaluate", [None, no_gradients, with_gradients])
+@pytest.mark.parametrize("evaluate", [None, no_gradients, with_gradients, not_to_its_end])
 def test_data_built_anew_for_each_pass_are_trained_on(tmp_path: Path, evaluate: Callable[..., None] | None):
     training = Training()
     with recorded(tmp_path) as reports:
@@ -308,6 +348,20 @@ def test_sizes_of_batches():
     assert samples([(torch.zeros(3, 5), 1)] * 8, 8) == 8
     assert samples([images[:3], labels[:3]], 8) == 3
     assert samples(object(), 8) is samples("text", None) is None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "collate", [len, lambda rows: {"packed": torch.zeros(1, 64)}, lambda rows: tuple(zip(*rows, strict=True))]
+)
+def test_samples_are_those_drawn_however_a_batch_is_made(tmp_path: Path, workers: int, collate: Callable[..., Any]):
+    training = Training()
+    batches = DataLoader(training.data, 10, collate_fn=collate, num_workers=workers, persistent_workers=workers > 0)
+    with recorded(tmp_path):
+        for most in (3, 9):  # a pass that is broken off, and a whole one
+            for _, _ in zip(range(most), batches, strict=False):
+                training.optimizer.step()
+    assert column(tmp_path, "samples") == [10] * 3 + [10] * 4 + [8]
 
 
 def test_two_threads_that_close_wait_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

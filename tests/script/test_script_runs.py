@@ -93,6 +93,7 @@ def test_ranks_without_a_group_are_said(script: Script):
         ("sys.exit('no data')", "script=train.py: exited, saying 'no data'"),
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("from . import part", "script=train.py: imports from its own package; type 'script=-m NAME'"),
         ("print('done')", "no optimiser of this rank took a step"),
         ("os.execlp('true', 'true')", "script=train.py: replaces its process by another program"),
         ("torch.multiprocessing.spawn(print, nprocs=2)", "script=train.py: starts ranks of its own"),
@@ -124,10 +125,11 @@ def test_nothing_that_a_script_starts_outlives_it(script: Script):
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + TRAIN,
         "for code in (0, 4): os.fork() or sys.exit(code)\nos.wait(); os.wait()\n" + TRAIN,
         "os.chdir('/')\n" + TRAIN,
+        "os.environ['MASTER_PORT'] = '0'\ndist.init_process_group('gloo', rank=0, world_size=1)\n" + TRAIN,
         TRAIN + ENDS_CHILDREN,
         TRAIN.replace("8)", "8, num_workers=1, persistent_workers=True)"),  # without `if __name__ == "__main__"`
     ],
-    ids=["os._exit", "thread", "forked", "chdir", "ends its children", "workers"],
+    ids=["os._exit", "thread", "forked", "chdir", "own address", "ends its children", "workers"],
 )
 def test_a_script_that_ends_in_its_own_way_is_measured(script: Script, body: str):
     run = measured(script(body), "warmup_steps=1")

@@ -24,6 +24,7 @@ def test_argparse_gets_options():
     own = words.words(typed(*ARGS, "args.text='it is \"a\" $b'", "args.shift=-3", "args.flag=-x", "words=[in.csv,-v]"))
     expected = ["--lr", "0.1", "--bf16", "--sizes", "1", "2", "--optim.name", "sgd", "--text", 'it is "a" $b']
     assert own == ["in.csv", "-v", *expected, "--shift", "-3", "--flag=-x"]
+    assert words.words(typed("args.lr=0.1", "words=[fit,--,-x]")) == ["fit", "--lr", "0.1", "--", "-x"]
 
 
 def test_hydra_gets_keys_and_reads_them_back():
