@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 
 class Source:  # noqa: PLW1641  compared, and never hashed
@@ -80,8 +82,12 @@ class Draws:
             if trains:
                 self._sizes.append((source, size))
         elif torch.is_grad_enabled():
-            self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
+            self._leave_ended(source)
             self._new.append((source, size))
+
+    def _leave_ended(self, source: Source) -> None:
+        """New sources that ended before this one is drawn from are not of the step."""
+        self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
 
     def step_uncounted(self) -> None:
         """An optimiser that does not count has ended a step: no pass up to here was an evaluation."""
@@ -89,6 +95,8 @@ class Draws:
 
     def ends(self, source: Source, handed_out: int) -> None:
         """The loader has no more batches, after so many in this pass over the data."""
+        if source in self._known:
+            self._leave_ended(source)
         self._ended.append(source)
         since_step = sum(one == source for one, _ in (*self._sizes, *self._new)) - self._trained_on
         self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
@@ -117,30 +125,14 @@ class Draws:
 
 
 def samples(batch: Any, batch_size: int | None) -> int | None:
-    """The samples of a batch; None where it does not show.
+    """The samples of a batch of a stream, or of what a data set gives as a batch; None where it does not show.
 
-    That is the first dimension of its first tensor, or the length of a list of samples, whichever is the loader's
-    batch size, or less in a last batch.
+    That is the first dimension of a tensor in it, or the length of a list of samples, whichever is the loader's batch
+    size, or less in a last batch.
     """
-    first = _first_tensor(batch)
-    if first is not None and first.ndim and first.shape[0] == batch_size:
-        return batch_size
-    own = getattr(batch, "batch_size", None)  # of packed sequences, graphs and the like
-    if isinstance(own, int):
-        return own
-    sizes = [*first.shape[:1]] if first is not None else []
+    own = getattr(batch, "batch_size", None)  # of graphs and the like
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    sizes = [own] if isinstance(own, int) else [one.shape[0] for one in leaves if isinstance(one, Tensor) and one.ndim]
     sizes += [len(batch)] if isinstance(batch, list | tuple) else []
     fitting = [size for size in sizes if batch_size is None or size <= batch_size]
     return batch_size if batch_size in fitting else next(iter(fitting), None)
-
-
-def _first_tensor(batch: Any) -> torch.Tensor | None:
-    """The first tensor of nested mappings and lists."""
-    if isinstance(batch, torch.Tensor):
-        return batch
-    listed = isinstance(batch, list | tuple)  # asked first: asking for a Mapping takes longer, in every step
-    for part in batch if listed else batch.values() if isinstance(batch, Mapping) else ():
-        found = part if isinstance(part, torch.Tensor) else _first_tensor(part)
-        if found is not None:
-            return found
-    return None

@@ -88,6 +88,20 @@ def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path)
     assert sum(column(tmp_path, "samples")) == 10 * 8 and column(tmp_path, "batches") == [2, 1, 1, 1, 1, 0, 1, 1, 1, 1]
 
 
+def test_an_evaluation_before_the_last_batch_that_was_read_ahead_is_none_of_the_step(tmp_path: Path):
+    training = Training()
+    with recorded(tmp_path) as reports:
+        batches = iter(DataLoader(training.data, 8))
+        ahead = next(batches)
+        for number in range(6):
+            if number == 5:
+                with_gradients(training.held_out, training.loss)
+            batch, ahead = ahead, next(batches, None)
+            training.loss(batch).backward()
+            training.optimizer.step()
+    assert sum(column(tmp_path, "samples")) == 48 and reports[0].left_out == [5]
+
+
 def test_a_pass_that_ends_in_fewer_batches_was_not_read_ahead(tmp_path: Path):
     training = Training()
     with recorded(tmp_path) as reports:
