@@ -54,7 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
         drop(sys.stdout)
         return 0
     except (ValueError, OSError) as error:
-        print(f"refused: {clean(str(error))}", file=sys.stderr)
+        named = [error.filename, error.strerror] if isinstance(error, OSError) and error.strerror else [error]
+        print(f"refused: {clean(': '.join(str(part) for part in named if part))}", file=sys.stderr)
         return 1
 
 

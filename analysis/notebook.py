@@ -6,7 +6,9 @@ names of columns: seconds (`_s`), bytes (`_bytes`), joules; accuracies and share
 """
 
 import argparse
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.answers import Answer
+
+ARGUMENTS = ((r"--(common|mix)\b", r"\1=True"), (r"--by ([\w.,]*\w)", r'by="\1"'), ("--price ", "price="))
 
 
 class Shown:
@@ -113,7 +117,8 @@ class Runs(Shown):
             raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
-        return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
+        with _refusing():
+            return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.
@@ -147,7 +152,9 @@ class Runs(Shown):
         """
         keys, share = _parsed("by", cli.names, by) or [], _parsed("margin", cli.share, margin)
         b = self if other is None else other if isinstance(other, Runs) else read(other)
-        return Shown(compare.output(compare.compare(self.found.runs, b.found.runs, keys, common, mix, share), share))
+        with _refusing():
+            cells = compare.compare(self.found.runs, b.found.runs, keys, common, mix, share)
+        return Shown(compare.output(cells, share))
 
     def steps(self, run: Run | int) -> "pd.DataFrame":
         """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its phases as far as they
@@ -185,3 +192,15 @@ def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -
         return None if value is None else parse(str(value))
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refusals in which an option is the argument of the same name: `--by layout` is by="layout"."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        for option, argument in ARGUMENTS:
+            said = re.sub(option, argument, said)
+        raise ValueError(said) from None

@@ -66,6 +66,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
-        near = difflib.get_close_matches(word, self._option_string_actions, n=1)
+        near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
         say("; ".join([f"refused: {message}", *(f"did you mean {option}?" for option in near)]), error=True)
         sys.exit(1)

@@ -336,6 +336,6 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
         for cell, own in grouping.group(runs, setting_columns).items()
         if (cost := of_setting(own, column))
     ]
-    settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0))
+    settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0, of_setting(one.runs, "total_s") or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
     return Ranking(goal, column, work, runs, settings, keys, repeated)

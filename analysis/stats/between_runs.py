@@ -88,7 +88,7 @@ def by_machine(
             for group in by_seed(setting, of_seeds)
         ]
         values = [
-            (float(np.mean([value for value, _ in group])), float(np.mean([_step_variance(run) for _, run in group])))
+            (fmean(value for value, _ in group), fmean(_step_variance(run) for _, run in group))
             for group in known
             if group
         ]

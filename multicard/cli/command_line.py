@@ -26,6 +26,7 @@ ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "m
 ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
+NO_PAIR = "is no key=value, written without spaces; --help lists the keys"
 FOLLOWS = f"batch_size_asked={GLOBAL}"
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
@@ -105,7 +106,7 @@ def _unreadable(word: str) -> str:
     if value.endswith(",") or word.startswith(",") or ",," in value:
         return f"{word}: has an empty value; write gpus=1,2 without spaces"
     if not sign:
-        return f"{word}: is no key=value, written without spaces; --help lists the keys"
+        return f"{word}: {NO_PAIR}"
     if value.startswith("="):
         return f"{word}: has a second equals sign; use {key}={value.lstrip('=')}"
     if not value.isprintable():
@@ -131,6 +132,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
     known, groups = workloads.known_keys(workload), workloads.groups(workload)
     for override in chosen:
         key, word = override.key_or_group, override.input_line
+        require(key != "", f"{word}: {NO_PAIR}")
         own = key != "hydra/sweeper" or override.value() == "cells"
         require(own, f"{word}: the cells of a sweep are multicard's own to choose; leave it out (race= finds the best)")
         if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):

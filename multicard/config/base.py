@@ -89,6 +89,7 @@ class Option:
 WANDB_NAMES = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
 
 LONGEST_TAG = 64
+LONGEST_NAME = 255  # of a folder, in bytes
 
 
 def is_wandb_name(name: str) -> bool:
@@ -235,8 +236,9 @@ def check_name(name: str) -> None:
     """Refuse (ValueError) a name that is not that of one folder."""
     require(name != "published", "name=published: multirun/published is for rows that others measured; choose another")
     is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
-    problem = f"name={name!r}: is the name of a folder under multirun/, and so without '/'"
-    require(is_folder, f"{problem}; use letters, digits, '.', '_' and '-'")
+    problem = f"name={name!r}: must name one folder under multirun/, in at most {LONGEST_NAME} bytes"
+    fits = is_folder and len(name.encode(errors="replace")) <= LONGEST_NAME
+    require(fits, f"{problem}; use letters, digits, '.', '_' and '-'")
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

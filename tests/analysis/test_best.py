@@ -79,6 +79,8 @@ def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path):
     assert within[-1] == "not ranked: 3 beyond the limits"
     assert ranked(folder, limits=Limits(memory_bytes=5e9))[-1] == "not ranked: 3 beyond the limits"
     assert ranked(folder, "memory")[0].startswith("Least memory: precision=fp16: 5 GB")
+    ties = write(tmp_path / "ties", records.vision(total_s=200.0), records.vision(layout="nhwc"))
+    assert ranked(ties, "memory")[0].startswith("Least memory: layout=nhwc: 5 GB")
     nodes = write(tmp_path / "nodes", records.vision(nodes=2, gpus=2), records.vision(gpus=2, total_s=200.0))
     assert ranked(nodes, limits=Limits(gpus=3))[0].startswith("Fastest: the only setting: 200.0 s")
 

@@ -284,6 +284,7 @@ def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said
         (["list", ".", "--csv", "no/o"], "there is no folder no"),
         (["list", ".", "--json", "/dev/null"], "/dev/null: is no file"),
         (["best", ".", "--gaol=time"], "unrecognized arguments: --gaol=time; did you mean --goal?"),
+        (["report", ".", "--open"], "unrecognized arguments: --open\n"),
         (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
         (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
         *((["compare", ".", f"--gate={gate}"], "is no share; write") for gate in ("5", "1", "x%", "nan")),
@@ -318,7 +319,7 @@ def test_what_a_command_cannot_do_is_one_line_and_leaves_nothing(
 ):
     records.write(tmp_path / "r", records.vision())
     monkeypatch.chdir(tmp_path)
-    assert text in refused(*words) and [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert text in f"{refused(*words)}\n" and [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 @pytest.mark.usefixtures("processes")

@@ -78,6 +78,12 @@ def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
         (lambda runs: runs.where("cards>1"), '--where: no column "cards"'),
         (lambda runs: runs.best("speed"), "goal=speed: choose one of time, memory, energy"),
         (lambda runs: runs.best(accuracy=99), "accuracy: 99 is no share; write 99% or 0.99"),
+        (lambda runs: runs.best("cost"), "of 12 runs none has cost; give the price of a GPU for an hour, as price=2.4"),
+        (lambda runs: runs.compare(), 'B is missing: name another sweep as B, or by="KEY" to compare'),
+        (
+            lambda runs: runs.where("gpus=1 or precision='fp16'").compare(by="precision"),
+            "precision=fp32 has no gpus=2 (common=True compares the",
+        ),
         (lambda runs: runs.figure("absent"), "no figure absent; there are "),
     ],
 )
