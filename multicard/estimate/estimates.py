@@ -21,6 +21,7 @@ from multicard.machine import devices, environment, private
 from multicard.messages import say
 from multicard.records.schema_parts import Interval, Prediction
 
+UNCOUNTED = {"script": "its number of steps is not known (a run or a probe to its end tells, or steps=)"}
 START_SD = 0.3  # of the logarithm of the time from the command to training, between runs
 
 
@@ -143,7 +144,7 @@ class Predictor:
             prediction.basis, prediction.about = Basis.scaled, f"{estimated.about}, of another length"
         length = totals.length(config, alike, here)
         if length is None:
-            prediction.about += "; the size of its data is not known, so no total"
+            prediction.about += f"; {UNCOUNTED.get(kind, 'the size of its data is not known')}, so no total"
             return prediction
         if getattr(config, "stop_at_target", False):
             prediction.about += "; the total is of all epochs, and the run stops at its target"

@@ -18,6 +18,7 @@ WITHOUT_EFFECT = frozenset({
 # fmt: on
 DATASET = "dataset.name"  # the one group whose other keys say more than its name
 GPUS = "gpus"
+ARGUMENTS = "args"  # the group of a script's arguments, of which a run has those that were given
 # Standard deviations of the logarithm of a step
 CPU_SD = 0.08  # between runs on CPU ranks, before any was repeated: others share their machine
 PROBE_SD = 0.03  # of a whole run over its probe
@@ -123,12 +124,13 @@ def axes(setting: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
-    """The axes of `known` in which `wanted` differs, sorted; `wanted` may have more keys.
+    """The axes of `known` in which `wanted` differs, sorted; `wanted` may have more keys, but for a script's arguments.
 
     Another option of a group counts once, by its name: that `loader=batched` has no `loader.prefetch_factor` is no
     further difference.
     """
     differ = {key for key, value in known.items() if wanted.get(key) != value}
+    differ |= {key for key in wanted.keys() - known.keys() if _group(key) == ARGUMENTS}
     groups = {_group(key) for key in differ if _names_group(key)}
     return tuple(sorted(key for key in differ if _names_group(key) or _group(key) not in groups))
 

@@ -5,7 +5,7 @@ names of models, hardware and versions. No path, host, name, id or text of a use
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import Enum
@@ -145,9 +145,6 @@ def observations(rows: Sequence[tuple[str, SharedRow]], target: Target) -> list[
         is_here = product(row.hardware) == target.hardware and target.cores in (None, cores)
         if step is not None and step.mean > 0 and is_here:
             error = history.UNKNOWN_ERROR if step.sd is None else min(step.sd / step.mean / math.sqrt(step.n), 1.0)
-            found.append(StepObservation(setting(row.settings), step.mean, error, name, Basis.published))
+            setting = {key: msgspec.json.encode(value).decode() for key, value in row.settings.items()}
+            found.append(StepObservation(setting, step.mean, error, name, Basis.published))
     return found
-
-
-def setting(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {key: msgspec.json.encode(value).decode() for key, value in settings.items()}

@@ -161,7 +161,8 @@ def _steps_per_epoch(run: PastRun) -> int | None:
     """The steps of an epoch of a run, or of the run that a probe stands for."""
     record = run.record
     if record.probe is not None:
-        return record.probe.steps_per_epoch
+        counted = record.epochs[0].steps if record.epochs and record.probe.ended_by == "run" else None
+        return record.probe.steps_per_epoch or counted  # none an epoch of a script
     if not isinstance(record, VisionRecord):
         return record.epochs[0].steps if record.epochs else None
     steps, epochs = _step_count(run), len(record.epochs)

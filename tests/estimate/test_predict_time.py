@@ -119,6 +119,7 @@ def test_what_is_published_of_a_gpu():
 def test_differences_count_another_option_of_a_group_once():
     known = CELL | {"loader.name": '"batched"', "seed": "7"}
     assert differences(known, CELL) == ("loader.name", "seed")
+    assert differences(CELL, CELL | {"args.lr": "0.1"}) == ("args.lr",)  # which the script's run had not
     assert differences({}, CELL) == () and differences({"workload": "x"}, CELL) == ("workload",)
 
 

@@ -81,6 +81,9 @@ def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
     ran = vision(dataset__train_limit=1000)  # of which it left some out
     alike = totals.Alike(history.setting(ran["config"]), past(ran))
     assert totals.length(config(ran), alike, []) == totals.Length(20, 300)
+    for ended_by, steps in (("run", 11), ("seconds", None)):  # of a script, whose steps are those of its whole run
+        ended = probe()["probe"] | {"ended_by": ended_by, "steps_per_epoch": 0}
+        assert totals._steps_per_epoch(*past(probe() | {"probe": ended})) == steps
 
 
 def test_rows_of_text_are_those_that_have_a_label():

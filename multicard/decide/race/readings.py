@@ -21,7 +21,6 @@ FEW_STEPS = 2.0  # factor on the standard error of steps that are too few to tel
 LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
 SINGLE_ERROR = 0.1  # of a block of a single step
 
-
 Reading = tuple[float, float]  # the logarithm of a figure, and its standard error
 
 
