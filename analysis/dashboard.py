@@ -73,7 +73,7 @@ def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
 
 def _title(column: str) -> str:
     """A figure in words with the unit in which W&B shows it: "Peak memory (bytes)"."""
-    words, unit = FIGURES[column].title, figures.unit(column).name
+    words, unit = FIGURES[column].title, FIGURES[column].unit.name
     return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
 
 

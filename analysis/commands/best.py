@@ -180,7 +180,7 @@ class Ranking:
         accuracy = f"{setting.accuracy:.1%}" if setting.accuracy is not None else ""
         loss = f"loss {setting.loss:.3f}" if setting.loss is not None and not accuracy else ""
         repetitions = f"n={len(setting.runs)}" if len(setting.runs) > 1 else ""
-        return ", ".join(filter(None, (self._cost(setting.cost), accuracy, loss, repetitions)))
+        return ", ".join(filter(None, (_text(self.goal, setting.cost) + self.paced, accuracy, loss, repetitions)))
 
     @property
     def sentences(self) -> list[str]:
@@ -219,9 +219,6 @@ class Ranking:
     def _named(self, setting: RankedSetting) -> str:
         marks = f" [{signs}]" if (signs := grouping.marks(setting.runs)) else ""
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
-
-    def _cost(self, cost: float) -> str:
-        return _text(self.goal, cost) + self.paced
 
 
 Answered = Callable[[Ranking], list[str]]

@@ -34,11 +34,12 @@ from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.records import figures
 from multicard.records.comparable import DATA
 from multicard.records.output import Output
+from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, first_few
 
 MAX_NAMED = 6  # missing cells in a refusal
-CLOCK_APART = 0.02  # relative difference of mean clocks that is reported
+APART = 0.02  # relative difference of means that is reported
 CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
 Sides = tuple[str, str]  # what A and B are called
@@ -294,7 +295,7 @@ def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     facts_a, facts_b = _facts(a), _facts(b)
     differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
     facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
-    return [*_turns(a, b), *facts, *_clocks(a, b)]
+    return [*_turns(a, b), *facts, *_means(a, b)]
 
 
 def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
@@ -335,14 +336,26 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     yield from ((mark.meaning, "yes") for mark in MARKS if run[mark.column])
 
 
-def _clocks(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each clock whose means over the devices of A and of B differ by more than CLOCK_APART."""
-    parts = [[gpu for run in side if (gpu := run.record().gpu) is not None] for side in (a, b)]
-    devices_a, devices_b = ([device for gpu in side for device in gpu.devices] for side in parts)
-    differing = []
+def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """A line for each mean that differs between A and B by more than APART: of clocks over the devices, and of the work
+    of a step, by which its time is no measure of speed."""
+    records = [[run.record() for run in side] for side in (a, b)]
+    means = {"a step trains {:,.1f} samples or tokens in A, {:,.1f} in B": [list(map(_work, s)) for s in records]}
     for key, name in CLOCKS.items():
-        known = [[mhz for each in side if (mhz := getattr(each, key)) is not None] for side in (devices_a, devices_b)]
-        mean_a, mean_b = (float(np.mean(clocks_mhz)) if clocks_mhz else math.nan for clocks_mhz in known)
-        if abs(mean_b / mean_a - 1) > CLOCK_APART:  # false where a side has none
-            differing.append(f"{name} during the runs: {mean_a:,.0f} MHz in A, {mean_b:,.0f} MHz in B (means)")
+        line = f"{name} during the runs: {{:,.0f}} MHz in A, {{:,.0f}} MHz in B (means)"
+        means[line] = [[getattr(gpu, key) for one in s if one.gpu for gpu in one.gpu.devices] for s in records]
+    differing = []
+    for line, sides in means.items():
+        known = [[value for value in side if value is not None] for side in sides]
+        mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known)
+        if abs(mean_b / mean_a - 1) > APART:  # false where a side has none
+            differing.append(line.format(mean_a, mean_b))
     return differing
+
+
+def _work(record: AnyRecord) -> float | None:
+    """Tokens, or samples where none are known, that a step trained on."""
+    tokens = None if isinstance(record, VisionRecord) else record.tokens
+    amount = tokens.non_padding if tokens is not None else record.samples_trained
+    steps = sum(epoch.steps or 0 for epoch in record.epochs)
+    return amount / steps if amount and steps else None

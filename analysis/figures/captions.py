@@ -27,7 +27,7 @@ COMMON += ("strategy", "loader", "batch_size", "epochs", "max_steps", "gpus", "n
 def unit(measure: str, largest: float) -> Scale:
     """Scale of a column in which its largest value has one to three digits before the point."""
     is_copied = measure.startswith("copied")  # kinds of copies differ by orders of magnitude
-    return Scale("bytes") if is_copied else figures.unit(measure).scale(largest)
+    return Scale("bytes") if is_copied else figures.of_column(measure).unit.scale(largest)
 
 
 def measure(name: str) -> str:

@@ -83,10 +83,8 @@ def by_machine(
     """
     measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
     for setting in settings:
-        known = [
-            [(value, run) for run in group if (value := _known(figure, run)) is not None]
-            for group in by_seed(setting, of_seeds)
-        ]
+        groups = by_seed(setting, of_seeds)
+        known = [[(value, run) for run in group if (value := _known(figure, run)) is not None] for group in groups]
         values = [
             (fmean(value for value, _ in group), fmean(_step_variance(run) for _, run in group))
             for group in known
@@ -132,12 +130,10 @@ class RepeatedRuns:
         estimate, figure = of_setting(runs, column), figures.of_column(column)
         if estimate is None:
             return None
-        if figure.summed == "max":
-            return Interval(estimate, None, None)
-        if is_exact(runs, column):
+        if figure.summed != "max" and is_exact(runs, column):
             return intervals.mean([run[column] for run in runs])
         spread = self.of_column(column).of(runs[0])
-        if not spread.degrees:
+        if figure.summed == "max" or not spread.degrees:
             return Interval(estimate, None, None)
         half = half_width(len(by_seed(runs, figure.of_seeds)), spread)
         if not figure.log:

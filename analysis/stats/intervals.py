@@ -51,7 +51,7 @@ def text(name: str, interval: Interval) -> str:
         return f"{shown} ({figures.text(name, low)} to {figures.text(name, high)})"
     if name.endswith("accuracy"):
         return f"{shown} ± {100 * half:.2f}"
-    unit, estimate = figures.unit(name), interval.estimate
+    unit, estimate = figures.of_column(name).unit, interval.estimate
     scale = unit.scale(abs(estimate)) if unit in (figures.BYTES, figures.JOULES) else figures.Scale("")
     is_scaled = unit in (figures.SECONDS, figures.PLAIN) or bool(scale.name)
     is_scaled |= unit is figures.RATE and abs(estimate) < 100

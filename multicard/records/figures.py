@@ -18,6 +18,7 @@ from multicard.records.text_table import clean, in_bytes, in_joules
 
 RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord, ScriptRecord)}
 VISION, LLM, SCRIPT = ALL = tuple(RECORDS)
+BY_STEP = LLM, SCRIPT  # kinds whose losses are known step by step
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,6 @@ COLLECTIVES = {
 _time = partial(Figure, unit=SECONDS, better="lower")
 _rate = partial(Figure, unit=RATE, better="higher")
 _accuracy = partial(Figure, unit=SHARE, better="higher", of_seeds=True)
-_loss = partial(Figure, of_seeds=True, at_end=(LLM, SCRIPT))
 _money = partial(Figure, unit=MONEY, better="lower", keys={})
 _counted = partial(Figure, unit=BYTES, counted=True)
 
@@ -151,7 +151,7 @@ FIGURES = {
         _time("evaluate_s", "evaluation"),
         _time("compile_s", "compilation"),
         _time("time_to_target_s", "time to the target accuracy"),
-        _time("step_s", "time of a step", "steps.mean", head="s/step", at_end=(LLM, SCRIPT)),
+        _time("step_s", "time of a step", "steps.mean", head="s/step", at_end=BY_STEP),
         _time("step_median_s", "step, median", "steps.median"),
         _time("step_p95_s", "step, 95th percentile", "steps.p95"),
         _time("step_std_s", "step, standard deviation", "steps.std"),
@@ -161,12 +161,7 @@ FIGURES = {
         _rate("evaluated_images_per_s", "images evaluated a second", keys={}),
         _rate("samples_per_s", "samples a second", head="samples/s", listed=True, at_end=(SCRIPT,)),
         _rate(
-            "tokens_per_s",
-            "tokens a second",
-            "tokens_per_s.non_padding",
-            head="tokens/s",
-            listed=True,
-            at_end=(LLM, SCRIPT),
+            "tokens_per_s", "tokens a second", "tokens_per_s.non_padding", head="tokens/s", listed=True, at_end=BY_STEP
         ),
         Figure("tokens", "tokens", "tokens.non_padding"),
         Figure("samples_trained", "samples trained", keys={}),
@@ -174,14 +169,16 @@ FIGURES = {
         _accuracy("test_accuracy", "test accuracy", log=False, head="accuracy", listed=True, at_end=(VISION, SCRIPT)),
         Figure("test_samples", "test samples", keys={}),
         Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False, of_seeds=True),
-        _loss("loss_first", "first loss", "loss.first"),
-        _loss(
+        Figure("loss_first", "first loss", "loss.first", of_seeds=True, at_end=BY_STEP),
+        Figure(
             "loss_last_tenth",
             "loss, mean of the last tenth",
             "loss.mean_of_last_tenth",
             better="lower",
+            of_seeds=True,
             head="loss",
             listed=True,
+            at_end=BY_STEP,
         ),
         _accuracy("reward_accuracy", "accuracy of DPO's rewards", "rewards.accuracy"),
         _counted(
@@ -231,14 +228,11 @@ DERIVED = {
 GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
 
 
-def find(name: str) -> Figure | None:
-    """The figure of this name, derived ones included."""
-    return FIGURES.get(name) or DERIVED.get(name)
-
-
+@cache
 def of_column(name: str) -> Figure:
-    """The figure of a column; of any other column one of its name alone."""
-    return find(name) or Figure(name, name)
+    """The figure of a column, derived ones included; of any other column one of its name, in the unit of its ending."""
+    other = Figure(name, name, unit=next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN))
+    return FIGURES.get(name) or DERIVED.get(name) or other
 
 
 def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
@@ -252,21 +246,13 @@ def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
     return (1 / rate if rate else None) if rates else value("total_s")
 
 
-def unit(name: str) -> Unit:
-    """The unit of a figure, or of any other column by the ending of its name."""
-    figure = find(name)
-    if figure is not None:
-        return figure.unit
-    return next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN)
-
-
 def text(name: str, value: Any) -> str:
     """A column's value for a person to read, in its unit; "-" where there is none."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return str(value).lower()
-    return unit(name).text(value) if isinstance(value, int | float) else clean(str(value))
+    return of_column(name).unit.text(value) if isinstance(value, int | float) else clean(str(value))
 
 
 @cache

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from multicard.measure import formulas
-from multicard.records.schema import AnyRecord, ScriptRecord, VisionRecord
+from multicard.records.schema import AnyRecord, ScriptRecord
 from multicard.records.schema_parts import Segment, Statistics
 
 if TYPE_CHECKING:
@@ -102,21 +102,13 @@ def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
 
 
 def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
-    """Flags of a run's warm-up (steps,)."""
-    if isinstance(record, VisionRecord):
-        return _is_warmup(steps, record.segments or [Segment(steps=steps)], record.config.get(record.skips) or 0)
-    numbers = np.arange(steps)
-    flags = numbers < (record.config.get(record.skips) or 0)
-    return flags | np.isin(numbers, record.left_out) if isinstance(record, ScriptRecord) else flags
-
-
-def _is_warmup(steps: int, segments: Sequence[Segment], warmup_steps: int) -> np.ndarray:
-    """Flags of warm-up (steps,): the first steps of every segment, as caches are cold after a restart."""
+    """Flags of a run's warm-up (steps,): the first steps of every segment, as caches are cold after a restart, and
+    those that a script's record leaves out."""
     flags = np.zeros(steps, dtype=bool)
-    for segment in segments:
+    for segment in record.segments or [Segment(steps=steps)]:
         if segment.steps:  # work that was not saved has no first step of its own
-            flags[segment.first_step :][:warmup_steps] = True
-    return flags
+            flags[segment.first_step :][: record.config.get(record.skips) or 0] = True
+    return flags | np.isin(np.arange(steps), record.left_out) if isinstance(record, ScriptRecord) else flags
 
 
 def redefine(folder: Path, record: AnyRecord) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -187,12 +188,11 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
 
 
 def test_runs_of_one_seed_do_not_show_how_losses_differ(tmp_path: Path):
+    (one,) = load.read([records.write(tmp_path / "a", records.llm())]).runs
+
     def tuned(lr: float, losses: Sequence[float], seeds: Sequence[int]) -> list[load.Run]:
-        each = [
-            records.llm(lr=lr, seed=seed, repetition=n) | {"loss": {"mean_of_last_tenth": loss}}
-            for n, (loss, seed) in enumerate(zip(losses, seeds, strict=True), 1)
-        ]
-        return load.read([records.write_all(tmp_path / str(lr), *each)]).runs
+        told = [{"seed": seed, "loss_last_tenth": loss} for seed, loss in zip(seeds, losses, strict=True)]
+        return [replace(one, columns=one.columns | {"lr": lr} | columns) for columns in told]
 
     alone = tuned(0.1, [2.5] * 3, [0] * 3)
     assert between_runs.RepeatedRuns(alone).figure(alone, "loss_last_tenth") == Interval(2.5, None, None)
@@ -239,7 +239,7 @@ def test_the_difference_is_that_of_newcombes_method_10(a: tuple[int, int], b: tu
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-def test_means_and_ratios_of_few_runs_have_students_interval():
+def test_means_and_ratios_of_few_runs_have_students_interval_and_single_ones_none_unless_exact():
     values = [1.0, 1.2, 1.1]
     half = 4.302652729749464 * 0.1 / math.sqrt(3)
     interval = intervals.mean(values, 0.95, "3 runs")
@@ -252,9 +252,6 @@ def test_means_and_ratios_of_few_runs_have_students_interval():
     ratio = intervals.exact_ratio(values, [2.2], 0.95, "1 and 3 runs")
     assert ratio.estimate == pytest.approx(0.5)
     assert ratio.high == pytest.approx(0.5 * math.exp(half / 1.1), rel=1e-3)
-
-
-def test_a_single_value_has_no_interval_unless_it_is_exact():
     assert intervals.exact_ratio([4.0], [2.0], 0.95, "exact") == Interval(2.0, 2.0, 2.0, "exact")
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
     with pytest.raises(ValueError, match="it is 0"):

@@ -15,13 +15,17 @@ from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER
 from tests.conftest import ROOT
 
 
-def test_statistics_leave_the_warm_up_out():
+def test_statistics_leave_the_warm_up_out_and_are_null_of_nothing():
     figures = formulas.statistics([100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=2)
     assert figures["mean"] == 3 and figures["median"] == 3
     assert figures["std"] == pytest.approx(math.sqrt(2.5))  # n - 1
     assert figures["p95"] == pytest.approx(4.8)  # 1 + 0.95 x 4
     assert figures["p99"] == pytest.approx(4.96)
     assert (figures["count"], figures["warmup_count"]) == (5, 2)
+    for samples, warmup in (([], 0), ([1.0], 5), ([1.0, 2.0], 2)):
+        figures = formulas.statistics(samples, warmup)
+        assert figures["count"] == 0 and figures["warmup_count"] == len(samples)
+        assert figures["mean"] is figures["median"] is figures["p99"] is figures["std"] is None
 
 
 def test_steps_by_the_slowest_ranks_clock_add_up_to_the_epoch():
@@ -35,13 +39,6 @@ def test_steps_by_the_slowest_ranks_clock_add_up_to_the_epoch():
     assert steps_s == pytest.approx(expected) and (steps_s >= 0).all()
     assert steps_s.reshape(2, 5).sum(axis=1) == pytest.approx(by_rank_s.sum(axis=2).max(axis=0))
     assert formulas.step_times_s(*(column[:0] for column in table)).size == 0
-
-
-@pytest.mark.parametrize(("samples", "warmup"), [([], 0), ([1.0], 5), ([1.0, 2.0], 2)])
-def test_statistics_of_nothing_are_null(samples: list[float], warmup: int):
-    figures = formulas.statistics(samples, warmup)
-    assert figures["count"] == 0 and figures["warmup_count"] == len(samples)
-    assert figures["mean"] is figures["median"] is figures["p99"] is figures["std"] is None
 
 
 @pytest.mark.parametrize(
@@ -107,11 +104,8 @@ def test_peak_memory_grows_with_what_is_held():
     assert later >= before + 32 * 2**20  # a peak does not fall with what is freed
 
 
-def test_clock_of_the_process():
+def test_clocks_of_the_process_and_of_the_day_go_on_evenly_where_the_clock_is_set(monkeypatch: pytest.MonkeyPatch):
     assert 0 < timing.clock_s() - timing.process_started_s() < 3600
-
-
-def test_the_time_of_day_goes_on_evenly_where_the_clock_is_set(monkeypatch: pytest.MonkeyPatch):
     before_s = timing.since_epoch_s()
     assert before_s == pytest.approx(time.time(), abs=60)
     for days in (-1, 1):

@@ -53,6 +53,8 @@ def test_the_variance_of_the_mean_has_its_closed_forms():
         inflation = (1 + phi) / (1 - phi)
         assert term.variance == pytest.approx(0.01 * inflation / 10_000, rel=0.25)
         assert term.degrees + 1 == pytest.approx(10_000 / inflation, rel=0.25)
+    assert mean_variance(np.ones(7)) is None  # too few
+    assert mean_variance(np.full(50, 0.1)) == Term(0.0, 49)
 
 
 def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
@@ -65,11 +67,6 @@ def test_periodic_steps_and_noise_over_a_slow_drift_are_seen():
         assert term is not None
         covered += abs(steps.mean() - 1) <= 1.97 * math.sqrt(term.variance)
     assert covered / 300 >= 0.88  # the lag-1 correlation alone gives 0.73
-
-
-def test_too_few_samples_have_no_interval_and_equal_ones_no_width():
-    assert mean_variance(np.ones(7)) is None
-    assert mean_variance(np.full(50, 0.1)) == Term(0.0, 49)
 
 
 @pytest.mark.parametrize("warm", [3, 10, 60])

@@ -136,8 +136,8 @@ def test_a_short_run_says_why_it_has_no_throughput():
 
 
 def test_units_suit_their_figures():
-    counts = (None, 0, 999, 1000, 5.432e9, 2e13)
-    assert [*map(text_table.in_bytes, counts)] == ["-", "0 B", "999 B", "1 kB", "5.43 GB", "20 TB"]
+    counts = (None, 0, 999, 1000, 999_999, 5.432e9, 2e13)
+    assert [*map(text_table.in_bytes, counts)] == ["-", "0 B", "999 B", "1 kB", "1 MB", "5.43 GB", "20 TB"]
     joules = (3.0, 0.0, 4321.0, 2.5e6, 1.2345e9)
     assert [*map(text_table.in_joules, joules)] == ["3 J", "0 J", "4.32 kJ", "2.5 MJ", "1.23 GJ"]
 

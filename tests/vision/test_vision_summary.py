@@ -54,13 +54,8 @@ def rank_file(rank: int, epochs: int, segments: list[tuple[int, int]]) -> Vision
 
 def steps(*ranks: list[float]) -> pa.Table:
     """The steps of ranks that took these seconds, all in the forward pass."""
-    columns: dict[str, list[Any]] = {key: [] for key in ("rank", "epoch", "step", "step_s")}
-    for rank, seconds in enumerate(ranks):
-        number = range(len(seconds))
-        columns["rank"] += [rank for _ in number]
-        columns["epoch"] += [n // PER_EPOCH for n in number]
-        columns["step"] += [n % PER_EPOCH for n in number]
-        columns["step_s"] += seconds
+    parts = [records.steps(own, PER_EPOCH) | {"rank": np.full(len(own), rank)} for rank, own in enumerate(ranks)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     count = len(columns["step_s"])
     phases = {f"{phase}_s": columns["step_s"] if phase == "forward" else np.zeros(count) for phase in PHASES}
     counts = {key: np.full(count, SAMPLES) for key in ("samples", "loaded", "h2d_images_bytes", "h2d_labels_bytes")}
@@ -86,6 +81,7 @@ def summary(
         ([(0, 3), (3, 5)], 4, [8]),  # the first segment is all warm-up: none of it is taken from the second
         ([(0, 4), (4, 1), (5, 3)], 2, [3, 4, 8]),
         ([(0, 8), (8, 0)], 2, [3, 4, 5, 6, 7, 8]),  # stopped before the last evaluation
+        ([(4, 0), (0, 8)], 1, [2, 3, 4, 5, 6, 7, 8]),  # the first one's work was lost
         ([(0, 8)], 9, []),
     ],
 )
