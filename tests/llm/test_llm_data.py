@@ -169,11 +169,10 @@ def cut_rows(folder: Path, *words: str) -> Any:
 
 def parts(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
     """Tokens and labels of a row, or of a pair's two."""
-    names = [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in CHOICES]
+    names = (
+        [("tokens", "labels")] if "tokens" in row else [(f"{n}_input_ids", f"{n}_labels") for n in row_sources.CHOICES]
+    )
     return [(list(row[tokens]), [int(label) for label in row[labels]]) for tokens, labels in names]
-
-
-CHOICES = ("chosen", "rejected")
 
 
 @pytest.mark.parametrize("words", CASES, ids=" ".join)

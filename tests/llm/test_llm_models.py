@@ -30,9 +30,6 @@ from tests.llm.test_llm_run import ALL_ADAPTED, QWEN
 
 
 def built(words: list[str], vocabulary: int) -> torch.nn.Module:
-    from omegaconf import OmegaConf
-    from torchtune import config
-
     with torch.device("meta"):
         return config.instantiate(OmegaConf.create(methods.model_component(typed_llm(*words), vocabulary)))
 
@@ -75,7 +72,6 @@ PARTS = {"llama3_8b": {}, "llama3_1_8b": {"factor": 8.0}, "llama3_2_1b": {"facto
 @pytest.mark.parametrize("name", PARTS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     """The same weights in the classes that the published checkpoints are for, which write config.json by themselves."""
-    from omegaconf import OmegaConf
     from safetensors.torch import load_file
     from torchtune import config as torchtune_config
     from torchtune.models.convert_weights import hf_to_tune

@@ -147,14 +147,13 @@ def test_numbers_are_in_their_order_and_declared_classes_in_that_of_the_file(tmp
     classes = {str(tmp_path / path): name for path, name in zip(*columns.values(), strict=True)}
     pairs = zip(data.train.images, data.train.labels.tolist(), strict=True)
     assert {(classes[str(image)], label) for image, label in pairs} == {("2", 0), ("10", 1)}
+    ordered = {((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)}
     for parts in (["train.parquet", "test.parquet"], ["own/train.parquet", "own/test.parquet"], ["train", "val"]):
         root = hub_files(tmp_path / parts[1], *parts, names=("cow", "none", "bee", "ant"))
-        assert set(seen(loaded(root).test)) == {
-            ((80 * (2 - at), 40 * i, 9), at) for at in range(3) for i in range(COUNT)
-        }
+        assert set(seen(loaded(root).test)) == ordered
 
 
-def test_files_that_are_no_images_are_left_and_others_found_by_any_common_ending(tmp_path: Path):
+def test_hidden_files_and_those_that_are_no_images_are_left_and_others_found_by_any_common_ending(tmp_path: Path):
     for part in ("train", "val"):
         folder = fill(tmp_path / part) / "ant"
         for index, name in enumerate(("a.GIF", "b.jfif", "c.avif", "d e.JPG")):
@@ -162,6 +161,8 @@ def test_files_that_are_no_images_are_left_and_others_found_by_any_common_ending
             picture(index, 0).save(folder / name, form)
         for name in (".DS_Store", "._0.png", "Thumbs.db"):
             (folder / name).write_bytes(b"no image")
+        for name in (f"{part}/.ipynb_checkpoints", f"{part}/ant/.thumbnails/small"):
+            shutil.copytree(tmp_path / part / "bee", tmp_path / name)
     data = loaded(tmp_path)
     assert np.bincount(data.train.labels).tolist() == [COUNT + 4, COUNT, COUNT]
     assert data.facts["classes"] == [*CLASSES]
@@ -267,6 +268,15 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda root: root / "none", "no such file or folder; give"),
     "another file": (lambda root: write(root / "a.txt", ""), r"neither a folder nor a \.csv"),
     "no folders": (lambda root: root / "ant", "no folders of classes in it"),
+    "no classes": (lambda root: fill(root.parent / "a/train/.x", 0).parents[1], "train: no class folders in it"),
+    "no image": (
+        lambda root: write(fill(root / "dog", 0) / "a.txt", "").parents[1],
+        "no image in dog/; put its images",
+    ),
+    "one class": (
+        lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,a,val"),
+        "has one class alone, a",
+    ),
     "no split": (lambda root: root, r"has classes \(ant, bee, cow\), but no images to test on; set dataset\.split=0"),
     "columns": (lambda root: write(root / "a.csv", "a,b", "1,2"), "has the columns a, b; call that of the images"),
     "empty": (lambda root: write(root / "a.csv", "image,label"), "has no rows"),
@@ -323,8 +333,22 @@ def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_p
         datasets.check(image_options(tmp_path / "a", "dataset.split=0.5"))
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
-def test_what_is_no_file_among_images_is_refused_and_not_read(make: Callable[[Path], None], tmp_path: Path):
+NO_FILE, CIRCLE = "is no file, or a link that leads nowhere; remove it", "leads to a folder of .* that is read already"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, NO_FILE),
+        (lambda path: path.symlink_to("/dev/zero"), NO_FILE),
+        (lambda path: path.symlink_to("."), CIRCLE),
+        (lambda path: path.symlink_to("../cow"), CIRCLE),
+    ],
+)
+def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(
+    make: Callable[[Path], None], says: str, tmp_path: Path
+):
     make(fill(tmp_path / "root") / "bee" / "x.png")
-    with pytest.raises(ValueError, match=r"bee/x\.png: is no file, or a link that leads nowhere; remove it"):
+    (tmp_path / "root" / "cow" / "back").symlink_to("../bee")
+    with pytest.raises(ValueError, match=rf"^\S*bee/x\.png\S*: {says}.*\Z"):
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
