@@ -79,9 +79,8 @@ def template(config: LlmConfig) -> ChatTemplate:
     the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing or cannot be read."""
     asked, is_qwen = getattr(config.dataset, "chat_template", None), isinstance(config.tokenizer, Qwen25TokenizerConfig)
     path, is_hf = getattr(config.tokenizer, "path", None), isinstance(config.model, HfConfig)
-    own = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
-    if isinstance(config.model, HfConfig):
-        own = [config.model.path]
+    folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
+    own = [config.model.path] if isinstance(config.model, HfConfig) else folders
     tokens = {"bos_token": "" if is_qwen else "<|begin_of_text|>"}
     tokens["eos_token"] = "<|im_end|>" if is_qwen else "<|end_of_text|>"
     key, remedy = f"dataset.chat_template={asked or 'null'}", "give a .jinja file, or a folder with one"
@@ -143,12 +142,10 @@ def _message(number: int, turn: Row) -> Row:
     role, stated = ROLES.get(str(said)), "no role" if said is None else f"role {said!r}"
     require(role is not None, f"message {number} has {stated}; use one of {', '.join(ROLES)}")
     if isinstance(content, list):  # OpenAI's parts
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        other = next(
-            (str(part)[:40] for part, text in zip(content, texts, strict=True) if not isinstance(text, str)), ""
-        )
-        require(not other, f"message {number} ({role}) has a part that is no text ({other}); leave the row out")
-        content = "".join(map(str, texts))
+        others = [part for part in content if not (isinstance(part, dict) and isinstance(part.get("text"), str))]
+        problem = f"message {number} ({role}) has a part that is no text ({str(others[:1])[1:40]})"
+        require(not others, f"{problem}; leave the row out")
+        content = "".join(part["text"] for part in content)
     is_said = isinstance(content, str) and (role != "assistant" or bool(content.strip()))
     problem = f"message {number} ({role}) {'is empty' if isinstance(content, str) else 'holds no text'}"
     require(is_said or bool(turn.get("tool_calls")), f"{problem}; give its text as content, or leave the row out")

@@ -88,9 +88,10 @@ def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """torchtune's random weights by transformers' names, and the adapters' by PEFT's."""
-    named = {}
-    for name, weight in torchtunes(config, cfg, device).items():
+    """torchtune's random weights by transformers' names, and the adapters' by PEFT's, each generated when asked for."""
+    named, component = {}, {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
+    own: dict[str, Any] = random_weights(component, config.seed, DTYPES[config.precision.name], device.type)
+    for name, weight in own.items():
         base = models.hugging_face_name(re.sub(r"lora_[ab]\.", "", name))
         adapter = next((f"lora_{one.upper()}.default." for one in "ab" if f"lora_{one}" in name), "")
         named[base.removesuffix("weight") + f"{adapter}weight" if adapter else base] = Drawn(name, weight, config)
@@ -191,12 +192,6 @@ def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None
         place = f"model.path={model.path}" if isinstance(model, HfConfig) else f"model.weights={model.weights}"
         cause = str(error).strip().partition("\n")[0]
         raise ValueError(f"{place}: {reader} cannot read it ({cause}); give another folder") from None
-
-
-def torchtunes(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """torchtune's random weights, adapters too, each generated when it is asked for."""
-    component = {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
-    return random_weights(component, config.seed, DTYPES[config.precision.name], device.type)
 
 
 def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor:

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multicard.config.base import Option
 from multicard.config.keys import require
-from multicard.config.vision import (
-    BatchedConfig,
-    CacheMode,
-    DaliConfig,
-    ImagesConfig,
-    VisionConfig,
-    WorkersConfig,
-)
+from multicard.config.vision import BatchedConfig, CacheMode, DaliConfig, ImagesConfig, VisionConfig, WorkersConfig
 
 if TYPE_CHECKING:
     from multicard.vision.data.batch import Input, Source
