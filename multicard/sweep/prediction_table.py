@@ -16,13 +16,6 @@ from multicard.records.schema_parts import Interval
 WIDTH = 120  # of notes
 NAMED = 3  # reasons or cells that are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
-MEANINGS = {  # of bases, where an estimate says no more
-    Basis.measured: "runs of the same cell",
-    Basis.probed: "probes of the same cell (probe=true)",
-    Basis.scaled: "other cells of this machine",
-    Basis.published: "published figures alone",
-    Basis.unknown: "nothing alike is known",
-}
 MARKS = {
     comparable.LOADED: "others kept its cores busy: the estimate rests on such runs alone",
     comparable.DISTURBED: "others used its GPUs: the estimate rests on such runs alone",
@@ -94,9 +87,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     lines = []
     if any(each.fits for each in found):
         lines.append("fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above")
-    for basis, meaning in MEANINGS.items():
-        abouts = [each.about for each in found if each.basis == basis]
-        lines += [f"{basis}: {listed(abouts) or meaning}"] if abouts else []
+    for basis in Basis:
+        abouts = listed(each.about for each in found if each.basis == basis)
+        lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
         lines.append("to know times that are unknown or published: probe=true in place of predict=true, on such a node")
     marks = {mark for each in found for mark in each.marks}
@@ -136,7 +129,7 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> str:
         said += _money(timed, bool(unknown))
         said += f", and {count(unknown, 'run')} whose time is unknown" if unknown else ""
     elif runs:
-        said += "; their times are unknown"
+        said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
     return said + (f"; without {count(unfit, 'run')} that will not fit" if unfit else "")
 
 

@@ -115,14 +115,12 @@ def test_numbers_of_gpus_that_the_node_does_not_have_are_left_out():
 @pytest.mark.parametrize("seed", range(20))
 def test_simple_plans_are_schedules_that_the_bound_allows(seed: int):
     wanted, gpus = random_tasks(seed, 9, 4), 4
-    bound_s = schedule.lower_bound_s(wanted, gpus)
-    for simple in (schedule.in_turn, schedule.one_gpu_each, schedule.balanced):
-        planned = simple(wanted, gpus)
-        check(wanted, planned, gpus)
-        assert planned.makespan_s >= bound_s - 1e-9
-        held = [task({1: 30}, held=(2,)), task({2: 500}, held=(0, 3)), *random_tasks(seed, 5, 2)]
-        held[2:] = [replace(each, after=tuple(other + 2 for other in each.after)) for each in held[2:]]
-        check(held, simple(held, gpus), gpus)
+    held = [task({1: 30}, held=(2,)), task({2: 500}, held=(0, 3)), *random_tasks(seed, 5, 2)]
+    held[2:] = [replace(each, after=tuple(other + 2 for other in each.after)) for each in held[2:]]
+    for own in (wanted, held):
+        for planned in (schedule.in_turn(own, gpus), schedule.one_gpu_each(own, gpus), *schedule.balanced(own, gpus)):
+            check(own, planned, gpus)
+            assert planned.makespan_s >= schedule.lower_bound_s(own, gpus) - 1e-9
     in_turn = schedule.in_turn(wanted, gpus)
     assert in_turn.makespan_s == pytest.approx(sum(min(o.planned_s for o in each.options) for each in wanted))
 
@@ -140,9 +138,12 @@ def test_bounds_in_closed_form():
         assert plan(wanted, gpus).bound_s == pytest.approx(bound_s, rel=1e-3)
 
 
-def test_in_turn_the_nearest_deadline_comes_first():
+def test_what_has_the_nearest_deadline_comes_first_and_hurries_and_the_rest_is_on_as_few_as_pay():
     planned = schedule.in_turn([task({1: 10}), task({1: 10}, deadline_s=30), task({1: 10}, deadline_s=20)], 1)
     assert [each.start_s for each in planned.placed] == [20, 10, 0]
+    wanted = [*[task({1: 20, 2: 19})] * 4, task({1: 100, 2: 60}, deadline_s=60), task({1: 10, 2: 6}, deadline_s=66)]
+    planned = min(schedule.balanced(wanted, 2), key=lambda each: planning.cost(each, wanted))
+    assert (planned.makespan_s, planned.late_s(wanted)) == (66 + 2 * 20, {})  # 142 one after the other
 
 
 def test_a_plan_becomes_longer_or_shorter_with_its_tasks():
@@ -234,10 +235,7 @@ def test_what_is_left_is_planned_around_what_runs():
 
 
 def test_the_chart_has_a_row_for_each_gpu():
-    wanted = [
-        Task("wide", (Option(2, 40, exact(40), exact(40)),), job="wide"),
-        Task("<late>", (Option(1, 40, exact(40), exact(40)),), (), 50.0, "late"),
-    ]
+    wanted = [replace(task({2: 40}), name="wide"), replace(task({1: 40}, deadline_s=50), name="<late>")]
     planned = schedule.earliest(wanted, [each.options[0] for each in wanted], [0, 1], 2)
     first, second, axis = command.chart(wanted, planned, 2, 46)
     assert first == "GPU 0 [wide==============][<late>============]"

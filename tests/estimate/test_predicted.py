@@ -32,7 +32,7 @@ def rows() -> list[Row]:
     made = [
         ("fp64", 1, "no", 180e9, Prediction("measured", 3, "3 runs", within(1.0, 0.01), within(7200, 0.02))),
         ("fp64", 2, "tight", 90e9, Prediction("scaled", 4, "T(1)", within(0.5, 0.08), within(3600, 0.1), marks="&")),
-        ("fp32", 1, "tight", 90e9, Prediction("published", 0, "", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800))),
+        ("fp32", 1, "tight", 90e9, Prediction("published", 0, "T2", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800))),
         ("fp32", 2, "yes", 45e9, Prediction("unknown", about="no run of this machine")),
     ]
     target, shown = Target("h100-nvl", None, "cuda"), list[Row]()
@@ -54,7 +54,7 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     notes = "\n".join(prediction_table.notes(rows()))
     for line in (
         "&: others kept its cores busy",
-        "published: published figures alone\n",
+        "published: T2\n",
         f"unknown: no run of this machine\n{PROBE}\n",
         "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n",
         "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1",
@@ -77,7 +77,7 @@ def test_the_sum_is_of_what_is_left():
         "without 2 runs that will not fit"
     )
     assert sums([unknown], True) == "nothing to measure; without 1 run that will not fit"
-    assert sums(rows()[3:], on_gpus=True) == "1 run to measure; their times are unknown"
+    assert sums(rows()[3:], on_gpus=True) == "1 run to measure; its time is unknown"
 
 
 def test_the_sum_has_the_price_of_its_gpu_hours():

@@ -48,7 +48,7 @@ class Plan:
 def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S) -> Plan:
     """Plan tasks, around those that run already; never worse than the simple schedules (see `solve`)."""
     in_turn, one_gpu_each = schedule.in_turn(tasks, gpus), schedule.one_gpu_each(tasks, gpus)
-    known = [one_gpu_each, schedule.balanced(tasks, gpus)]
+    known = [one_gpu_each, *schedule.balanced(tasks, gpus)]
     found, bound_s = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
     best = min((in_turn, *known, found), key=lambda each: float(f"{cost(each, tasks):.9g}"))  # the first of several
     bound_s = min(bound_s, best.makespan_s)  # above it by rounding, or as it has the slowdown that `in_turn` has not

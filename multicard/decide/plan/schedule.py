@@ -187,12 +187,14 @@ def numbered(
 
 
 def by_need(tasks: Sequence[Task], chosen: Sequence[Option]) -> list[int]:
-    """Order tasks by the longest chain from each to the end."""
+    """Order tasks by the first deadline of each and what waits for it, then by the longest chain from it to the end."""
     need = [option.planned_s for option in chosen]
+    due_s = [math.inf if task.deadline_s is None else task.deadline_s for task in tasks]
     for place in reversed(ready_first(tasks, lambda place: place)):
         for other in tasks[place].after:
             need[other] = max(need[other], chosen[other].planned_s + need[place])
-    return ready_first(tasks, lambda place: (-need[place], -chosen[place].gpus, place))
+            due_s[other] = min(due_s[other], due_s[place])
+    return ready_first(tasks, lambda place: (due_s[place], -need[place], -chosen[place].gpus, place))
 
 
 def ready_first(tasks: Sequence[Task], key: Callable[[int], Any]) -> list[int]:
@@ -208,10 +210,9 @@ def in_turn(tasks: Sequence[Task], gpus: int) -> Schedule:
     """Schedule one task after the other, each on the GPUs that make it fastest, the earliest deadline first."""
     alone = [[option.undisturbed for option in task.options] for task in tasks]
     chosen = [min(options, key=lambda option: (option.planned_s, option.gpus)) for options in alone]
-    deadlines = [math.inf if task.deadline_s is None else task.deadline_s for task in tasks]
     spans = [(0.0, option.planned_s if task.held else 0.0) for task, option in zip(tasks, chosen, strict=True)]
     now_s = max((end_s for _, end_s in spans), default=0.0)
-    for place in ready_first(tasks, lambda place: (deadlines[place], place)):
+    for place in by_need(tasks, chosen):
         if not tasks[place].held:
             spans[place] = now_s, now_s + chosen[place].planned_s
             now_s = spans[place][1]
@@ -224,15 +225,15 @@ def one_gpu_each(tasks: Sequence[Task], gpus: int) -> Schedule:
     return earliest(tasks, chosen, by_need(tasks, chosen), gpus)
 
 
-def balanced(tasks: Sequence[Task], gpus: int) -> Schedule:
-    """Schedule every task in the fewest GPU seconds within a limit, for each limit that the options have, and take the
-    least makespan (Turek et al., SPAA '92, for moldable tasks)."""
+def balanced(tasks: Sequence[Task], gpus: int) -> list[Schedule]:
+    """Schedule every task in the fewest GPU seconds within a limit, for each limit that the options have (Turek et al.,
+    SPAA '92, for moldable tasks); also with the tasks that have a deadline on the GPUs that make them fastest."""
     lengths = sorted({option.planned_s for task in tasks for option in task.options})
-    schedules = []
-    for limit in lengths[:: -(-len(lengths) // MOST_LENGTHS)]:
-        chosen = [within(task, limit) for task in tasks]
-        schedules.append(earliest(tasks, chosen, by_need(tasks, chosen), gpus))
-    return min(schedules, key=lambda schedule: schedule.makespan_s)
+    limits = lengths[:: -(-len(lengths) // MOST_LENGTHS)]
+    chosen = [[within(task, limit) for task in tasks] for limit in limits]
+    if any(task.deadline_s is not None for task in tasks):
+        chosen += [[within(task, limit if task.deadline_s is None else 0.0) for task in tasks] for limit in limits]
+    return [earliest(tasks, each, by_need(tasks, each), gpus) for each in chosen]
 
 
 def within(task: Task, limit: float) -> Option:
