@@ -45,14 +45,16 @@ def measured(panel: Panel, measure: str) -> list[Row]:
 
 
 def averaged(
-    panel: Panel, measure: str, x: str, values_of: Callable[[Run], Iterable[tuple[Any, float]]], least: int = 1
+    panel: Panel, measure: str, x: str, values_of: Callable[[Run], Iterable[tuple[Any, float]]], of_seeds: bool = False
 ) -> list[Row]:
-    """A row for each x (epoch, metric) of each cell that has `least` of them: the mean over its runs that ended ok."""
+    """A row for each x (metric; with `of_seeds` two epochs or more) of each cell: the mean over its runs that ended ok,
+    of curves (`of_seeds`) over one run of each seed."""
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
-        values = [pair for run in runs if run["status"] == "ok" for pair in values_of(run)]
-        rows += [place | row for row in means_by(x, values, least)]
+        groups = grouping.by_seed(grouping.ok_runs(runs), of_seeds)
+        values = [pair for same in groups for pair in values_of(same[0])]
+        rows += [place | row for row in means_by(x, values, least=1 + of_seeds)]
     return rows
 
 

@@ -151,7 +151,7 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
 
 def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
     if form == "curves":
-        return chart_data.averaged(panel, measure, "epoch", lambda run: details.epoch_values(run, measure), least=2)
+        return chart_data.averaged(panel, measure, "epoch", lambda run: details.epoch_values(run, measure), True)
     if measure == EFFICIENCY:
         return chart_data.efficiency(panel, panel.experiment.view.measures[0])
     return [*chart_data.measured(panel, measure), *chart_data.paper(panel, measure)]

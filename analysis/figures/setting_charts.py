@@ -159,7 +159,8 @@ def _curve_rows(
     group: SettingGroup, measure: str, x: str, values_of: Callable[[Run, str], list[tuple[int, float]]]
 ) -> Iterator[Row]:
     for label, own in group.settings.items():
-        for row in chart_data.means_by(x, [pair for run in own for pair in values_of(run, measure)], least=2):
+        firsts = [same[0] for same in grouping.by_seed(own)]  # the others show nothing of how curves differ
+        for row in chart_data.means_by(x, [pair for run in firsts for pair in values_of(run, measure)], least=2):
             yield {"measure": measure, SERIES: label} | row
 
 

@@ -67,12 +67,6 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
     return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
-def step_times_s(folder: Path) -> np.ndarray:
-    """Seconds of each step (n,), in their order; see `formulas.step_times_s`. A ValueError as `measured_s`."""
-    rows = _read(folder, COLUMNS)
-    return formulas.step_times_s(*(rows[name].to_numpy() for name in COLUMNS))
-
-
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
     """steps.parquet (docs/record.md), a row for each step of each rank; `measured` is true where statistics count it. A
     ValueError as `measured_s`."""

@@ -196,11 +196,10 @@ def test_losses_of_random_weights_and_of_dpo_with_several_betas_are_not_compared
     lower = {"loss": {"first": 7.0, "last": 1.0, "mean_of_last_tenth": 1.0}}
     each = [records.llm(total_s=50.0), records.llm(method="full", total_s=90.0) | lower]
     assert answer(tmp_path / "a", *each).sentence.startswith("Keep method=lora: the defaults are the fastest of 2 sett")
-    losses = [(0.1, 60.0, 0.6), (0.5, 90.0, 0.3)]
     each = [
         records.llm(method="dpo", method__beta=beta, weights="pretrained", total_s=time_s)
         | {"loss": {"first": 0.69, "last": loss, "mean_of_last_tenth": loss}}
-        for beta, time_s, loss in losses
+        for beta, time_s, loss in [(0.1, 60.0, 0.6), (0.5, 90.0, 0.3)]
     ]
     assert " loss " not in (found := answer(tmp_path, *each).sentence) and "method.beta=0.1" in found
 
@@ -229,8 +228,7 @@ def test_what_to_sweep_next_has_the_value_of_the_runs(tmp_path: Path):
 
 def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
     sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
-    diagnosis = {"diagnosis": {"bound": "input", "sentence": sentence}}
-    found = answer(tmp_path, run(**DEFAULT) | diagnosis)
+    found = answer(tmp_path, run(**DEFAULT) | {"diagnosis": {"bound": "input", "sentence": sentence}})
     assert found.limit.sentence == "Waiting for input is 62% of a step of 30.0 ms."
     assert found.next.sentence == "Try loader=device."
 

@@ -85,10 +85,11 @@ def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
 
 def test_losses_of_tuning_are_by_step_and_many_settings_are_several_figures(tmp_path: Path):
     steps = records.steps([0.1] * 100, per_epoch=100) | {"loss": [float(step) for step in range(100)]}
-    records.write(tmp_path / "tuned" / "a", records.llm(), steps)
+    for number in (1, 2):  # of one seed
+        records.write(tmp_path / "tuned" / str(number), records.llm(repetition=number), steps)
     (figure,) = figures.losses(load.read([tmp_path / "tuned"]).runs)
     assert len(figure.rows) == setting_charts.WINDOWS
-    assert [(r["step"], r["mean"]) for r in figure.rows[:2]] == [(2, 0.5), (4, 2.5)]
+    assert [(r["step"], r["mean"], r["low"]) for r in figure.rows[:2]] == [(2, 0.5, None), (4, 2.5, None)]
     run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MOST_SERIES + 1)]
     many = figures.losses(write(tmp_path / "many", *run_records))
     assert [figure.name for figure in many] == ["losses", "losses-2"]

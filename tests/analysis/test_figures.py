@@ -263,14 +263,15 @@ def test_curves_are_means_by_epoch(tmp_path: Path):
     (row,) = measured(figure, "train_loss", precision="fp16", pin_memory="true", epoch=5)
     expected = intervals.mean(losses)
     assert (row["mean"], row["low"]) == (pytest.approx(expected.estimate), pytest.approx(expected.low))
-    assert row["n"] == 2
     assert len(measured(figure, "test_accuracy")) == 6 * 20
     path = next(tmp_path.rglob("result.json"))
     record = json.loads(path.read_text())
+    records.write(tmp_path / "twin", record | {"repetition": 2})
     record["epochs"][3]["train_loss"] = None  # as a record has NaN
     path.write_text(json.dumps(record))
     (figure,) = drawn(tmp_path, "loss_curves")
-    assert "The loss of 1 of 240 epochs" in figure.caption
+    assert {row["n"] for row in measured(figure, "test_accuracy")} == {2}  # of two seeds, one of which was repeated
+    assert "The loss of 1 of 260 epochs" in figure.caption
     one_epoch = [{"epoch": 0, "train_s": 9.0, "train_loss": 2.0}]
     grids.fill(tmp_path, "loss_curves", (0, 1), change=lambda _: {"epochs": one_epoch})
     assert drawn(tmp_path, "loss_curves") == []
