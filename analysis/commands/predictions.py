@@ -46,7 +46,7 @@ UNPREDICTED = "without a prediction"
 ON_CPU = "memory of CPU ranks not compared: it is resident, Python and libraries included"
 REMEDY = (
     "a run is predicted before it starts, from the records there are, and the first has none; "
-    "measure more cells, as python train_vision.py -m gpus=1,2 does, or give another folder"
+    "measure more cells, as the same command with -m gpus=1,2 does, or give another folder"
 )
 
 

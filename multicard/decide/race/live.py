@@ -53,8 +53,8 @@ def settings(cells: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def priors(cells: Sequence[Cell]) -> list[Prior | None]:
-    """Each cell's log images/s by its estimate; None without records of this machine, and for tuning, where
-    the tokens of a step are not known before."""
+    """Each cell's log images/s by its estimate; None without records of this machine, and for tuning and
+    scripts, where the tokens or samples of a step are not known before."""
     found: list[Prior | None] = [None] * len(cells)
     if cells[0].config.race.figure != "images_per_s":
         return found
