@@ -109,10 +109,9 @@ def answer(trial: Trial) -> Answer:
     except Exception as error:  # whatever a library's model raises
         problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[0]
     if problem is not None:
-        fixed = (
-            f"use dataset.image_size={own.image_size}, the model's own" if own.image_size not in (None, size) else ""
-        )
-        remedy = fixed or "choose a larger dataset.image_size, or another model="
+        remedy = "choose a larger dataset.image_size, or another model="
+        if own.image_size not in (None, size):
+            remedy = f"use dataset.image_size={own.image_size}, the model's own"
         return Answer(f"model={model.name}: cannot train on images of {size} x {size} px ({problem}); {remedy}")
     assert built is not None
     try:

@@ -55,9 +55,8 @@ def fit(model: "nn.Module", state: State, key: str) -> str:
     other = [name for name in own if name in state and own[name].shape != state[name].shape]
     problems += [f"{n} is {tuple(state[n].shape)} and not {tuple(own[n].shape)}" for n in other]
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-    require(
-        not problems, f"{key}: not the weights of this model=: {', '.join(problems[:3])}{more}; use those of its own"
-    )
+    problem = f"{key}: not the weights of this model=: {', '.join(problems[:3])}{more}"
+    require(not problems, f"{problem}; use those of its own")
     model.load_state_dict(state, strict=False)
     return f"{key}: the last layer ({', '.join(models.heads(model))}) is new: the classes are others" if is_new else ""
 
@@ -68,10 +67,8 @@ def _read(path: Path, key: str) -> State:
 
     try:
         state = load_state_dict(str(path), weights_only=True)
-        require(
-            bool(state) and all(isinstance(value, torch.Tensor) for value in state.values()),
-            "other things than tensors",
-        )
+        are_tensors = bool(state) and all(isinstance(value, torch.Tensor) for value in state.values())
+        require(are_tensors, "other things than tensors")
     except Exception as error:  # of several libraries, which have no common base
         problem = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
         raise ValueError(f"{key}: cannot be read as tensors by name ({problem}); save model.state_dict()") from None

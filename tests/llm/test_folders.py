@@ -293,6 +293,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "config.json").write_text(json.dumps({**SIZES, "vocab_size": 200})),
         "has 257 tokens, more than config.json's vocab_size=200",
     ),
+    "a token beyond them": (
+        lambda folder: (file := folder / "tokenizer.json").write_text(file.read_text().replace(": 255", ": 400")),
+        "has 401 tokens, more than config.json's vocab_size=300",
+    ),
 }
 
 

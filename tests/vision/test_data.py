@@ -12,7 +12,6 @@ from torchvision.datasets import ImageFolder
 
 from multicard.config.vision import ImagesConfig
 from multicard.vision.data import datasets
-from multicard.vision.data.splits import Data
 from tests.conftest import shared, typed
 
 
@@ -117,19 +116,8 @@ def image_options(root: Path, *words: str) -> ImagesConfig:
     return config
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    return make_photographs(tmp_path, 6, 3)
-
-
-def listed(root: Path, *words: str) -> Data:
-    """What is read from a folder that passes the checks."""
-    config = typed("dataset=images", f"dataset.root={root}", *words).dataset
-    datasets.check(config)
-    return datasets.load(config, 0)
-
-
-def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(photographs: Path):
+def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(tmp_path: Path):
+    photographs = make_photographs(tmp_path, 6, 3)
     cat = photographs / "train" / "cat"
     (cat / "10").mkdir()
     for name in ("10/a.png", "10.png", "B.PNG"):
@@ -137,11 +125,14 @@ def test_photographs_come_in_the_order_of_torchvision_linked_folders_too(photogr
     (photographs / "elsewhere").mkdir()
     Image.new("RGB", (40, 40)).save(photographs / "elsewhere" / "y.png")
     (cat / "x.jpg").symlink_to("../../elsewhere")  # a folder that is called an image
-    data, expected = listed(photographs, "dataset.cache=none"), ImageFolder(photographs / "train").samples
+    options, expected = image_options(photographs, "dataset.cache=none"), ImageFolder(photographs / "train").samples
+    data = datasets.load(options, 0)
     assert list(zip(map(str, data.train.images), data.train.labels.tolist(), strict=True)) == expected
     assert cat / "x.jpg" / "y.png" in data.train.images and not (photographs / ".multicard").exists()
 
 
 def test_real_photographs():
-    content = listed(shared("clothing"), "dataset.cache=none")
+    config = image_options(shared("clothing"), "dataset.cache=none")
+    datasets.check(config)
+    content = datasets.load(config, 0)
     assert (len(content.train), len(content.test), content.classes) == (320, 80, 10)

@@ -64,7 +64,6 @@ def parquet(folder: Path, **columns: Any) -> Path:
 def hub_files(folder: Path, *parts: str, names: tuple[str, ...] = CLASSES) -> Path:
     """Parquet files as `datasets` writes them, a file a part and several row groups in it; Arrow's in other folders."""
     features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=list(names))})
-    folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         drawn = [(number, index) for index in range(COUNT) for number in range(3)]
         labels = [names.index(CLASSES[number]) for number, _ in drawn]
@@ -281,10 +280,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "columns": (lambda root: write(root / "a.csv", "a,b", "1,2"), "has the columns a, b; call that of the images"),
     "empty": (lambda root: write(root / "a.csv", "image,label"), "has no rows"),
     "ragged": (lambda root: write(root / "a.csv", "image,label", "1,2,3"), r"cannot be read \(.*Expected 2 columns"),
-    "Latin-1": (
-        lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"),
-        r"cannot be read \('utf-8' codec can't decode byte 0xe9",
-    ),
+    "Latin-1": (lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"), r"\('utf-8' codec can't"),
     "cut off": (
         lambda root: cut(hub_files(root.parent / "saved", ".")),
         r"read \(Expected to be able to read .*; save it",
@@ -333,22 +329,15 @@ def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_p
         datasets.check(image_options(tmp_path / "a", "dataset.split=0.5"))
 
 
-NO_FILE, CIRCLE = "is no file, or a link that leads nowhere; remove it", "leads to a folder of .* that is read already"
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (os.mkfifo, NO_FILE),
-        (lambda path: path.symlink_to("/dev/zero"), NO_FILE),
-        (lambda path: path.symlink_to("."), CIRCLE),
-        (lambda path: path.symlink_to("../cow"), CIRCLE),
-    ],
-)
-def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(
-    make: Callable[[Path], None], says: str, tmp_path: Path
-):
-    make(fill(tmp_path / "root") / "bee" / "x.png")
+@pytest.mark.parametrize("target", [None, "/dev/zero", ".", "../cow"])
+def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(target: str | None, tmp_path: Path):
+    path = fill(tmp_path / "root") / "bee" / "x.png"
     (tmp_path / "root" / "cow" / "back").symlink_to("../bee")
+    if target is None:
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    circle = "leads to a folder of .* that is read already"
+    says = circle if target in (".", "../cow") else "is no file, or a link that leads nowhere; remove it"
     with pytest.raises(ValueError, match=rf"^\S*bee/x\.png\S*: {says}.*\Z"):
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))

@@ -103,7 +103,7 @@ class FolderTokenizer:
         from tokenizers import Tokenizer
 
         self._tokenizer, self.max_seq_len = Tokenizer.from_file(str(Path(_expand(path)) / FILE)), max_seq_len
-        self.vocabulary: int = self._tokenizer.get_vocab_size()
+        self.vocabulary = 1 + max(self._tokenizer.get_vocab().values())  # its numbers may have gaps
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of a text in which special tokens are written, and the characters of each, from and to."""
