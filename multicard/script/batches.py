@@ -52,6 +52,8 @@ class Draws:
         """The source of an iterator of a DataLoader, which keeps it: of those that training draws from the same object,
         as lists find an object without a comparison."""
         source = Source(batches)
+        if self._first_step:  # `next(iter(loader))` for a look at a batch came before
+            self._new = [each for each in self._new if each[0] != source]
         batches.multicard_source = next((known for known in self._known if known == source), source)
         return batches.multicard_source
 

@@ -3,7 +3,7 @@ changed, and no hook waits for a device."""
 
 import os
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -28,11 +28,10 @@ def installed(recorder: Recorder) -> Iterator[None]:
     next_indices = _BaseDataLoaderIter._next_index
 
     def measured_indices(batches: Any) -> Any:
+        number = getattr(batches, "_send_idx", batches._num_yielded)  # of the batch in this pass
         indices = next_indices(batches)
         if batches._auto_collation and batches._dataset_kind == _DatasetKind.Map and isinstance(indices, Sized):
-            if getattr(batches, "multicard_drawn", (None,))[0] is not batches._sampler_iter:  # a new pass
-                batches.multicard_drawn = batches._sampler_iter, deque[int]()
-            batches.multicard_drawn[1].append(len(indices))
+            batches.__dict__.setdefault("multicard_drawn", {})[number] = len(indices)
         return indices
 
     def measured_batch(batches: Any) -> Any:
@@ -45,8 +44,8 @@ def installed(recorder: Recorder) -> Iterator[None]:
         except StopIteration:
             recorder.exhausted(source, trains, batches._num_yielded)
             raise
-        drawn = getattr(batches, "multicard_drawn", (None, None))[1]  # ahead of the batches, where there are workers
-        recorder.receives(source, trains, drawn.popleft() if drawn else samples(batch, source.batch_size))
+        drawn = getattr(batches, "multicard_drawn", {}).pop(batches._num_yielded - 1, None)
+        recorder.receives(source, trains, samples(batch, source.batch_size) if drawn is None else drawn)
         return batch
 
     def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
@@ -112,7 +111,7 @@ class Steps:
         late = self._passed[id(optimizer)] == TAKES_OVER
         if self._first() is None or late:
             self._first = weakref.ref(optimizer)
-            self.recorder.counts_steps_of(optimizer, late)
+            self.recorder.counts_steps_of(optimizer, 1 + TAKES_OVER if late else 1)
         elif self._first() is not optimizer:
             self._passed[id(optimizer)] += 1
             self.recorder.others.add(id(optimizer))

@@ -74,7 +74,7 @@ class Recorder:
     """Measures the steps of this rank, posts them, ends them where they are to end, and writes the rank's report.
 
     Attributes:
-        optimizers: classes of those whose steps counted. others: ids of further ones. skipped: steps that a
+        optimizers: calls that counted as steps. others: ids of further ones. skipped: steps that a
             GradScaler left out. is_over: nothing is measured any more.
     """
 
@@ -168,13 +168,12 @@ class Recorder:
             self._start()
             self._evaluated = 1  # when the step began is not known
 
-    def counts_steps_of(self, optimizer: torch.optim.Optimizer, late: bool) -> None:
-        """Another optimiser's steps count from this one on; late, where it has several of them in it."""
+    def counts_steps_of(self, optimizer: torch.optim.Optimizer, together: int) -> None:
+        """Another optimiser's steps count from this one on, which has so many of them in it."""
         self.others.discard(id(optimizer))
-        if (name := type(optimizer).__name__) not in self.optimizers[-1:]:
-            self.optimizers.append(name)
-        if late:
-            self._evaluated = max(1, self._evaluated)
+        name = f"{type(optimizer).__name__}.step" + (f" (its first {together} as one)" if together > 1 else "")
+        self.optimizers += [name] if name not in self.optimizers[-1:] else []
+        self._evaluated += together > 1  # and is left out
 
     def end_counted_step(self) -> None:
         """The optimiser that counts has ended a step, or left it out."""
@@ -374,7 +373,7 @@ class Recorder:
 
     def _seen(self, loss_told: bool) -> list[str]:
         """Sentences on what was counted, and on what could not be."""
-        counted = "multicard.step" if self._marked else ", then of ".join(f"{name}.step" for name in self.optimizers)
+        counted = "multicard.step" if self._marked else ", then of ".join(self.optimizers)
         alone = self.rank.world_size > 1 and not self._grouped
         batches = self._usual_batches()
         sentences = {

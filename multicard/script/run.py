@@ -18,6 +18,7 @@ from unittest import mock
 
 from multicard.config.keys import require
 from multicard.config.script import ScriptConfig
+from multicard.machine.private import ROOT
 from multicard.ranks import os_calls
 from multicard.ranks.process import Rank, end_children
 from multicard.script import hooks, words
@@ -47,9 +48,12 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     multiprocessing.set_start_method(None, force=True)  # Python's own: a rank inherits the one that it was started by
     if rank.device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.pop("PYTHONSAFEPATH", None)  # ours: programs of the script import what lies beside them
     os.environ.update(words.variables(config))
     sys.argv = [config.script, *words.words(config)]
-    sys.path.insert(0, str(Path.cwd() if words.module(config) else Path(config.script).resolve().parent))
+    own = Path.cwd() if words.module(config) else Path(config.script).resolve().parent
+    # this checkout comes last: a script may have an `analysis` of its own
+    sys.path = [str(own), *(path for path in sys.path if path != str(ROOT)), str(ROOT)]
     recorder = Recorder(rank, config, folder)
     os_calls.before_end += [recorder.close, end_children]  # a process that hangs would outlive a rank that is killed
     try:
@@ -105,7 +109,7 @@ def _call(config: ScriptConfig) -> None:
             if module := words.module(config):
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(config.script, run_name="__main__")
+                runpy.run_path(str(Path(config.script).absolute()), run_name="__main__")
         code = 0
     except EndedError:
         return

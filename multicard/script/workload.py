@@ -19,6 +19,7 @@ def check(config: ScriptConfig) -> None:
     path, key = words.file(config), f"script={config.script}"
     remedy = f"the path is relative to {Path.cwd()}, and 'script=-m NAME' starts a module"
     require(path.exists(), f"{key}: there is no such file; {remedy}")
+    require(path.suffix != ".ipynb", f"{key}: is a notebook; export it, as by jupyter nbconvert --to script NAME.ipynb")
     require(path.is_file(), f"{key}: is no file; give the script that torchrun would start")
     try:
         ast.parse(path.read_bytes())

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,10 @@ def column(folder: Path, name: str) -> list[Any]:
 
 
 def test_steps_samples_and_waits_are_seen(tmp_path: Path):
+    training = Training()
     with recorded(tmp_path) as reports:
-        Training().train()
+        next(iter(DataLoader(training.data, 8)))  # a look at a batch, which is not trained on
+        training.train()
     (report,) = reports
     assert (report.epochs[0].steps, column(tmp_path, "samples"), report.loads) == (6, [8] * 6, True)
     waits, steps = column(tmp_path, "data_s"), column(tmp_path, "step_s")
@@ -68,72 +71,50 @@ def test_steps_samples_and_waits_are_seen(tmp_path: Path):
     assert report.seen == ["steps are those of SGD.step", "no loss was told: multicard.log(loss=...) tells it"]
 
 
-def test_accumulated_batches_make_a_step(tmp_path: Path):
+@pytest.mark.parametrize("batches", [[2, 2, 2], [4, 2]])
+def test_accumulated_batches_make_a_step(tmp_path: Path, batches: list[int]):
+    training = Training()
     with recorded(tmp_path) as reports:
-        Training().train(accumulate=2)
-    assert column(tmp_path, "samples") == [16] * 3 and column(tmp_path, "batches") == [2] * 3
-    assert "gradients of 2 batches make a step" in reports[0].seen
+        for _ in range(3):
+            for number, batch in zip(range(1, 7), DataLoader(training.data, 8), strict=False):  # as Lightning counts
+                training.loss(batch).backward()
+                if number in accumulate(batches):
+                    training.optimizer.step()
+    assert column(tmp_path, "batches") == batches * 3 and sum(column(tmp_path, "samples")) == 3 * 48
+    assert f"gradients of {batches[0]} batches make a step" in reports[0].seen
 
 
 def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path):
     training = Training()
-    with recorded(tmp_path):
+    with recorded(tmp_path) as reports:
         for steps in (6, 4):  # a whole pass, and one that is cut short; as Accelerate's loaders read
             batches = iter(DataLoader(training.data, 8))
             ahead = next(batches)
-            for _ in range(steps):
+            for number in range(steps):
+                if number == 5:
+                    with_gradients(training.held_out, training.loss)  # the last batch is there already
                 batch, ahead = ahead, next(batches, None)
                 training.loss(batch).backward()
                 training.optimizer.step()
     assert sum(column(tmp_path, "samples")) == 10 * 8 and column(tmp_path, "batches") == [2, 1, 1, 1, 1, 0, 1, 1, 1, 1]
-
-
-def test_an_evaluation_before_the_last_batch_that_was_read_ahead_is_none_of_the_step(tmp_path: Path):
-    training = Training()
-    with recorded(tmp_path) as reports:
-        batches = iter(DataLoader(training.data, 8))
-        ahead = next(batches)
-        for number in range(6):
-            if number == 5:
-                with_gradients(training.held_out, training.loss)
-            batch, ahead = ahead, next(batches, None)
-            training.loss(batch).backward()
-            training.optimizer.step()
-    assert sum(column(tmp_path, "samples")) == 48 and reports[0].left_out == [5]
-
-
-def test_a_pass_that_ends_in_fewer_batches_was_not_read_ahead(tmp_path: Path):
-    training = Training()
-    with recorded(tmp_path) as reports:
-        for _ in range(3):
-            for number, batch in zip(range(6), DataLoader(training.data, 8), strict=False):  # as Lightning counts them
-                training.loss(batch).backward()
-                if number in (3, 5):
-                    training.optimizer.step()
-    assert column(tmp_path, "batches") == [4, 2] * 3 and "gradients of 4 batches make a step" in reports[0].seen
-
-
-def test_the_first_of_two_optimisers_counts(tmp_path: Path):
-    training = Training()
-    second = torch.optim.Adam(torch.nn.Linear(1, 1).parameters())
-    with recorded(tmp_path) as reports:
-        for batch in DataLoader(training.data, 8):
-            training.loss(batch).backward()
-            training.optimizer.step()
-            second.step()
-    assert reports[0].epochs[0].steps == 6
-    assert "1 further optimiser stepped, and did not count" in reports[0].seen
+    assert reports[0].left_out == [5]
 
 
 @pytest.mark.parametrize(
-    ("stepping", "steps", "left_out"),
+    ("stepping", "steps", "left_out", "seen"),
     [
-        (lambda number: slice(0, 1) if number < 5 else slice(1, 2), 5 + 11, [5]),  # a phase, and another
-        (lambda number: slice(None), 36, []),  # one for each parameter
+        (lambda number: slice(2), 36, [], "1 further optimiser stepped, and did not count"),
+        (lambda number: slice(31), 36, [], "30 further optimisers stepped, and did not count"),  # for each parameter
+        (
+            lambda number: slice(0, 1) if number < 5 else slice(1, 2),
+            5 + 11,
+            [5],
+            "then of Adam.step (its first 21 as one)",
+        ),
     ],
 )
-def test_steps_go_on_with_an_optimiser_that_steps_alone(
-    tmp_path: Path, stepping: Callable[[int], slice], steps: int, left_out: list[int]
+def test_the_first_optimiser_counts_until_another_steps_alone(
+    tmp_path: Path, stepping: Callable[[int], slice], steps: int, left_out: list[int], seen: str
 ):
     training = Training()
     optimizers = [training.optimizer, *(torch.optim.Adam(training.model.parameters()) for _ in range(30))]
@@ -144,39 +125,52 @@ def test_steps_go_on_with_an_optimiser_that_steps_alone(
                 for optimizer in optimizers[stepping(place)]:
                     optimizer.step()
     assert (reports[0].epochs[0].steps, reports[0].left_out) == (steps, left_out)
-    assert sum(column(tmp_path, "samples")) == 36 * 8
-    assert ("steps are those of SGD.step, then of Adam.step" in reports[0].seen) == bool(left_out)
+    assert sum(column(tmp_path, "samples")) == 36 * 8 and seen in " ".join(reports[0].seen)
 
 
-def no_gradients(held_out: TensorDataset, use: Callable[[Any], Any]) -> None:
-    with torch.no_grad():
-        for batch in DataLoader(held_out, 8):
-            use(batch)
+Evaluation = Callable[..., None]
 
 
-def with_gradients(held_out: TensorDataset, use: Callable[[Any], Any]) -> None:
-    for batch in DataLoader(held_out, 8):  # as Hugging Face's Trainer draws them
+def with_gradients(data: Any, use: Callable[[Any], Any], batch_size: int = 8, **how: Any) -> None:
+    for batch in DataLoader(data, batch_size, **how):  # as Hugging Face's Trainer draws them
         use(batch)
 
 
-def not_to_its_end(held_out: Any, use: Callable[[Any], Any]) -> None:
-    with torch.no_grad():
-        for _, batch in zip(range(6), DataLoader(held_out, 8), strict=False):  # as Lightning counts them
-            use(batch)
+no_gradients = torch.no_grad()(with_gradients)
 
 
-@pytest.mark.parametrize("evaluate", [no_gradients, with_gradients, not_to_its_end])
-def test_an_evaluation_is_told_from_training(tmp_path: Path, evaluate: Callable[..., None]):
+@torch.no_grad()
+def not_to_its_end(data: Any, use: Callable[[Any], Any]) -> None:
+    for _, batch in zip(range(6), DataLoader(data, 8), strict=False):  # as Lightning counts them
+        use(batch)
+
+
+@pytest.mark.parametrize(
+    ("order", "evaluate", "of_training", "seen"),
+    [
+        *(("TETE", how, None, "2 evaluations") for how in (no_gradients, with_gradients, not_to_its_end)),
+        ("TEEET", with_gradients, None, "3 evaluations"),
+        ("ETET", with_gradients, None, "1 evaluation"),  # none before the first step
+        ("TETE", with_gradients, {"batch_size": 16}, "2 evaluations"),
+        ("TETE", with_gradients, {"shuffle": True}, "2 evaluations"),
+        ("TETE", with_gradients, {}, "1 evaluation"),  # in the training's batches: after it, nothing tells it from them
+    ],
+)
+def test_an_evaluation_is_told_from_training(
+    tmp_path: Path, order: str, evaluate: Evaluation, of_training: dict[str, Any] | None, seen: str
+):
     training = Training()
+    data = training.held_out if of_training is None else training.data
     with recorded(tmp_path) as reports:
-        training.train()
-        evaluate(training.held_out, training.loss)
-        training.train()
-        evaluate(training.held_out, training.loss)
+        for each in order:
+            if each == "T":
+                training.train()
+            else:
+                evaluate(data, training.loss, **of_training or {})
     (report,) = reports
     assert (report.left_out, column(tmp_path, "samples")) == ([6], [8] * 12)
-    assert report.evaluate_s > 0
-    assert "2 evaluations between or after steps" in report.seen
+    assert report.evaluate_s > 0 or of_training is not None
+    assert f"{seen} between or after steps" in report.seen
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, int]]):
@@ -188,7 +182,7 @@ class Stream(IterableDataset[tuple[torch.Tensor, int]]):
 
 
 @pytest.mark.parametrize("evaluate", [None, no_gradients, with_gradients, not_to_its_end])
-def test_data_built_anew_for_each_pass_are_trained_on(tmp_path: Path, evaluate: Callable[..., None] | None):
+def test_data_built_anew_for_each_pass_are_trained_on(tmp_path: Path, evaluate: Evaluation | None):
     training = Training()
     with recorded(tmp_path) as reports:
         for _ in range(3):
@@ -214,46 +208,6 @@ def test_batches_left_over_are_of_the_first_step_of_new_data(tmp_path: Path):
     assert column(tmp_path, "samples") == [32, 16 + 32]
 
 
-def test_data_evaluated_before_the_first_step_are_not_trained_on(tmp_path: Path):
-    training = Training()
-    with recorded(tmp_path) as reports:
-        for _ in range(2):
-            with_gradients(training.held_out, training.loss)
-            training.train()
-    assert column(tmp_path, "samples") == [8] * 12
-    assert reports[0].left_out == [6] and "1 evaluation between or after steps" in reports[0].seen
-
-
-@pytest.mark.parametrize(
-    ("how", "seen"),
-    [
-        ({"batch_size": 16}, "2 evaluations"),
-        ({"batch_size": 8, "shuffle": True}, "2 evaluations"),
-        ({"batch_size": 8}, "1 evaluation"),  # in the batches of the training: after it, nothing tells it from them
-    ],
-)
-def test_an_evaluation_of_the_training_data_is_told_from_training(tmp_path: Path, how: dict[str, Any], seen: str):
-    training = Training()
-    with recorded(tmp_path) as reports:
-        for _ in range(2):
-            training.train()
-            for batch in DataLoader(training.data, **how):
-                training.loss(batch)
-    assert column(tmp_path, "samples") == [8] * 12
-    assert reports[0].left_out == [6] and f"{seen} between or after steps" in reports[0].seen
-
-
-def test_evaluations_in_a_row_count_once_each(tmp_path: Path):
-    training = Training()
-    with recorded(tmp_path) as reports:
-        training.train()
-        for _ in range(3):
-            with_gradients(training.held_out, training.loss)
-        training.train()
-    assert (reports[0].left_out, column(tmp_path, "samples")) == ([6], [8] * 12)
-    assert "3 evaluations between or after steps" in reports[0].seen
-
-
 def test_a_pass_without_a_step_is_an_evaluation_where_no_step_follows_it(tmp_path: Path):
     training = Training()
     with recorded(tmp_path) as reports:
@@ -264,26 +218,6 @@ def test_a_pass_without_a_step_is_an_evaluation_where_no_step_follows_it(tmp_pat
             training.optimizer.step()
     assert column(tmp_path, "samples") == [48] * 3
     assert reports[0].left_out == [0] and "2 evaluations between or after steps" in reports[0].seen
-
-
-def test_an_evaluation_by_a_loader_is_none_of_the_training_without_one(tmp_path: Path):
-    training = Training()
-    with recorded(tmp_path) as reports:
-        for _ in range(3):
-            training.loss(training.data[:]).backward()
-            training.optimizer.step()
-            with_gradients(training.held_out, training.loss)
-    (report,) = reports
-    assert (column(tmp_path, "samples"), report.loads, report.left_out) == ([0] * 3, False, [0, 1, 2])
-
-
-def test_training_goes_on_with_other_data(tmp_path: Path):
-    training = Training()
-    with recorded(tmp_path):
-        training.train()
-        training.data = training.held_out
-        training.train()
-    assert column(tmp_path, "samples")[6:] == [8] * 6
 
 
 def test_a_step_that_a_scaler_leaves_out_counts(tmp_path: Path):
@@ -298,14 +232,17 @@ def test_a_step_that_a_scaler_leaves_out_counts(tmp_path: Path):
     assert "a GradScaler left out 2 steps, counted all the same" in reports[0].seen
 
 
-def test_without_a_loader_samples_are_not_known(tmp_path: Path):
+@pytest.mark.parametrize(("evaluates", "left_out"), [(False, [0]), (True, [0, 1, 2])])
+def test_without_a_loader_samples_are_not_known(tmp_path: Path, evaluates: bool, left_out: list[int]):
     training = Training()
     with recorded(tmp_path) as reports:
         for _ in range(3):
             training.loss(training.data[:]).backward()
             training.optimizer.step()
+            if evaluates:
+                with_gradients(training.held_out, training.loss)
     (report,) = reports
-    assert (report.left_out, report.loads) == ([0], False)
+    assert (column(tmp_path, "samples"), report.loads, report.left_out) == ([0] * 3, False, left_out)
     assert any("no DataLoader" in line for line in report.seen) and any("samples are not" in x for x in report.seen)
 
 

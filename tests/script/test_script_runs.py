@@ -33,6 +33,14 @@ for epoch in range(20):
     for batch in DataLoader(data, 8):
         loss_of(batch).backward(); optimizer.step()
 """
+NEIGHBOUR = """
+import subprocess
+import multicard
+for name, text in (("near.py", ""), ("program.py", "import near")):
+    open(name, "w").write(text)
+subprocess.run([sys.executable, "program.py"], check=True)
+assert multicard.__file__.startswith(sys.path[-1])  # after what the script may have by the same name
+"""
 ENDS_CHILDREN = f"""
 import multiprocessing, subprocess, time
 forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=({LONG_S},), daemon=True)
@@ -124,12 +132,13 @@ def test_nothing_that_a_script_starts_outlives_it(script: Script):
         TRAIN + "os._exit(0)",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + TRAIN,
         "for code in (0, 4): os.fork() or sys.exit(code)\nos.wait(); os.wait()\n" + TRAIN,
-        "os.chdir('/')\n" + TRAIN,
+        "os.chdir('/')\nassert os.path.isfile(__file__)\n" + TRAIN,
+        NEIGHBOUR + TRAIN,
         "os.environ['MASTER_PORT'] = '0'\ndist.init_process_group('gloo', rank=0, world_size=1)\n" + TRAIN,
         TRAIN + ENDS_CHILDREN,
         TRAIN.replace("8)", "8, num_workers=1, persistent_workers=True)"),  # without `if __name__ == "__main__"`
     ],
-    ids=["os._exit", "thread", "forked", "chdir", "own address", "ends its children", "workers"],
+    ids=["os._exit", "thread", "forked", "chdir", "neighbours", "own address", "ends its children", "workers"],
 )
 def test_a_script_that_ends_in_its_own_way_is_measured(script: Script, body: str):
     run = measured(script(body), "warmup_steps=1")
@@ -193,12 +202,7 @@ if __name__ == "__main__":
     for batch in DataLoader(Own(), 8, num_workers=1, multiprocessing_context="spawn"):
         loss_of(batch).backward(); optimizer.step()
 """
-    words = (
-        f"script={tmp_path / script(body)}",
-        "device=cpu",
-        "tracker.mode=disabled",
-        f"hydra.run.dir={tmp_path}/out",
-    )
-    ended = command(*words, "warmup_steps=1", entry="measure_script.py")
+    words = [f"script={tmp_path / script(body)}", "device=cpu", "tracker.mode=disabled", "warmup_steps=1"]
+    ended = command(*words, f"hydra.run.dir={tmp_path}/out", entry="measure_script.py")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "samples/s" in ended.stdout

@@ -77,10 +77,16 @@ def test_the_fingerprint_covers_the_script_and_its_packages(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "there is no such file"), ("", "is no file"), ("x = = 1", "is no Python .*line 1"), ("\0", "is no Python")],
+    [
+        (None, "there is no such file"),
+        ("", "is no file"),
+        ("x = = 1", "is no Python .*line 1"),
+        ("\0", "is no Python"),
+        ('{"cells": []}', "is a notebook; export it"),
+    ],
 )
 def test_what_is_no_script_is_refused(tmp_path: Path, content: str | None, reason: str):
-    path = tmp_path / "train.py"
+    path = tmp_path / ("train.ipynb" if content and "cells" in content else "train.py")
     if content:
         path.write_text(content)
     elif content is not None:
