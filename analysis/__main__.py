@@ -113,8 +113,7 @@ def _claims(found: Found, options: argparse.Namespace) -> Output:
     from analysis.claims import render
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
-    verdicts = claims.judge(found.runs, options.mix, chosen)
-    return render.output(verdicts, whole=options.only is not None)
+    return render.output(claims.judge(found.runs, options.mix, chosen), whole=options.only is not None)
 
 
 def _figure(options: argparse.Namespace) -> int:

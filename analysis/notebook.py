@@ -32,7 +32,24 @@ if TYPE_CHECKING:
 
     from analysis.answers import Answer
 
-ARGUMENTS = ((r"--(common|mix)\b", r"\1=True"), (r"--by ([\w.,]*\w)", r'by="\1"'), ("--price ", "price="))
+ARGUMENTS = (  # options in refusals, as what is written in Python
+    (r"--(common|mix)\b", r"\1=True"),
+    (r"--by ([\w.,]*\w)", r'by="\1"'),
+    ("--price ", "price="),
+    ("--by:", "by:"),
+)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refusals in which an option is the argument of the same name: `--by layout` is by="layout"."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        for option, argument in ARGUMENTS:
+            said = re.sub(option, argument, said)
+        raise ValueError(said) from None
 
 
 class Shown:
@@ -91,6 +108,7 @@ class Runs(Shown):
         """
         return Runs(Found(sql.select(self.found.runs, condition, sort), []))
 
+    @_refusing()
     def best(
         self,
         goal: str | None = None,
@@ -117,8 +135,7 @@ class Runs(Shown):
             raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
-        with _refusing():
-            return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
+        return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """What to run for each workload (`answer.sentence`), the one that was measured last first.
@@ -130,6 +147,7 @@ class Runs(Shown):
 
         return answers(self.found.runs, mix)
 
+    @_refusing()
     def compare(
         self,
         other: "Runs | str | PathLike[str] | None" = None,
@@ -152,9 +170,7 @@ class Runs(Shown):
         """
         keys, share = _parsed("by", cli.names, by) or [], _parsed("margin", cli.share, margin)
         b = self if other is None else other if isinstance(other, Runs) else read(other)
-        with _refusing():
-            cells = compare.compare(self.found.runs, b.found.runs, keys, common, mix, share)
-        return Shown(compare.output(cells, share))
+        return Shown(compare.output(compare.compare(self.found.runs, b.found.runs, keys, common, mix, share), share))
 
     def steps(self, run: Run | int) -> "pd.DataFrame":
         """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its phases as far as they
@@ -192,15 +208,3 @@ def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -
         return None if value is None else parse(str(value))
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"{name}: {error}") from None
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Refusals in which an option is the argument of the same name: `--by layout` is by="layout"."""
-    try:
-        yield
-    except ValueError as error:
-        said = str(error)
-        for option, argument in ARGUMENTS:
-            said = re.sub(option, argument, said)
-        raise ValueError(said) from None

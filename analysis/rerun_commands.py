@@ -57,9 +57,7 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
     values = {axis: next(run[name] for name in names if name in run.columns) for axis, names in places.items()}
     words = {axis: repr(value) if isinstance(value, float) else grouping.typed(value) for axis, value in values.items()}
     if grouping.TRACED in words:
-        words["profile"] = next(
-            option for option, traced in experiments.TRACING.items() if traced is run[grouping.TRACED]
-        )
+        words["profile"] = next(name for name, traced in experiments.TRACING.items() if traced is run[grouping.TRACED])
         del words[grouping.TRACED]
     kept = {key: value for key, value in overrides.items() if key not in OF_SWEEPS}
     return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})

@@ -128,9 +128,8 @@ def accuracy(sides: Sides, figure: Figure = run_figures.ACCURACY) -> Interval:
     accuracies, samples = sides.values(figure, of_seeds=True), sides.values(run_figures.ANSWERS, of_seeds=True)
     over_answers = intervals.of_answers(accuracies[0], samples[0], sides.confidence)
     if sides.bottom:
-        over_answers = intervals.difference(
-            over_answers, intervals.of_answers(accuracies[1], samples[1], sides.confidence)
-        )
+        of_bottom = intervals.of_answers(accuracies[1], samples[1], sides.confidence)
+        over_answers = intervals.difference(over_answers, of_bottom)
         spreads = sides.spreads(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True)
         between = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
     else:
@@ -144,9 +143,7 @@ def accuracy(sides: Sides, figure: Figure = run_figures.ACCURACY) -> Interval:
 def accuracy_of_epochs(sides: Sides) -> Interval:
     """What the epochs after the first one add to the accuracy of `top`, less what it differs by from that of `bottom`;
     as shares."""
-    last, first = (
-        accuracy(replace(sides, bottom=()), figure) for figure in (run_figures.ACCURACY, run_figures.AFTER_1)
-    )
+    last, first = (accuracy(replace(sides, bottom=()), one) for one in (run_figures.ACCURACY, run_figures.AFTER_1))
     either_way = (accuracy(sides), accuracy(replace(sides, top=sides.bottom, bottom=sides.top)))
     apart = max(either_way, key=lambda difference: difference.estimate)
     return intervals.difference(intervals.difference(last, first), apart)

@@ -1,6 +1,5 @@
 """Verdicts as a table for the terminal, as one claim at length, and as JSON for programs."""
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -38,7 +37,7 @@ def table(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
         lines += [title, "", *text_table.text(HEADINGS, rows, width, wrap=True)]
     if rest:
         names = [verdict.claim.name + f" ({verdict.why})" * (not verdict.why.startswith("no runs")) for verdict in rest]
-        lines += _wrapped(f"not measured: {'; '.join(names)}", width)
+        lines += text_table.folded([clean(f"not measured: {'; '.join(names)}")], width, "")
     return [*lines, "", *_notes(verdicts, width)]
 
 
@@ -56,13 +55,13 @@ def at_length(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
         lines.append(f"{verdict.claim.name}: {marked(verdict)}")
         for name, texts in fields(verdict).items():
             for index, text in enumerate(texts):
-                lines += _wrapped(text, width, f"  {'' if index else name:<9} ")
+                lines += text_table.folded([clean(f"  {'' if index else name:<9} {text}")], width, " " * 12)
         lines.append("")
     return [*lines, *_notes(verdicts, width)]
 
 
 def _notes(verdicts: Sequence[Verdict], width: int) -> list[str]:
-    notes = [line for note in _explained(verdicts) for line in _wrapped(note, width)]
+    notes = text_table.folded([*map(clean, _explained(verdicts))], width, "")
     commands = dict.fromkeys(verdict.command for verdict in verdicts if verdict.command is not None)
     return [*notes, *(["", "to measure the rest:", *(f"  {command}" for command in commands)] if commands else [])]
 
@@ -177,11 +176,3 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 def _measured(verdict: Verdict) -> str:
     unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
     return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
-
-
-def _wrapped(text: str, width: int, head: str = "") -> list[str]:
-    indent = " " * len(head)
-    whole_words = textwrap.TextWrapper(
-        width, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return whole_words.wrap(clean(text)) or [head.rstrip()]

@@ -110,9 +110,8 @@ def named(names: Sequence[str]) -> list[Claim]:
     claims = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in claims:
-            near = difflib.get_close_matches(name, claims, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"--only: no claim {name}{hint}; there are {', '.join(claims)}")
+            near = [f" (did you mean {one}?)" for one in difflib.get_close_matches(name, claims, n=1)]
+            raise ValueError(f"--only: no claim {name}{''.join(near)}; there are {', '.join(claims)}")
     return [claims[name] for name in dict.fromkeys(names)]
 
 

@@ -204,10 +204,8 @@ class Ranking:
             *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),
             Column("x best", "", [one.cost / self.best.cost for one in own], "{:.2f}".format),
             *(
-                Column(
-                    goal * (goal in goals), other, [of_setting(one.runs, other) for one in own], partial(_text, goal)
-                )
-                for goal, other in others.items()
+                Column(goal * (goal in goals), each, [of_setting(one.runs, each) for one in own], partial(_text, goal))
+                for goal, each in others.items()
             ),
             Column("accuracy", ACCURACY, [one.accuracy for one in own]),
             Column("loss", LOSS, [one.loss for one in own], "{:.3f}".format),

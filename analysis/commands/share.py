@@ -19,9 +19,7 @@ from multicard.records.run_folder import write_text
 
 EXPORT = """Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
 and standard deviation. No paths, hosts, names, ids, times of day or prices; docs/share.md says how to send them."""
-IMPORT = (
-    "Check rows that others measured, and put them into multirun/published, where predictions and charts read them."
-)
+IMPORT = "Check rows that others measured and put them into multirun/published, where predictions and charts read them."
 
 
 def export(runs: Sequence[Run], out: Path) -> list[str]:

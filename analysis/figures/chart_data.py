@@ -136,9 +136,7 @@ def means_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def cut_note(rows: Sequence[Row]) -> list[str]:
-    by_measure = {
-        measure: [row for row in rows if row["measure"] == measure] for measure in {r["measure"] for r in rows}
-    }
+    by_measure = grouping.grouped(rows, lambda row: row["measure"])
     is_cut = any(
         max(row.get("high") or 0.0 for row in own) > axis_limits(own, measure)[1] for measure, own in by_measure.items()
     )

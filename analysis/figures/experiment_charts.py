@@ -68,9 +68,7 @@ class Layout:
 
     def order(self, columns: Sequence[str]) -> list[str]:
         ranks = {name: grouping.ordered(self.panel.values(name)) for name in columns}
-        cells = sorted(
-            map(dict, self.panel.cells), key=lambda cell: [ranks[name].index(cell[name]) for name in columns]
-        )
+        cells = sorted(map(dict, self.panel.cells), key=lambda cell: [ranks[key].index(cell[key]) for key in columns])
         return list(dict.fromkeys(self.words(columns, cell) for cell in cells)) if columns else []
 
     def with_places(self, rows: Sequence[Row]) -> list[Row]:

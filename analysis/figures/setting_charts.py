@@ -328,9 +328,7 @@ def _layers(encodings: dict[str, Any], title: str, is_shared: bool) -> list[Any]
     size = alt.when(chosen, empty=False).then(alt.value(220)).otherwise(alt.value(60))
     faint = alt.when("datum.faint").then(alt.value(0.35)).otherwise(alt.value(0.95))
     own = where(base, MEASURED) if is_shared else base
-    points = own.mark_point(filled=True, cursor="pointer").encode(
-        **encodings, tooltip=columns, size=size, opacity=faint
-    )
+    dots = own.mark_point(filled=True, cursor="pointer").encode(**encodings, tooltip=columns, size=size, opacity=faint)
     numbers = base.transform_filter("isValid(datum.front)").mark_text(dx=7, dy=-8).encode(text="front:N")
     others = where(base, SHARED).mark_point(color="grey", size=40).encode(tooltip=columns)
-    return [*[others] * is_shared, points.add_params(chosen), numbers]
+    return [*[others] * is_shared, dots.add_params(chosen), numbers]

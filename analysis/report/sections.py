@@ -199,8 +199,7 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Each mark of the runs, with how many have it and its meaning."""
     lines = []
     for mark in MARKS:
-        count = sum(bool(run[mark.column]) for run in runs)
-        if count:
+        if count := sum(bool(run[mark.column]) for run in runs):
             every = "The run" if len(runs) == 1 else f"All {len(runs):,} runs"
             share = every if count == len(runs) else f"{count:,} of {len(runs):,} runs"
             lines.append((mark.sign, f"{share}: {mark.meaning}"))

@@ -165,9 +165,7 @@ def _check_options(group: str, values: list[Any], workload: Workload) -> None:
     for option in values:
         shared = str(option).startswith("shared/")
         require(not shared, f"{group}={option}: is a part of experiments; {remedy}")
-        require(
-            option is not None, f"{group}=null: is no option; leave it out for the default, or choose one: {remedy}"
-        )
+        require(option is not None, f"{group}=null: is no option; leave it out for the default or choose one: {remedy}")
         for other in workloads.WORKLOADS:
             belongs = option not in own and option in workloads.every_option(other, group)
             require(not belongs, f"{group}={option}: belongs to {other.entry}; {remedy}")

@@ -89,7 +89,6 @@ class Option:
 WANDB_NAMES = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
 
 LONGEST_TAG = 64
-LONGEST_NAME = 255  # of a folder, in bytes
 
 
 def is_wandb_name(name: str) -> bool:
@@ -235,10 +234,9 @@ class TrainingConfig(RunConfig):
 def check_name(name: str) -> None:
     """Refuse (ValueError) a name that is not that of one folder."""
     require(name != "published", "name=published: multirun/published is for rows that others measured; choose another")
-    is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
-    problem = f"name={name!r}: must name one folder under multirun/, in at most {LONGEST_NAME} bytes"
-    fits = is_folder and len(name.encode(errors="replace")) <= LONGEST_NAME
-    require(fits, f"{problem}; use letters, digits, '.', '_' and '-'")
+    is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable() and len(name.encode()) < 256
+    problem = f"name={name!r}: must name one folder under multirun/, in at most 255 bytes"
+    require(is_folder, f"{problem}; use letters, digits, '.', '_' and '-'")
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

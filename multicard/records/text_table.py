@@ -24,7 +24,10 @@ GAP = 2  # cells between two columns
 LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
 MOST_ROWS = 200  # of a table in a notebook
-UNIT = r"( ?(s|ms|us|%|[kMGT]?B|x|[kMG]?J))?"
+UNITS = r"(s|ms|us|%|[kMGT]?B|x|[kMG]?J)"
+UNIT = rf"( ?{UNITS})?"
+BEFORE_UNIT = re.compile(rf"(?<=\d) (?={UNITS}(?!\w))")
+KEPT = "\ue000"  # for a space at which no line ends
 TIME = r"\d+:\d\d:\d\d"
 NUMBER = rf"[-+±~]?[\d.,]+{UNIT}( ± [\d.,]+{UNIT})?( \((\d+%|[^()]+ to [^()]+)\)\??)?"
 FIGURE = re.compile(rf"{NUMBER}|{TIME}( to {TIME})?( ago)?")
@@ -66,8 +69,7 @@ class Table(NamedTuple):
 
     def _tabulated(self, safe: Callable[[str], str], form: str) -> str:
         head, *body = [list(map(safe, row)) for row in (self.headings, *self.rows)]
-        sides = ["right" if side == "r" else "left" for side in alignment(self.headings, self.rows)]
-        sides = sides if body else None
+        sides = ["right" if side == "r" else "left" for side in alignment(self.headings, self.rows)] if body else None
         return tabulate(body, head, form, colalign=sides, disable_numparse=True, preserve_whitespace=True)
 
 
@@ -76,12 +78,12 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
     return [f"<p>{escape(clean(line))}</p>" for line in lines if line]
 
 
-def folded(lines: Sequence[str], width: int | None) -> list[str]:
-    """Lines in as many of `width` cells as they need, with whole words; None: as they are."""
+def folded(lines: Sequence[str], width: int | None, indent: str = "  ") -> list[str]:
+    """Lines in as many of `width` cells as they need, with whole words, indented after the first; None: as they are."""
     if width is None:
         return [*lines]
-    fill = TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return [part for line in lines for part in fill.wrap(line) or [line]]
+    fill = TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [part.replace(KEPT, " ") for line in lines for part in fill.wrap(BEFORE_UNIT.sub(KEPT, line)) or [line]]
 
 
 def text(
@@ -225,7 +227,8 @@ def _folded(line: str, size: int, wrap: bool) -> list[str]:
     """A line in as many as its column needs: one, unless it is wrapped."""
     if not wrap or cell_len(line) <= size:
         return [cut(line, size)]
-    return [part.plain for part in Text(line).wrap(Console(width=size), size)]
+    kept = Text(BEFORE_UNIT.sub(KEPT, line))
+    return [part.plain.replace(KEPT, " ") for part in kept.wrap(Console(width=size), size)]
 
 
 def _padded(part: str, size: int, side: str) -> str:

@@ -19,7 +19,6 @@ from multicard.estimate.estimates import estimate
 from multicard.estimate.history import history_folders
 from multicard.estimate.target import Target
 from tests.analysis.conftest import Said
-from tests.conftest import typed
 from tests.helpers import past_runs, records
 
 ROOT = Path(__file__).parents[2]
@@ -175,8 +174,3 @@ def test_the_projects_rows_and_its_schema_are_those_of_the_code():
     assert files and all(shared_rows.decode(file.read_bytes()).rows for file in files)
     schema = json.loads((ROOT / "docs" / "published.schema.json").read_text())
     assert schema == msgspec.json.schema(shared_rows.SharedFile)
-
-
-def test_a_sweep_is_not_called_as_the_folder_of_rows():
-    with pytest.raises(ValueError, match=r"name=published: .*choose another"):
-        typed("name=published")

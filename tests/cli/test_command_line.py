@@ -103,6 +103,7 @@ COMPOSED = [
     *((["dry_run=true", f"{key}=0"], f"{key}=0: must be 1 or more") for key in ("gpus", "epochs")),
     (["seed=99999999999999999999"], "seed=99999999999999999999: must be "),
     *(([f"name={name}"], f"name='{name}': must name one folder under multirun/") for name in ("..", "x" * 256)),
+    (["name=published"], "name=published: multirun/published is for rows that others measured; choose another"),
     (["=3"], "=3: is no key=value, written without spaces; --help lists the keys"),
     (["gpus=1,2"], "gpus=1,2: several values are a sweep"),
     (["name='a\x1b[2Jb'"], "name="),  # and without the escape

@@ -199,6 +199,7 @@ def test_columns_that_do_not_fit_go_on_below_beside_the_first():
 
 
 def test_cells_of_several_lines_and_blank_rows():
+    assert text_table.text(["figure"], [["gains 0.75 x"]], 11, wrap=True)[1:] == ["gains", "0.75 x"]
     lines = text_table.text(["claim", "figures"], [["one", "1 s\n2 s"], ["", ""], ["  two", "3 s"]])
     assert lines == ["claim  figures", "one    1 s", "       2 s", "", "  two  3 s"]
 
