@@ -37,6 +37,9 @@ ARGUMENTS = (  # options in refusals, as what is written in Python
     (r"--by ([\w.,]*\w)", r'by="\1"'),
     ("--price ", "price="),
     ("--by:", "by:"),
+    ("--where", "condition"),
+    ("--sort", "sort"),
+    ("list --csv FILE writes", "to_arrow() has"),
 )
 
 
@@ -97,6 +100,7 @@ class Runs(Shown):
     def __getitem__(self, index: int) -> Run:
         return self.found.runs[index]
 
+    @_refusing()
     def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
         """The runs for which an SQL expression over their columns is true: `"gpus>=2 and precision='fp16'"`.
 

@@ -75,7 +75,7 @@ def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
     ("ask", "refusal"),
     [
         (lambda _: multicard.load("absent"), "absent is no folder"),
-        (lambda runs: runs.where("cards>1"), '--where: no column "cards"'),
+        (lambda runs: runs.where("cards>1"), 'condition: no column "cards"; did you mean marks'),
         (lambda runs: runs.best("speed"), "goal=speed: choose one of time, memory, energy"),
         (lambda runs: runs.best(accuracy=99), "accuracy: 99 is no share; write 99% or 0.99"),
         (lambda runs: runs.best("cost"), "of 12 runs none has cost; give the price of a GPU for an hour, as price=2.4"),
