@@ -43,7 +43,7 @@ def test_a_sweep_leaves_records_and_a_table_and_is_gone_on_with(tmp_path: Path, 
     ended = [
         line
         for line in printed
-        if re.match(r"\[./6\] precision=fp\d\d gpus=.   ok\S* +[\d.]+ s +[\d,]+ images/s", line)
+        if re.match(r"\[./6\] precision=fp\d\d gpus=.   ok\S* +[\d.]+ s +[\d.,]+ images/s", line)
     ]
     assert len(ended) == 6
     rows = [line for line in printed if line.startswith("fp")]
