@@ -134,6 +134,8 @@ def test_the_option_to_try_next(words: tuple[str, ...], placement: Placement, bo
     ],
 )
 def test_what_tuning_takes_is_advised_against_launches(words: tuple[str, ...], advice: str):
+    if "engine=trl" in words:
+        pytest.importorskip("trl")
     config = typed_llm(*words)
     preflight.refuse(config)
     assert llm.advise(config, CUDA, "launch") == advice
