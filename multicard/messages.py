@@ -1,15 +1,26 @@
-"""Lines that a command prints, at once: refusals of its options, and the commands that they name."""
+"""What a program says to a person: messages and refusals, each with a code; and how a command prints them at once.
+
+A message is a sentence that stands beside the code that says it. Whoever reads it as a program (tests, scripts) reads
+its code, its key and its facts: with MULTICARD_MESSAGES=codes each message is printed as `[[code key="..." fact=...]]`
+in place of its sentence, so that a sentence can be improved without anything else changing.
+"""
 
 import argparse
 import difflib
+import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
+REMEDY = re.compile(r"`([^`]+)`")
+UNCODED = "other"  # the code of what libraries and the system say
 
 INSTALLED = {
     "-m analysis": "multicard",
@@ -17,6 +28,97 @@ INSTALLED = {
     "tune_llm.py": "multicard tune",
     "measure_script.py": "multicard script",
 }
+
+
+class Message(str):
+    """A sentence with its code, the key that it is about and its facts.
+
+    It is a string: it can be printed, joined and written as any other. What can be pasted as a remedy, an override or
+    a command, stands in backticks in the sentence, and so is data too (`remedies`).
+
+    Args:
+        code: what is said, in lower case: "split.range". Each code stands at one place in the source.
+        sentence: what a person reads.
+        key: the key of the configuration, or the flag, that has to change.
+        facts: the values in the sentence, by name.
+
+    Example:
+        Message("split.range", f"dataset.split={split}: give a share in (0, 1), as `dataset.split=0.2`",
+                key="dataset.split", value=split)
+    """
+
+    code: str
+    sentence: str
+    key: str | None
+    facts: Mapping[str, Any]
+
+    def __new__(cls, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> "Message":
+        made = super().__new__(cls, _in_codes(code, key, facts) if BY_CODE else sentence)
+        made.code, made.sentence, made.key, made.facts = code, sentence, key, facts
+        return made
+
+    @property
+    def remedies(self) -> list[str]:
+        """The overrides and commands that the sentence offers, as they are pasted."""
+        return REMEDY.findall(self.sentence)
+
+    def __reduce__(self) -> Any:
+        return _message, (self.code, str(self.sentence), self.key, dict(self.facts))
+
+
+def _message(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -> Message:
+    return Message(code, sentence, key=key, **facts)
+
+
+def _in_codes(code: str, key: str | None, facts: Mapping[str, Any]) -> str:
+    named = facts if key is None else {"key": key, **facts}
+    return f"[[{' '.join([code, *(f'{name}={_value(value)}' for name, value in named.items())])}]]"
+
+
+def _value(value: Any) -> str:
+    """A fact as JSON; a message within another as itself; a number with six digits, as machines differ in the last."""
+    if isinstance(value, Message):
+        return str(value)
+    if isinstance(value, float):
+        value = float(f"{value:.6g}")
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
+    return json.dumps(value, default=str)
+
+
+class Refusal(ValueError):  # noqa: N818 (the word that users read)
+    """What a user can mend, refused in one line. Its text is a `Message`; the arguments are those of a message."""
+
+    def __init__(self, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> None:
+        self.message = Message(code, sentence, key=key, **facts)
+        super().__init__(self.message)
+
+    @property
+    def code(self) -> str:
+        return self.message.code
+
+    @property
+    def key(self) -> str | None:
+        return self.message.key
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self.message.facts
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> Any:
+        return _refusal, self.message.__reduce__()[1]
+
+
+def _refusal(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -> Refusal:
+    return Refusal(code, sentence, key=key, **facts)
+
+
+def code_of(text: str) -> str:
+    """The code of a message; that of any other text is "other"."""
+    return text.code if isinstance(text, Message) else UNCODED
 
 
 def typed(entry: str) -> str:

@@ -14,6 +14,7 @@ if sys.dont_write_bytecode:  # else each process that starts would compile torch
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".pytest_cache" / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["MULTICARD_MESSAGES"] = "codes"  # sentences may change: tests ask for codes and facts
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of numpy: on one core threads wait for each other
 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".pytest_cache" / "hypothesis")
 

@@ -1,0 +1,133 @@
+"""All messages of the source, as one page that a maintainer reads: tests/goldens/messages.md.
+
+    python -m tests.goldens.messages
+
+Write the page anew after a message was added, removed or reworded. No other file depends on a sentence's words.
+
+Each place of the source that makes a `Message` or a `Refusal` is a line of the page, with what is not known before it
+runs in braces. A text that the same function has in a variable stands where the variable is used.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parent / "messages.md"
+SOURCES = ("multicard", "analysis", "hydra_plugins", "benchmarks", "docs")
+MAKERS = ("Message", "Refusal")
+CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+")
+DEPTH = 4  # variables within variables
+BEGINNING = """# Messages
+
+What multicard says, by file: code, key, sentence. Made by `python -m tests.goldens.messages`.
+"""
+Texts = dict[str, ast.expr]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of the source that makes a message."""
+
+    file: str
+    line: int
+    code: str
+    key: str | None
+    sentence: str
+
+
+def places() -> Iterator[Place]:
+    """All places, file by file."""
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            if path == ROOT / "multicard" / "messages.py":  # which makes them of what it is given
+                continue
+            tree = ast.parse(path.read_text())
+            yield from _of_scope(tree, path.relative_to(ROOT).as_posix(), _texts(tree, deep=False))
+
+
+def _of_scope(scope: ast.AST, file: str, texts: Texts) -> Iterator[Place]:
+    """The places of a module or function, and of the functions within it."""
+    for node in _own_nodes(scope):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _of_scope(node, file, texts | _texts(node, deep=True))
+        elif isinstance(node, ast.Call) and _name(node.func) in MAKERS and node.args:
+            yield _place(node, file, texts)
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one, without those within further functions."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _own_nodes(child)
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _texts(scope: ast.AST, deep: bool) -> Texts:
+    """Texts that a variable of this scope has, if it is assigned once."""
+    found: dict[str, list[ast.expr]] = {}
+    nodes = _own_nodes(scope) if deep else ast.iter_child_nodes(scope)
+    for node in nodes:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            for name, value in _assigned(node.targets[0], node.value):
+                found.setdefault(name, []).append(value)
+    return {name: values[0] for name, values in found.items() if len(values) == 1 and _is_text(values[0])}
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for name, each in zip(target.elts, value.elts, strict=False):
+            yield from _assigned(name, each)
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
+def _place(call: ast.Call, file: str, texts: Texts) -> Place:
+    code, sentence = call.args[0], call.args[1] if len(call.args) > 1 else None
+    keys = [word.value for word in call.keywords if word.arg == "key"]
+    assert isinstance(code, ast.Constant), f"{file}:{call.lineno}: the code is no literal"
+    assert sentence is not None, f"{file}:{call.lineno}: no sentence"
+    key = _sentence(keys[0], texts) if keys else None
+    return Place(file, call.lineno, str(code.value), key, _sentence(sentence, texts))
+
+
+def _sentence(value: ast.expr, texts: Texts, depth: int = 0) -> str:
+    """A text with what is not known before it runs in braces."""
+    if isinstance(value, ast.Constant):
+        return str(value.value)
+    if isinstance(value, ast.JoinedStr):
+        return "".join(_sentence(part, texts, depth) for part in value.values)
+    if isinstance(value, ast.FormattedValue):
+        return _sentence(value.value, texts, depth)
+    if isinstance(value, ast.Name) and value.id in texts and depth < DEPTH:
+        return _sentence(texts[value.id], texts, depth + 1)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        return _sentence(value.left, texts, depth) + _sentence(value.right, texts, depth)
+    return f"{{{ast.unparse(value)}}}"
+
+
+def page() -> str:
+    """The page's text."""
+    lines, file = [BEGINNING], None
+    for place in places():
+        if place.file != file:
+            file = place.file
+            lines.append(f"\n## {file}\n")
+        key = f" ({place.key})" if place.key else ""
+        lines.append(f"- {place.code}{key}: {place.sentence}".replace("\n", "\\n"))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"{PAGE.relative_to(ROOT)}: {PAGE.read_text().count(chr(10) + '- ')} messages")
