@@ -26,7 +26,7 @@ import sys
 from importlib import import_module
 
 from multicard import __version__
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.ranks import interruption
 
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
@@ -50,8 +50,17 @@ def main(words: list[str] | None = None) -> int:
     if name in ("-h", "--help", "--version"):
         say(f"multicard {__version__}" if name == "--version" else str(__doc__).rstrip())
         return 0
-    near = [f"did you mean {command}? " for command in difflib.get_close_matches(name, [*COMMANDS, "--version"], n=1)]
-    say(f"refused: {name}: no such command; {''.join(near)}multicard --help lists all", error=True)
+    near = difflib.get_close_matches(name, [*COMMANDS, "--version"], n=1)
+    question = f"did you mean `multicard {near[0]}`? " if near else ""
+    say(
+        Message(
+            "command.unknown",
+            f"refused: {name}: no such command; {question}`multicard --help` lists all",
+            name=name,
+            near=near,
+        ),
+        error=True,
+    )
     return 1
 
 

@@ -15,7 +15,7 @@ import sys
 from multicard import workloads
 from multicard.__main__ import COMMANDS, ENTRIES
 from multicard.__main__ import main as run
-from multicard.messages import say
+from multicard.messages import Message, say
 
 # Each hands over the line up to the cursor. Bash takes what stands before = for another word.
 SCRIPTS = {
@@ -48,7 +48,15 @@ def main() -> int:
     elif shell in texts:
         say(str(texts[shell]).rstrip())
     else:
-        say(f"refused: {shell or 'no shell'}: there are scripts for {', '.join(SCRIPTS)}", error=True)
+        say(
+            Message(
+                "completion.no-script",
+                f"refused: {shell or 'no shell'}: there are scripts for {', '.join(SCRIPTS)}",
+                shell=shell,
+                choices=list(SCRIPTS),
+            ),
+            error=True,
+        )
     return 0 if shell in ("words", *texts) else 1
 
 

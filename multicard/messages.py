@@ -167,7 +167,20 @@ class Parser(argparse.ArgumentParser):
     """Refuses bad arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and end the program.
+
+        Args:
+            message: argparse's own words, or with `argument FLAG: ` before it what a `type` function says of its value.
+        """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
         near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
-        say("; ".join([f"refused: {message}", *(f"did you mean {option}?" for option in near)]), error=True)
+        question = f"; did you mean {near[0]}?" if near else ""
+        cause = sys.exc_info()[1]  # argparse calls this while it handles the error
+        flag, reason = None, message
+        if isinstance(cause, argparse.ArgumentError):
+            flag, reason = cause.argument_name, cause.message
+        say(
+            Message("command.bad-argument", f"refused: {message}{question}", key=flag, reason=reason, near=near),
+            error=True,
+        )
         sys.exit(1)

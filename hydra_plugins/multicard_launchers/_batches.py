@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from multicard.config.job import count
 from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.records.journal import JournalError
 from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slurm_wait
 from multicard.sweep.cells import Cell, Sweep
@@ -54,7 +54,9 @@ class Batches:
             first += len(rounds.batch)
             sweep = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
             if starts_nothing(self.config) and sweep.left:
-                say(f"repeat=auto: then as often as needed, at most repeat_max={self.config.repeat_max} times each")
+                most = self.config.repeat_max
+                sentence = f"repeat=auto: then as often as needed, at most repeat_max={most} times each"
+                say(Message("launch.until-sure", sentence, key="repeat", most=most))
                 return
             rounds.take(sweep.cells)
             if self.command.abandoned:
@@ -91,23 +93,27 @@ class Batches:
 
         for cell in sweep.refused:
             if not cell.is_mistake:
-                say(f"{cell.label}out: {cell.reason}")
+                say(Message("launch.out-of-race", f"{cell.label}out: {cell.reason}", reason=cell.reason))
         if not sweep.cells:
-            say(f"race={self.config.race.figure}: no cell is left", error=True)
+            figure = self.config.race.figure
+            say(Message("launch.empty-race", f"race={figure}: no cell is left", key="race", figure=figure), error=True)
             self.command.abandoned = True
         if self.config.dry_run:
             if sweep.cells:
                 command.refuse(str(self.config.race.figure), sweep.cells)
             cells.check(sweep, sweep.cells)
-            how = f"cells of race={self.config.race.figure}, the best of them in full"
+            figure = self.config.race.figure
+            how = Message("launch.as-race", f"cells of race={figure}, the best of them in full", figure=figure)
             return cells.dry_run(sweep, [("-", sweep.cells)], how)
         finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
             command.run(sweep, finals)
         except (KeyboardInterrupt, SameFailureError, JournalError) as stopped:
             self.command.abandoned = True
-            why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else f"stopped, {stopped}"
-            say(f"{why}; to go on with the race: {sweep.resume_command()}", error=True)
+            why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else _stopped(str(stopped))
+            command_line = sweep.resume_command()
+            sentence = f"{why}; to go on with the race: `{command_line}`"
+            say(Message("launch.race-ended", sentence, reason=why, command=command_line), error=True)
         finally:
             finals.finish()
 
@@ -116,15 +122,18 @@ class Batches:
         if not self.on_slurm:
             cells.check(sweep, sweep.left)
             machine = shares.machine()
-            have = f"{count(len(machine.gpus), 'GPU')} and {count(len(machine.cpus), 'core')}"
-            beside = f"processes on this machine, {have}"
-            how = beside if self.packs else "runs of this process, one after the other"
+            how = Message("launch.in-turn", "runs of this process, one after the other")
+            if self.packs:
+                gpus, cores = len(machine.gpus), len(machine.cpus)
+                have = f"{count(gpus, 'GPU')} and {count(cores, 'core')}"
+                how = Message("launch.packed", f"processes on this machine, {have}", gpus=gpus, cores=cores)
             return cells.dry_run(sweep, [("-", sweep.left)], how)
         queued = slurm_submit.queued_jobs(sweep.left)
         cells.check(sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True)
         arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])
         groups = [(array.in_words(), array.cells) for array in arrays]
-        return cells.dry_run(sweep, groups, "arrays of SLURM", queued=len(queued))
+        how = Message("launch.arrays", "arrays of SLURM")
+        return cells.dry_run(sweep, groups, how, queued=len(queued))
 
     def _measure(self, sweep: Sweep) -> None:
         """Measure the cells that are left, and say what is still left where that ends early."""
@@ -144,7 +153,7 @@ class Batches:
         except KeyboardInterrupt:
             sweep.say_left()
         except SameFailureError as stopped:
-            sweep.say_left(f"stopped, {stopped}")
+            sweep.say_left(_stopped(str(stopped)))
         finally:
             sweep.finish()
 
@@ -170,3 +179,8 @@ class Batches:
             self.streak.add(cell)
             if self.streak.ends(left[index:]):
                 raise self.streak.error()
+
+
+def _stopped(reason: str) -> Message:
+    """Why a sweep ends before all cells are measured."""
+    return Message("launch.stopped", f"stopped, {reason}", reason=reason)

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.config import hydra_config
-from multicard.messages import drop, say
+from multicard.messages import Message, drop, say
 from multicard.ranks import interruption
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command, Conclude
@@ -55,14 +55,15 @@ def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda f
         hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(Task(command).measure)()
     except (HydraException, OmegaConfBaseException) as error:  # some are a ValueError too
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
-        return _refuse(command, command_line.explain(chr(10).join(causes), workload))
+        return _refuse(command, str(command_line.explain("\n".join(causes), workload)))
     except (ValueError, hydra_config.Refused) as error:  # about a command as a whole: nothing was started
         return _refuse(command, str(error))
     except BrokenPipeError:  # Hydra's own output, as of `--cfg job | head`
         drop(sys.stdout)
     except KeyboardInterrupt as interrupted:
         if not command.abandoned:  # else it is said
-            print(f"interrupted by {str(interrupted) or 'SIGINT'}", file=sys.stderr)
+            name = str(interrupted) or "SIGINT"
+            say(Message("command.interrupted", f"interrupted by {name}", signal=name), error=True)
         command.abandoned = True
     finally:
         interruption.ignore_further()
@@ -70,9 +71,9 @@ def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda f
     return command.close()
 
 
-def _refuse(command: Command, message: str) -> int:
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
-    print(f"refused: {line}", file=sys.stderr)
+def _refuse(command: Command, reason: str) -> int:
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
+    say(Message("command.refused", f"refused: {line}", reason=reason), error=True)
     command.close()
     return 1
 

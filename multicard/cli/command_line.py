@@ -4,7 +4,7 @@ line with the key and the remedy."""
 import difflib
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NoReturn, Optional
 
 from hydra._internal.utils import get_args_parser
@@ -15,9 +15,8 @@ from hydra.errors import OverrideParseException
 from multicard import workloads
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
-from multicard.config.keys import require
 from multicard.config.sweeps import REPETITION, SWITCHED
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
@@ -26,7 +25,6 @@ ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "m
 ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
 ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
-NO_PAIR = "is no key=value, written without spaces; --help lists the keys"
 FOLLOWS = f"batch_size_asked={GLOBAL}"
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
@@ -36,13 +34,18 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     their keys; with what tells that a rank's batch follows from the global one, whatever an experiment or a preset
     has for it; with the options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written
     where the defaults do not have the group, as `experiment=NAME`. `glob()` that matches nothing and several
-    keys that are `auto` are refused (ValueError)."""
+    keys that are `auto` are refused."""
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
     keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
     autos = [word for word in words if word in AUTO]
-    require(len(autos) < 2, f"{' '.join(autos)}: one key alone can be auto; give the value of the others")
+    if len(autos) > 1:
+        raise Refusal(
+            "words.several-auto",
+            f"{' '.join(autos)}: one key alone can be auto; give the value of the others",
+            words=autos,
+        )
     words = [part for word in words for part in AUTO.get(word, (word,))]
     parted = [word.partition("=") for word in words]
     words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]
@@ -60,7 +63,12 @@ def _once(words: list[str]) -> list[str]:
         merges = word.startswith("++") and value.startswith("{")
         name = key if sets and not word.startswith("-") and not merges else str(place)
         if (before := kept.pop(name, None)) is not None:
-            say(f"{before}: left out, as {word} comes later", error=True)
+            say(
+                Message(
+                    "words.set-twice", f"{before}: left out, as {word} comes later", key=name, word=before, later=word
+                ),
+                error=True,
+            )
         kept[name] = word
     return [*kept.values()]
 
@@ -70,20 +78,42 @@ def _matched(word: str, workload: Workload) -> str:
     group, _, value = word.partition("=")
     if not value.startswith("glob("):
         return word
-    options = workloads.every_option(workload, group) if group in workloads.groups(workload) else None
-    require(options is not None, f"{word}: glob is for groups of options; name the values, as {group}=1,2,3")
+    if group not in workloads.groups(workload):
+        raise Refusal(
+            "words.glob-of-values",
+            f"{word}: glob is for groups of options; name the values, as {group}=1,2,3",
+            key=group,
+            word=word,
+        )
     glob: Any = _parsed([word])[0].value()
-    require(isinstance(glob, Glob), f"{word}: glob() stands alone; name the values, as {group}=a,b")
-    matched = glob.filter(options)
-    require(matched, f"{word}: matches none of {_choices(group, workload)}")
+    if not isinstance(glob, Glob):
+        raise Refusal(
+            "words.glob-among-others",
+            f"{word}: glob() stands alone; name the values, as {group}=a,b",
+            key=group,
+            word=word,
+        )
+    matched = glob.filter(workloads.every_option(workload, group))
+    if not matched:
+        raise Refusal(
+            "words.glob-of-nothing",
+            f"{word}: matches none of {_choices(group, workload)}",
+            key=group,
+            word=word,
+            choices=_names(group, workload),
+        )
     return f"{group}={','.join(matched)}"
 
 
 def overrides(words: list[str]) -> list[Override]:
-    """The keys that a command sets; a ValueError says what cannot be read, with the remedy."""
+    """The keys that a command sets; what cannot be read is refused, with the remedy."""
 
     def refuse(message: str) -> NoReturn:
-        raise ValueError(f"{message}; flags come first, keys are set as key=value, and --help lists them")
+        raise Refusal(
+            "words.flag",
+            f"{message}; flags come first, keys are set as key=value, and --help lists them",
+            reason=message,
+        )
 
     if {"-h", "--help"} & {*words}:
         words = [word for word in words if not word.startswith("-")]
@@ -98,21 +128,41 @@ def _parsed(words: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
-        raise ValueError(_unreadable(error.override)) from None
+        raise _unreadable(error.override) from None
 
 
-def _unreadable(word: str) -> str:
+def _unreadable(word: str) -> Refusal:
+    """What is wrong with a word that Hydra cannot read."""
     key, sign, value = word.partition("=")
     if value.endswith(",") or word.startswith(",") or ",," in value:
-        return f"{word}: has an empty value; write gpus=1,2 without spaces"
+        return Refusal(
+            "words.empty-value", f"{word}: has an empty value; write `gpus=1,2` without spaces", key=key, word=word
+        )
     if not sign:
-        return f"{word}: {NO_PAIR}"
+        return _no_pair(word)
     if value.startswith("="):
-        return f"{word}: has a second equals sign; use {key}={value.lstrip('=')}"
+        remedy = f"{key}={value.lstrip('=')}"
+        return Refusal(
+            "words.second-equals-sign", f"{word}: has a second equals sign; use `{remedy}`", key=key, word=word
+        )
     if not value.isprintable():
-        return f"{word}: has a character that cannot be printed; leave it out"
-    quoted = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
-    return f"{word}: Hydra cannot read this value; close its brackets, or quote it: {shlex.quote(quoted)}"
+        return Refusal(
+            "words.unprintable", f"{word}: has a character that cannot be printed; leave it out", key=key, word=word
+        )
+    quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
+    return Refusal(
+        "words.unreadable",
+        f"{word}: Hydra cannot read this value; close its brackets, or quote it: {quoted}",
+        key=key,
+        word=word,
+        quoted=quoted,
+    )
+
+
+def _no_pair(word: str) -> Refusal:
+    return Refusal(
+        "words.no-pair", f"{word}: is no key=value, written without spaces; --help lists the keys", word=word
+    )
 
 
 def first_values(chosen: list[Override]) -> list[str]:
@@ -126,106 +176,185 @@ def first_values(chosen: list[Override]) -> list[str]:
 
 
 def check(chosen: list[Override], workload: Workload) -> None:
-    """Refuse (ValueError, with the alternatives) what Hydra would compose: options of the other entry, keys that are
-    added or taken away, sweeps of experiments, numbers that would count as true.
+    """Refuse, with the alternatives, what Hydra would compose: options of the other entry, keys that are added or taken
+    away, sweeps of experiments, numbers that would count as true.
     """
     known, groups = workloads.known_keys(workload), workloads.groups(workload)
     for override in chosen:
-        key, word = override.key_or_group, override.input_line
-        require(key != "", f"{word}: {NO_PAIR}")
-        own = key != "hydra/sweeper" or override.value() == "cells"
-        require(own, f"{word}: the cells of a sweep are multicard's own to choose; leave it out (race= finds the best)")
-        if key.partition(".")[0] == "hydra" or key.startswith("hydra/"):
-            continue
-        remedy = f"write {key}=VALUE, or leave it out for its default"
-        is_free = key.partition(".")[0] in workload.free
-        require(not override.is_delete(), f"{word}: a key cannot be taken away; {remedy}")
-        if override.is_add() or override.is_force_add():
-            require(key in known or is_free, _explain_key(key, workload))
-        require(not override.is_add(), f"{word}: the key is there already; write it without +")
-        underscored = key.replace(".", "_")  # repeat.error, as repeat is no group
-        value = str(word).partition("=")[2]
-        require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
-        sweeps = override.is_sweep_override()
-        require(not sweeps or key not in ONE_VALUE, f"{word}: takes one value, not a sweep")
-        require(not sweeps or override.is_discrete_sweep(), f"{word}: name the values, as {key}=1,2,3")
-        values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]
-        alone = f"{key}=auto" not in AUTO or "auto" not in values
-        require(alone, f"{word}: auto stands alone, as {key}=auto")
-        if known.get(key) in SWITCHES:
-            numbers = [value for value in values if type(value) is int and value not in TRUE_OR_FALSE]
-            require(not numbers, f"{word}: must be true or false")
-        if key in groups:
-            _check_options(key, values, workload)
+        key, word = override.key_or_group, str(override.input_line)
+        if key == "":
+            raise _no_pair(word)
+        if key == "hydra/sweeper" and override.value() != "cells":
+            raise Refusal(
+                "words.sweeper",
+                f"{word}: multicard chooses the cells of a sweep itself; leave it out (race= finds the best)",
+                key=key,
+                word=word,
+            )
+        if key.partition(".")[0] != "hydra" and not key.startswith("hydra/"):
+            _check_change(override, workload, known)
+            values = _checked_values(override, known)
+            if key in groups:
+                _check_options(key, values, workload)
+
+
+def _check_change(override: Override, workload: Workload, known: Container[str]) -> None:
+    """Refuse a word that adds a key or takes one away, and `repeat.error`, as if `repeat` were a group."""
+    key, word = override.key_or_group, str(override.input_line)
+    if override.is_delete():
+        raise Refusal(
+            "words.taken-away",
+            f"{word}: a key cannot be taken away; write `{key}=VALUE`, or leave it out for its default",
+            key=key,
+            word=word,
+        )
+    adds = override.is_add() or override.is_force_add()
+    is_free = key.partition(".")[0] in workload.free
+    if adds and key not in known and not is_free:
+        raise unknown_key(key, workload)
+    if override.is_add():
+        raise Refusal("words.added", f"{word}: the key is there already; write it without +", key=key, word=word)
+    underscored = key.replace(".", "_")
+    if key not in known and underscored in REPETITION:
+        remedy = f"{underscored}={word.partition('=')[2]}"
+        raise Refusal("words.repeat-is-no-group", f"{word}: write `{remedy}`", key=key, word=word, remedy=remedy)
+
+
+def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[Any]:
+    """The values of a word; those that Hydra alone would take are refused."""
+    key, word = override.key_or_group, str(override.input_line)
+    values: list[Any] = [override.value()]
+    if override.is_sweep_override():
+        if key in ONE_VALUE:
+            raise Refusal("words.one-value", f"{word}: takes one value, not a sweep", key=key, word=word)
+        if not override.is_discrete_sweep():
+            raise Refusal("words.continuous-sweep", f"{word}: name the values, as {key}=1,2,3", key=key, word=word)
+        values = list(override.sweep_iterator())
+    if f"{key}=auto" in AUTO and "auto" in values:
+        raise Refusal("words.auto-among-others", f"{word}: auto stands alone, as `{key}=auto`", key=key, word=word)
+    if known.get(key) in SWITCHES:
+        numbers = [value for value in values if type(value) is int and value not in TRUE_OR_FALSE]
+        if numbers:
+            raise Refusal("words.switch", f"{word}: must be true or false", key=key, word=word)
+    return values
 
 
 def _check_options(group: str, values: list[Any], workload: Workload) -> None:
+    """Refuse options of a group that the entry does not have."""
     own, named = workloads.every_option(workload, group), workload.named.get(group)
+    choices = _names(group, workload)
     remedy = f"{workload.entry} has {_choices(group, workload)}"
     for option in values:
-        shared = str(option).startswith("shared/")
-        require(not shared, f"{group}={option}: is a part of experiments; {remedy}")
-        require(option is not None, f"{group}=null: is no option; leave it out for the default or choose one: {remedy}")
+        if option is None:
+            raise Refusal(
+                "words.null-option",
+                f"{group}=null: is no option; leave it out for the default or choose one: {remedy}",
+                key=group,
+                choices=choices,
+            )
+        if str(option).startswith("shared/"):
+            raise Refusal(
+                "words.part-of-experiments",
+                f"{group}={option}: is a part of experiments; {remedy}",
+                key=group,
+                value=option,
+                choices=choices,
+            )
         for other in workloads.WORKLOADS:
-            belongs = option not in own and option in workloads.every_option(other, group)
-            require(not belongs, f"{group}={option}: belongs to {other.entry}; {remedy}")
+            if option not in own and option in workloads.every_option(other, group):
+                raise Refusal(
+                    "words.option-of-another-entry",
+                    f"{group}={option}: belongs to {other.entry}; {remedy}",
+                    key=group,
+                    value=option,
+                    entry=other.entry,
+                    choices=choices,
+                )
         if named is not None:
             named.refuse(str(option))
 
 
+def _names(group: str, workload: Workload) -> list[str]:
+    return list(workloads.options(workload, group))
+
+
 def _choices(group: str, workload: Workload) -> str:
+    """The options of a group in words, with those that have a library's names."""
     named = [workload.named[group].words] if group in workload.named else []
-    return ", ".join([*workloads.options(workload, group), *named])
+    return ", ".join([*_names(group, workload), *named])
 
 
-# What OmegaConf says of a value, in plain words
+# A part of what OmegaConf says of a value; what the value must be, as a fact and in words
 VALUES = (
-    ("could not be converted to Integer", "must be a whole number"),
-    ("could not be converted to Float", "must be a number"),
-    ("is not a valid bool", "must be true or false"),
-    ("is not Optional", "must not be null"),
-    ("is not a ListConfig", "must be a list, as [a,b]"),
-    ("is not a subclass of", "has keys of its own; set those, as --help lists them"),
-    ("'Optional[Union[bool, str]]'", "must be true, false or a word"),
+    ("could not be converted to Integer", "whole-number", "must be a whole number"),
+    ("could not be converted to Float", "number", "must be a number"),
+    ("is not a valid bool", "true-or-false", "must be true or false"),
+    ("is not Optional", "not-null", "must not be null"),
+    ("is not a ListConfig", "list", "must be a list, as [a,b]"),
+    ("is not a subclass of", "group", "has keys of its own; set those, as --help lists them"),
+    ("'Optional[Union[bool, str]]'", "true-false-or-word", "must be true, false or a word"),
 )
 
 
-def explain(message: str, workload: Workload) -> str:
+def explain(message: str, workload: Workload) -> Refusal:
     """One line for what Hydra or OmegaConf says of a command line that cannot be composed: the key and a remedy."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     first = lines[0]
     for pattern, explained in _EXPLANATIONS:
         if (match := re.search(pattern, first)) is not None:
             return explained(match, lines, workload)
-    return " ".join(lines[:2]) if first.endswith(":") else first
+    return _as_hydra_says(" ".join(lines[:2]) if first.endswith(":") else first)
 
 
-def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> str:
-    reason = lines[1] if len(lines) > 1 else "cannot be set"
-    plain = next((words for part, words in VALUES if part in reason), f"{reason[0].lower()}{reason[1:]}")
-    return f"{match[1]}: {plain}"
+def _as_hydra_says(line: str) -> Refusal:
+    return Refusal("words.hydra", line, reason=line)
 
 
-def _explain_option(match: re.Match[str], lines: list[str], workload: Workload) -> str:
+def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> Refusal:
+    word, reason = match[1], lines[1] if len(lines) > 1 else "cannot be set"
+    key = word.lstrip("+").partition("=")[0]
+    for part, must_be, plain in VALUES:
+        if part in reason:
+            return Refusal("words.value", f"{word}: {plain}", key=key, word=word, must_be=must_be)
+    own = f"{reason[0].lower()}{reason[1:]}"
+    return Refusal("words.value-as-hydra-says", f"{word}: {own}", key=key, word=word, reason=own)
+
+
+def _explain_option(match: re.Match[str], lines: list[str], workload: Workload) -> Refusal:
     group, _, option = match[1].rpartition("/")
     options = sorted(path.stem for path in (workloads.CONF / group).glob("*.yaml"))
     if group in workloads.groups(workload):
         options = workloads.options(workload, group)
-    return f"{group}={option}: no such option; choose one of {', '.join(options)}" if options else lines[0]
+    if not options:
+        return _as_hydra_says(lines[0])
+    return Refusal(
+        "words.no-such-option",
+        f"{group}={option}: no such option; choose one of {', '.join(options)}",
+        key=group,
+        value=option,
+        choices=options,
+    )
 
 
-def _explain_ambiguous(_: re.Match[str], lines: list[str], __: Workload) -> str:
-    words = lines[0].partition("'")[2].rstrip("'")
-    return f"{words}: several values are a sweep; add -m, or write a list as [a,b]"
+def _explain_ambiguous(_: re.Match[str], lines: list[str], __: Workload) -> Refusal:
+    word = lines[0].partition("'")[2].rstrip("'")
+    return Refusal(
+        "words.sweep-without-m",
+        f"{word}: several values are a sweep; add -m, or write a list as [a,b]",
+        key=word.partition("=")[0],
+        word=word,
+    )
 
 
-def _explain_reference(match: re.Match[str], lines: list[str], _: Workload) -> str:
+def _explain_reference(match: re.Match[str], lines: list[str], _: Workload) -> Refusal:
     keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
-    return ": ".join([*keys[:1], f"${{{match[1]}}} is not there; write the value, or the name of a key"])
+    name, key = match[1], keys[0] if keys else None
+    problem = f"${{{name}}} is not there; write the value, or the name of a key"
+    return Refusal("words.reference", problem if key is None else f"{key}: {problem}", key=key, name=name)
 
 
-_EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], str]], ...] = (
-    (r"^Could not override '([^']*)'", lambda match, _, workload: _explain_key(match[1], workload)),
+_EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], Refusal]], ...] = (
+    (r"^Could not override '([^']*)'", lambda match, _, workload: unknown_key(match[1], workload)),
     (r"Could not find '([^']*)'", _explain_option),
     (r"^Ambiguous value", _explain_ambiguous),
     (r"^Error merging override (.*)", _explain_value),
@@ -234,13 +363,21 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], s
 )
 
 
-def _explain_key(key: str, workload: Workload) -> str:
+def unknown_key(key: str, workload: Workload) -> Refusal:
+    """Why a command has no such key, with those that it may have meant."""
     known = workloads.known_keys(workload)
     if key in known:
-        return f"{key}: not a key of the option chosen for {key.partition('.')[0]}; --help shows those it has"
+        group = key.partition(".")[0]
+        return Refusal(
+            "words.key-of-another-option",
+            f"{key}: not a key of the option chosen for {group}; --help shows those it has",
+            key=key,
+            group=group,
+        )
     for other in workloads.WORKLOADS:
         if key in workloads.known_keys(other):
-            return f"{key}: belongs to {other.entry}"
+            return Refusal("words.key-of-another-entry", f"{key}: belongs to {other.entry}", key=key, entry=other.entry)
     last = key.rpartition(".")[2]
     near = [last] if last in known else difflib.get_close_matches(key, known, n=3)
-    return f"{key}: no such key here; " + (f"nearest: {', '.join(near)}" if near else "--help shows all keys")
+    remedy = f"nearest: {', '.join(near)}" if near else "--help shows all keys"
+    return Refusal("words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=near)

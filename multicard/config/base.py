@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on e
 from omegaconf import MISSING
 
 from multicard.config.job import ASKED, Device
-from multicard.config.keys import flat, key, require
+from multicard.config.keys import flat, key
 from multicard.config.prices import PriceConfig
 from multicard.config.sweeps import (
     AUTO,
@@ -28,6 +28,7 @@ from multicard.config.sweeps import (
     RepeatedConfig,
     check_raced_run,
 )
+from multicard.messages import Refusal
 
 Backend = StrEnum("Backend", ["auto", "nccl", "gloo"])
 Scale = StrEnum("Scale", ["full", "smoke"])
@@ -67,8 +68,13 @@ class WindowConfig(ProfileConfig):
     )
 
     def __post_init__(self) -> None:
-        bounded = self.steps is not None or self.seconds is not None or self.from_start
-        require(bounded, "profile.steps=null: give the steps, or profile.seconds, or profile.window=start")
+        is_bounded = self.steps is not None or self.seconds is not None
+        if not is_bounded and not self.from_start:
+            raise Refusal(
+                "config.profile-unbounded",
+                "profile.steps=null: give a number of steps, or `profile.seconds=SECONDS`, or `profile.window=start`",
+                key="profile.steps",
+            )
 
     @property
     def from_start(self) -> bool:
@@ -106,12 +112,18 @@ class TrackerConfig:
     tags: list[str] = key(list, "W&B tags")
 
     def __post_init__(self) -> None:
-        require(is_wandb_name(self.project), f"tracker.project={self.project}: {WANDB_NAMES}")
-        require(self.entity is None or is_wandb_name(self.entity), f"tracker.entity={self.entity}: {WANDB_NAMES}")
+        for name, value in (("tracker.project", self.project), ("tracker.entity", self.entity)):
+            if value is not None and not is_wandb_name(value):
+                raise Refusal("config.wandb-name", f"{name}={value}: {WANDB_NAMES}", key=name, value=value)
         for tag in self.tags:
-            require(
-                0 < len(tag) <= LONGEST_TAG, f"tracker.tags={tag!r}: W&B takes tags of 1 to {LONGEST_TAG} characters"
-            )
+            if not 0 < len(tag) <= LONGEST_TAG:
+                raise Refusal(
+                    "config.wandb-tag",
+                    f"tracker.tags={tag!r}: W&B takes tags of 1 to {LONGEST_TAG} characters",
+                    key="tracker.tags",
+                    value=tag,
+                    longest=LONGEST_TAG,
+                )
 
 
 GLOBAL = "global"  # the `batch_size_asked` of a batch size that follows from `global_batch_size`
@@ -164,16 +176,48 @@ class RunConfig(RepeatedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("gpu", "memory") if self.device is Device.cpu else ():
-            asked, cause = getattr(self.predict, name), "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
-            require(asked is None, f"predict.{name}={asked}: {cause} has no GPU; leave one of them out")
+        self._check_prediction()
         if self.probe.enabled:
-            problem = "probe=true: measures a short run as it is"
-            require(self.repeat != AUTO, f"{problem}, and says how sure it is; leave out repeat=auto")
-            require(self.profile.name is ProfileName.none, f"{problem}; leave out profile={self.profile.name}")
-            require(not self.diagnose, f"{problem}; leave out diagnose=true")
+            self._check_probe()
         check_raced_run(self)
         check_name(self.name)
+
+    def _check_prediction(self) -> None:
+        """Refuse a prediction for a GPU where the run has none."""
+        if self.device is not Device.cpu:
+            return
+        cause = "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
+        for name, asked in (("predict.gpu", self.predict.gpu), ("predict.memory", self.predict.memory)):
+            if asked is not None:
+                raise Refusal(
+                    "config.predict-cpu",
+                    f"{name}={asked}: {cause} has no GPU; leave one of them out",
+                    key=name,
+                    value=asked,
+                    cause=cause,
+                )
+
+    def _check_probe(self) -> None:
+        """Refuse what a probe, a short run, cannot have."""
+        if self.repeat == AUTO:
+            raise Refusal(
+                "config.probe-repeat",
+                "probe=true: measures a short run as it is, and says how sure it is; leave out repeat=auto",
+                key="probe",
+            )
+        if self.profile.name is not ProfileName.none:
+            raise Refusal(
+                "config.probe-profile",
+                f"probe=true: measures a short run as it is; leave out profile={self.profile.name}",
+                key="probe",
+                profile=self.profile.name,
+            )
+        if self.diagnose:
+            raise Refusal(
+                "config.probe-diagnose",
+                "probe=true: measures a short run as it is; leave out diagnose=true",
+                key="probe",
+            )
 
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
@@ -210,33 +254,83 @@ class TrainingConfig(RunConfig):
 
     def _share_batch(self) -> None:
         """Set what follows from `global_batch_size`: a rank's batch, or the number of batches that are summed."""
-        whole, asked, ranks = self.global_batch_size, self.batch_size_asked, self.gpus * self.nodes
-        require(asked in (None, GLOBAL), f"batch_size_asked={asked}: is set by global_batch_size; leave it out")
+        if self.batch_size_asked not in (None, GLOBAL):
+            raise Refusal(
+                "config.batch-asked",
+                f"batch_size_asked={self.batch_size_asked}: is set by global_batch_size; leave it out",
+                key="batch_size_asked",
+                value=self.batch_size_asked,
+            )
+        whole = self.global_batch_size
         if whole is None:
             self.batch_size_asked = None
             return
+        ranks = self.gpus * self.nodes
         summed: int | None = getattr(self, ACCUMULATED, None)
-        parts = ranks * ((summed or 1) if asked == GLOBAL else self.batch_size)
-        near = " or ".join(str(size) for size in (whole // parts * parts, -(-whole // parts) * parts) if size)
-        made = f"gpus x nodes{f' x {ACCUMULATED}' * bool(summed)}" if asked == GLOBAL else "gpus x nodes x batch_size"
-        accumulates = asked == GLOBAL or summed is not None or whole == parts
-        require(accumulates, f"global_batch_size={whole}: is not {made} = {parts}; leave batch_size out")
-        problem = f"global_batch_size={whole}: does not divide by {made} = {parts}"
-        require(whole % parts == 0, f"{problem}; use {near}")
-        if asked == GLOBAL:
-            self.batch_size = whole // parts
-        elif summed is not None:
-            fits, product = summed in (1, whole // parts), f"{made} = {parts} x {ACCUMULATED}={summed}"
-            require(fits, f"global_batch_size={whole}: is not {product}; leave one of them out")
-            setattr(self, ACCUMULATED, whole // parts)
+        if self.batch_size_asked == GLOBAL:
+            product = f"gpus x nodes x {ACCUMULATED}" if summed else "gpus x nodes"
+            self.batch_size = _share(whole, ranks * (summed or 1), product)
+            return
+        product, samples = "gpus x nodes x batch_size", ranks * self.batch_size
+        if summed is None and whole != samples:
+            raise Refusal(
+                "config.batch-product",
+                f"global_batch_size={whole}: is not {product} = {samples}; leave batch_size out",
+                key="global_batch_size",
+                value=whole,
+                product=samples,
+            )
+        batches = _share(whole, samples, product)
+        if summed is None:
+            return
+        if summed not in (1, batches):
+            raise Refusal(
+                "config.batch-accumulated",
+                f"global_batch_size={whole}: is not {product} = {samples} x {ACCUMULATED}={summed}; "
+                "leave one of them out",
+                key="global_batch_size",
+                value=whole,
+                product=samples,
+                accumulated=summed,
+            )
+        setattr(self, ACCUMULATED, batches)
+
+
+def _share(whole: int, parts: int, product: str) -> int:
+    """The samples of a global batch for each of `parts`, whose number is the product of some keys."""
+    if whole % parts == 0:
+        return whole // parts
+    lower, upper = whole // parts * parts, -(-whole // parts) * parts
+    near = [size for size in (lower, upper) if size > 0]
+    remedy = " or ".join(f"`global_batch_size={size}`" for size in near)
+    raise Refusal(
+        "config.batch-not-divisible",
+        f"global_batch_size={whole}: does not divide by {product} = {parts}; use {remedy}",
+        key="global_batch_size",
+        value=whole,
+        product=product,
+        parts=parts,
+        near=near,
+    )
 
 
 def check_name(name: str) -> None:
-    """Refuse (ValueError) a name that is not that of one folder."""
-    require(name != "published", "name=published: multirun/published is for rows that others measured; choose another")
-    is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable() and len(name.encode()) < 256
-    problem = f"name={name!r}: must name one folder under multirun/, in at most 255 bytes"
-    require(is_folder, f"{problem}; use letters, digits, '.', '_' and '-'")
+    """Refuse a name that is not that of one folder."""
+    if name == "published":
+        raise Refusal(
+            "config.name-published",
+            "name=published: multirun/published is for rows that others measured; choose another",
+            key="name",
+        )
+    is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
+    if not is_folder or len(name.encode()) > 255:
+        raise Refusal(
+            "config.name-no-folder",
+            f"name={name!r}: must name one folder under multirun/, in at most 255 bytes; "
+            "use letters, digits, '.', '_' and '-'",
+            key="name",
+            value=name,
+        )
 
 
 def plain(config: RunConfig) -> dict[str, Any]:

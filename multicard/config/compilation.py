@@ -4,7 +4,7 @@ One key holds both, so that `compile=true` and `compile=reduce-overhead` are val
 `compile.mode` beside it, because a key is either a value or a group.
 """
 
-from multicard.config.keys import require
+from multicard.messages import Refusal
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that have CUDA graphs launch the kernels
 GRAPH_PASSES = 3  # until CUDA graphs run: the first warms up, the second is recorded, the third replays
@@ -12,11 +12,15 @@ MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")
 
 
 def checked(value: bool | str | None) -> bool | str | None:
-    """The value of `compile`, with true for "default", which is the same; a ValueError for what is no mode of
-    torch.compile.
-    """
-    known = not isinstance(value, str) or value in MODES
-    require(known, f"compile={value}: is no mode of torch.compile; use true, false or one of {', '.join(MODES)}")
+    """The value of `compile`, with true for "default", which is the same. No other words than modes are accepted."""
+    if isinstance(value, str) and value not in MODES:
+        raise Refusal(
+            "config.compile-mode",
+            f"compile={value}: is no mode of torch.compile; use true, false or one of {', '.join(MODES)}",
+            key="compile",
+            value=value,
+            choices=["true", "false", *MODES],
+        )
     return True if value == "default" else value
 
 

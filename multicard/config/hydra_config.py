@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import check_name
+from multicard.messages import Message
 
 _MADE: list[Path] = []  # by this command, the innermost first
 
@@ -43,6 +44,13 @@ class HydraWithExperiment(HydraConf):
 class Refused(BaseException):
     """A refusal by a callback. Hydra turns an `Exception` there into a warning, and goes on."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
 
 class WritableFolder(Callback):
     """Refuse in one line what Hydra would say in many: a folder that cannot be made, or written to by a sweep, and
@@ -60,8 +68,15 @@ class WritableFolder(Callback):
             with tempfile.TemporaryFile(dir=folder):  # Hydra writes the sweep's own configuration there
                 pass
         except OSError as error:
-            problem = f"cannot be written to ({error.strerror}); choose another folder"
-            raise Refused(f"hydra.sweep.dir={folder}: {problem}") from None
+            raise Refused(
+                Message(
+                    "folder.read-only",
+                    f"hydra.sweep.dir={folder}: cannot be written to ({error.strerror}); choose another folder",
+                    key="hydra.sweep.dir",
+                    value=str(folder),
+                    reason=error.strerror,
+                )
+            ) from None
 
 
 def _check_references(config: DictConfig) -> None:
@@ -75,8 +90,15 @@ def _check_references(config: DictConfig) -> None:
             if OmegaConf.is_config(value):
                 OmegaConf.to_container(value, resolve=True)
         except OmegaConfBaseException as error:
-            problem = str(error).splitlines()[0].rstrip(".")
-            raise Refused(f"{error.full_key or key}: {problem}; write the value, or the name of a key") from None
+            full_key, problem = error.full_key or key, str(error).splitlines()[0].rstrip(".")
+            raise Refused(
+                Message(
+                    "config.reference",
+                    f"{full_key}: {problem}; write the value, or the name of a key",
+                    key=full_key,
+                    reason=problem,
+                )
+            ) from None
 
 
 def _make(folder: Path, key: str, name: str) -> None:
@@ -86,12 +108,26 @@ def _make(folder: Path, key: str, name: str) -> None:
         missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except UnicodeEncodeError:  # Arrow opens no file there
-        raise Refused(f"{key}={folder.absolute()}: is no text in UTF-8; choose another folder") from None
+        raise Refused(
+            Message(
+                "folder.no-text",
+                f"{key}={folder.absolute()}: is no text in UTF-8; choose another folder",
+                key=key,
+                value=str(folder.absolute()),
+            )
+        ) from None
     except ValueError as error:
         raise Refused(str(error)) from None
     except OSError as error:
-        problem = f"{key}={folder}: cannot be made ({error.strerror}); choose another folder"
-        raise Refused(problem) from None
+        raise Refused(
+            Message(
+                "folder.cannot-be-made",
+                f"{key}={folder}: cannot be made ({error.strerror}); choose another folder",
+                key=key,
+                value=str(folder),
+                reason=error.strerror,
+            )
+        ) from None
     _MADE.extend(missing)
 
 

@@ -5,6 +5,8 @@ from dataclasses import field, fields, is_dataclass
 from math import inf
 from typing import Any, get_args
 
+from multicard.messages import Refusal
+
 
 def key(default: Any, description: str, *, least: int | None = None, above: int | None = None) -> Any:
     """A key of a schema, with its default and the line that `--help` shows for it.
@@ -29,11 +31,24 @@ def check_bounds(config: Any, prefix: str = "") -> None:
         if not isinstance(value, int | float):
             continue
         least, above = each.metadata.get("least"), each.metadata.get("above")
-        otherwise = ", or null" if type(None) in get_args(each.type) else ""
-        require(least is None or value >= least, f"{name}={value}: must be {least} or more{otherwise}")
-        require(above is None or above < value < inf, f"{name}={value}: must be above {above}, and finite{otherwise}")
+        null = ", or null" if type(None) in get_args(each.type) else ""
+        if least is not None and not value >= least:  # written so that nan is refused too
+            raise Refusal(
+                "config.least", f"{name}={value}: must be {least} or more{null}", key=name, value=value, least=least
+            )
+        if above is not None and not above < value < inf:
+            raise Refusal(
+                "config.above",
+                f"{name}={value}: must be above {above}, and finite{null}",
+                key=name,
+                value=value,
+                above=above,
+            )
         bits = 63 if name == "seed" or name.endswith("_bytes") else 31  # beyond, they overflow in torch, NumPy or SLURM
-        require(isinstance(value, float) or abs(value) < 2**bits, f"{name}={value}: must be below 2^{bits}")
+        if isinstance(value, int) and abs(value) >= 2**bits:
+            raise Refusal(
+                "config.overflow", f"{name}={value}: must be below 2^{bits}", key=name, value=value, bits=bits
+            )
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import ClassVar, Optional
 from omegaconf import MISSING
 
 from multicard.config.base import Option, TrainingConfig
-from multicard.config.keys import check_bounds, key, require
+from multicard.config.keys import check_bounds, key
+from multicard.messages import Refusal
 
 PRECISIONS = ("fp32", "bf16")
 PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
@@ -80,11 +81,23 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.")  # divisors, here
-        heads, width = self.num_heads, self.embed_dim
-        fits = width % heads == 0 and (width // heads) % 2 == 0
-        require(fits, f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even width")
-        groups = self.num_kv_heads
-        require(heads % groups == 0, f"model.num_kv_heads={groups}: must divide model.num_heads={heads}")
+        heads, groups, width = self.num_heads, self.num_kv_heads, self.embed_dim
+        if width % (2 * heads) != 0:
+            raise Refusal(
+                "config.model-heads",
+                f"model.num_heads={heads}: must split model.embed_dim={width} into heads of an even width",
+                key="model.num_heads",
+                value=heads,
+                width=width,
+            )
+        if heads % groups != 0:
+            raise Refusal(
+                "config.model-kv-heads",
+                f"model.num_kv_heads={groups}: must divide model.num_heads={heads}",
+                key="model.num_kv_heads",
+                value=groups,
+                heads=heads,
+            )
 
     @property
     def head_dim(self) -> int:
@@ -128,21 +141,52 @@ class HfConfig(DecoderConfig):
     max_seq_len: int = key(0, READ)
 
     def __post_init__(self) -> None:
-        require(self.path is not None, "model.path is not set: give the folder of a model in Hugging Face's form")
-        require(self.weights in ("own", "random"), f"model.weights={self.weights}: model=hf has own or random")
-        problem, remedy = f"model.path={self.path}", "give the folder of a causal language model"
-        require(Path(str(self.path)).expanduser().is_dir(), f"{problem}: no such folder; {remedy}")
+        if self.path is None:
+            raise Refusal(
+                "config.hf-path-missing",
+                "model.path is not set: give the folder of a model in Hugging Face's form, `model.path=FOLDER`",
+                key="model.path",
+            )
+        if self.weights not in ("own", "random"):
+            raise Refusal(
+                "config.hf-weights",
+                f"model.weights={self.weights}: model=hf has only `model.weights=own` and `model.weights=random`",
+                key="model.weights",
+                value=self.weights,
+            )
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            raise Refusal(
+                "config.hf-no-folder",
+                f"model.path={self.path}: no such folder; give the folder of a causal language model",
+                key="model.path",
+                value=self.path,
+            )
         try:
-            values = loads((Path(str(self.path)).expanduser() / "config.json").read_text())
+            values = loads((folder / "config.json").read_text())
             values = values.get("text_config") or values
             sizes = {own: next(filter(None, map(values.get, names)), None) for own, names in HF_SIZES.items()}
         except (OSError, ValueError, AttributeError):
-            raise ValueError(f"{problem}: has no whole config.json; {remedy}") from None
+            raise Refusal(
+                "config.hf-no-config",
+                f"model.path={self.path}: its config.json is missing or damaged; "
+                "give the folder of a causal language model",
+                key="model.path",
+                value=self.path,
+            ) from None
         sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]  # absent where each head has its own
         for name, value in sizes.items():
-            known = isinstance(value, int) and value > 0
-            absent = value is None and name in HF_OPTIONAL
-            require(known or absent, f"{problem}: config.json has {HF_SIZES[name][0]}={value}, no size; {remedy}")
+            is_size = isinstance(value, int) and value > 0
+            if not is_size and (value is not None or name not in HF_OPTIONAL):
+                raise Refusal(
+                    "config.hf-no-size",
+                    f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is no size; "
+                    "give the folder of a causal language model",
+                    key="model.path",
+                    value=self.path,
+                    name=HF_SIZES[name][0],
+                    size=value,
+                )
             setattr(self, name, value or 0)
         self.tied = bool(values.get("tie_word_embeddings"))
 
@@ -171,8 +215,15 @@ class EmbeddedTokenizerConfig(Option):
     vocab_size: int = key(2048, "bytes and merges, learnt from the run's own text, without special tokens")
 
     def __post_init__(self) -> None:
-        enough = self.vocab_size >= 256
-        require(enough, f"tokenizer.vocab_size={self.vocab_size}: must be 256 or more, one for each byte")
+        size = self.vocab_size
+        if size < 256:
+            raise Refusal(
+                "config.tokenizer-vocab-size",
+                f"tokenizer.vocab_size={size}: must be 256 or more, one for each byte",
+                key="tokenizer.vocab_size",
+                value=size,
+                least=256,
+            )
 
 
 @dataclass
@@ -182,7 +233,12 @@ class Llama3TokenizerConfig(Option):
     path: Optional[str] = key(None, "file tokenizer.model of Llama 3")
 
     def __post_init__(self) -> None:
-        require(self.path is not None, "tokenizer.path is not set: give the path of Llama 3's tokenizer.model")
+        if self.path is None:
+            raise Refusal(
+                "config.tokenizer-llama3-path",
+                "tokenizer.path is not set: give Llama 3's tokenizer.model, `tokenizer.path=FILE`",
+                key="tokenizer.path",
+            )
 
 
 @dataclass
@@ -193,9 +249,18 @@ class Qwen25TokenizerConfig(Option):
     merges_file: Optional[str] = key(None, "Qwen 2.5's merges.txt")
 
     def __post_init__(self) -> None:
-        require(self.path is not None, "tokenizer.path is not set: give the path of Qwen 2.5's vocab.json")
-        remedy = "give the path of Qwen 2.5's merges.txt"
-        require(self.merges_file is not None, f"tokenizer.merges_file is not set: {remedy}")
+        if self.path is None:
+            raise Refusal(
+                "config.tokenizer-qwen-path",
+                "tokenizer.path is not set: give Qwen 2.5's vocab.json, `tokenizer.path=FILE`",
+                key="tokenizer.path",
+            )
+        if self.merges_file is None:
+            raise Refusal(
+                "config.tokenizer-qwen-merges",
+                "tokenizer.merges_file is not set: give Qwen 2.5's merges.txt, `tokenizer.merges_file=FILE`",
+                key="tokenizer.merges_file",
+            )
 
 
 @dataclass(frozen=True)
@@ -283,19 +348,41 @@ class LlmConfig(TrainingConfig):
     optimizer_in_bwd: bool = key(False, "method=full or qat: update each weight as soon as its gradient is there")
 
     def __post_init__(self) -> None:
-        precision = self.precision.name
-        has = precision in PRECISIONS
-        options = ", ".join(PRECISIONS)
-        require(has, f"precision={precision}: method={self.method.name} has no such precision; it has {options}")
+        if self.precision.name not in PRECISIONS:
+            raise Refusal(
+                "config.tuning-precision",
+                f"precision={self.precision.name}: method={self.method.name} has no such precision; "
+                f"it has {', '.join(PRECISIONS)}",
+                key="precision",
+                value=self.precision.name,
+                choices=PRECISIONS,
+            )
         super().__post_init__()
         parts = self.custom_sharded_layers
-        known = len({*parts}) == len(parts) and {*parts} <= {*SHARDABLE}
-        require(known, f"custom_sharded_layers={parts}: name some of {', '.join(SHARDABLE)}, each once")
-        bounded = self.max_seq_len is not None or not self.packed
-        require(bounded, "packed=true: needs max_seq_len, the length to pack to (as max_seq_len=512)")
+        if len({*parts}) < len(parts) or not {*parts} <= {*SHARDABLE}:
+            raise Refusal(
+                "config.sharded-layers",
+                f"custom_sharded_layers={parts}: name some of {', '.join(SHARDABLE)}, each once",
+                key="custom_sharded_layers",
+                value=parts,
+                choices=SHARDABLE,
+            )
+        if self.packed and self.max_seq_len is None:
+            raise Refusal(
+                "config.packed-unbounded",
+                "packed=true: needs the length to pack to, as `max_seq_len=512`",
+                key="packed",
+            )
         longest = self.max_seq_len or 1
         limit = self.model.max_seq_len or longest  # model=hf: 0 where positions have no end
-        require(longest <= limit, f"max_seq_len={longest}: is above model.max_seq_len={limit}; use {limit} or less")
+        if longest > limit:
+            raise Refusal(
+                "config.sequence-too-long",
+                f"max_seq_len={longest}: is above model.max_seq_len={limit}; use `max_seq_len={limit}` or less",
+                key="max_seq_len",
+                value=longest,
+                most=limit,
+            )
 
     @property
     def world_size(self) -> int:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from multicard.config.base import Backend, RunConfig, TrainingConfig
 from multicard.config.job import Device, count
-from multicard.config.keys import require
+from multicard.messages import Message, Refusal
 
-OVERSUBSCRIBED = "ranks shared a GPU: not a figure of this machine"
-CROWDED = "more CPU ranks than cores: they took turns"
+OVERSUBSCRIBED = Message("placement.oversubscribed", "ranks shared a GPU: not a figure of this machine")
+CROWDED = Message("placement.crowded", "more CPU ranks than cores: they took turns")
 
 
 @dataclass(frozen=True)
@@ -36,34 +36,66 @@ class Placement:
 
 
 def require_nodes(config: RunConfig, nodes: int) -> None:
-    """Refuse (ValueError) a run that is to have another number of nodes than it has."""
-    remedy = "submit it with hydra/launcher=submitit_slurm, or use nodes=1"
-    require(config.nodes == nodes, f"nodes={config.nodes}: the run has {nodes}; {remedy}")
+    """Refuse a run that is to have another number of nodes than it has."""
+    if config.nodes != nodes:
+        raise Refusal(
+            "placement.nodes",
+            f"nodes={config.nodes}: the run has {nodes}; submit it with `hydra/launcher=submitit_slurm`, "
+            "or use `nodes=1`",
+            key="nodes",
+            value=config.nodes,
+            nodes=nodes,
+        )
 
 
 def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
-    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`; a
-    ValueError says what this machine cannot do, with the key and the remedy.
+    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices, one of the run's `nodes`.
+
+    Raises:
+        Refusal: what this machine cannot do.
     """
     best = Device.cuda if cuda_devices else Device.cpu
     device = best if config.device is Device.auto else config.device
     on_cuda = device is Device.cuda
-    require(not on_cuda or cuda_devices > 0, "device=cuda: no CUDA device is visible; use device=cpu or device=auto")
+    if on_cuda and cuda_devices == 0:
+        raise Refusal(
+            "placement.no-cuda",
+            "device=cuda: no CUDA device is visible; use `device=cpu` or `device=auto`",
+            key="device",
+        )
     price = config.price.gpu_hour
-    require(
-        on_cuda or price is None, f"price.gpu_hour={price}: the run is of CPU ranks, which use no GPU; leave it out"
-    )
-    fits = not on_cuda or config.gpus <= cuda_devices
-    remedy = f"use gpus={cuda_devices} or fewer, device=cpu, or oversubscribe=true to try the code (never for figures)"
-    require(fits or config.oversubscribe, f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; {remedy}")
+    if price is not None and not on_cuda:
+        raise Refusal(
+            "placement.price-without-gpu",
+            f"price.gpu_hour={price}: the run is of CPU ranks, which use no GPU; leave it out",
+            key="price.gpu_hour",
+            value=price,
+        )
+    oversubscribed = on_cuda and config.gpus > cuda_devices
+    if oversubscribed and not config.oversubscribe:
+        raise Refusal(
+            "placement.too-few-gpus",
+            f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; use `gpus={cuda_devices}` or fewer, "
+            "`device=cpu`, or `oversubscribe=true` to try the code (never for figures)",
+            key="gpus",
+            value=config.gpus,
+            visible=cuda_devices,
+        )
     require_nodes(config, nodes)
-    oversubscribed = on_cuda and not fits
 
     backend = config.backend if isinstance(config, TrainingConfig) else Backend.auto
     if backend is Backend.auto:
         backend = Backend.nccl if on_cuda and not oversubscribed else Backend.gloo
-    nccl = backend is Backend.nccl
-    require(on_cuda or not nccl, "backend=nccl: needs CUDA devices; use backend=gloo or backend=auto on CPU")
-    remedy = "use backend=gloo or backend=auto"
-    require(not (nccl and oversubscribed), f"backend=nccl: two of its ranks cannot share a GPU; {remedy}")
+    if backend is Backend.nccl and not on_cuda:
+        raise Refusal(
+            "placement.nccl-without-cuda",
+            "backend=nccl: needs CUDA devices; use `backend=gloo` or `backend=auto` on CPU",
+            key="backend",
+        )
+    if backend is Backend.nccl and oversubscribed:
+        raise Refusal(
+            "placement.nccl-oversubscribed",
+            "backend=nccl: two of its ranks cannot share a GPU; use `backend=gloo` or `backend=auto`",
+            key="backend",
+        )
     return Placement(str(device), str(backend), config.gpus, oversubscribed, nodes)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config import strict_yaml
-from multicard.config.keys import key, require
+from multicard.config.keys import key
+from multicard.messages import Refusal
 
 TABLE = "multicard/prices.yaml"  # in the folder of the user's configuration
 
@@ -55,12 +56,24 @@ def _read(file: Path) -> dict[frozenset[str], float]:
     try:
         prices = strict_yaml.read(file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read ({error})") from None
-    problem = "is no price of an hour; write a GPU and a number above 0 on each line, as H100: 2.49"
-    require(isinstance(prices, dict), f"{file}: {prices!r} {problem}")
+        raise Refusal(
+            "prices.unreadable", f"{file}: cannot be read ({error})", file=str(file), reason=str(error)
+        ) from None
+    if not isinstance(prices, dict):
+        raise _no_prices(file, repr(prices))
     for gpu, price in prices.items():
-        require(bool(_words(str(gpu))) and _is_price(price), f"{file}: {gpu}: {price!r} {problem}")
+        if not _words(str(gpu)) or not _is_price(price):
+            raise _no_prices(file, f"{gpu}: {price!r}")
     return {_words(str(gpu)): float(price) for gpu, price in prices.items()}
+
+
+def _no_prices(file: Path, content: str) -> Refusal:
+    return Refusal(
+        "prices.no-price",
+        f"{file}: {content} is no price of an hour; write a GPU and a number above 0 on each line, as H100: 2.49",
+        file=str(file),
+        content=content,
+    )
 
 
 def _is_price(value: Any) -> bool:

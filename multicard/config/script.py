@@ -5,7 +5,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config.base import ProfileName, RunConfig, WindowConfig
-from multicard.config.keys import key, require
+from multicard.config.keys import key
+from multicard.messages import Refusal
 
 STYLE = "style"  # the key of `args` that says how the others reach the script
 
@@ -33,14 +34,46 @@ class ScriptConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(bool(self.script), "script is not set: name the PyTorch script to start, as script=train.py")
-        styles, style = [*map(str, Style)], self.args.get(STYLE)
-        require(style in styles, f"args.style={style}: choose one of {', '.join(styles)}; words=[...] takes any others")
-        remedy = "its own data and time are in data_s and step_s; use profile=kineto profile.window=start"
-        require(not self.diagnose, f"diagnose=true: cannot leave out parts of a script's steps; {remedy}")
-        traced = self.profile.name is not ProfileName.none
-        window = "profile.window=after: a script takes no steps after its own; use profile.window=start"
-        require(not traced or (isinstance(self.profile, WindowConfig) and self.profile.from_start), window)
-        race = f"race={self.race.figure}: compares full runs of a known length"
-        require(self.race.figure is None or self.steps is not None, f"{race}; set steps, as steps=200")
-        require(self.race.figure != "images_per_s", f"{race} by samples_per_s, or by tokens_per_s")
+        if not self.script:
+            raise Refusal(
+                "config.script-missing",
+                "script is not set: name the PyTorch script to start, as `script=train.py`",
+                key="script",
+            )
+        style, styles = self.args.get(STYLE), [str(style) for style in Style]
+        if style not in styles:
+            raise Refusal(
+                "config.script-style",
+                f"args.style={style}: choose one of {', '.join(styles)}; `words=[WORD,...]` takes any others",
+                key="args.style",
+                value=style,
+                choices=styles,
+            )
+        if self.diagnose:
+            raise Refusal(
+                "config.script-diagnose",
+                "diagnose=true: cannot leave out parts of a script's steps; data_s and step_s have its data and time; "
+                "use `profile=kineto profile.window=start`",
+                key="diagnose",
+            )
+        from_start = isinstance(self.profile, WindowConfig) and self.profile.from_start
+        if self.profile.name is not ProfileName.none and not from_start:
+            raise Refusal(
+                "config.script-window",
+                "profile.window=after: a script takes no steps after its own; use `profile.window=start`",
+                key="profile.window",
+            )
+        figure = self.race.figure
+        if figure is not None and self.steps is None:
+            raise Refusal(
+                "config.script-race-length",
+                f"race={figure}: compares full runs of a known length; set their steps, as `steps=200`",
+                key="race",
+                value=figure,
+            )
+        if figure == "images_per_s":
+            raise Refusal(
+                "config.script-race-figure",
+                "race=images_per_s: a script tells no images; use `race=samples_per_s` or `race=tokens_per_s`",
+                key="race",
+            )

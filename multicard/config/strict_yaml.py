@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from multicard.messages import Message, Refusal
+
 MOST_VALUES, DEEPEST = 100_000, 100  # of a file; values behind an alias count each time
 
 
@@ -16,22 +18,31 @@ class _Loader(_Base):
         names = set[str]()
         for key, _ in node.value:
             if str(key.value) in names:
-                raise yaml.MarkedYAMLError(problem=f"found duplicate key {key.value}", problem_mark=key.start_mark)
+                problem = Message("yaml.duplicate-key", f"found duplicate key {key.value}", name=str(key.value))
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             names.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
 def read(path: Path) -> Any:
-    """The content of a file; an OSError where it cannot be read, a ValueError says what is wrong with it, and where."""
+    """The content of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        Refusal: it is no plain YAML; says why, and where.
+    """
     try:
         text = path.read_text()
         _check_size(text)
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
-        raise ValueError(where + ", ".join(filter(None, (error.context, error.problem)))) from None
+        problem = error.problem if error.context is None else f"{error.context}, {error.problem}"
+        line = None if error.problem_mark is None else error.problem_mark.line + 1
+        where = "" if line is None else f"line {line}: "
+        raise Refusal("yaml.malformed", f"{where}{problem}", line=line, problem=problem) from None
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+        problem = str(error).splitlines()[0]
+        raise Refusal("yaml.no-text", problem, problem=problem) from None
 
 
 def _check_size(text: str) -> None:
@@ -39,7 +50,7 @@ def _check_size(text: str) -> None:
     anchored = dict[str | None, int]()
     counts = [("", 0)]  # of what is open: its anchor, and the values in it so far
     for event in yaml.parse(text, _Loader):
-        (anchor, count), problem = counts[-1], ""
+        anchor, count = counts[-1]
         if isinstance(event, yaml.CollectionStartEvent):
             counts.append((event.anchor, 1))
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -52,8 +63,12 @@ def _check_size(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             counts[-1] = anchor, count + anchored.get(event.anchor, MOST_VALUES)  # all of them where it holds itself
         if len(counts) > DEEPEST:
-            problem = f"is nested more than {DEEPEST} deep"
-        elif counts[-1][1] > MOST_VALUES:
-            problem = f"has more than {MOST_VALUES:,} values, those behind aliases counted each time"
-        if problem:
+            problem = Message("yaml.too-deep", f"is nested more than {DEEPEST} deep", most=DEEPEST)
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        if counts[-1][1] > MOST_VALUES:
+            problem = Message(
+                "yaml.too-many-values",
+                f"has more than {MOST_VALUES:,} values, those behind aliases counted each time",
+                most=MOST_VALUES,
+            )
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

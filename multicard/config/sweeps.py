@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config.job import JobConfig
-from multicard.config.keys import check_bounds, key, require
+from multicard.config.keys import check_bounds, key
+from multicard.messages import Refusal
 
 AUTO = "auto"
 LEAST_AUTO = 2  # one run does not show how runs differ
@@ -36,11 +37,19 @@ class RepeatedConfig(JobConfig):
 
 
 def check_repetition(config: Any) -> None:
-    """Refuse (ValueError) bad values of `repeat`, `repeat_error` and `repeat_max`."""
-    repeat, error, most = config.repeat, config.repeat_error, config.repeat_max
-    require(repeat == AUTO or repeats(repeat) >= 1, f"repeat={repeat}: must be 1 or more, or auto")
-    require(0 < share(error) < 1, f"repeat_error={error}: must be above 0% and below 100%")
-    require(most >= LEAST_AUTO, f"repeat_max={most}: must be {LEAST_AUTO} or more")
+    """Refuse bad values of `repeat`, `repeat_error` and `repeat_max`."""
+    repeat, most = config.repeat, config.repeat_max
+    if repeat != AUTO and repeats(repeat) < 1:
+        raise Refusal("config.repeat", f"repeat={repeat}: must be 1 or more, or auto", key="repeat", value=repeat)
+    check_share("repeat_error", config.repeat_error)
+    if most < LEAST_AUTO:
+        raise Refusal(
+            "config.repeat-max",
+            f"repeat_max={most}: must be {LEAST_AUTO} or more",
+            key="repeat_max",
+            value=most,
+            least=LEAST_AUTO,
+        )
 
 
 def repeats(repeat: str) -> int:
@@ -57,6 +66,12 @@ def share(percent: str) -> float:
         return 0.0
 
 
+def check_share(name: str, percent: str) -> None:
+    """Refuse the value of a key that is no share between nothing and all."""
+    if not 0 < share(percent) < 1:
+        raise Refusal("config.share", f"{name}={percent}: must be above 0% and below 100%", key=name, value=percent)
+
+
 Fit = StrEnum("Fit", ["warn", "refuse", "off"])
 
 
@@ -67,8 +82,13 @@ class PredictConfig:
     memory: Optional[str] = key(None, "predict for a GPU with so much memory, as 80GB or 80GiB")
 
     def __post_init__(self) -> None:
-        size = f"predict.memory={self.memory}: must be a size above 0, as 80GB or 80GiB"
-        require(self.memory is None or memory_bytes(self.memory) > 0, size)
+        if self.memory is not None and memory_bytes(self.memory) <= 0:
+            raise Refusal(
+                "config.predict-memory",
+                f"predict.memory={self.memory}: must be a size above 0, as 80GB or 80GiB",
+                key="predict.memory",
+                value=self.memory,
+            )
 
 
 @dataclass
@@ -80,7 +100,7 @@ class ProbeConfig:
     seconds: float = key(60.0, "probe=true: train no longer than so many seconds, known or not", above=0)
 
     def __post_init__(self) -> None:
-        require(0 < share(self.error) < 1, f"probe.error={self.error}: must be above 0% and below 100%")
+        check_share("probe.error", self.error)
 
 
 def starts_nothing(config: Any) -> bool:
@@ -111,14 +131,27 @@ class RaceConfig:
     block: float = key(5.0, "race: seconds of training that a cell is given at a time", above=0)
 
     def __post_init__(self) -> None:
-        names = ", ".join(RACED)
-        require(self.figure is None or self.figure in RACED, f"race={self.figure}: choose one of {names}")
-        require(0.5 <= self.confidence < 1, f"race.confidence={self.confidence}: must be 0.5 or more, and below 1")
-        require(0 < share(self.tolerance) < 1, f"race.tolerance={self.tolerance}: must be above 0% and below 100%")
+        figure, confidence = self.figure, self.confidence
+        if figure is not None and figure not in RACED:
+            raise Refusal(
+                "config.race-figure",
+                f"race={figure}: choose one of {', '.join(RACED)}",
+                key="race",
+                value=figure,
+                choices=RACED,
+            )
+        if not 0.5 <= confidence < 1:
+            raise Refusal(
+                "config.race-confidence",
+                f"race.confidence={confidence}: must be 0.5 or more, and below 1",
+                key="race.confidence",
+                value=confidence,
+            )
+        check_share("race.tolerance", self.tolerance)
 
 
 def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
-    """Refuse (ValueError) a sweep that cannot be raced, before its cells are composed: else each would be refused.
+    """Refuse a sweep that cannot be raced, before its cells are composed: else each would be refused.
 
     Args:
         batch_size: `hydra.sweeper.max_batch_size`.
@@ -127,24 +160,57 @@ def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
         return
     check_bounds(RaceConfig(**config.race), "race.")
     race = f"race={config.race.figure}"
-    inside = "within a job, as by srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32 python ... -m ... race=..."
-    packed = config.get("exclusive") is False
-    require(not packed, f"{race}: its cells have the whole machine by turns; leave out exclusive=false")
-    require(not on_slurm, f"{race}: runs on one machine, {inside}; leave out hydra/launcher=submitit_slurm")
-    require(batch_size is None, f"{race}: is of all cells at once; leave out hydra.sweeper.max_batch_size={batch_size}")
-    require(not config.probe.enabled, f"{race}: its cells are probes by themselves; leave out probe=true")
+    if config.get("exclusive") is False:
+        raise Refusal(
+            "config.race-packed",
+            f"{race}: its cells take turns, each on the whole machine; leave out exclusive=false",
+            key="race",
+        )
+    if on_slurm:
+        raise Refusal(
+            "config.race-slurm",
+            f"{race}: runs on one machine; leave out hydra/launcher=submitit_slurm, and start it within a job, "
+            "as by srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32",
+            key="race",
+        )
+    if batch_size is not None:
+        raise Refusal(
+            "config.race-batches",
+            f"{race}: needs all cells at once; leave out hydra.sweeper.max_batch_size={batch_size}",
+            key="race",
+            batch_size=batch_size,
+        )
+    if config.probe.enabled:
+        raise Refusal(
+            "config.race-probe", f"{race}: its cells are probes by themselves; leave out probe=true", key="race"
+        )
     check_raced_run(config)
 
 
 def check_raced_run(config: Any) -> None:
-    """Refuse (ValueError) a run that cannot be in a race."""
+    """Refuse a run that cannot be in a race."""
     if config.race.figure is None:
         return
-    problem, profile = f"race={config.race.figure}: measures cells by turns", str(config.profile.name)
-    require(config.repeat == "1", f"{problem}, and the best three times; leave out repeat={config.repeat}")
-    require(config.nodes == 1, f"{problem}, on one machine; leave out nodes={config.nodes}")
-    require(profile == "none", f"{problem}; leave out profile={profile}")
-    require(not config.diagnose, f"{problem}; leave out diagnose=true")
+    problem = f"race={config.race.figure}: measures its cells in turn"
+    if config.repeat != "1":
+        raise Refusal(
+            "config.race-repeat",
+            f"{problem}, and the best three times; leave out repeat={config.repeat}",
+            key="race",
+            repeat=config.repeat,
+        )
+    if config.nodes != 1:
+        raise Refusal(
+            "config.race-nodes",
+            f"{problem}, on one machine; leave out nodes={config.nodes}",
+            key="race",
+            nodes=config.nodes,
+        )
+    profile = str(config.profile.name)
+    if profile != "none":
+        raise Refusal("config.race-profile", f"{problem}; leave out profile={profile}", key="race", profile=profile)
+    if config.diagnose:
+        raise Refusal("config.race-diagnose", f"{problem}; leave out diagnose=true", key="race")
 
 
 def pauses(config: Any) -> bool:

@@ -12,7 +12,8 @@ from omegaconf import MISSING
 
 from multicard.config import compilation
 from multicard.config.base import Option, TrainingConfig
-from multicard.config.keys import key, require
+from multicard.config.keys import key
+from multicard.messages import Refusal
 
 Schedule = StrEnum("Schedule", ["onecycle", "cosine", "constant"])
 CacheMode = StrEnum("CacheMode", ["mmap", "process", "none"])
@@ -71,12 +72,34 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         size = self.image_size
-        require(size >= 32, f"dataset.image_size={size}: MobileNetV2 halves an image five times; take 32 or more")
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            require(len(values) == 3, f"dataset.{name}={values}: give three values, one per channel (R, G, B)")
-        require(min(self.std) > 0, f"dataset.std={self.std}: must be above 0")
-        require(0 < self.crop <= 1, f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]")
+        if size < 32:
+            raise Refusal(
+                "config.image-size",
+                f"dataset.image_size={size}: MobileNetV2 halves an image five times; use `dataset.image_size=32` "
+                "or more",
+                key="dataset.image_size",
+                value=size,
+                least=32,
+            )
+        for name, values in (("dataset.mean", self.mean), ("dataset.std", self.std)):
+            if len(values) != 3:
+                raise Refusal(
+                    "config.image-channels",
+                    f"{name}={values}: give three values, one per channel (R, G, B)",
+                    key=name,
+                    value=values,
+                )
+        if min(self.std) <= 0:
+            raise Refusal(
+                "config.image-std", f"dataset.std={self.std}: must be above 0", key="dataset.std", value=self.std
+            )
+        if not 0 < self.crop <= 1:
+            raise Refusal(
+                "config.image-crop",
+                f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]",
+                key="dataset.crop",
+                value=self.crop,
+            )
 
     @property
     def alike(self) -> bool:
@@ -106,13 +129,28 @@ class ImagesConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        looked_at = self.cache is CacheMode.mmap or not self.skip_broken
-        remedy = "broken images are found when the cache is built; use dataset.cache=mmap"
-        require(looked_at, f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: {remedy}")
-        remedy = "set it to a folder that holds train/<class>/ and val/<class>/, or to a .csv of paths and labels"
-        require(self.root is not None, f"dataset.root is not set: {remedy}")
-        in_range = self.split is None or 0 < self.split < 1
-        require(in_range, f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as 0.2")
+        if self.skip_broken and self.cache is not CacheMode.mmap:
+            raise Refusal(
+                "config.images-skip-broken",
+                f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: broken images are found "
+                "when the cache is built; use `dataset.cache=mmap`",
+                key="dataset.skip_broken",
+                cache=self.cache,
+            )
+        if self.root is None:
+            raise Refusal(
+                "config.images-root",
+                "dataset.root is not set: set it to a folder that holds train/<class>/ and val/<class>/, "
+                "or to a .csv of paths and labels",
+                key="dataset.root",
+            )
+        if self.split is not None and not 0 < self.split < 1:
+            raise Refusal(
+                "config.images-split",
+                f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as `dataset.split=0.2`",
+                key="dataset.split",
+                value=self.split,
+            )
 
 
 Pointwise = StrEnum("Pointwise", ["convolution", "linear"])
@@ -135,11 +173,30 @@ class ModelConfig:
     freeze: Freeze = key(Freeze.none, "backbone: the last layer alone trains, and all else computes as in evaluation")
 
     def __post_init__(self) -> None:
-        has_width = self.name == "mobilenet_v2"
-        require(bool(self.weights), "model.weights='': is no file; use random, pretrained or a file's path")
-        require(has_width or self.width == 1, f"model.width={self.width}: only mobilenet_v2 has it; leave it at 1")
-        fits = has_width or self.blocks is Blocks.plain
-        require(fits, f"model.blocks=fused: is for mobilenet_v2, not {self.name}; use model.blocks=plain")
+        if not self.weights:
+            raise Refusal(
+                "config.model-weights-empty",
+                "model.weights='': is no file; use `model.weights=random`, `model.weights=pretrained` "
+                "or `model.weights=FILE`",
+                key="model.weights",
+            )
+        if self.name == "mobilenet_v2":
+            return
+        if self.width != 1:
+            raise Refusal(
+                "config.model-width",
+                f"model.width={self.width}: only mobilenet_v2 has it; use `model.width=1`",
+                key="model.width",
+                value=self.width,
+                model=self.name,
+            )
+        if self.blocks is not Blocks.plain:
+            raise Refusal(
+                "config.fused-model",
+                f"model.blocks=fused: is for mobilenet_v2, not {self.name}; use `model.blocks=plain`",
+                key="model.blocks",
+                model=self.name,
+            )
 
 
 @dataclass
@@ -155,9 +212,19 @@ class SgdConfig(OptimizerConfig):
     nesterov: bool = key(False, "Nesterov's momentum")
 
     def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, f"optimizer.momentum={self.momentum}: must be in [0, 1)")
-        works = self.momentum > 0 or not self.nesterov
-        require(works, "optimizer.nesterov=true: needs optimizer.momentum above 0")
+        if not 0 <= self.momentum < 1:
+            raise Refusal(
+                "config.optimizer-momentum",
+                f"optimizer.momentum={self.momentum}: must be in [0, 1)",
+                key="optimizer.momentum",
+                value=self.momentum,
+            )
+        if self.nesterov and self.momentum == 0:
+            raise Refusal(
+                "config.optimizer-nesterov",
+                "optimizer.nesterov=true: needs a momentum above 0, as `optimizer.momentum=0.9`",
+                key="optimizer.nesterov",
+            )
 
 
 @dataclass
@@ -169,8 +236,13 @@ class AdamConfig(OptimizerConfig):
     eps: float = key(1e-8, "added to the denominator of a step", above=0)
 
     def __post_init__(self) -> None:
-        works = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        require(works, f"optimizer.betas={self.betas}: give two values in [0, 1)")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise Refusal(
+                "config.optimizer-betas",
+                f"optimizer.betas={self.betas}: give two values in [0, 1), as `optimizer.betas=[0.9,0.999]`",
+                key="optimizer.betas",
+                value=self.betas,
+            )
 
 
 @dataclass
@@ -206,19 +278,47 @@ class VisionConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.compile = compilation.checked(self.compile)
-        linear = self.model.pointwise is Pointwise.linear
-        fits = self.layout.name is LayoutName.nhwc or not linear
-        require(fits, "model.pointwise=linear: reads the channels of NHWC images as a matrix; use layout=nhwc")
-        if self.model.blocks is Blocks.fused:
-            nhwc, half = self.layout.name is LayoutName.nhwc, self.precision.name != "fp64"
-            require(nhwc, "model.blocks=fused: reads the channels of NHWC images side by side; use layout=nhwc")
-            require(
-                half, "model.blocks=fused: computes in float32 at most; use another precision, or model.blocks=plain"
+        if self.model.pointwise is Pointwise.linear and self.layout.name is not LayoutName.nhwc:
+            raise Refusal(
+                "config.pointwise-layout",
+                "model.pointwise=linear: reads the channels of NHWC images as a matrix; use `layout=nhwc` "
+                "or `model.pointwise=convolution`",
+                key="model.pointwise",
             )
-            alone = not self.strategy.sync_batchnorm
-            require(alone, "model.blocks=fused: has each rank's own statistics; use strategy.sync_batchnorm=false")
+        if self.model.blocks is Blocks.fused:
+            self._check_fused_blocks()
         target = self.target_accuracy
-        in_range = target is None or 0 < target <= 1
-        require(in_range, f"target_accuracy={target}: is a share; give a value in (0, 1], as 0.97")
-        stops = target is not None or not self.stop_at_target
-        require(stops, "stop_at_target=true: needs target_accuracy")
+        if target is not None and not 0 < target <= 1:
+            raise Refusal(
+                "config.target-accuracy",
+                f"target_accuracy={target}: is a share; give a value in (0, 1], as `target_accuracy=0.97`",
+                key="target_accuracy",
+                value=target,
+            )
+        if self.stop_at_target and target is None:
+            raise Refusal(
+                "config.target-missing",
+                "stop_at_target=true: needs an accuracy to stop at, as `target_accuracy=0.97`",
+                key="stop_at_target",
+            )
+
+    def _check_fused_blocks(self) -> None:
+        """Refuse what `model.blocks=fused` cannot compute."""
+        if self.layout.name is not LayoutName.nhwc:
+            raise Refusal(
+                "config.fused-layout",
+                "model.blocks=fused: reads the channels of NHWC images side by side; use `layout=nhwc`",
+                key="model.blocks",
+            )
+        if self.precision.name == "fp64":
+            raise Refusal(
+                "config.fused-precision",
+                "model.blocks=fused: computes in float32 at most; use another precision, or `model.blocks=plain`",
+                key="model.blocks",
+            )
+        if self.strategy.sync_batchnorm:
+            raise Refusal(
+                "config.fused-batchnorm",
+                "model.blocks=fused: has each rank's own statistics; use `strategy.sync_batchnorm=false`",
+                key="model.blocks",
+            )
