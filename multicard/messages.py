@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
+FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
 UNCODED = "other"  # the code of what libraries and the system say
 
 INSTALLED = {
@@ -170,17 +171,33 @@ class Parser(argparse.ArgumentParser):
         """Say what is wrong with the arguments, and end the program.
 
         Args:
-            message: argparse's own words, or with `argument FLAG: ` before it what a `type` function says of its value.
+            message: argparse's own words, or "argument FLAG: " and what a `type` function says of the value.
         """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
         near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
         question = f"; did you mean {near[0]}?" if near else ""
-        cause = sys.exc_info()[1]  # argparse calls this while it handles the error
-        flag, reason = None, message
-        if isinstance(cause, argparse.ArgumentError):
-            flag, reason = cause.argument_name, cause.message
         say(
-            Message("command.bad-argument", f"refused: {message}{question}", key=flag, reason=reason, near=near),
+            Message(
+                "command.bad-argument",
+                f"refused: {message}{question}",
+                key=flag_of(message),
+                reason=_said_by_type() or message,
+                near=near,
+            ),
             error=True,
         )
         sys.exit(1)
+
+
+def flag_of(message: str) -> str | None:
+    """The flag that argparse complains of: "--goal" of "argument --goal: expected one argument"."""
+    found = FLAG.search(message)
+    return found[0] if found else None
+
+
+def _said_by_type() -> Message | None:
+    """The message of the `type` function whose refusal argparse is passing on; it would pass on the text alone."""
+    error = sys.exc_info()[1]
+    cause = error.__context__ if isinstance(error, argparse.ArgumentError) else None
+    said = cause.args[0] if isinstance(cause, argparse.ArgumentTypeError) else None
+    return said if isinstance(said, Message) else None

@@ -16,7 +16,7 @@ from multicard import workloads
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
 from multicard.config.sweeps import REPETITION, SWITCHED
-from multicard.messages import Message, Refusal, say
+from multicard.messages import Message, Refusal, flag_of, say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
@@ -112,6 +112,7 @@ def overrides(words: list[str]) -> list[Override]:
         raise Refusal(
             "words.flag",
             f"{message}; flags come first, keys are set as key=value, and --help lists them",
+            key=flag_of(message),
             reason=message,
         )
 
@@ -143,7 +144,11 @@ def _unreadable(word: str) -> Refusal:
     if value.startswith("="):
         remedy = f"{key}={value.lstrip('=')}"
         return Refusal(
-            "words.second-equals-sign", f"{word}: has a second equals sign; use `{remedy}`", key=key, word=word
+            "words.second-equals-sign",
+            f"{word}: has a second equals sign; use `{remedy}`",
+            key=key,
+            word=word,
+            remedy=remedy,
         )
     if not value.isprintable():
         return Refusal(

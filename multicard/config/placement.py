@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from multicard.config.base import Backend, RunConfig, TrainingConfig
 from multicard.config.job import Device, count
-from multicard.messages import Message, Refusal
+from multicard.messages import Refusal
 
-OVERSUBSCRIBED = Message("placement.oversubscribed", "ranks shared a GPU: not a figure of this machine")
-CROWDED = Message("placement.crowded", "more CPU ranks than cores: they took turns")
+OVERSUBSCRIBED = "ranks shared a GPU: not a figure of this machine"
+CROWDED = "more CPU ranks than cores: they took turns"
 
 
 @dataclass(frozen=True)

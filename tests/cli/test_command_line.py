@@ -2,16 +2,19 @@
 
 import shlex
 import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from multicard import completion, workloads
+from multicard import completion, messages, workloads
 from multicard.__main__ import COMMANDS, main
 from multicard.cli import command_line
 from multicard.config import hydra_config
 from multicard.llm import workload as llm
-from multicard.messages import say
+from multicard.messages import Message, Parser, say
 from multicard.ranks import interruption
 from multicard.run import outcome
 from multicard.sweep import cells as sweep_cells
@@ -19,41 +22,47 @@ from multicard.sweep import executor, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import ROOT, Called, refusal, typed_llm
+from tests.conftest import ROOT, Called, typed_llm
 from tests.helpers import cells, records
+from tests.helpers.messages import find, refused, refuses
 
 RECORDS = str(ROOT / "tests" / "fixtures" / "records_v1")
 WORDS = [
-    (["name=žluť"], "name=žluť: Hydra cannot read this value; close its brackets, or quote it: 'name=\"žluť\"'"),
-    (["gpus=range(1,2"], "gpus=range(1,2: Hydra cannot read this value; close its brackets"),
-    (["name=a\nb"], "name=a\nb: has a character that cannot be printed; leave it out"),
-    (["gpus==2"], "gpus==2: has a second equals sign; use gpus=2"),
-    (["gpus=1,", "2"], "gpus=1,: has an empty value; write gpus=1,2 without spaces"),
-    (["gpus"], "gpus: is no key=value, written without spaces; --help lists the keys"),
-    (["--gpus", "2"], "unrecognized arguments: --gpus; flags come first, keys are set as key=value"),
-    (["~gpus"], "~gpus: a key cannot be taken away; write gpus=VALUE, or leave it out"),
-    (["+gpus=2"], "+gpus=2: the key is there already; write it without +"),
-    (["+epoch=2"], "epoch: no such key here; nearest: epochs"),
-    (["stop_on_divergence=3"], "stop_on_divergence=3: must be true or false"),
-    (["-m", "exclusive=true,2"], "exclusive=true,2: must be true or false"),
-    (["-m", "lr=interval(1,3)"], "lr=interval(1,3): name the values, as lr=1,2,3"),
-    (["-m", "experiment=table2,table3"], "experiment=table2,table3: takes one value, not a sweep"),
-    (["precision=null"], "precision=null: is no option; leave it out for the default"),
-    (["dataset=digits,samsum"], "dataset=samsum: belongs to tune_llm.py; train_vision.py has digits"),
+    (["name=žluť"], "words.unreadable", {"key": "name", "quoted": "'name=\"žluť\"'"}),
+    (["gpus=range(1,2"], "words.unreadable", {"key": "gpus", "word": "gpus=range(1,2"}),
+    (["name=a\nb"], "words.unprintable", {"key": "name", "word": "name=a\nb"}),
+    (["gpus==2"], "words.second-equals-sign", {"key": "gpus", "remedy": "gpus=2"}),
+    (["gpus=1,", "2"], "words.empty-value", {"key": "gpus", "word": "gpus=1,"}),
+    (["gpus"], "words.no-pair", {"word": "gpus"}),
+    (["--gpus", "2"], "words.flag", {"key": "--gpus"}),
+    (["~gpus"], "words.taken-away", {"key": "gpus"}),
+    (["+gpus=2"], "words.added", {"key": "gpus"}),
+    (["+epoch=2"], "words.no-such-key", {"key": "epoch", "near": ["epochs"]}),
+    (["stop_on_divergence=3"], "words.switch", {"key": "stop_on_divergence"}),
+    (["-m", "exclusive=true,2"], "words.switch", {"key": "exclusive"}),
+    (["-m", "lr=interval(1,3)"], "words.continuous-sweep", {"key": "lr"}),
+    (["-m", "experiment=table2,table3"], "words.one-value", {"key": "experiment"}),
+    (["precision=null"], "words.null-option", {"key": "precision"}),
+    (["dataset=digits,samsum"], "words.option-of-another-entry", {"value": "samsum", "entry": "tune_llm.py"}),
 ]
 
 
-@pytest.mark.parametrize(("words", "line"), WORDS, ids=[" ".join(words) for words, _ in WORDS])
-def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str], line: str):
-    with refusal(line):
+@pytest.mark.parametrize(("words", "code", "facts"), WORDS, ids=[" ".join(words) for words, *_ in WORDS])
+def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str], code: str, facts: dict[str, Any]):
+    with refused(code, **facts):
         command_line.check(command_line.overrides(words), WORKLOAD)
+
+
+def test_a_refused_option_has_the_entrys_own_to_choose_from():
+    with refused("words.option-of-another-entry", key="dataset", choices=["digits", "mnist", "images"]):
+        command_line.check(command_line.overrides(["dataset=samsum"]), WORKLOAD)
 
 
 @pytest.mark.parametrize("value", ["žluť", "it's (odd", 'it\'s "odd" (', "(a\\", "$HOME (`x`"])
 def test_a_value_in_the_quotes_of_the_remedy_is_read_as_it_was_typed(value: str):
-    with pytest.raises(ValueError, match="or quote it: ") as refused:
+    with refused("words.unreadable", key="name") as error:
         command_line.overrides([f"name={value}"])
-    typed = shlex.split(str(refused.value).split("or quote it: ")[1])
+    typed = shlex.split(error.value.facts["quoted"])
     assert [override.value() for override in command_line.overrides(typed)] == [value]
 
 
@@ -70,115 +79,159 @@ def test_what_a_command_takes_is_not_refused(words: list[str]):
 
 
 @pytest.mark.parametrize(
-    ("words", "read", "told"),
+    ("words", "read", "left_out"),
     [
-        ("epochs=1 -m gpus=1,2", "-m epochs=1 gpus=1,2", ""),
-        ("epochs=1 lr=2 ++epochs=2", "lr=2 ++epochs=2", "epochs=1: left out, as ++epochs=2 comes later"),
+        ("epochs=1 -m gpus=1,2", "-m epochs=1 gpus=1,2", None),
+        ("epochs=1 lr=2 ++epochs=2", "lr=2 ++epochs=2", ("epochs=1", "++epochs=2")),
         ("--cfg job -m gpus=2 gpus=auto --package job", "-m --cfg job gpus=1 auto=gpus hydra.mode=MULTIRUN "
-         "--package job", "gpus=2: left out, as gpus=auto comes later"),
-        ("-m dataset=glob(*) layout=glob(*w)", "-m dataset=digits,mnist,images layout=nchw", ""),
-        ("hydra.x={A:1} ++hydra.x={B:2}", "hydra.x={A:1} ++hydra.x={B:2}", ""),
+         "--package job", ("gpus=2", "gpus=auto")),
+        ("-m dataset=glob(*) layout=glob(*w)", "-m dataset=digits,mnist,images layout=nchw", None),
+        ("hydra.x={A:1} ++hydra.x={B:2}", "hydra.x={A:1} ++hydra.x={B:2}", None),
     ],
 )  # fmt: skip
-def test_words_are_read_as_they_are_meant(words: str, read: str, told: str, capsys: pytest.CaptureFixture[str]):
+def test_words_are_read_as_they_are_meant(
+    words: str, read: str, left_out: tuple[str, str] | None, capsys: pytest.CaptureFixture[str]
+):
     assert command_line.switched(words.split(), WORKLOAD) == read.split()
-    assert capsys.readouterr().err.strip() == told
+    said = capsys.readouterr().err
+    if left_out is None:
+        assert said == ""
+    else:
+        assert find(said, "words.set-twice").facts == {"word": left_out[0], "later": left_out[1]}
 
 
 SLURM, RACE = "hydra/launcher=submitit_slurm", ["-m", "race=images_per_s", "seed=0,1"]
 COMPOSED = [
-    (["gpus=1.5"], "gpus=1.5: must be a whole number"),
-    (["lr=abc"], "lr=abc: must be a number"),
-    (["gpus=null"], "gpus=null: must not be null"),
-    (["rerun=maybe"], "rerun=maybe: must be true or false"),
-    (["tracker.tags=3"], "tracker.tags=3: must be a list, as [a,b]"),
-    (["compile=3"], "compile=3: must be true, false or a word"),
-    (["hydra/launcher=nope"], "hydra/launcher=nope: no such option; choose one of local, submitit_local, submitit_slu"),
-    (["gpus=${nope}"], "gpus: Interpolation key 'nope' not found; write the value, or the name of a key"),
-    (["name=${nope:1}"], "name: Unsupported interpolation type nope; write the value, or the name of a key"),
-    (["-m", "gpus=${nope},1"], "${nope} is not there; write the value"),
-    (["-m", "gpus=1,two"], "gpus=two: must be a whole number"),
-    (['name="a\nb"'], r"name='a\nb': must name one folder under multirun/, in at most 255 bytes; use "),
-    *(([f"{key}=0"], f"{key}=0: must be 1 or more") for key in ("gpus", "epochs")),
-    *((["dry_run=true", f"{key}=0"], f"{key}=0: must be 1 or more") for key in ("gpus", "epochs")),
-    (["seed=99999999999999999999"], "seed=99999999999999999999: must be "),
-    *(([f"name={name}"], f"name='{name}': must name one folder under multirun/") for name in ("..", "x" * 256)),
-    (["name=published"], "name=published: multirun/published is for rows that others measured; choose another"),
-    (["=3"], "=3: is no key=value, written without spaces; --help lists the keys"),
-    (["gpus=1,2"], "gpus=1,2: several values are a sweep"),
-    (["name='a\x1b[2Jb'"], "name="),  # and without the escape
-    (["device=cuda"], "device=cuda"),
-    (["device=tpu"], "device=tpu: invalid value 'tpu', expected one of [auto, cuda, cpu]"),
-    (["dry_run=true", "dataset=mnist", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
-    (["dataset=images", "dataset.root=/nowhere"], "dataset.root=/nowhere"),
-    (["dataset=mnits"], "dataset=mnits: no such option; choose one of digits, mnist, images"),
-    (["dataset.downlod=true"], "dataset.downlod: no such key here; nearest: dataset.download"),
-    (["dataset.download=true"], "dataset.download: not a key of the option chosen for dataset; "),  # digits
-    (["zzzz=1"], "zzzz: no such key here; --help shows all keys"),
-    (["optimizer.lr=0.1"], "optimizer.lr: no such key here; nearest: lr"),
-    (["-m", "precision=glob(x*)"], "precision=glob(x*): matches none of fp64, fp32, "),
-    (["-m", "precision=glob(f*),bf16"], "precision=glob(f*),bf16: glob() stands alone"),
-    (["-m", "lr=glob(*)"], "lr=glob(*): glob is for groups of options; name the values"),
-    (["precision=fp8"], "precision=fp8: no such option; choose one of fp64, fp32, "),
-    (["method=lora"], "method: belongs to tune_llm.py"),
-    (["experiment=templates"], "experiment=templates: belongs to tune_llm.py; train_vision.py has image_size"),
-    (["experiment=tabel2"], "experiment=tabel2: no such option; choose one of image_size, layout"),
-    (["-m", "hydra/sweeper=basic"], "hydra/sweeper=basic: the cells of a sweep are multicard's own to choose; "),
-    (["gpus=9999", "device=cpu"], "gpus=9999: 9,999 CPU ranks would take turns on "),
-    (["-m", "gpus=1,auto"], "gpus=1,auto: auto stands alone, as gpus=auto"),
-    (["gpus=auto", "hydra.run.dir=x"], "hydra.run.dir=x: gpus=auto makes a sweep; use hydra.sweep.dir"),
-    (["auto=gpus", "cpus_per_gpu=0"], "cpus_per_gpu=0: must be 1 or more"),
-    (["tracker=wandb"], "tracker=wandb: has keys of its own; set those"),
-    (["experiment=shared/vision"], "experiment=shared/vision: is a part of experiments; train_vision.py has image_"),
-    (["-m", "gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "gpus=auto: a race is by what cells measure"),
-    (["-m", "gpus=auto", "probe=true"], "gpus=auto: is by predictions, which probes are made for; give the numbers"),
-    (["-m", "gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "gpus=auto: is of this machine, not of predict.gpu"),
-    (["-m", "gpus=auto", SLURM], "gpus=auto: is of this machine, not of SLURM's"),
-    (["-m", "gpus=auto", "hydra/launcher=submitit_local", "exclusive=false"], "gpus=auto: cells beside each other are"),
-    ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "hydra.launcher.signal_delay_s=x: must be a whole num"),
+    (["gpus=1.5"], "words.value", {"key": "gpus", "must_be": "whole-number"}),
+    (["lr=abc"], "words.value", {"key": "lr", "must_be": "number"}),
+    (["gpus=null"], "words.value", {"key": "gpus", "must_be": "not-null"}),
+    (["rerun=maybe"], "words.value", {"key": "rerun", "must_be": "true-or-false"}),
+    (["tracker.tags=3"], "words.value", {"key": "tracker.tags", "must_be": "list"}),
+    (["compile=3"], "words.value", {"key": "compile", "must_be": "true-false-or-word"}),
+    (["tracker=wandb"], "words.value", {"key": "tracker", "must_be": "group"}),
+    (["-m", "gpus=1,two"], "words.value", {"key": "gpus", "word": "gpus=two", "must_be": "whole-number"}),
+    (["device=tpu"], "words.value-as-hydra-says", {"key": "device", "word": "device=tpu"}),
+    (
+        ["hydra/launcher=nope"],
+        "words.no-such-option",
+        {"key": "hydra/launcher", "choices": ["local", "submitit_local", "submitit_slurm"]},
+    ),
+    (["dataset=mnits"], "words.no-such-option", {"value": "mnits", "choices": ["digits", "mnist", "images"]}),
+    (["precision=fp8"], "words.no-such-option", {"key": "precision", "value": "fp8"}),
+    (["experiment=tabel2"], "words.no-such-option", {"key": "experiment", "value": "tabel2"}),
+    (["gpus=${nope}"], "config.reference", {"key": "gpus"}),
+    (["name=${nope:1}"], "config.reference", {"key": "name"}),
+    (["-m", "gpus=${nope},1"], "words.reference", {"name": "nope"}),
+    (['name="a\nb"'], "config.name-no-folder", {"key": "name", "value": "a\nb"}),
+    (["name='a\x1b[2Jb'"], "config.name-no-folder", {"key": "name"}),
+    *(([f"name={name}"], "config.name-no-folder", {"value": name}) for name in ("..", "x" * 256)),
+    (["name=published"], "config.name-published", {"key": "name"}),
+    *(([f"{key}=0"], "config.least", {"key": key, "least": 1}) for key in ("gpus", "epochs")),
+    *((["dry_run=true", f"{key}=0"], "config.least", {"key": key, "least": 1}) for key in ("gpus", "epochs")),
+    (["seed=99999999999999999999"], "config.overflow", {"key": "seed", "bits": 63}),
+    (["=3"], "words.no-pair", {"word": "=3"}),
+    (["gpus=1,2"], "words.sweep-without-m", {"key": "gpus", "word": "gpus=1,2"}),
+    (["device=cuda"], "placement.no-cuda", {"key": "device"}),
+    (["dataset.downlod=true"], "words.no-such-key", {"near": ["dataset.download", "dataset.root", "dataset.std"]}),
+    (["dataset.download=true"], "words.key-of-another-option", {"key": "dataset.download"}),  # digits
+    (["zzzz=1"], "words.no-such-key", {"key": "zzzz", "near": []}),
+    (["optimizer.lr=0.1"], "words.no-such-key", {"near": ["lr"]}),
+    (["method=lora"], "words.key-of-another-entry", {"key": "method", "entry": "tune_llm.py"}),
+    (["experiment=templates"], "words.option-of-another-entry", {"value": "templates", "entry": "tune_llm.py"}),
+    (["experiment=shared/vision"], "words.part-of-experiments", {"key": "experiment", "value": "shared/vision"}),
+    (["-m", "precision=glob(x*)"], "words.glob-of-nothing", {"key": "precision"}),
+    (["-m", "precision=glob(f*),bf16"], "words.glob-among-others", {"key": "precision"}),
+    (["-m", "lr=glob(*)"], "words.glob-of-values", {"key": "lr"}),
+    (["-m", "hydra/sweeper=basic"], "words.sweeper", {"key": "hydra/sweeper"}),
+    (["-m", "gpus=1,auto"], "words.auto-among-others", {"key": "gpus"}),
+    (["repeat=no"], "config.repeat", {"key": "repeat", "value": "no"}),
+    (["repetition=0"], "config.least", {"key": "repetition", "least": 1}),
+    (["-m", "repeat=1,2"], "words.one-value", {"key": "repeat"}),
+    (["-m", "precision=fp32,bf16", "repeat=0"], "config.repeat", {"value": "0"}),
+    (["-m", "repeat=auto", "repeat_max=1"], "config.repeat-max", {"key": "repeat_max", "least": 2}),
+    (["-m", "repeat=auto", "repeat_error=0"], "config.share", {"key": "repeat_error", "value": "0"}),
+    (["-m", "repeat=auto", "repeat_error=1%%"], "config.share", {"key": "repeat_error", "value": "1%%"}),
+    (["-m", "repeat=auto", "repeat.error=2%"], "words.repeat-is-no-group", {"remedy": "repeat_error=2%"}),
+    ([*RACE, SLURM], "config.race-slurm", {"key": "race"}),
+    ([*RACE, "probe=true"], "config.race-probe", {"key": "race"}),
+    ([*RACE, "hydra.sweeper.max_batch_size=2"], "config.race-batches", {"key": "race", "batch_size": 2}),
+    ([*RACE, "exclusive=false"], "config.race-packed", {"key": "race"}),
+    ([*RACE, "repeat=2"], "config.race-repeat", {"key": "race", "repeat": "2"}),
+    ([*RACE, "nodes=2"], "config.race-nodes", {"key": "race", "nodes": 2}),
+    ([*RACE, "profile=kineto"], "config.race-profile", {"key": "race", "profile": "kineto"}),
+    ([*RACE, "diagnose=true"], "config.race-diagnose", {"key": "race"}),
+    (["-m", "race=images_per_s,tokens_per_s"], "words.one-value", {"key": "race.figure"}),
+    (["-m", "race=total_s", "seed=0,1"], "config.race-figure", {"key": "race", "value": "total_s"}),
+]
+DISTANT = [  # refused after it is composed, by other parts of the program
+    (["dry_run=true", "dataset=mnist", "dataset.root=/nowhere"], "data.mnist-missing", "dataset.root"),
+    (["dataset=images", "dataset.root=/nowhere"], "data.no-folder", "dataset.root"),
+    (["gpus=9999", "device=cpu"], "run.too-many-ranks", "gpus"),
+    (["gpus=auto", "hydra.run.dir=x"], "auto.run-folder", "hydra.run.dir"),
+    (["auto=gpus", "cpus_per_gpu=0"], "auto.cpus", "cpus_per_gpu"),
+    (["-m", "gpus=auto", "race=images_per_s", "precision=fp32,bf16"], "auto.gpus-of-race", "gpus"),
+    (["-m", "gpus=auto", "probe=true"], "auto.gpus-of-probe", "gpus"),
+    (["-m", "gpus=auto", "predict=true", "predict.gpu=h100-80gb"], "auto.gpus-elsewhere", "gpus"),
+    (["-m", "gpus=auto", SLURM], "auto.gpus-of-slurm", "gpus"),
+    (["-m", "gpus=auto", "hydra/launcher=submitit_local", "exclusive=false"], "auto.gpus-beside", "gpus"),
+    ([SLURM, "device=cpu", "hydra.launcher.signal_delay_s=x"], "slurm.whole-number", "hydra.launcher.signal_delay_s"),
     (
         [SLURM, "device=cpu", "hydra.launcher.signal_delay_s=3600"],
-        "hydra.launcher.signal_delay_s=3600: must be less th",
+        "slurm.early-signal",
+        "hydra.launcher.signal_delay_s",
     ),
-    ([SLURM, "device=cpu", "hydra.sweep.dir=x%j"], "hydra.sweep.dir=CWD/x%j: SLURM takes % in the names of its logs"),
-    ([SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"], "hydra.launcher.array_parallelism=0: must be a who"),
-    ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "hydra.launcher.setup=x: write it as [command,...]"),
-    ([SLURM, "device=cpu", "+hydra.launcher.mail=me"], "hydra.launcher.mail: submitit has no such option; use hydra"),
-    (["repeat=3"], "repeat=3: several runs are a sweep; add -m"),
-    (["repeat=no"], "repeat=no: must be 1 or more, or auto"),
-    (["repetition=0"], "repetition=0: must be 1 or more"),
-    (["-m", "repeat=1,2"], "repeat=1,2: takes one value, not a sweep"),
-    (["-m", "precision=fp32,bf16", "repeat=0"], "repeat=0: must be 1 or more, or auto"),
-    (["-m", "repeat=auto", "repeat_max=1"], "repeat_max=1: must be 2 or more"),
-    (["-m", "repeat=auto", "repeat_error=0"], "repeat_error=0: must be above 0% and below 100%"),
-    (["-m", "repeat=auto", "repeat_error=1%%"], "repeat_error=1%%: must be above 0% and below 100%"),
-    (["-m", "repeat=auto", "repeat.error=2%"], "repeat.error=2%: write repeat_error=2%"),
-    (["-m", "gpus=2", "predict.gpu=nonsense"], "predict.gpu=nonsense: no such GPU; choose one of b200, "),
-    ([*RACE, SLURM], "race=images_per_s: runs on one machine, within a job, as by srun --ntasks=1 "),
-    ([*RACE, "probe=true"], "race=images_per_s: its cells are probes by themselves; leave out probe=true"),
-    ([*RACE, "hydra.sweeper.max_batch_size=2"], "race=images_per_s: is of all cells at once; leave out hydra.sweeper."),
-    ([*RACE, "repeat=2"], "race=images_per_s: measures cells by turns, and the best three times; leave out repeat=2"),
-    ([*RACE, "nodes=2"], "race=images_per_s: measures cells by turns, on one machine; leave out nodes=2"),
-    ([*RACE, "profile=kineto"], "race=images_per_s: measures cells by turns; leave out profile=kineto"),
-    ([*RACE, "diagnose=true"], "race=images_per_s: measures cells by turns; leave out diagnose=true"),
-    (["-m", "race=images_per_s,tokens_per_s"], "race.figure=images_per_s,tokens_per_s: takes one value, not a sweep"),
-    (["-m", "race=total_s", "seed=0,1"], "race=total_s: choose one of images_per_s, samples_per_s, tokens_per_s"),
-    (["-m", "race=tokens_per_s", "dry_run=true"], "race=tokens_per_s: train_vision.py has race=images_per_s"),
-    (["race=images_per_s"], "race=images_per_s: needs cells to choose from, a sweep; add -m"),
+    ([SLURM, "device=cpu", "hydra.sweep.dir=x%j"], "slurm.percent", "hydra.sweep.dir"),
+    (
+        [SLURM, "device=cpu", "hydra.launcher.array_parallelism=0"],
+        "slurm.whole-number",
+        "hydra.launcher.array_parallelism",
+    ),
+    ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "slurm.form", "hydra.launcher.setup"),
+    ([SLURM, "device=cpu", "+hydra.launcher.mail=me"], "slurm.no-option", "hydra.launcher.mail"),
+    (["repeat=3"], "sweep.repeat-alone", "repeat"),
+    (["-m", "gpus=2", "predict.gpu=nonsense"], "predict.no-such-gpu", "predict.gpu"),
+    (["-m", "race=tokens_per_s", "dry_run=true"], "race.figure-of-another-entry", "race"),
+    (["race=images_per_s"], "sweep.race-alone", "race"),
 ]
 
 
-@pytest.mark.parametrize(("words", "line"), COMPOSED, ids=[" ".join(words) for words, _ in COMPOSED])
+@pytest.fixture
+def refusal_of(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
+    """The one line with which a command is refused, which leaves nothing behind."""
+
+    def refusal(words: list[str]) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
+        code, printed = called(*words)
+        assert code == 1 and printed.count("\n") == 1 and "\x1b" not in printed, printed
+        assert not list(tmp_path.iterdir())
+        return printed
+
+    return refusal
+
+
+@pytest.mark.parametrize(("words", "code", "facts"), COMPOSED, ids=[" ".join(words) for words, *_ in COMPOSED])
 def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
-    words: list[str], line: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], code: str, facts: dict[str, Any], refusal_of: Callable[[list[str]], str]
 ):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: "/bin/true")
-    code, printed = called(*words)
-    refused = f"refused: {line.replace('CWD', str(tmp_path))}"
-    assert code == 1 and printed.startswith(refused) and printed.count("\n") == 1 and "\x1b" not in printed
-    assert not list(tmp_path.iterdir())
+    find(refusal_of(words), code, **facts)
+
+
+@pytest.mark.parametrize(("words", "code", "key"), DISTANT, ids=[" ".join(words) for words, *_ in DISTANT])
+def test_what_is_refused_after_it_is_composed_leaves_nothing(
+    words: list[str], code: str, key: str, refusal_of: Callable[[list[str]], str]
+):
+    line = refusal_of(words)
+    assert refuses(line, code, key), line
+
+
+@pytest.mark.parametrize("words", [["name='a\x1b[2Jb'"], ["name='a\nb'"], ["seed=${a\x1b[2J}"]])
+def test_a_refusal_has_no_letters_that_cannot_be_printed(
+    words: list[str], refusal_of: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(messages, "BY_CODE", False)
+    assert refusal_of(words).removesuffix("\n").isprintable()
 
 
 def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
@@ -194,8 +247,9 @@ def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
 def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts():
     for kind in ("single_device", "distributed"):
         for name in ("foo", "quantize", f"foo_{kind}"):
-            with pytest.raises(ValueError, match=rf"^method\.{kind}={name}: torchtune has no such recipe; .*lora_"):
+            with pytest.raises(ValueError) as error:
                 llm.WORKLOAD.refuse(typed_llm(f"method.{kind}={name}"))
+            assert refuses(str(error.value), "llm.no-such-recipe", f"method.{kind}")
     llm.WORKLOAD.refuse(typed_llm("method.single_device=full_finetune_single_device"))
 
 
@@ -227,31 +281,71 @@ def test_refused_cells_tell_nothing_of_the_time_that_is_left(capsys, monkeypatch
     assert "  1 of 2 cells ended in 0:01:00; about 0:01:00 left" in capsys.readouterr().out
 
 
+@pytest.fixture
+def typed_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str]]:
+    """The exit code of `multicard WORDS`, and what it prints."""
+
+    def ended(*words: str) -> tuple[Any, str]:
+        monkeypatch.setattr(sys, "argv", ["multicard", *words])
+        monkeypatch.setattr(interruption, "end_at_once", lambda: None)
+        try:
+            code = main()
+        except SystemExit as exited:
+            code = exited.code
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return ended
+
+
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "shown"),
     [
-        ([], 0, "\nbest [FOLDER...] "),
-        (["--version"], 0, "multicard 0."),
-        (["bets"], 1, "refused: bets: no such command; did you mean best? multicard --help lists all\n"),
-        (["xyzzy"], 1, "refused: xyzzy: no such command; multicard --help lists all\n"),
-        (["best", "--goal"], 1, "refused: argument --goal: expected one argument\n"),
-        (["plan"], 1, "refused: the following arguments are required: JOBS.yaml\n"),
-        (["table", "table5", RECORDS], 1, "; this measures it: multicard tune experiment=table5 name=table5\n"),
-        (["completion", "tcsh"], 1, "refused: tcsh: there are scripts for bash, zsh, fish\n"),
-        (["completion", "bash"], 0, "complete -o default -F _multicard multicard\n"),
+        ([], "\nbest [FOLDER...] "),
+        (["--version"], "multicard 0."),
+        (["completion", "bash"], "complete -o default -F _multicard multicard\n"),
     ],
 )
-def test_the_one_command_lists_its_commands_and_refuses_others(
-    words: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_one_command_lists_its_commands(words: list[str], shown: str, typed_in: Callable[..., tuple[Any, str]]):
+    code, printed = typed_in(*words)
+    assert code == 0 and shown in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "facts"),
+    [
+        (["bets"], "command.unknown", {"name": "bets", "near": ["best"]}),
+        (["xyzzy"], "command.unknown", {"name": "xyzzy", "near": []}),
+        (["best", "--goal"], "command.bad-argument", {"key": "--goal", "near": []}),
+        (["best", "--gaol", "x"], "command.bad-argument", {"key": "--gaol", "near": ["--goal"]}),
+        (["plan"], "command.bad-argument", {"key": None}),  # JOBS.yaml is missing
+        (["completion", "tcsh"], "completion.no-script", {"shell": "tcsh", "choices": ["bash", "zsh", "fish"]}),
+    ],
+)
+def test_the_one_command_refuses_others(
+    words: list[str], code: str, facts: dict[str, Any], typed_in: Callable[..., tuple[Any, str]]
 ):
-    monkeypatch.setattr(sys, "argv", ["multicard", *words])
-    monkeypatch.setattr(interruption, "end_at_once", lambda: None)
-    try:
-        ended = main()
-    except SystemExit as exited:
-        ended = exited.code
-    printed = capsys.readouterr()
-    assert ended == code and says in printed.out + printed.err
+    ended, printed = typed_in(*words)
+    assert ended == 1 and printed.count("\n") == 1
+    find(printed, code, **facts)
+
+
+def test_what_is_not_measured_has_its_command_as_this_one_was_typed(typed_in: Callable[..., tuple[Any, str]]):
+    ended, printed = typed_in("table", "table5", RECORDS)
+    assert ended == 1 and "multicard tune experiment=table5 name=table5" in printed
+
+
+def test_what_a_flags_type_says_keeps_its_code(capsys: pytest.CaptureFixture[str]):
+    def refuse(text: str) -> NoReturn:
+        raise ArgumentTypeError(Message("test.no-size", f"{text} is no size", value=text))
+
+    parser = Parser()
+    parser.add_argument("--size", type=refuse)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--size", "big"])
+    printed = capsys.readouterr().err
+    assert find(printed, "command.bad-argument").key == "--size"
+    assert find(printed, "test.no-size").facts == {"value": "big"}
 
 
 @pytest.mark.parametrize(

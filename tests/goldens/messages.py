@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = Path(__file__).parent / "messages.md"
 SOURCES = ("multicard", "analysis", "hydra_plugins", "benchmarks", "docs")
 MAKERS = ("Message", "Refusal")
+DEFINITION = "multicard/messages.py"  # makes messages of codes that it is given, too
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)+")
 DEPTH = 4  # variables within variables
 BEGINNING = """# Messages
@@ -42,8 +43,6 @@ def places() -> Iterator[Place]:
     """All places, file by file."""
     for source in SOURCES:
         for path in sorted((ROOT / source).rglob("*.py")):
-            if path == ROOT / "multicard" / "messages.py":  # which makes them of what it is given
-                continue
             tree = ast.parse(path.read_text())
             yield from _of_scope(tree, path.relative_to(ROOT).as_posix(), _texts(tree, deep=False))
 
@@ -54,7 +53,9 @@ def _of_scope(scope: ast.AST, file: str, texts: Texts) -> Iterator[Place]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _of_scope(node, file, texts | _texts(node, deep=True))
         elif isinstance(node, ast.Call) and _name(node.func) in MAKERS and node.args:
-            yield _place(node, file, texts)
+            copies = file == DEFINITION and not isinstance(node.args[0], ast.Constant)
+            if not copies:
+                yield _place(node, file, texts)
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
