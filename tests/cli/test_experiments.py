@@ -17,6 +17,7 @@ from multicard.sweep import cells
 from multicard.sweep.cells import Sweep
 from multicard.vision import workload as vision
 from tests.conftest import ROOT, Called, has_dali
+from tests.helpers.messages import codes, find
 
 Plan = Callable[..., list[RunConfig]]
 
@@ -79,9 +80,9 @@ def test_all_is_every_experiment_and_each_setting_once(entry: str, words: list[s
 def test_cells_alike_are_measured_once_and_said_in_a_line_where_they_are_many(called: Called, tmp_path: Path):
     words = ["-m", "dry_run=true", f"hydra.sweep.dir={tmp_path}", "scale=smoke"]
     _, printed = called(*words, "gpus=1,2", "pin_memory=true,True")
-    assert "[2/4] measures the same as [1/4]: left out" in printed and "2 cells, to be measured" in printed
+    assert find(printed, "cells.alike", cell=2, as_cell=1) and find(printed, "sweep.dry-run", cells=2)
     _, printed = called(*words, "pin_memory=true,True,TRUE,on", "seed=0,1,2,3")
-    assert "12 of 16 cells measure the same as others: left out" in printed and "measures the same" not in printed
+    assert find(printed, "cells.many-alike", alike=12, cells=16) and "cells.alike" not in codes(printed)
 
 
 @pytest.mark.slow
