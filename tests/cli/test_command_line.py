@@ -1,5 +1,6 @@
 """Words of a command that cannot work: one line with the key and the remedy, and nothing left behind."""
 
+import re
 import shlex
 import sys
 from argparse import ArgumentTypeError
@@ -24,7 +25,7 @@ from multicard.sweep.executor import Pace
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT, Called, typed_llm
 from tests.helpers import cells, records
-from tests.helpers.messages import find, refused, refuses
+from tests.helpers.messages import codes, find, refused
 
 RECORDS = str(ROOT / "tests" / "fixtures" / "records_v1")
 WORDS = [
@@ -164,8 +165,8 @@ COMPOSED = [
     (["-m", "race=total_s", "seed=0,1"], "config.race-figure", {"key": "race", "value": "total_s"}),
 ]
 DISTANT = [  # refused after it is composed, by other parts of the program
-    (["dry_run=true", "dataset=mnist", "dataset.root=/nowhere"], "data.mnist-missing", "dataset.root"),
-    (["dataset=images", "dataset.root=/nowhere"], "data.no-folder", "dataset.root"),
+    (["dry_run=true", "dataset=mnist", "dataset.root=/nowhere"], None, "dataset.root"),
+    (["dataset=images", "dataset.root=/nowhere"], None, "dataset.root"),
     (["gpus=9999", "device=cpu"], "run.too-many-ranks", "gpus"),
     (["gpus=auto", "hydra.run.dir=x"], "auto.run-folder", "hydra.run.dir"),
     (["auto=gpus", "cpus_per_gpu=0"], "auto.cpus", "cpus_per_gpu"),
@@ -189,8 +190,8 @@ DISTANT = [  # refused after it is composed, by other parts of the program
     ([SLURM, "device=cpu", "hydra.launcher.setup=x"], "slurm.form", "hydra.launcher.setup"),
     ([SLURM, "device=cpu", "+hydra.launcher.mail=me"], "slurm.no-option", "hydra.launcher.mail"),
     (["repeat=3"], "sweep.repeat-alone", "repeat"),
-    (["-m", "gpus=2", "predict.gpu=nonsense"], "predict.no-such-gpu", "predict.gpu"),
-    (["-m", "race=tokens_per_s", "dry_run=true"], "race.figure-of-another-entry", "race"),
+    (["-m", "gpus=2", "predict.gpu=nonsense"], "predict.gpu", "predict.gpu"),
+    (["-m", "race=tokens_per_s", "dry_run=true"], "race.figure", "race"),
     (["race=images_per_s"], "sweep.race-alone", "race"),
 ]
 
@@ -220,10 +221,12 @@ def test_what_hydra_refuses_is_a_line_and_leaves_nothing(
 
 @pytest.mark.parametrize(("words", "code", "key"), DISTANT, ids=[" ".join(words) for words, *_ in DISTANT])
 def test_what_is_refused_after_it_is_composed_leaves_nothing(
-    words: list[str], code: str, key: str, refusal_of: Callable[[list[str]], str]
+    words: list[str], code: str | None, key: str, refusal_of: Callable[[list[str]], str]
 ):
     line = refusal_of(words)
-    assert refuses(line, code, key), line
+    assert key in line
+    if code is not None:
+        find(line, code, key=key)
 
 
 @pytest.mark.parametrize("words", [["name='a\x1b[2Jb'"], ["name='a\nb'"], ["seed=${a\x1b[2J}"]])
@@ -247,9 +250,8 @@ def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
 def test_a_recipe_that_torchtune_does_not_have_is_refused_before_a_rank_starts():
     for kind in ("single_device", "distributed"):
         for name in ("foo", "quantize", f"foo_{kind}"):
-            with pytest.raises(ValueError) as error:
+            with refused("llm.no-such-recipe", key=f"method.{kind}"):
                 llm.WORKLOAD.refuse(typed_llm(f"method.{kind}={name}"))
-            assert refuses(str(error.value), "llm.no-such-recipe", f"method.{kind}")
     llm.WORKLOAD.refuse(typed_llm("method.single_device=full_finetune_single_device"))
 
 
@@ -258,7 +260,8 @@ def ended(number: int, status: str) -> Cell:
 
 
 def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.CaptureFixture[str]):
-    problems = ["a=1: no", "", "b=2: no", "a=1: no"]
+    one, other = Message("test.one", "a=1: no"), Message("test.other", "b=2: no")
+    problems = [one, None, other, one]
     made = [
         cells.refused(number, problem, label=f"[{number}/4] ") if problem else cells.cell(number)
         for number, problem in enumerate(problems, 1)
@@ -266,8 +269,10 @@ def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.C
     sweep_cells.dry_run(sweep := cells.sweep(*made), [("-", sweep.cells)], "runs")
     assert sweep.command.close() == 1
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == ["[1/4] and 1 more refused: a=1: no", "[3/4] refused: b=2: no"]
-    assert "refused: 3" in printed.out
+    assert codes(printed.err) == ["test.one", "test.other"]
+    first, second = (re.findall(r"\d+", line) for line in printed.err.splitlines())
+    assert first == ["1", "4", "1"] and second == ["3", "4"]  # the first stands for one more
+    assert find(printed.out, "sweep.counts", refused=3)
 
 
 def test_refused_cells_tell_nothing_of_the_time_that_is_left(capsys, monkeypatch):
@@ -278,7 +283,7 @@ def test_refused_cells_tell_nothing_of_the_time_that_is_left(capsys, monkeypatch
     assert pace.left_s() is None and capsys.readouterr().out == ""
     now_s[0] = 60.0
     pace.say_progress([ended(3, "ok")])
-    assert "  1 of 2 cells ended in 0:01:00; about 0:01:00 left" in capsys.readouterr().out
+    assert find(capsys.readouterr().out, "sweep.pace", ended=1, cells=2, left_s=60.0)
 
 
 @pytest.fixture
@@ -393,7 +398,7 @@ def test_a_conclusion_that_fails_is_a_line_and_leaves_the_exit_code(capsys: pyte
     assert command.close() == 0 and capsys.readouterr().err == ""
     command.conclude = lambda folders: [] * (1 // 0)
     assert command.close() == 0
-    assert capsys.readouterr().err == "no conclusion: ZeroDivisionError: integer division or modulo by zero\n"
+    assert "ZeroDivisionError" in find(capsys.readouterr().err, "sweep.no-conclusion").facts["reason"]
 
 
 def test_groups_without_an_option_may_be_added():

@@ -90,13 +90,6 @@ def says(text: str, code: str, **facts: Any) -> bool:
     return any(message.code == code and message.has(facts) for message in every)
 
 
-def refuses(text: str, code: str, key: str) -> bool:
-    """True where a text has a refusal with this code, of this key; in one without any code it stands first."""
-    if BEGIN.search(text) is None or (codes(text) == ["command.refused"] and "reason=[[" not in text):
-        return re.search(rf"(^|refused: |reason=\"){re.escape(key)}[=: ]", text) is not None
-    return says(text, code, key=key)
-
-
 @contextmanager
 def refused(code: str, **facts: Any) -> Iterator[pytest.ExceptionInfo[Refusal]]:
     """Expect a `Refusal` with this code, and these facts among its own (`key` counts as one)."""
