@@ -94,7 +94,8 @@ class Sampler:
         """NVML's handles of the GPUs that it gives."""
         handles, unknown, library = dict[str, Any](), list[str](), self._library
         if library is None:
-            raise RuntimeError(Message("gpus.no-nvml", "NVML is not there"))
+            self._problem = Message("gpus.no-nvml", "NVML is not there")
+            return handles
         for uuid in self._uuids:
             handle, reason = devices.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
             if handle is None:
