@@ -107,27 +107,25 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
     }
 
 
-def _sentence(
-    cost: str, saved_s: float, step_s: float, spread_s: float | None, advise: Callable[[str], str]
-) -> Message:
-    """What a diagnosis says of the largest cost; `spread_s` is given where rounds differ too much for a bound."""
-    finding = f"{DESCRIPTIONS[cost]} is {saved_s / step_s:.0%} of a step of {1e3 * step_s:.1f} ms"
-    if spread_s is not None:
-        return Message(
-            "diagnosis.unclear",
-            f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s:.1f} ms. Diagnose again",
-            cost=cost,
-            share=saved_s / step_s,
-            step_s=step_s,
-            spread_s=spread_s,
-        )
-    advice = advise(cost)
-    option = f"`{advice}`" if "=" in advice else advice
+def _unclear(finding: str, cost: str, share: float, step_s: float, spread_s: float) -> Message:
+    """What is said where rounds differ by more than the largest cost takes."""
+    return Message(
+        "diagnosis.unclear",
+        f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s:.1f} ms. Diagnose again",
+        cost=cost,
+        share=share,
+        step_s=step_s,
+        spread_s=spread_s,
+    )
+
+
+def _bound(finding: str, cost: str, share: float, step_s: float, advice: str) -> Message:
+    # no backticks: `analysis.answers` reads the advice of older records from these words
     return Message(
         "diagnosis.bound",
-        f"bound by {cost}: {finding}. To try next: {option}",
+        f"bound by {cost}: {finding}. To try next: {advice}",
         bound=cost,
-        share=saved_s / step_s,
+        share=share,
         step_s=step_s,
         advice=advice,
     )
@@ -146,9 +144,17 @@ def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) 
     largest = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
     most_s, whole = saves_s[largest] or 0.0, step_s["whole"]
     clear = most_s > spread_s[largest]
+    share = most_s / whole
+    finding = f"{DESCRIPTIONS[largest]} is {share:.0%} of a step of {1e3 * whole:.1f} ms"
+    advice = advise(largest) if clear else None
+    if advice is None:
+        sentence = _unclear(finding, largest, share, whole, spread_s[largest])
+    else:
+        sentence = _bound(finding, largest, share, whole, advice)
     return Diagnosis(
         bound=largest if clear else None,
-        sentence=str(_sentence(largest, most_s, whole, None if clear else spread_s[largest], advise)),
+        sentence=str(sentence),
+        advice=advice,
         saves_s=saves_s,
         saves_spread_s=spread_s,
         step_s=step_s,

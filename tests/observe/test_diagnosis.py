@@ -60,7 +60,7 @@ def test_a_step_is_its_slowest_ranks_and_the_median_of_the_rounds():
     assert diagnosis.slowest(ranks) == {"whole": [0.3, 0.5, 0.2], "device": [0.2, 0.1, 0.1]}
     result = diagnosis.diagnose([rank | {"input": [0.25] * 3} for rank in ranks], "try {}".format)
     assert result.step_s == {"whole": 0.3, "device": 0.1, "input": 0.25}
-    assert result.bound == "input" and result.spread == pytest.approx(1.0)
+    assert (result.bound, result.advice) == ("input", "try input") and result.spread == pytest.approx(1.0)
     (said,) = told(result.sentence)
     assert said.code == "diagnosis.bound"
     assert said.facts == {"bound": "input", "share": 0.666667, "step_s": 0.3, "advice": "try input"}
