@@ -25,8 +25,8 @@ def check(config: LlmConfig) -> None:
     if is_hf != (config.tokenizer.name == "own"):
         raise Refusal(
             "llm.tokenizer-of-another-model",
-            f"tokenizer={config.tokenizer.name}: does not go with model={config.model.name}; leave it out: "
-            "model=hf always has its own tokenizer, and other models never have",
+            f"tokenizer={config.tokenizer.name}: does not go with model={config.model.name}, "
+            "as only model=hf has its own tokenizer, and takes no other; leave it out",
             key="tokenizer",
             value=config.tokenizer.name,
             model=config.model.name,

@@ -111,7 +111,7 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
     what = "sequences" if config.packed else "rows with a label"
     raise Refusal(
         "llm.samples-below-a-step",
-        f"max_seq_len={config.max_seq_len}: gives {samples} {what}, less than one step "
+        f"max_seq_len={config.max_seq_len or 'null'}: gives {samples} {what}, less than one step "
         f"(batch_size x gpus x gradient_accumulation_steps = {needed}); use more rows, or another max_seq_len",
         key="max_seq_len",
         value=config.max_seq_len,

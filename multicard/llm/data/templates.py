@@ -91,7 +91,7 @@ def check(config: LlmConfig) -> None:
         remedies = [f"`template={each or 'null'}`" for each in dict.fromkeys(fitting)]
         raise Refusal(
             "llm.template-unfit",
-            f"template={name}: does not fit dataset={data}; use {' or '.join(remedies)}",
+            f"template={name or 'null'}: does not fit dataset={data}; use {' or '.join(remedies)}",
             key="template",
             value=name,
             dataset=data,
