@@ -2,9 +2,9 @@
 
 from importlib.util import find_spec
 
-from multicard.config.keys import require
 from multicard.config.llm import Engine, HfConfig, LlmConfig, Recipe, Sharding
 from multicard.llm.methods import LoraConfig
+from multicard.messages import Refusal
 
 # By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's
 # recipes, and `check_built`, which counts what is trained
@@ -14,29 +14,93 @@ TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 
 def check(config: LlmConfig) -> None:
     """Refuse (ValueError) what the engine cannot do, or would do otherwise in silence."""
-    several = config.world_size > 1
-    problem = f"sharding={config.sharding}: one GPU shares nothing with others"
-    require(several or config.sharding is Sharding.fsdp, f"{problem}; leave it out, or use gpus=2")
-    is_hf, own = isinstance(config.model, HfConfig), config.tokenizer.name == "own"
-    problem = f"tokenizer={config.tokenizer.name}: does not go with model={config.model.name}"
-    require(is_hf == own, f"{problem}; leave it out, since model=hf has its own and no other model has one")
+    if config.world_size == 1 and config.sharding is not Sharding.fsdp:
+        raise Refusal(
+            "llm.sharding-alone",
+            f"sharding={config.sharding}: one GPU shares nothing with others; leave it out, or use `gpus=2`",
+            key="sharding",
+            value=config.sharding,
+        )
+    is_hf = isinstance(config.model, HfConfig)
+    if is_hf != (config.tokenizer.name == "own"):
+        raise Refusal(
+            "llm.tokenizer-of-another-model",
+            f"tokenizer={config.tokenizer.name}: does not go with model={config.model.name}, "
+            "as only model=hf has its own tokenizer, and takes no other; leave it out",
+            key="tokenizer",
+            value=config.tokenizer.name,
+            model=config.model.name,
+        )
     if config.engine is Engine.torchtune:
-        require(not is_hf, "model=hf: torchtune has its own models alone; use engine=trl")
-        problem = f"sharding={config.sharding}: torchtune's recipes know FSDP2 alone"
-        require(config.sharding is Sharding.fsdp, f"{problem}; use engine=trl, or sharding=fsdp")
-        return
+        _check_torchtune(config)
+    else:
+        _check_trl(config)
+
+
+def _check_torchtune(config: LlmConfig) -> None:
+    if isinstance(config.model, HfConfig):
+        raise Refusal(
+            "llm.torchtune-model", "model=hf: torchtune only has its own models; use `engine=trl`", key="model"
+        )
+    if config.sharding is not Sharding.fsdp:
+        raise Refusal(
+            "llm.torchtune-sharding",
+            f"sharding={config.sharding}: torchtune's recipes only know FSDP2; use `engine=trl`, or `sharding=fsdp`",
+            key="sharding",
+            value=config.sharding,
+        )
+
+
+def _check_trl(config: LlmConfig) -> None:
     missing = [name for name in ("trl", "peft", "bitsandbytes") if find_spec(name) is None]
-    require(not missing, f"engine=trl: needs {', '.join(missing)}; run: pip install -e '.[trl]'")
-    name, remedy = config.method.name, "or use engine=torchtune"
-    problem = f"method={name}: is not built for engine=trl"
-    require(name in TRL_METHODS, f"{problem}; use {', '.join(TRL_METHODS)}, {remedy}")
-    problem = f"recipe={config.recipe}: is torchtune's"
-    require(config.recipe is Recipe.auto, f"{problem}; leave it out, {remedy}")
-    problem = "compile=true: transformers' layers compile again within measured steps"
-    require(not config.compile, f"{problem}; use compile=false, {remedy}")
-    require(not config.optimizer_in_bwd, f"optimizer_in_bwd=true: TRL has no such option; leave it out, {remedy}")
-    problem = f"custom_sharded_layers={config.custom_sharded_layers}: accelerate shards each layer and the rest alone"
-    require(not config.custom_sharded_layers, f"{problem}; leave it out, {remedy}")
-    adapts_output = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output
-    problem = "method.apply_lora_to_output=true: TRL's loss reads the output's weights past an adapter"
-    require(not adapts_output, f"{problem}; leave it out, {remedy}")
+    if missing:
+        raise Refusal(
+            "llm.no-trl",
+            f"engine=trl: needs {', '.join(missing)}; run `pip install -e '.[trl]'`",
+            key="engine",
+            missing=missing,
+        )
+    method = config.method
+    if method.name not in TRL_METHODS:
+        raise Refusal(
+            "llm.trl-method",
+            f"method={method.name}: is not built for engine=trl; "
+            f"use one of {', '.join(TRL_METHODS)}, or `engine=torchtune`",
+            key="method",
+            value=method.name,
+        )
+    if config.recipe is not Recipe.auto:
+        raise Refusal(
+            "llm.trl-recipe",
+            f"recipe={config.recipe}: is an option of torchtune; leave it out, or use `engine=torchtune`",
+            key="recipe",
+            value=config.recipe,
+        )
+    if config.compile:
+        raise Refusal(
+            "llm.trl-compile",
+            "compile=true: transformers' layers compile again within measured steps; "
+            "use `compile=false`, or `engine=torchtune`",
+            key="compile",
+        )
+    if config.optimizer_in_bwd:
+        raise Refusal(
+            "llm.trl-optimizer-in-bwd",
+            "optimizer_in_bwd=true: TRL has no such option; leave it out, or use `engine=torchtune`",
+            key="optimizer_in_bwd",
+        )
+    if config.custom_sharded_layers:
+        raise Refusal(
+            "llm.trl-sharded-layers",
+            f"custom_sharded_layers={config.custom_sharded_layers}: accelerate only shards each layer, "
+            "and the rest as one; leave it out, or use `engine=torchtune`",
+            key="custom_sharded_layers",
+            value=list(config.custom_sharded_layers),
+        )
+    if isinstance(method, LoraConfig) and method.apply_lora_to_output:
+        raise Refusal(
+            "llm.trl-output-adapter",
+            "method.apply_lora_to_output=true: TRL's loss reads the output's weights and skips an adapter; "
+            "leave it out, or use `engine=torchtune`",
+            key="method.apply_lora_to_output",
+        )

@@ -20,6 +20,7 @@ from torchtune.datasets import PackedDataset, SFTDataset
 from torchtune.models.llama3 import Llama3Tokenizer
 
 from multicard.llm.data.tokenizer import FolderTokenizer
+from multicard.messages import Refusal
 
 Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
 pc: Any = pyarrow.compute  # makes its functions as it is imported
@@ -51,8 +52,14 @@ class LabelledRows(Dataset[dict[str, Any]]):
         if unlabelled:
             self._kept = [number for number in self._kept if number not in unlabelled]
         if self.read and not self._kept:
-            problem = f"max_seq_len={limit}: cuts the answer off every one of the {self.read} rows"
-            raise ValueError(f"{problem}; use a larger one, or null for whole rows")
+            raise Refusal(
+                "llm.answers-cut-off",
+                f"max_seq_len={limit}: cuts the answer off every one of the {self.read} rows; "
+                "use a larger one, or `max_seq_len=null` for whole rows",
+                key="max_seq_len",
+                value=limit,
+                rows=self.read,
+            )
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -128,7 +135,11 @@ def instruction(turns: Sequence[Turn]) -> dict[str, str]:
     question its input; without such a text the question is the instruction. Several questions are refused."""
     said = {turn["from"]: turn["value"] for turn in turns}
     if len(said) < len(turns):
-        raise ValueError("template=instruct: a conversation has several questions; use template=null")
+        raise Refusal(
+            "llm.several-questions",
+            "template=instruct: a conversation has several questions; use `template=null`",
+            key="template",
+        )
     system, question = said.get("system"), said["human"]
     asked = {"instruction": system, "input": question} if system else {"instruction": question, "input": ""}
     return asked | {"output": said["gpt"]}

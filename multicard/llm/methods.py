@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multicard.config.keys import key, require
+from multicard.config.keys import key
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
 from multicard.llm import models
+from multicard.messages import Refusal
 
 NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
 ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
@@ -30,9 +31,20 @@ class LoraConfig(MethodConfig):
     apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
 
     def __post_init__(self) -> None:
-        in_range = 0 <= self.lora_dropout < 1
-        require(in_range, f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)")
-        require(bool(self.lora_attn_modules), f"method.lora_attn_modules=[]: name one or more, as {ATTENTION[0]}")
+        if not 0 <= self.lora_dropout < 1:
+            raise Refusal(
+                "llm.lora-dropout",
+                f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)",
+                key="method.lora_dropout",
+                value=self.lora_dropout,
+            )
+        if not self.lora_attn_modules:
+            raise Refusal(
+                "llm.no-adapted-layers",
+                "method.lora_attn_modules=[]: name one or more layers, "
+                f"for example `method.lora_attn_modules=[{ATTENTION[0]}]`",
+                key="method.lora_attn_modules",
+            )
 
 
 @dataclass
@@ -99,10 +111,19 @@ def check_groups(config: LlmConfig) -> None:
     assert isinstance(config.method, QatConfig)
     groupsize = config.method.groupsize
     widths = {name: shape[1] for name, shape in models.linears(config.model).items()}
-    uneven = [f"{name} ({width})" for name, width in widths.items() if width % groupsize]
-    remedy = f"use a divisor of {math.gcd(*widths.values())}"
-    problem = f"method.groupsize={groupsize}: does not divide the width of {', '.join(uneven)}"
-    require(not uneven, f"{problem}, which method=qat would not quantise; {remedy}")
+    uneven = {name: width for name, width in widths.items() if width % groupsize}
+    if uneven:
+        divisible = math.gcd(*widths.values())
+        listed = ", ".join(f"{name} ({width})" for name, width in uneven.items())
+        raise Refusal(
+            "llm.groupsize",
+            f"method.groupsize={groupsize}: does not divide the width of {listed}, "
+            f"which method=qat would not quantise; use a divisor of {divisible}",
+            key="method.groupsize",
+            value=groupsize,
+            uneven=uneven,
+            divisible=divisible,
+        )
 
 
 def check_nf4(config: LlmConfig) -> None:
@@ -111,22 +132,42 @@ def check_nf4(config: LlmConfig) -> None:
     assert isinstance(method, LoraConfig)
     if config.engine is Engine.trl:  # bitsandbytes quantises weights of any size, on one rank under FSDP too
         return
-    alone = ranks == 1 and config.distributed
-    remedy = "use recipe=auto, or gpus=2"
-    require(not alone, f"recipe=distributed: torchtune's FSDP cannot hold method=qlora's NF4 weights alone; {remedy}")
+    if ranks == 1 and config.distributed:
+        raise Refusal(
+            "llm.nf4-distributed-alone",
+            "recipe=distributed: torchtune's FSDP on one GPU cannot hold the NF4 weights of method=qlora; "
+            "use `recipe=auto`, or `gpus=2`",
+            key="recipe",
+        )
     shapes = models.linears(model)
     plain = [] if models.family(model).quantizes_all else [name for name in shapes if name not in adapted(method)]
-    remedy = f"use method.lora_attn_modules=[{','.join(ATTENTION)}] method.apply_lora_to_mlp=true"
-    problem = f"method=qlora: torchtune quantises only linears with an adapter of model={model.name}"
-    require(not plain, f"{problem}, and {', '.join(plain)} have none; {remedy}")
+    if plain:
+        raise Refusal(
+            "llm.nf4-without-adapters",
+            f"method=qlora: of model={model.name} torchtune only quantises linears with an adapter, "
+            f"and {', '.join(plain)} have none; "
+            f"use `method.lora_attn_modules=[{','.join(ATTENTION)}]` and `method.apply_lora_to_mlp=true`",
+            key="method",
+            model=model.name,
+            plain=plain,
+        )
 
     def divides(shape: tuple[int, int]) -> bool:
         return math.prod(shape) % (NF4_BLOCK * ranks) == 0 and shape[0] % ranks == 0
 
-    uneven = [f"{name} ({math.prod(shape)})" for name, shape in shapes.items() if not divides(shape)]
-    problem = f"method=qlora: NF4 needs each layer's weights to divide by {NF4_BLOCK} x {ranks} rank(s)"
-    remedy = "use fewer gpus, method=lora, or other sizes"
-    require(not uneven, f"{problem}; {', '.join(uneven)} of model={model.name} do not; {remedy}")
+    uneven = {name: math.prod(shape) for name, shape in shapes.items() if not divides(shape)}
+    if uneven:
+        listed = ", ".join(f"{name} ({weights})" for name, weights in uneven.items())
+        raise Refusal(
+            "llm.nf4-blocks",
+            f"method=qlora: NF4 needs the weights of each layer to be a multiple of {NF4_BLOCK} x {ranks} rank(s), "
+            f"unlike {listed} of model={model.name}; use fewer GPUs, `method=lora`, or other sizes",
+            key="method",
+            model=model.name,
+            block=NF4_BLOCK,
+            ranks=ranks,
+            uneven=uneven,
+        )
 
 
 METHODS: dict[str, Method] = {
@@ -159,9 +200,16 @@ def recipe_file(name: str) -> Path:
 def check_recipes(options: MethodConfig) -> None:
     """Refuse recipes that torchtune does not have."""
     for kind, name in (("single_device", options.single_device), ("distributed", options.distributed)):
-        there = name is None or (name.endswith(f"_{kind}") and recipe_file(name).is_file())
-        has = ", ".join(sorted(path.stem for path in recipe_file("x").parent.glob(f"*_{kind}.py")))
-        require(there, f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of {has}")
+        if name is None or (name.endswith(f"_{kind}") and recipe_file(name).is_file()):
+            continue
+        recipes = sorted(path.stem for path in recipe_file("x").parent.glob(f"*_{kind}.py"))
+        raise Refusal(
+            "llm.no-such-recipe",
+            f"method.{kind}={name}: torchtune has no such recipe; leave it out, or use one of {', '.join(recipes)}",
+            key=f"method.{kind}",
+            value=name,
+            recipes=recipes,
+        )
 
 
 def chosen(config: LlmConfig) -> Method:
@@ -206,42 +254,132 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
 
 def check(config: LlmConfig) -> None:
     """Refuse (ValueError) options that the method's recipe refuses, or would pass over in silence."""
-    method, name, data, model = chosen(config), config.method.name, config.dataset.name, config.model
-    if isinstance(config.method, LoraConfig) and not isinstance(model, HfConfig):
-        modules = config.method.lora_attn_modules
-        problem = f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}"
-        require({*modules} <= {*ATTENTION}, problem)
+    _check_layers(config)
     check_recipes(config.method)
-    if config.recipe is Recipe.single_device:
-        require(config.world_size == 1, f"recipe=single_device: is for one GPU; use gpus=1 (it is {config.gpus})")
-        exists = config.method.single_device is not None
-        require(exists, f"recipe=single_device: torchtune has none for method={name}; use recipe=auto")
-    if config.compile:
-        compiles = method.compiles_distributed if config.distributed else method.compiles
-        require(compiles, f"compile=true: method={name}'s recipe does not compile; use compile=false")
-    packs = not (method.pairs and config.packed)
-    require(packs, f"packed=true: method={name} reads pairs, which cannot be packed; use packed=false")
-    if config.optimizer_in_bwd:
-        remedy, accumulation = "use optimizer_in_bwd=false", config.gradient_accumulation_steps
-        require(method.optimizer_in_bwd, f"optimizer_in_bwd=true: method={name}'s recipe has no such option; {remedy}")
-        require(accumulation == 1, f"gradient_accumulation_steps={accumulation}: must be 1; or {remedy}")
+    _check_recipe_options(config)
+    if config.model.tied:
+        _check_tied(config)
+    _check_dataset(config)
+    chosen(config).check(config)
+
+
+def _check_layers(config: LlmConfig) -> None:
+    if not isinstance(config.method, LoraConfig) or isinstance(config.model, HfConfig):
+        return
+    modules = config.method.lora_attn_modules
+    if not {*modules} <= {*ATTENTION}:
+        raise Refusal(
+            "llm.unknown-layers",
+            f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}",
+            key="method.lora_attn_modules",
+            value=list(modules),
+            known=list(ATTENTION),
+        )
+
+
+def _check_recipe_options(config: LlmConfig) -> None:
+    method, name = chosen(config), config.method.name
+    if config.recipe is Recipe.single_device and config.world_size > 1:
+        raise Refusal(
+            "llm.recipe-of-one-gpu",
+            f"recipe=single_device: is for one GPU, not gpus={config.gpus}; use `gpus=1`",
+            key="recipe",
+            gpus=config.gpus,
+        )
+    if config.recipe is Recipe.single_device and config.method.single_device is None:
+        raise Refusal(
+            "llm.no-recipe-of-one-gpu",
+            f"recipe=single_device: torchtune has none for method={name}; use `recipe=auto`",
+            key="recipe",
+            method=name,
+        )
+    compiles = method.compiles_distributed if config.distributed else method.compiles
+    if config.compile and not compiles:
+        raise Refusal(
+            "llm.recipe-compile",
+            f"compile=true: the recipe of method={name} does not compile; use `compile=false`",
+            key="compile",
+            method=name,
+        )
+    if config.packed and method.pairs:
+        raise Refusal(
+            "llm.packed-pairs",
+            f"packed=true: method={name} reads pairs, which cannot be packed; use `packed=false`",
+            key="packed",
+            method=name,
+        )
+    if config.optimizer_in_bwd and not method.optimizer_in_bwd:
+        raise Refusal(
+            "llm.recipe-optimizer-in-bwd",
+            f"optimizer_in_bwd=true: the recipe of method={name} has no such option; use `optimizer_in_bwd=false`",
+            key="optimizer_in_bwd",
+            method=name,
+        )
+    accumulated = config.gradient_accumulation_steps
+    if config.optimizer_in_bwd and accumulated > 1:
+        raise Refusal(
+            "llm.accumulation-in-bwd",
+            f"gradient_accumulation_steps={accumulated}: optimizer_in_bwd=true steps after each batch; "
+            "use `gradient_accumulation_steps=1`, or `optimizer_in_bwd=false`",
+            key="gradient_accumulation_steps",
+            value=accumulated,
+        )
     # The papers' number may be set for several methods: this one's record says that it took none
-    scheduled = method.scheduled or config.warmup_steps in (None, PAPERS_WARMUP)
-    problem = f"warmup_steps={config.warmup_steps}: method={name}'s recipe keeps its learning rate"
-    require(scheduled, f"{problem}; leave warmup_steps at null")
-    if model.tied:
-        apart, embeddings = config.custom_sharded_layers, f"the output of model={model.name} is its embeddings"
-        remedy = "which cannot be gathered apart; use custom_sharded_layers=[]"
-        require(not apart, f"custom_sharded_layers={apart}: {embeddings}, {remedy}")
-        adapts = isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output
-        require(not adapts, f"method.apply_lora_to_output=true: {embeddings}; use method.apply_lora_to_output=false")
-    facts = DATASETS[data]
-    if method.pairs:
-        options = " or ".join(f"dataset={other}" for other in sorted(DATASETS) if DATASETS[other].has_pairs)
-        problem = f"dataset={data}: method={name} needs chosen and rejected answers"
-        require(facts.has_pairs, f"{problem}; use {options}")
-    else:
-        options = " or ".join(f"method={other}" for other in METHODS if METHODS[other].pairs)
-        problem = f"dataset={data}: holds pairs, which method={name} cannot read"
-        require(facts.has_answers, f"{problem}; use {options}, or another dataset")
-    method.check(config)
+    if not method.scheduled and config.warmup_steps not in (None, PAPERS_WARMUP):
+        raise Refusal(
+            "llm.recipe-warmup",
+            f"warmup_steps={config.warmup_steps}: the recipe of method={name} keeps its learning rate; "
+            "use `warmup_steps=null`",
+            key="warmup_steps",
+            value=config.warmup_steps,
+            method=name,
+        )
+
+
+def _check_tied(config: LlmConfig) -> None:
+    """The output of such a model is its embeddings."""
+    name, apart = config.model.name, config.custom_sharded_layers
+    if apart:
+        raise Refusal(
+            "llm.tied-sharded-layers",
+            f"custom_sharded_layers={apart}: the output of model={name} is its embeddings, "
+            "which cannot be gathered apart; use `custom_sharded_layers=[]`",
+            key="custom_sharded_layers",
+            value=list(apart),
+            model=name,
+        )
+    if isinstance(config.method, LoraConfig) and config.method.apply_lora_to_output:
+        raise Refusal(
+            "llm.tied-output-adapter",
+            f"method.apply_lora_to_output=true: the output of model={name} is its embeddings; "
+            "use `method.apply_lora_to_output=false`",
+            key="method.apply_lora_to_output",
+            model=name,
+        )
+
+
+def _check_dataset(config: LlmConfig) -> None:
+    data, name = config.dataset.name, config.method.name
+    facts, pairs = DATASETS[data], chosen(config).pairs
+    if pairs and not facts.has_pairs:
+        others = [other for other in sorted(DATASETS) if DATASETS[other].has_pairs]
+        options = " or ".join(f"`dataset={other}`" for other in others)
+        raise Refusal(
+            "llm.dataset-without-pairs",
+            f"dataset={data}: method={name} needs chosen and rejected answers; use {options}",
+            key="dataset",
+            value=data,
+            method=name,
+            others=others,
+        )
+    if not pairs and not facts.has_answers:
+        others = [other for other in METHODS if METHODS[other].pairs]
+        options = " or ".join(f"`method={other}`" for other in others)
+        raise Refusal(
+            "llm.dataset-of-pairs",
+            f"dataset={data}: holds pairs, which method={name} cannot read; use {options}, or another dataset",
+            key="dataset",
+            value=data,
+            method=name,
+            others=others,
+        )

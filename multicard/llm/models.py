@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multicard.config.keys import require
 from multicard.config.llm import DecoderConfig, HfConfig, Llama31Config, LlamaConfig, Qwen25Config
+from multicard.messages import Refusal
 
 Shape = tuple[int, ...]
 
@@ -124,23 +124,37 @@ def flops(weights: int, width: int, length: float, adapters: int | None, referen
 
 
 def stored_shapes(place: str, key: str) -> dict[str, Shape]:
-    """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError) one without."""
+    """The tensors that a folder's safetensors hold, by their files' headers. Refuses (ValueError) one without; `key`
+    says where the folder is."""
     from safetensors import SafetensorError, safe_open
 
     folder = Path(place).expanduser()
-    remedy = "give a folder with *.safetensors and config.json, or model.weights=random"
-    require(folder.is_dir(), f"{key}: no such folder; {remedy}")
+    remedy = "give a folder with *.safetensors and config.json, or `model.weights=random`"
+    if not folder.is_dir():
+        raise Refusal("llm.weights-absent", f"{key}={place}: no such folder; {remedy}", key=key, value=place)
     files, shapes = sorted(folder.glob("*.safetensors")), dict[str, Shape]()
-    is_pickled = not files and any(folder.glob("*.bin"))
-    problem = f"{key}: its weights are pickled, which could run any program when they are read"
-    require(not is_pickled, f"{problem}; save them as safetensors (model.save_pretrained)")
-    require(bool(files), f"{key}: holds no weights; {remedy}")
+    if not files and any(folder.glob("*.bin")):
+        raise Refusal(
+            "llm.weights-pickled",
+            f"{key}={place}: its weights are pickled, so that reading them could run any program; "
+            "save them as safetensors (model.save_pretrained)",
+            key=key,
+            value=place,
+        )
+    if not files:
+        raise Refusal("llm.no-weights", f"{key}={place}: holds no weights; {remedy}", key=key, value=place)
     for path in files:
         try:
             with safe_open(path, framework="np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError:
-            raise ValueError(f"{key}: {path.name} is cut off or no safetensors file; fetch it again") from None
+            raise Refusal(
+                "llm.weights-cut-off",
+                f"{key}={place}: {path.name} is cut off, or not a safetensors file; fetch it again",
+                key=key,
+                value=place,
+                file=path.name,
+            ) from None
     return shapes
 
 
@@ -149,28 +163,74 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     of a folder of `model=hf` it says itself, in the ranks."""
     if model.folder is None:
         return
-    folder, key = Path(model.folder).expanduser(), f"model.weights={model.weights}"
-    shapes = stored_shapes(model.folder, f"model.path={model.folder}" if isinstance(model, HfConfig) else key)
     if isinstance(model, HfConfig):
+        stored_shapes(model.folder, "model.path")
         return
-    try:
-        values = json.loads((folder / "config.json").read_text())
-        own = _facts(values)
-    except (OSError, ValueError, AttributeError):
-        raise ValueError(f"{key}: has no whole config.json; fetch the whole folder") from None
-    for name, value in expected_facts(model, vocabulary).items():
-        problem = f"{key}: config.json says {name} {own[name]}, not {value} as model={model.name}"
-        require(own[name] == value, f"{problem}; choose the model that fits, or another folder")
+    key = "model.weights"
+    shapes = stored_shapes(model.folder, key)
+    _check_configuration(model, vocabulary)
     expected = {hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()}
     # computed anew; the embedding once more, which torchtune leaves out of a Qwen's weights alone
     ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if family(model) is QWEN2_5 else []))
     unknown = [name for name in shapes if name not in expected and not name.endswith(ignored)]
-    problem = f"{key}: has a tensor {unknown[0] if unknown else ''}, which model={model.name} has not"
-    require(not unknown, f"{problem}; choose the model that fits, or another folder")
+    if unknown:
+        raise Refusal(
+            "llm.weights-unknown-tensor",
+            f"{key}={model.weights}: has a tensor {unknown[0]}, which model={model.name} does not have; "
+            "choose the model that fits, or another folder",
+            key=key,
+            value=model.weights,
+            tensor=unknown[0],
+            model=model.name,
+        )
     for name, shape in expected.items():
-        require(name in shapes, f"{key}: has no tensor {name}; fetch the whole folder, not a quantised one")
-        problem = f"{key}: {name} has shape {shapes[name]}, not {shape} as model={model.name}"
-        require(shapes[name] == shape, f"{problem}; choose the model that fits, or another folder")
+        if name not in shapes:
+            raise Refusal(
+                "llm.weights-missing-tensor",
+                f"{key}={model.weights}: has no tensor {name}; fetch the whole folder, not a quantised one",
+                key=key,
+                value=model.weights,
+                tensor=name,
+            )
+        if shapes[name] != shape:
+            raise Refusal(
+                "llm.weights-shape",
+                f"{key}={model.weights}: {name} has shape {shapes[name]}, not {shape} as model={model.name}; "
+                "choose the model that fits, or another folder",
+                key=key,
+                value=model.weights,
+                tensor=name,
+                shape=list(shapes[name]),
+                expected=list(shape),
+            )
+
+
+def _check_configuration(model: DecoderConfig, vocabulary: int) -> None:
+    """Refuse (ValueError) a checkpoint folder whose config.json is another decoder's."""
+    key, folder = "model.weights", Path(model.weights).expanduser()
+    try:
+        values = json.loads((folder / "config.json").read_text())
+        own = _facts(values)
+    except (OSError, ValueError, AttributeError):
+        raise Refusal(
+            "llm.weights-no-config",
+            f"{key}={model.weights}: has no complete config.json; fetch the whole folder",
+            key=key,
+            value=model.weights,
+        ) from None
+    for name, value in expected_facts(model, vocabulary).items():
+        if own[name] != value:
+            raise Refusal(
+                "llm.weights-of-another-model",
+                f"{key}={model.weights}: config.json says {name} {own[name]}, not {value} as model={model.name}; "
+                "choose the model that fits, or another folder",
+                key=key,
+                value=model.weights,
+                name=name,
+                stored=own[name],
+                expected=value,
+                model=model.name,
+            )
 
 
 # Of config.json, what changes a decoder's answers, with transformers' values where a file has none

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from multicard.config.keys import require
 from multicard.config.llm import (
     ChatConfig,
     EmbeddedTokenizerConfig,
@@ -18,6 +17,7 @@ from multicard.config.llm import (
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import engines, methods, models
 from multicard.llm.data import chat, row_sources, templates, tokenizer
+from multicard.messages import Refusal
 from multicard.records.content import Blob, text_blob
 
 TOKENIZER_ROWS = 2000  # that the embedded tokenizer is trained on, at most
@@ -66,13 +66,26 @@ def prepare(config: LlmConfig) -> Inputs:
         rows, broken = row_sources.load(config)
         if isinstance(config.model, HfConfig):
             tokenizer.check_folder(config.model)
-            problem = f"dataset={config.dataset.name}: model=hf reads rows before the ranks start"
-            require(rows is not None, f"{problem}; set dataset.rows, or dataset.data_files")
-            rows = rows if isinstance(config.dataset, ChatConfig) else chat.for_folder(config, rows or [])
+            if rows is None:
+                raise Refusal(
+                    "llm.folder-rows",
+                    f"dataset={config.dataset.name}: model=hf reads rows before the ranks start; "
+                    "set `dataset.rows=NUMBER`, or `dataset.data_files=FILE`",
+                    key="dataset",
+                    value=config.dataset.name,
+                )
+            rows = rows if isinstance(config.dataset, ChatConfig) else chat.for_folder(config, rows)
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
-        problem = f"is less than one step (batch_size x gpus x gradient_accumulation_steps = {needed})"
-        enough = rows is None or config.packed or len(rows) >= needed  # of packed rows only ranks know the number
-        require(enough, f"dataset.rows={len(rows or [])}: {problem}; use {needed} or more")
+        # the number of packed rows is only known to the ranks
+        if rows is not None and not config.packed and len(rows) < needed:
+            raise Refusal(
+                "llm.rows-below-a-step",
+                f"dataset.rows={len(rows)}: is less than one step "
+                f"(batch_size x gpus x gradient_accumulation_steps = {needed}); use `dataset.rows={needed}` or more",
+                key="dataset.rows",
+                value=len(rows),
+                needed=needed,
+            )
         token_ranks = train_tokenizer(config, rows)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         models.check_weights(config.model, vocabulary)
@@ -94,9 +107,15 @@ def train_tokenizer(config: LlmConfig, rows: list[row_sources.Row] | None) -> li
 def model_vocabulary(config: LlmConfig, ranks: int) -> int:
     """The model's vocabulary: the tokenizer's, unless the model fixes its own. Refuses one that is too small."""
     needed, fixed = tokenizer.vocabulary(config.tokenizer, ranks), config.model.vocab_size
-    remedy = f"use {needed} or more, or another tokenizer"
-    problem = f"model.vocab_size={fixed}: tokenizer={config.tokenizer.name} has {needed} tokens"
-    require(fixed is None or fixed >= needed, f"{problem}; {remedy}")
+    if fixed is not None and fixed < needed:
+        raise Refusal(
+            "llm.small-vocabulary",
+            f"model.vocab_size={fixed}: tokenizer={config.tokenizer.name} has {needed} tokens; "
+            f"use `model.vocab_size={needed}` or more, or another tokenizer",
+            key="model.vocab_size",
+            value=fixed,
+            tokens=needed,
+        )
     return fixed or needed
 
 

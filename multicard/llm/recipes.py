@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 from torchtune import training
 from torchtune.modules import attention_utils
 
-from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
 from multicard.llm import batches, labelled_rows, methods, torchtune_config
 from multicard.llm.step_probe import Batches, Probe
+from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
 
 
@@ -105,12 +105,20 @@ def note(loader: Any, probe: Probe, pad_id: int) -> None:
 def check_steps(loader: Any, config: LlmConfig) -> None:
     """Refuse a data set of less than one step; only the ranks know how many rows or sequences it gives."""
     samples, accumulated = len(loader.dataset), config.gradient_accumulation_steps
+    if len(loader) >= accumulated:
+        return
     needed = config.batch_size * config.world_size * accumulated
     what = "sequences" if config.packed else "rows with a label"
-    problem = f"max_seq_len={config.max_seq_len}: gives {samples} {what}, less than one step"
-    remedy = "use more rows, or another max_seq_len"
-    product = f"batch_size x gpus x gradient_accumulation_steps = {needed}"
-    require(len(loader) >= accumulated, f"{problem} ({product}); {remedy}")
+    raise Refusal(
+        "llm.samples-below-a-step",
+        f"max_seq_len={config.max_seq_len or 'null'}: gives {samples} {what}, less than one step "
+        f"(batch_size x gpus x gradient_accumulation_steps = {needed}); use more rows, or another max_seq_len",
+        key="max_seq_len",
+        value=config.max_seq_len,
+        samples=samples,
+        packed=config.packed,
+        needed=needed,
+    )
 
 
 @contextmanager
@@ -153,9 +161,16 @@ def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
     linears = [module for module in recipe._model.modules() if isinstance(module, torch.nn.Linear)]
     fake = sum(isinstance(module, Int8DynActInt4WeightQATLinear) for module in linears)
     if method.nf4 and not nf4:
-        raise RuntimeError(f"method={name}: torchtune left the base weights unquantised")
+        said = Message("llm.base-unquantised", f"method={name}: torchtune left the base weights unquantised")
+        raise RuntimeError(said)
     if method.fake_quantised and fake != len(linears):
-        raise RuntimeError(f"method={name}: torchtune quantised {fake} of {len(linears)} linears")
+        said = Message(
+            "llm.linears-unquantised",
+            f"method={name}: torchtune quantised {fake} of {len(linears)} linears",
+            quantised=fake,
+            linears=len(linears),
+        )
+        raise RuntimeError(said)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),

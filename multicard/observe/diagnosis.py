@@ -16,6 +16,7 @@ from collections.abc import Callable
 from statistics import median
 
 from multicard.measure import timing
+from multicard.messages import Message
 from multicard.ranks.process import Rank, max_over_ranks
 from multicard.records.schema_parts import Diagnosis
 
@@ -106,6 +107,30 @@ def saved_s(step_s: dict[str, float]) -> dict[str, float | None]:
     }
 
 
+def _unclear(finding: str, cost: str, share: float, step_s: float, spread_s: float) -> Message:
+    """What is said where rounds differ by more than the largest cost takes."""
+    return Message(
+        "diagnosis.unclear",
+        f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s:.1f} ms. Diagnose again",
+        cost=cost,
+        share=share,
+        step_s=step_s,
+        spread_s=spread_s,
+    )
+
+
+def _bound(finding: str, cost: str, share: float, step_s: float, advice: str) -> Message:
+    # no backticks: `analysis.answers` reads the advice of older records from these words
+    return Message(
+        "diagnosis.bound",
+        f"bound by {cost}: {finding}. To try next: {advice}",
+        bound=cost,
+        share=share,
+        step_s=step_s,
+        advice=advice,
+    )
+
+
 def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) -> Diagnosis:
     """The record's `diagnosis`, by each rank's seconds per step by ablation and round; `advise` gives the option to try
     next for a bound."""
@@ -119,11 +144,17 @@ def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) 
     largest = max(saves_s, key=lambda cost: saves_s[cost] or 0.0)
     most_s, whole = saves_s[largest] or 0.0, step_s["whole"]
     clear = most_s > spread_s[largest]
-    finding = f"{DESCRIPTIONS[largest]} is {most_s / whole:.0%} of a step of {1e3 * whole:.1f} ms"
-    unclear = f"no bound is clear: {finding}, but rounds differ by {1e3 * spread_s[largest]:.1f} ms. Diagnose again"
+    share = most_s / whole
+    finding = f"{DESCRIPTIONS[largest]} is {share:.0%} of a step of {1e3 * whole:.1f} ms"
+    advice = advise(largest) if clear else None
+    if advice is None:
+        sentence = _unclear(finding, largest, share, whole, spread_s[largest])
+    else:
+        sentence = _bound(finding, largest, share, whole, advice)
     return Diagnosis(
         bound=largest if clear else None,
-        sentence=f"bound by {largest}: {finding}. To try next: {advise(largest)}" if clear else unclear,
+        sentence=str(sentence),
+        advice=advice,
         saves_s=saves_s,
         saves_spread_s=spread_s,
         step_s=step_s,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from multicard.measure.timing import clock_s, pause
+from multicard.messages import Message
 from multicard.observe.readings import COLUMNS
 from multicard.records import rank_files, run_folder
 
@@ -70,7 +71,7 @@ def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str
     while not all(_part_file(folder, *key).exists() for key in expected) and clock_s() < deadline_s:
         pause(0.1)
     by_key = {key: run_folder.read_json(_part_file(folder, *key)) for key in expected}
-    missing = [f"no samples of start {start} on node {node}" for (start, node), part in by_key.items() if part is None]
+    missing = [_unsampled(start, node) for (start, node), part in by_key.items() if part is None]
     tables = [pq.ParquetFile(path).read() for path in sorted(folder.glob("gpu/s*_n*.parquet"))]
     samples: dict[tuple[int, int, str], Rows] = {}
     for table in tables:
@@ -85,8 +86,12 @@ def merge(folder: Path, expected: list[tuple[int, int]], wait: bool) -> dict[str
     return summarise([part for part in by_key.values() if part is not None], samples, missing)
 
 
+def _unsampled(start: int, node: int) -> Message:
+    return Message("gpus.unsampled", f"no samples of start {start} on node {node}", start=start, node=node)
+
+
 def summarise(
-    parts: list[dict[str, Any]], samples: dict[tuple[int, int, str], Rows], missing: list[str]
+    parts: list[dict[str, Any]], samples: dict[tuple[int, int, str], Rows], missing: list[Message]
 ) -> dict[str, Any]:
     """The record's `gpu`.
 
@@ -108,7 +113,13 @@ def summarise(
     joules = [device["energy_joules"] for device in figures]
     problems = [*missing, *(f"node {p['node']}, start {p['start']}: {p['problem']}" for p in parts if p["problem"])]
     if any(device["energy_source"] == TOO_SHORT for device in figures):
-        problems.append(f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train longer")
+        problems.append(
+            Message(
+                "gpus.too-short",
+                f"too short for energy, which may be off by more than {MOST_DOUBTFUL:.0%}; train longer",
+                doubtful=MOST_DOUBTFUL,
+            )
+        )
     return {
         "energy_joules": None if missing or not joules or None in joules else sum(joules),
         "covers": "training" if parts and all(part["covers"] == "training" for part in parts) else "sampled",

@@ -16,6 +16,7 @@ from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
+from multicard.messages import Message
 from multicard.observe import gpu_record
 from multicard.observe.readings import COLUMNS, Neighbours, read_gpu, read_processes
 from multicard.records import rank_files
@@ -66,7 +67,9 @@ class Sampler:
         if self._thread.is_alive():
             self._thread.join(ANSWER_S)
         if self._thread.is_alive():
-            self._problem = f"NVML did not answer within {ANSWER_S:.0f} s"
+            self._problem = Message(
+                "gpus.nvml-silent", f"NVML did not answer within {ANSWER_S:.0f} s", seconds=ANSWER_S
+            )
         self._closed_s = clock_s()
 
     def _run(self) -> None:
@@ -81,7 +84,9 @@ class Sampler:
                     closes = self._done.wait(INTERVAL_S)
                     self._sample_each(handles)
         except Exception as error:  # recorded; no reason to end a run
-            self._problem = f"{type(error).__name__}: {error}"
+            self._problem = Message(
+                "gpus.sampling-failed", f"{type(error).__name__}: {error}", type=type(error).__name__, reason=str(error)
+            )
         finally:
             self._first_sample.set()
 
@@ -89,7 +94,8 @@ class Sampler:
         """NVML's handles of the GPUs that it gives."""
         handles, unknown, library = dict[str, Any](), list[str](), self._library
         if library is None:
-            raise RuntimeError("NVML is not there")
+            self._problem = Message("gpus.no-nvml", "NVML is not there")
+            return handles
         for uuid in self._uuids:
             handle, reason = devices.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
             if handle is None:
@@ -98,7 +104,7 @@ class Sampler:
             handles[uuid] = handle
             self._indices[uuid] = devices.ask(library, library.nvmlDeviceGetIndex, handle)
         if unknown:
-            self._problem = f"NVML does not give {', '.join(unknown)}"
+            self._problem = Message("gpus.unknown-to-nvml", f"NVML does not give {', '.join(unknown)}", reasons=unknown)
         return handles
 
     def _sample_each(self, handles: dict[str, Any], before_ranks: bool = False) -> None:
@@ -152,9 +158,14 @@ class Sampler:
         whole = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)  # of an instance CUDA may say either UUID
         unsampled = [uuid for uuid in used if whole and uuid not in self._uuids]
         if unsampled:
-            problem = f"ranks used {', '.join(unsampled)}, which CUDA numbers otherwise than NVML"
-            remedy = f"leave {devices.ORDER} unset"
-            self._problem = "; ".join(filter(None, [self._problem, f"{problem}: {remedy}"]))
+            problem = Message(
+                "gpus.numbered-differently",
+                f"ranks used {', '.join(unsampled)}, which CUDA numbers differently from NVML: "
+                f"leave {devices.ORDER} unset",
+                uuids=unsampled,
+                variable=devices.ORDER,
+            )
+            self._problem = "; ".join(filter(None, [self._problem, problem]))
         return unsampled
 
     def _reasons(self, uuid: str, samples: dict[str, np.ndarray]) -> dict[str, str]:

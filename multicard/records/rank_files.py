@@ -126,6 +126,7 @@ class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     test_accuracy: float | None = None
     logged: dict[str, float] = {}
     seen: list[str] = []
+    seen_codes: list[str] = []
 
 
 AnyReport = VisionReport | LlmReport | ScriptReport

@@ -328,6 +328,7 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     test_accuracy: Annotated[Share, "the last that multicard.log(accuracy=...) told on rank 0"] = None
     logged: Annotated[dict[str, Float], "the last value of each other name that multicard.log told on rank 0"] = {}
     seen: Annotated[list[str], "what the hooks saw of the script, and what they could not see"] = []
+    seen_codes: Annotated[list[str], "the code of each of `seen`, by which programs know it"] = []
 
     @property
     def pace_s(self) -> float | None:

@@ -300,6 +300,7 @@ class Diagnosis(Struct):
 
     bound: Annotated[str | None, "input, copy, communication, launch or compute; null: undecided"] = None
     sentence: Annotated[str | None, "the same in words, with the option to try next"] = None
+    advice: Annotated[str | None, "the option to try next, as it is typed if it is one key; null: undecided"] = None
     saves_s: Annotated[dict[str, Float | None], "seconds per step that would be saved if a cost were free"] = {}
     saves_spread_s: Annotated[dict[str, Float], "range over the rounds of what each cost saves in one"] = {}
     step_s: Annotated[dict[str, Float], "median seconds per step of each ablation"] = {}

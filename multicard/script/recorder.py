@@ -6,6 +6,7 @@ there. They are read when the device has passed them, and nothing waits for it b
 
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,6 +20,7 @@ from multicard.config.script import ScriptConfig
 from multicard.config.sweeps import pauses
 from multicard.measure import memory
 from multicard.measure.timing import Laps, Ranges, clock_s
+from multicard.messages import Message
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
@@ -352,7 +354,9 @@ class Recorder:
         content.threads = torch.get_num_threads()
         content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
         content.test_accuracy, content.logged = self._told()
-        content.seen = self._seen(bool(told.any()))
+        seen = self._seen(bool(told.any()))
+        content.seen = [str(message) for message in seen]
+        content.seen_codes = [message.code for message in seen]
         if self.gate is not None:
             content.probe = self.gate.result()
             content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
@@ -371,21 +375,51 @@ class Recorder:
             accuracy, told["accuracy"] = None, accuracy
         return accuracy, {name: value for name, value in told.items() if math.isfinite(value)}
 
-    def _seen(self, loss_told: bool) -> list[str]:
-        """Sentences on what was counted, and on what could not be."""
-        counted = "multicard.step" if self._marked else ", then of ".join(self.optimizers)
-        alone = self.rank.world_size > 1 and not self._grouped
+    def _seen(self, loss_told: bool) -> list[Message]:
+        """What was counted, and what could not be."""
+        return [*self._counted(), *self._not_known(loss_told)]
+
+    def _counted(self) -> Iterator[Message]:
+        if self.steps:
+            names = ["multicard.step"] if self._marked else self.optimizers
+            yield Message("script.steps-of", f"steps are those of {', then of '.join(names)}", names=names)
+        if self._stopped and self.config.steps == self.steps:
+            yield Message("script.stopped", f"stopped after step {self.steps}, as asked", step=self.steps)
+        if self.others:
+            others = len(self.others)
+            yield Message(
+                "script.further-optimisers",
+                f"{count(others, 'further optimiser')} took steps, which do not count",
+                optimisers=others,
+            )
+        if self.skipped:
+            yield Message(
+                "script.scaler-skipped",
+                f"a GradScaler skipped {count(self.skipped, 'step')}, which count as steps here",
+                steps=self.skipped,
+            )
         batches = self._usual_batches()
-        sentences = {
-            f"steps are those of {counted}": self.steps > 0,
-            f"stopped after step {self.steps}": self._stopped and self.config.steps == self.steps,
-            f"{count(len(self.others), 'further optimiser')} stepped, and did not count": bool(self.others),
-            f"a GradScaler left out {count(self.skipped, 'step')}, counted all the same": bool(self.skipped),
-            f"gradients of {batches} batches make a step": batches > 1,
-            f"{count(self.evaluations, 'evaluation')} between or after steps": bool(self.evaluations),
-            "no process group: each rank trained by itself, on whatever it read": alone,
-            "no DataLoader: the wait for data is not known": not self.draws.ever,
-            "samples are not known: multicard.step(samples=...) tells them": bool(self._unknown_samples),
-            "no loss was told: multicard.log(loss=...) tells it": not loss_told,
-        }
-        return [sentence for sentence, applies in sentences.items() if applies]
+        if batches > 1:
+            yield Message("script.accumulated", f"gradients of {batches} batches make a step", batches=batches)
+        if self.evaluations:
+            yield Message(
+                "script.evaluations",
+                f"{count(self.evaluations, 'evaluation')} between or after steps",
+                evaluations=self.evaluations,
+            )
+
+    def _not_known(self, loss_told: bool) -> Iterator[Message]:
+        if self.rank.world_size > 1 and not self._grouped:
+            yield Message(
+                "script.no-process-group", "no process group: each rank trained by itself, on whatever data it read"
+            )
+        if not self.draws.ever:
+            yield Message("script.no-loader", "no DataLoader: how long steps waited for data is not known")
+        if self._unknown_samples:
+            yield Message(
+                "script.samples-unknown",
+                "the number of samples is not known: the script can give it by multicard.step(samples=...)",
+                steps=self._unknown_samples,
+            )
+        if not loss_told:
+            yield Message("script.no-loss", "no loss is known: the script can give it by multicard.log(loss=...)")

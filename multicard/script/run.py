@@ -16,27 +16,82 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from multicard.config.keys import require
 from multicard.config.script import ScriptConfig
 from multicard.machine.private import ROOT
+from multicard.messages import Refusal
 from multicard.ranks import os_calls
 from multicard.ranks.process import Rank, end_children
 from multicard.script import hooks, words
 from multicard.script.recorder import EndedError, Recorder
 
-NO_STEP = (
-    "no optimiser of this rank took a step that torch's hooks saw; mark steps with multicard.step(), and have the "
-    "script train in the processes that it is started in, as under torchrun"
-)
-OWN_RANKS = (  # they would wait for one another at the address of the run's own
-    "starts ranks of its own by torch.multiprocessing; have it train in the process that it is started in, as under "
-    "torchrun"
-)
-RELATIVE = (
-    "imports from its own package; type 'script=-m NAME', as 'script=-m pkg.train', from the folder of the package"
-)
-# The agent would wait for ever for what such a rank has to return
-REPLACED = "replaces its process by another program (os.exec); type the variables that it sets before the command"
+NO_PARENT = "no known parent package"  # Python's words for a relative import in a file that is run by its path
+
+# ---- what a script may not do
+
+
+def no_step(config: ScriptConfig) -> Refusal:
+    return Refusal(
+        "script.no-step",
+        f"script={config.script}: torch's hooks saw no step of an optimiser on this rank; "
+        "mark steps with multicard.step(), and train in the processes that torchrun would start",
+        key="script",
+        value=config.script,
+    )
+
+
+def own_ranks(config: ScriptConfig) -> Refusal:
+    """Such ranks would wait for one another at the address of the run's own."""
+    return Refusal(
+        "script.own-ranks",
+        f"script={config.script}: starts ranks of its own by torch.multiprocessing; "
+        "have it train in the process that it is started in, as under torchrun",
+        key="script",
+        value=config.script,
+    )
+
+
+def relative_import(config: ScriptConfig) -> Refusal:
+    return Refusal(
+        "script.relative-import",
+        f"script={config.script}: imports from its own package; "
+        "start it as a module by `'script=-m PACKAGE.MODULE'`, from the folder of the package",
+        key="script",
+        value=config.script,
+    )
+
+
+def replaced(config: ScriptConfig) -> Refusal:
+    """The agent would wait for ever for what such a rank has to return."""
+    return Refusal(
+        "script.replaced",
+        f"script={config.script}: replaces its process by another program (os.exec); "
+        "set the variables that it sets before the command instead",
+        key="script",
+        value=config.script,
+    )
+
+
+def exited(config: ScriptConfig, code: object) -> Refusal:
+    """The refusal of a script that exited with a code, or a text, other than 0."""
+    if not isinstance(code, int):
+        return Refusal(
+            "script.exited-saying",
+            f"script={config.script}: exited, saying {str(code)!r}",
+            key="script",
+            value=config.script,
+            said=str(code),
+        )
+    hint = ", as for arguments that it does not take; its log says which" if code == 2 else ""
+    return Refusal(
+        "script.exited",
+        f"script={config.script}: exited with code {code}{hint}",
+        key="script",
+        value=config.script,
+        exit_code=code,
+    )
+
+
+# ---- the run
 
 
 def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
@@ -70,7 +125,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     end_children()
     threading._shutdown = lambda: None  # the process does not wait for threads of the script  # pyright: ignore[reportAttributeAccessIssue]
     if not recorder.steps:
-        raise ValueError(f"script={config.script}: {NO_STEP}")
+        raise no_step(config)
 
 
 def _call(config: ScriptConfig) -> None:
@@ -83,7 +138,8 @@ def _call(config: ScriptConfig) -> None:
         raise SystemExit(code)
 
     def exec_as_child(call: Callable[..., NoReturn], *arguments: Any) -> NoReturn:
-        require(os.getpid() != own, f"script={config.script}: {REPLACED}")
+        if os.getpid() == own:
+            raise replaced(config)
         call(*arguments)
 
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -104,8 +160,7 @@ def _call(config: ScriptConfig) -> None:
             patches.enter_context(mock.patch.object(rendezvous, "_create_c10d_store", store_of_port))
             for part in ("", ".spawn"):
                 launcher = importlib.import_module(f"torch.multiprocessing{part}")
-                refused = ValueError(f"script={config.script}: {OWN_RANKS}")
-                patches.enter_context(mock.patch.object(launcher, "start_processes", side_effect=refused))
+                patches.enter_context(mock.patch.object(launcher, "start_processes", side_effect=own_ranks(config)))
             if module := words.module(config):
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
@@ -114,14 +169,13 @@ def _call(config: ScriptConfig) -> None:
     except EndedError:
         return
     except ImportError as error:
-        require("no known parent package" not in str(error), f"script={config.script}: {RELATIVE}")
+        if NO_PARENT in str(error):
+            raise relative_import(config) from error
         raise
     except SystemExit as end:
         code = end.code or 0
         if code:
-            said = f"exited with code {code}" if isinstance(code, int) else f"exited, saying {str(code)!r}"
-            said += ", as for arguments that it does not take; it says which in its log" if code == 2 else ""
-            raise ValueError(f"script={config.script}: {said}") from end
+            raise exited(config, code) from end
     finally:
         if os.getpid() != own:  # it is no rank
             for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,7 @@
 """The summary of a run of a script, from the files of its ranks."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from multicard.config.keys import flat
 from multicard.config.placement import Placement
 from multicard.config.script import STYLE, ScriptConfig
 from multicard.measure import formulas
+from multicard.messages import UNCODED
 from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Tokens
 from multicard.records.schema_parts import Divergence, Segment
@@ -36,7 +38,10 @@ def summarise(
         steps: the steps of all ranks (an Arrow table), or None where there are none.
     """
     ended, table = of_ended_epochs(steps, ranks)
-    record.seen = [*dict.fromkeys(sentence for rank in ranks for sentence in rank.seen)]
+    codes: dict[str, str] = {}  # by sentence: ranks mostly see the same
+    for rank in ranks:
+        codes |= dict(zip_longest(rank.seen, rank.seen_codes, fillvalue=UNCODED))
+    record.seen, record.seen_codes = list(codes), list(codes.values())
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
     _rate(record, ranks, table)
     if ended:

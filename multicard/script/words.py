@@ -10,8 +10,9 @@ from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from multicard.config.keys import flat, require
+from multicard.config.keys import flat
 from multicard.config.script import STYLE, ScriptConfig, Style
+from multicard.messages import Refusal
 
 PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")  # negative ones, which argparse does not take for an option
@@ -35,9 +36,15 @@ def file(config: ScriptConfig) -> Path:
         places = spec and spec.submodule_search_locations
     if places:
         spec = PathFinder.find_spec(f"{name}.__main__", places)
-    problem = f"script={config.script}: there is no such module to start, seen from {Path.cwd()}"
-    require(spec is not None and spec.has_location, f"{problem}; a package needs __main__.py")
-    return Path(str(spec and spec.origin))
+    if spec is None or not spec.has_location:
+        raise Refusal(
+            "script.no-module",
+            f"script={config.script}: there is no such module to start, seen from {Path.cwd()}; "
+            "a package needs __main__.py",
+            key="script",
+            value=config.script,
+        )
+    return Path(str(spec.origin))
 
 
 def words(config: ScriptConfig) -> list[str]:
@@ -61,7 +68,13 @@ def variables(config: ScriptConfig) -> dict[str, str]:
     found = {}
     for key, value in args.items():
         name = re.sub(r"\W", "_", key).upper()
-        require(name not in LAUNCH, f"args.{key}: {name} is set by the launch of ranks; use another name")
+        if name in LAUNCH:
+            raise Refusal(
+                "script.launch-variable",
+                f"args.{key}: {name} is set by the launch of ranks; use another name",
+                key=f"args.{key}",
+                variable=name,
+            )
         if value is not None and value is not False:
             found[name] = "1" if value is True else " ".join(map(_text, value if isinstance(value, list) else [value]))
     return found

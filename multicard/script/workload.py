@@ -6,8 +6,8 @@ from pathlib import Path
 
 from multicard.config.base import ProfileConfig, ProfileName, WindowConfig
 from multicard.config.job import count
-from multicard.config.keys import require
 from multicard.config.script import ScriptConfig
+from multicard.messages import Refusal
 from multicard.records.content import MOST_FILES, Parts
 from multicard.records.schema import ScriptRecord
 from multicard.run.workload import Workload
@@ -16,26 +16,63 @@ from multicard.script import summary, words
 
 def check(config: ScriptConfig) -> None:
     """Refuse (ValueError) a script that cannot be started."""
-    path, key = words.file(config), f"script={config.script}"
-    remedy = f"the path is relative to {Path.cwd()}, and 'script=-m NAME' starts a module"
-    require(path.exists(), f"{key}: there is no such file; {remedy}")
-    require(path.suffix != ".ipynb", f"{key}: is a notebook; export it, as by jupyter nbconvert --to script NAME.ipynb")
-    require(path.is_file(), f"{key}: is no file; give the script that torchrun would start")
+    path, named = words.file(config), f"script={config.script}"
+    if not path.exists():
+        raise absent(config)
+    if path.suffix == ".ipynb":
+        raise Refusal(
+            "script.notebook",
+            f"{named}: is a notebook; export it by `jupyter nbconvert --to script {shlex.quote(config.script)}`",
+            key="script",
+            value=config.script,
+        )
+    if not path.is_file():
+        raise Refusal(
+            "script.no-file",
+            f"{named}: is not a file; give the script that torchrun would start",
+            key="script",
+            value=config.script,
+        )
     try:
         ast.parse(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{key}: cannot be read ({error.strerror})") from None
+        raise Refusal(
+            "script.unread",
+            f"{named}: cannot be read ({error.strerror})",
+            key="script",
+            value=config.script,
+            reason=error.strerror,
+        ) from None
     except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ValueError(f"{key}: is no Python that this interpreter reads ({error.args[0]}{line})") from None
+        number = error.lineno if isinstance(error, SyntaxError) else None
+        line = f", line {number}" if number else ""
+        raise Refusal(
+            "script.no-python",
+            f"{named}: is not Python that this interpreter reads ({error.args[0]}{line})",
+            key="script",
+            value=config.script,
+            line=number,
+            reason=error.args[0],
+        ) from None
     words.variables(config)
+
+
+def absent(config: ScriptConfig) -> Refusal:
+    """The refusal of a script that is not there."""
+    return Refusal(
+        "script.absent",
+        f"script={config.script}: there is no such file; "
+        f"the path is relative to {Path.cwd()}, and `'script=-m NAME'` starts a module",
+        key="script",
+        value=config.script,
+    )
 
 
 def code(config: ScriptConfig) -> Parts:
     """The script, and the Python files of its folder, or of a module's outermost package, and of the packages in it."""
     path = words.file(config)
     if not path.is_file():
-        raise ValueError(f"script={config.script}: there is no such file")
+        raise absent(config)
     root = path.parents[max(0, words.module(config).count(".") - (path.stem != "__main__"))]
     files, folders = [path], [root]
     while folders and len(files) < MOST_FILES:

@@ -1,7 +1,6 @@
 """Chat data: the text and the tokens that transformers makes of it, loss on answers, and rows that are broken."""
 
 import json
-import re
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +14,9 @@ from multicard.llm import labelled_rows, preflight
 from multicard.llm.data import chat, row_sources
 from multicard.llm.data import tokenizer as tokens
 from multicard.llm.data.tokenizer import PATTERN, SPECIAL
+from multicard.messages import Refusal
 from tests.conftest import Measured, ok, shared, typed_llm
+from tests.helpers.messages import find, refused, remedies
 from tests.llm.test_llm_data import read
 
 TEMPLATES = {  # the ends that they put behind an answer, and their text: the forms in use, shortened
@@ -150,8 +151,9 @@ def test_tools_and_their_answers_are_written_by_the_template(tmp_path: Path):
     said = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|eot_id|>'
     assert pieces[0]["content"].startswith('<|start_header_id|>system\n{"name": "add"}<|eot_id|>\n')
     assert [piece["content"] for piece in pieces if piece["learnt"]] == [said.removeprefix("\n"), "Two<|eot_id|>"]
-    with pytest.raises(ValueError, match="row 1 has tools, which the chat template"):
+    with refused("llm.broken-rows", row=1) as caught:
         row_sources.load(typed_llm(*words[:2]))
+    assert find(str(caught.value), "llm.chat-unwritten", column="tools")
 
 
 def test_without_a_template_the_form_is_the_models_own(tmp_path: Path):
@@ -220,63 +222,90 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path: Path):
     words = ("dataset=chat", written(tmp_path, row))
     (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
     assert "A<|eot_id|>" in pieces[0]["content"] and [each["learnt"] for each in pieces] == [False, True]
-    with pytest.raises(ValueError, match="row 1 has a message of weight 0, and the chat template marks the answers"):
+    with refused("llm.broken-rows", row=1) as caught:
         row_sources.load(typed_llm(*words, with_template(tmp_path / "m", "generation")))
+    assert find(str(caught.value), "llm.chat-weight")
 
 
-BROKEN = [
-    (["Q", "A"], "has no list of messages"),
-    ({"text": "Q"}, "has no list of messages (found: text)"),
-    ({"messages": "Q"}, "has no list of messages"),
-    ({"messages": ["Q", "A"]}, "has no list of messages"),
-    ({"messages": [{"content": "Q"}, ANSWER]}, "message 1 has no role; use one of system"),
-    ({"messages": [{"role": "usr", "content": "Q"}, ANSWER]}, "message 1 has role 'usr'"),
-    ({"messages": [USER, {"role": "assistant", "content": " "}]}, "message 2 (assistant) is empty"),
-    ({"messages": [USER, {"role": "assistant"}]}, "message 2 (assistant) holds no text"),
-    ({"messages": [USER, USER]}, "has no message of the assistant"),
-    ({"messages": [USER, ANSWER], "tools": "add"}, "has tools that are no JSON ('add'); give a list of tools"),
+ALTERNATE = "Roles must alternate user/assistant/user/assistant/..."  # what the template itself says
+BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
+    (["Q", "A"], "llm.chat-no-messages", {"found": []}),
+    ({"text": "Q"}, "llm.chat-no-messages", {"found": ["text"]}),
+    ({"messages": "Q"}, "llm.chat-no-messages", {"found": ["messages"]}),
+    ({"messages": ["Q", "A"]}, "llm.chat-no-messages", {}),
+    ({"messages": [{"content": "Q"}, ANSWER]}, "llm.chat-role", {"message": 1, "role": None}),
+    ({"messages": [{"role": "usr", "content": "Q"}, ANSWER]}, "llm.chat-role", {"message": 1, "role": "usr"}),
+    ({"messages": [USER, {"role": "assistant", "content": " "}]}, "llm.chat-empty-answer", {"message": 2}),
+    ({"messages": [USER, {"role": "assistant"}]}, "llm.chat-no-text", {"message": 2, "role": "assistant"}),
+    ({"messages": [USER, USER]}, "llm.chat-no-answer", {}),
+    ({"messages": [USER, ANSWER], "tools": "add"}, "llm.chat-tools", {"tools": "add"}),
     (
         {"messages": [{"role": "user", "content": [{"image": "x"}]}, ANSWER]},
-        "message 1 (user) has a part that is no text",
+        "llm.chat-part",
+        {"message": 1, "role": "user"},
     ),
-    ({"messages": [USER, {"role": "system", "content": "S"}, ANSWER]}, "has a message of the system that is not"),
-    ({"messages": [USER, USER, ANSWER]}, "is refused by the chat template (Roles must alternate"),
-    ({"messages": [{"role": "user", "content": "\ud800"}, ANSWER]}, "'utf-8' codec can't encode"),
+    ({"messages": [USER, {"role": "system", "content": "S"}, ANSWER]}, "llm.chat-late-system", {}),
+    ({"messages": [USER, USER, ANSWER]}, "llm.chat-refused-by-template", {"reason": ALTERNATE}),
 ]
 
 
-@pytest.mark.parametrize(("row", "says"), BROKEN)
-def test_a_broken_row_is_named_and_left_out_where_that_is_asked_for(row: Any, says: str, tmp_path: Path):
+def assert_left_out(row: Any, tmp_path: Path) -> str:
+    """A file with the row is refused, and read without it where that is asked for; why it is refused."""
     words = ("dataset=chat", written(tmp_path, ROWS[0], row, ROWS[1], row), with_template(tmp_path / "m", "mistral"))
-    with pytest.raises(ValueError, match=re.escape(f"chats.jsonl: row 2 {says}")) as refused:
+    file = {"key": "dataset.data_files", "value": str(tmp_path / "chats.jsonl")}
+    with refused("llm.broken-rows", **file, row=2, broken=2, rows=4, skippable=2) as caught:
         row_sources.load(typed_llm(*words))
-    assert "(2 of 4 rows are broken, which dataset.skip_broken=true leaves out)" in str(refused.value)
     loaded = row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
     assert (len(loaded[0] or []), loaded[1]) == (2, 2)
     written(tmp_path, row)
     row_sources.read_file.cache_clear()
-    with pytest.raises(ValueError, match=r"row 1 .*1 of 1 rows are broken"):
+    with refused("llm.broken-rows", row=1, broken=1, rows=1, skippable=0):
         row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
+    return caught.value.facts["reason"]
+
+
+@pytest.mark.parametrize(("row", "code", "facts"), BROKEN)
+def test_a_broken_row_is_named_and_left_out_where_that_is_asked_for(
+    row: Any, code: str, facts: dict[str, Any], tmp_path: Path
+):
+    assert find(assert_left_out(row, tmp_path), code, **facts)
+
+
+def test_a_row_that_no_file_can_have_is_left_out_too(tmp_path: Path):
+    """Half of a surrogate pair; Python says so."""
+    reason = assert_left_out({"messages": [{"role": "user", "content": "\ud800"}, ANSWER]}, tmp_path)
+    assert "utf-8" in reason and "surrogates" in reason
 
 
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("template", "code", "facts"),
     [
-        (None, "dataset.chat_template={}: no such file, or folder with a chat template"),
-        ("{% if %}", "{}/chat_template.jinja has a chat template that cannot be read (Expected an expression"),
-        ("{{ messages | length }} {{ messages[-1].content }}", "message 2 is written otherwise by the chat template"),
-        ("no answer", "has no answer in what the chat template writes; choose another (2 of 2 rows are broken)"),
-        ("{{ messages.x.y }}", "is refused by the chat template ("),
-        ("{{ messages.append(1) }}", "is refused by the chat template (access to attribute 'append'"),
+        (None, "llm.chat-template-absent", {"key": "dataset.chat_template"}),
+        ("{% if %}", "llm.chat-template-unread", {"key": "dataset.chat_template"}),
+        ("{{ messages | length }} {{ messages[-1].content }}", "llm.chat-message-changes", {"message": 2}),
+        ("no answer", "llm.chat-answer-unwritten", {}),
+        ("{{ messages.x.y }}", "llm.chat-refused-by-template", {}),
+        ("{{ messages.append(1) }}", "llm.chat-refused-by-template", {}),
     ],
 )
-def test_a_template_that_is_missing_or_cannot_be_used_is_refused(template: str | None, says: str, tmp_path: Path):
+def test_a_template_that_is_missing_or_cannot_be_used_is_refused(
+    template: str | None, code: str, facts: dict[str, Any], tmp_path: Path
+):
+    place = tmp_path
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
-    file = f"{tmp_path}/chat_template.jinja" if "jinja has" in says else tmp_path
-    words = ("dataset=chat", written(tmp_path, *ROWS), f"dataset.chat_template={file}")
-    with pytest.raises(ValueError, match=re.escape(says.format(tmp_path))):
+    if code == "llm.chat-template-unread":
+        place = tmp_path / "chat_template.jinja"
+    words = ("dataset=chat", written(tmp_path, *ROWS), f"dataset.chat_template={place}")
+    with pytest.raises(Refusal) as caught:
         row_sources.load(typed_llm(*words))
+    found = find(str(caught.value), code, **facts)
+    if found.key:
+        assert found.facts["value"] == str(place)
+    else:
+        assert (caught.value.facts["broken"], caught.value.facts["rows"]) == (2, 2)
+    if template and "append" in template:
+        assert "'append'" in found.facts["reason"]
 
 
 def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
@@ -301,12 +330,13 @@ def test_a_run_on_chats_counts_what_it_left_out(tuned: Measured, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "remedy"),
     [
-        (["method=dpo"], "dataset=chat: method=dpo needs chosen and rejected answers; use dataset=preference"),
-        (["template=instruct"], "template=instruct: does not fit dataset=chat; use no template (template=null)"),
+        (["method=dpo"], "llm.dataset-without-pairs", "dataset=preference"),
+        (["template=instruct"], "llm.template-unfit", "template=null"),
     ],
 )
-def test_what_does_not_go_with_chats_is_refused(words: list[str], says: str):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_what_does_not_go_with_chats_is_refused(words: list[str], code: str, remedy: str):
+    with refused(code, key=remedy.partition("=")[0]) as caught:
         preflight.refuse(typed_llm("dataset=chat", "dataset.data_files=x.jsonl", *words))
+    assert remedy in remedies(caught.value)

@@ -21,6 +21,7 @@ from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
 from multicard.records.rank_files import LlmReport
 from tests.conftest import Called, Tuning, awaited, typed_llm
+from tests.helpers.messages import find, refused, remedies
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
@@ -125,26 +126,27 @@ def test_a_run_that_diverges_stops_at_the_end_of_the_epoch(both: Both):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "code", "key"),
     [
-        (["method=full", "optimizer_in_bwd=true"], "optimizer_in_bwd=true: TRL has no such option"),
-        (["compile=true"], "compile=true: transformers' layers compile again within measured steps"),
-        (["recipe=distributed"], "recipe=distributed: is torchtune's"),
-        (["gpus=2", "custom_sharded_layers=[output]"], r"custom_sharded_layers=\['output'\]: accelerate shards"),
-        (["method.apply_lora_to_output=true"], "method.apply_lora_to_output=true: TRL's loss"),
-        (["sharding=ddp"], "sharding=ddp: one GPU shares nothing"),
-        (["engine=torchtune", "sharding=ddp", "gpus=2"], "sharding=ddp: torchtune's recipes know FSDP2 alone"),
+        (["method=full", "optimizer_in_bwd=true"], "llm.trl-optimizer-in-bwd", "optimizer_in_bwd"),
+        (["compile=true"], "llm.trl-compile", "compile"),
+        (["recipe=distributed"], "llm.trl-recipe", "recipe"),
+        (["gpus=2", "custom_sharded_layers=[output]"], "llm.trl-sharded-layers", "custom_sharded_layers"),
+        (["method.apply_lora_to_output=true"], "llm.trl-output-adapter", "method.apply_lora_to_output"),
+        (["sharding=ddp"], "llm.sharding-alone", "sharding"),
+        (["engine=torchtune", "sharding=ddp", "gpus=2"], "llm.torchtune-sharding", "sharding"),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused(words: list[str], problem: str):
-    with pytest.raises(ValueError, match=problem):
+def test_what_an_engine_cannot_do_is_refused(words: list[str], code: str, key: str):
+    with refused(code, key=key):
         preflight.refuse(typed_llm("engine=trl", *words))
 
 
 def test_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("multicard.llm.engines.find_spec", lambda name: None if name == "peft" else object())
-    with pytest.raises(ValueError, match=r"engine=trl: needs peft; run: pip install -e '\.\[trl\]'"):
+    with refused("llm.no-trl", key="engine", missing=["peft"]) as caught:
         preflight.refuse(typed_llm("engine=trl"))
+    assert remedies(caught.value) == ["pip install -e '.[trl]'"]
 
 
 def test_a_key_that_came_later_changes_no_identity():
@@ -226,7 +228,9 @@ def test_another_wrapper_than_asked_for_is_an_error():
     from multicard.llm.trl import engine
 
     recipe: Any = SimpleNamespace(_model=torch.nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match=r"sharding=fsdp: accelerate wrapped the model as None \(Linear\)"):
+    with pytest.raises(RuntimeError) as caught:
         engine.check_built(recipe, typed_llm("engine=trl", "gpus=2"))
-    with pytest.raises(RuntimeError, match="precision=bf16: weights are trained in"):
+    assert find(str(caught.value), "llm.wrapper", asked="fsdp", wrapper=None, type="Linear")
+    with pytest.raises(RuntimeError) as caught:
         engine.check_built(recipe, typed_llm("engine=trl", "precision=bf16"))
+    assert find(str(caught.value), "llm.trained-type", asked="bf16", types=["torch.float32"])

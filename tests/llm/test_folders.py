@@ -15,6 +15,7 @@ from multicard.llm import preflight, torchtune_config
 from multicard.llm.data.row_sources import CHOICES
 from multicard.records import run_folder
 from tests.conftest import Tuning, typed_llm
+from tests.helpers.messages import find, refused, remedies
 from tests.llm.test_engines import ROUNDING, tuned_here
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
@@ -177,18 +178,15 @@ def test_ranks_that_read_their_shards_take_the_steps_of_whole_models(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [("gpt2", None), ("gemma2", None), ("opt", "packed=true: the model reads"), ("mamba", "packed=true: the model re")],
-)
-def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind: str, problem: str | None):
+@pytest.mark.parametrize(("kind", "packs"), [("gpt2", True), ("gemma2", True), ("opt", False), ("mamba", False)])
+def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind: str, packs: bool):
     from multicard.llm.trl import models
 
     model, config = with_head(built(kind)), typed_llm(*words_of(checkpoint, "packed=true", "max_seq_len=64"))
-    if problem is None:
+    if packs:
         models.check_rows(model, config)
     else:
-        with pytest.raises(ValueError, match=problem):
+        with refused("llm.folder-packed", key="packed"):
             models.check_rows(model, config)
     models.check_rows(model, typed_llm(*words_of(checkpoint)))
     assert model.training
@@ -199,7 +197,7 @@ def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind
 def test_a_model_that_reads_later_tokens_is_refused(checkpoint: Path):
     from multicard.llm.trl import models
 
-    with pytest.raises(ValueError, match="its tokens read later ones; give the folder of a causal language model"):
+    with refused("llm.folder-not-causal", key="model.path", value=str(checkpoint)):
         models.check_rows(with_head(built("bert")), typed_llm(*words_of(checkpoint)))
 
 
@@ -209,38 +207,42 @@ def test_a_model_that_trls_loss_does_not_read_as_it_is_is_refused(checkpoint: Pa
     from multicard.llm.trl import models
 
     config = typed_llm(*words_of(checkpoint))
-    with pytest.raises(ValueError, match=r"TRL cannot read it \(.*last_hidden_state.*\); give another"):
+    with refused("llm.folder-unread", key="model.path", value=str(checkpoint), reader="TRL") as caught:
         models.check_rows(with_head(built("llama4_text")), config)
+    assert "last_hidden_state" in caught.value.facts["reason"]
     capped = with_head(built("llama"))
     capped.lm_head.register_forward_hook(lambda _, __, logits: 10 * (logits / 10).tanh())
-    with pytest.raises(ValueError, match="TRL's loss reads other logits than the model's own; give another folder"):
+    with refused("llm.folder-logits", key="model.path", value=str(checkpoint)):
         models.check_rows(capped, config)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("kind", "words", "problem"),
+    ("kind", "words", "left", "count"),
     [
-        ("llama", [], None),
-        ("gpt2", [], r"method=qat: would not quantise transformer.h.0.attn.c_attn \(of 8 such\); use method=lora or"),
-        ("mixtral", [], r"would not quantise model.layers.0.mlp.experts.gate_up_proj \(of 4 such\)"),
-        ("llama", ["method.groupsize=128"], r"self_attn.q_proj \(of 12 such\).*, or another method.groupsize"),
+        ("llama", [], None, 0),
+        ("gpt2", [], "transformer.h.0.attn.c_attn", 8),
+        ("mixtral", [], "model.layers.0.mlp.experts.gate_up_proj", 4),
+        ("llama", ["method.groupsize=128"], "model.layers.0.self_attn.q_proj", 12),
     ],
 )
 def test_layers_that_a_method_would_not_quantise_are_refused(
-    checkpoint: Path, kind: str, words: list[str], problem: str | None
+    checkpoint: Path, kind: str, words: list[str], left: str | None, count: int
 ):
     from multicard.llm.trl import models
 
     model = built(kind)
     config = typed_llm(*words_of(checkpoint, "method=qat", "method.groupsize=32", *words))
     models.simulate_quantisation(model, config)
-    if problem is None:
+    if left is None:
         models.check_quantised(model, config)
     else:
-        with pytest.raises(ValueError, match=problem):
+        with refused(
+            "llm.folder-unquantised", key="method", value="qat", first=left, count=count, groups=True
+        ) as caught:
             models.check_quantised(model, config)
+        assert remedies(caught.value) == ["method=lora", "method=full"]
 
 
 @pytest.mark.slow
@@ -249,9 +251,13 @@ def test_layers_that_a_method_would_not_quantise_are_refused(
 def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(checkpoint: Path, kind: str, names: str):
     from multicard.llm.trl import models
 
-    remedy = rf"the model has {names.replace(',', ', ')}.*; name some of them, as method.lora_attn_modules=\[{names}"
-    with pytest.raises(ValueError, match=f"has adapters for Wqkv,.*{remedy}.*, or use method=full$"):
+    with refused("llm.folder-layers", key="method", value="lora") as caught:
         models.adapters(built(kind), typed_llm(*words_of(checkpoint, "method.lora_attn_modules=[Wqkv]")))
+    first = names.split(",")
+    assert caught.value.facts["asked"][0] == "Wqkv" and caught.value.facts["has"][: len(first)] == first
+    named, *others = remedies(caught.value)
+    assert named.startswith(f"method.lora_attn_modules=[{names}")
+    assert others == ["method.apply_lora_to_mlp=false", "method=full"]
 
 
 @pytest.mark.parametrize(
@@ -274,37 +280,50 @@ def test_sizes_are_read_by_the_names_that_architectures_have(checkpoint: Path, n
     assert model.max_seq_len == (512 if positions else 0)
 
 
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), "has no whole config.json"),
-    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "checkpoint: no such folder; give"),
-    "no sizes": (lambda folder: (folder / "config.json").write_text('{"vocab_size": 300}'), "num_hidden_layers=None"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer \(tokenizer.json\)"),
-    "a broken tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
-    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "its tokenizer has no chat template"),
+# How a folder breaks, and the code and facts of the refusal
+BROKEN: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any]]] = {
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.hf-no-config", {}),
+    "no folder": (lambda folder: folder.rename(folder.with_name("elsewhere")), "config.hf-no-folder", {}),
+    "no sizes": (
+        lambda folder: (folder / "config.json").write_text('{"vocab_size": 300}'),
+        "config.hf-no-size",
+        {"size": None},
+    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "llm.folder-no-tokenizer", {}),
+    "a broken tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        "llm.folder-tokenizer-unread",
+        {},
+    ),
+    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "llm.no-chat-template", {}),
     "a template that fails": (
         lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('no such roles') }}"),
-        r"is refused by the chat template \(no such roles\)",
+        "llm.chat-refused-by-template",
+        {"key": None, "reason": "no such roles"},
     ),
     "a template that is cut off": (
         lambda folder: (folder / "chat_template.jinja").write_text("{% for m in"),
-        "has a chat template that cannot be read",
+        "llm.chat-template-unread",
+        {"key": "dataset.chat_template"},
     ),
     "few embeddings": (
         lambda folder: (folder / "config.json").write_text(json.dumps({**SIZES, "vocab_size": 200})),
-        "has 257 tokens, more than config.json's vocab_size=200",
+        "llm.folder-tokens",
+        {"tokens": 257, "vocab_size": 200},
     ),
     "a token beyond them": (
         lambda folder: (file := folder / "tokenizer.json").write_text(file.read_text().replace(": 255", ": 400")),
-        "has 401 tokens, more than config.json's vocab_size=300",
+        "llm.folder-tokens",
+        {"tokens": 401, "vocab_size": 300},
     ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_folder_is_refused(checkpoint: Path, name: str):
-    breaks, problem = BROKEN[name]
+    breaks, code, facts = BROKEN[name]
     breaks(checkpoint)
-    with pytest.raises(ValueError, match=problem):
+    with refused(code, **{"key": "model.path"} | facts):
         preflight.check(typed_llm(*words_of(checkpoint)))
 
 
@@ -316,11 +335,12 @@ def test_a_folder_without_all_weights_is_refused(checkpoint: Path, engine_reads:
 
     built("llama").model.save_pretrained(checkpoint)  # without the output
     config = typed_llm(*words_of(checkpoint, "model.weights=own", "gpus=2"))
-    with pytest.raises(ValueError, match=r"transformers cannot read it \(has no tensor lm_head.weight\)"):
+    with refused("llm.folder-unread", reader="transformers") as caught:
         if engine_reads == "stored":
             models.built(config, {}, torch.device("cpu"), empty=False)
         else:
             models.read(config.model, torch.float32, lambda *_: None)
+    assert find(str(caught.value), "llm.folder-missing-tensor", tensor="lm_head.weight")
 
 
 @pytest.mark.slow
@@ -332,29 +352,36 @@ def test_weights_of_other_sizes_than_the_configuration_has_are_refused(checkpoin
     (checkpoint / "config.json").write_text(json.dumps(written | {"intermediate_size": 96}))
     run = tuned(*words_of(checkpoint, "model.weights=own", f"gpus={ranks}", "dataset.rows=40"))
     assert run["status"] == "failed"
-    problem = "its model.layers.0.mlp.down_proj.weight is (64, 128), and config.json says (64, 96)"
-    assert f"model.path={checkpoint}: transformers cannot read it ({problem}); give" in run["cause"]["message"]
+    said = find(run["cause"]["message"], "llm.folder-unread", key="model.path", value=str(checkpoint))
+    assert said.facts["reader"] == "transformers"
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert said.facts["reason"].has({"tensor": name, "shape": [64, 128], "expected": [64, 96]})
 
 
 def test_pickled_weights_are_refused(checkpoint: Path):
     own = words_of(checkpoint, "model.weights=own")
-    with pytest.raises(ValueError, match="holds no weights"):
+    with refused("llm.no-weights", key="model.path", value=str(checkpoint)):
         preflight.check(typed_llm(*own))
     (checkpoint / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"weights are pickled.*save them as safetensors"):
+    with refused("llm.weights-pickled", key="model.path", value=str(checkpoint)):
         preflight.check(typed_llm(*own))
+
+
+OTHERS_TOKENIZER = "llm.tokenizer-of-another-model"
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "code", "facts"),
     [
-        (["engine=torchtune"], "model=hf: torchtune has its own models alone; use engine=trl"),
-        (["tokenizer=embedded"], "tokenizer=embedded: does not go with model=hf"),
-        (["model=llama3_tiny", "tokenizer=own"], "tokenizer=own: does not go with model=llama3_tiny"),
+        (["engine=torchtune"], "llm.torchtune-model", {"key": "model"}),
+        (["tokenizer=embedded"], OTHERS_TOKENIZER, {"key": "tokenizer", "value": "embedded", "model": "hf"}),
+        (["model=llama3_tiny", "tokenizer=own"], OTHERS_TOKENIZER, {"value": "own", "model": "llama3_tiny"}),
     ],
 )
-def test_what_does_not_go_with_a_folder_is_refused(checkpoint: Path, words: list[str], problem: str):
+def test_what_does_not_go_with_a_folder_is_refused(
+    checkpoint: Path, words: list[str], code: str, facts: dict[str, str]
+):
     own = words_of(checkpoint) if "model=llama3_tiny" not in words else ["engine=trl"]
     kept = [word for word in own if word.partition("=")[0] not in {each.partition("=")[0] for each in words}]
-    with pytest.raises(ValueError, match=problem):
+    with refused(code, **facts):
         preflight.refuse(typed_llm(*kept, *words))

@@ -2,52 +2,86 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from multicard.llm import preflight, torchtune_config
 from multicard.llm.methods import METHODS
-from tests.conftest import refusal, typed_llm
+from tests.conftest import typed_llm
+from tests.helpers.messages import find, refused
 
 PACKED = ("packed=true", "max_seq_len=512")
-# Refused by a message that begins with the word
-ALONE = """
-precision=tf32 max_seq_len=0 max_steps=0 skip_steps=-1 gradient_accumulation_steps=0 dataset.rows=0 model.num_heads=3
-model.num_kv_heads=3 model.num_layers=0 method.lora_rank=0 tokenizer.vocab_size=100
-"""
-REFUSED = [
-    *(([word], word) for word in ALONE.split()),
-    (["precision=fp16", "method=qat"], "precision=fp16: method=qat has no such precision; it has fp32, bf16"),
-    (["recipe=single_device", "gpus=2"], "recipe=single_device: is for one GPU"),
-    (["recipe=single_device", "method=qat"], "recipe=single_device: torchtune has none for method=qat"),
-    (["recipe=distributed", "method=qlora"], "recipe=distributed"),
-    (["compile=true", "method=qat"], "compile=true: method=qat"),
-    (["compile=true", "method=dpo", "gpus=2"], "compile=true: method=dpo"),
-    (["packed=true", "method=dpo", "max_seq_len=512"], "packed=true: method=dpo"),
-    (["packed=true"], "packed=true: needs max_seq_len"),
-    (["optimizer_in_bwd=true"], "optimizer_in_bwd=true: method=lora"),
-    (["optimizer_in_bwd=true", "method=full", "gradient_accumulation_steps=2"], "gradient_accumulation_steps=2"),
-    (["warmup_steps=3", "method=qat"], "warmup_steps=3: method=qat"),
-    (["max_seq_len=5000"], "max_seq_len=5000: is above model.max_seq_len=4096"),
-    (["max_seq_len=1"], "max_seq_len=1: must be 2 or more"),
-    (["dataset=samsum", "dataset.rows=0"], "dataset.rows=0"),
-    (["dataset=samsum", "template=grammar"], "template=grammar: does not fit dataset=samsum; use template=summarize"),
-    (["dataset=slimorca", "template=grammar"], "template=grammar: does not fit dataset=slimorca; use no template"),
-    (["custom_sharded_layers=[layers]"], "custom_sharded_layers=['layers']: name some of tok_embeddings, output, each"),
-    (["custom_sharded_layers=[output,output]"], "custom_sharded_layers=['output', 'output']: name some of"),
-    (["custom_sharded_layers=[output]", "model=llama3_2_1b"], "custom_sharded_layers=['output']: the output of"),
-    (["dataset=samsum", "method=dpo"], "dataset=samsum: method=dpo needs chosen and rejected"),
-    (["dataset=preference"], "dataset=preference: holds pairs, which method=lora cannot read"),
-    (["method.lora_attn_modules=[]"], "method.lora_attn_modules"),
-    (["method=dpo", "method.beta=0"], "method.beta=0"),
-    (["tokenizer=llama3"], "tokenizer.path is not set"),
-    (["tokenizer=qwen2_5"], "tokenizer.path is not set"),
-    (["tokenizer=qwen2_5", "tokenizer.path=x"], "tokenizer.merges_file is not set"),
-    (["model=llama3_2_1b", "method.apply_lora_to_output=true"], "method.apply_lora_to_output=true: the output of"),
-    (["model=qwen2_5_tiny", "method=qlora"], "method=qlora: torchtune quantises only linears with an adapter of"),
+Case = tuple[list[str], str, dict[str, Any]]  # words, and the code, key and facts of their refusal
+# Refused by the key of the word
+ALONE = {
+    "precision=tf32": "config.tuning-precision",
+    "max_seq_len=0": "config.least",
+    "max_steps=0": "config.least",
+    "skip_steps=-1": "config.least",
+    "gradient_accumulation_steps=0": "config.least",
+    "dataset.rows=0": "config.least",
+    "model.num_heads=3": "config.model-heads",
+    "model.num_kv_heads=3": "config.model-kv-heads",
+    "model.num_layers=0": "config.least",
+    "method.lora_rank=0": "config.least",
+    "method.lora_dropout=1": "llm.lora-dropout",
+    "tokenizer.vocab_size=100": "config.tokenizer-vocab-size",
+}
+SHARDED, ADAPTED = "custom_sharded_layers", "method.apply_lora_to_output"
+REFUSED: list[Case] = [
+    *(([word], code, {"key": word.partition("=")[0]}) for word, code in ALONE.items()),
+    (["precision=fp16", "method=qat"], "config.tuning-precision", {"key": "precision", "value": "fp16"}),
+    (["recipe=single_device", "gpus=2"], "llm.recipe-of-one-gpu", {"key": "recipe", "gpus": 2}),
+    (["recipe=single_device", "method=qat"], "llm.no-recipe-of-one-gpu", {"key": "recipe", "method": "qat"}),
+    (["recipe=distributed", "method=qlora"], "llm.nf4-distributed-alone", {"key": "recipe"}),
+    (["compile=true", "method=qat"], "llm.recipe-compile", {"key": "compile", "method": "qat"}),
+    (["compile=true", "method=dpo", "gpus=2"], "llm.recipe-compile", {"key": "compile", "method": "dpo"}),
+    (["packed=true", "method=dpo", "max_seq_len=512"], "llm.packed-pairs", {"key": "packed", "method": "dpo"}),
+    (["packed=true"], "config.packed-unbounded", {"key": "packed"}),
+    (["optimizer_in_bwd=true"], "llm.recipe-optimizer-in-bwd", {"key": "optimizer_in_bwd", "method": "lora"}),
+    (
+        ["optimizer_in_bwd=true", "method=full", "gradient_accumulation_steps=2"],
+        "llm.accumulation-in-bwd",
+        {"key": "gradient_accumulation_steps", "value": 2},
+    ),
+    (["warmup_steps=3", "method=qat"], "llm.recipe-warmup", {"key": "warmup_steps", "value": 3, "method": "qat"}),
+    (["max_seq_len=5000"], "config.sequence-too-long", {"key": "max_seq_len", "value": 5000, "most": 4096}),
+    (["max_seq_len=1"], "config.least", {"key": "max_seq_len", "value": 1, "least": 2}),
+    (["dataset=samsum", "dataset.rows=0"], "config.least", {"key": "dataset.rows"}),
+    (
+        ["dataset=samsum", "template=grammar"],
+        "llm.template-unfit",
+        {"key": "template", "value": "grammar", "dataset": "samsum", "fitting": ["summarize"]},
+    ),
+    (
+        ["dataset=slimorca", "template=grammar"],
+        "llm.template-unfit",
+        {"key": "template", "value": "grammar", "dataset": "slimorca", "fitting": [None, "instruct"]},
+    ),
+    (["custom_sharded_layers=[layers]"], "config.sharded-layers", {"key": SHARDED, "value": ["layers"]}),
+    (["custom_sharded_layers=[output,output]"], "config.sharded-layers", {"key": SHARDED}),
+    (
+        ["custom_sharded_layers=[output]", "model=llama3_2_1b"],
+        "llm.tied-sharded-layers",
+        {"key": SHARDED, "value": ["output"]},
+    ),
+    (["dataset=samsum", "method=dpo"], "llm.dataset-without-pairs", {"key": "dataset", "value": "samsum"}),
+    (["dataset=preference"], "llm.dataset-of-pairs", {"key": "dataset", "method": "lora", "others": ["dpo"]}),
+    (["method.lora_attn_modules=[]"], "llm.no-adapted-layers", {"key": "method.lora_attn_modules"}),
+    (["method.lora_attn_modules=[x]"], "llm.unknown-layers", {"key": "method.lora_attn_modules", "value": ["x"]}),
+    (["method.single_device=x"], "llm.no-such-recipe", {"key": "method.single_device", "value": "x"}),
+    (["method=dpo", "method.beta=0"], "config.above", {"key": "method.beta"}),
+    (["tokenizer=llama3"], "config.tokenizer-llama3-path", {"key": "tokenizer.path"}),
+    (["tokenizer=qwen2_5"], "config.tokenizer-qwen-path", {"key": "tokenizer.path"}),
+    (["tokenizer=qwen2_5", "tokenizer.path=x"], "config.tokenizer-qwen-merges", {"key": "tokenizer.merges_file"}),
+    (["model=llama3_2_1b", f"{ADAPTED}=true"], "llm.tied-output-adapter", {"key": ADAPTED}),
+    (["model=qwen2_5_tiny", "method=qlora"], "llm.nf4-without-adapters", {"key": "method", "model": "qwen2_5_tiny"}),
 ]
 
 
+TINY = dict.fromkeys(("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w3"), 256)
+TINY["mlp.w2"] = 768
 QLORA_OF_QWEN = ["method=qlora", "method.lora_attn_modules=[q_proj,k_proj,v_proj,output_proj]"]
 QWENS_TOKENIZER = ["model=qwen2_5_tiny", "tokenizer=qwen2_5", "tokenizer.merges_file=x"]
 
@@ -57,46 +91,108 @@ def write_rows(path: Path, *rows: object) -> str:
     return f"dataset.data_files={path}"
 
 
-FILES = [
-    (["dataset=samsum"], "/none.jsonl", "no such file"),
-    (["dataset=samsum"], "", "is a folder"),
-    (["dataset=samsum"], "/rows.txt", "must end in"),
-    (["dataset=samsum"], "/empty.jsonl", "holds no rows"),
-    (["dataset=samsum"], "/cut.jsonl", "cannot be read (line 2"),
-    (["dataset=samsum"], "/bytes.jsonl", "cannot be read ('utf-8' codec can't decode"),
-    (["dataset=samsum"], "/cut.parquet", "cannot be read (Could not open"),
-    (["dataset=samsum"], "/pairs.jsonl", "row 1 has no column dialogue, summary for template=summarize (found: input"),
-    (["dataset=grammar"], "/null.jsonl", "row 2 holds no text"),
-    (["dataset=slimorca"], "/pairs.jsonl", "row 1 has no column conversations for dataset=slimorca"),
-    (["dataset=slimorca", "template=instruct"], "/turns.jsonl", "row 1 holds 4 turns, and template=instruct takes a"),
-    (["dataset=preference", "method=dpo"], "/pairs.jsonl", "row 1 has no column chosen, rejected"),
-]
-
-
-# Refused once rows, tokenizer and sizes are known, still before any model: {} is a folder with the files of the cases
-UNFIT = [
-    (["dataset=preference", "method=dpo"], "dataset=preference: names neither a file nor a data set of the hub"),
-    *(
-        ([*words, f"dataset.data_files={{}}{file}"], f"dataset.data_files={{}}{file}: {says}")
-        for words, file, says in FILES
+# Files that the data cannot be read from; {} is a folder with the files of the cases
+FILES: list[tuple[list[str], str, str, dict[str, Any]]] = [
+    (["dataset=samsum"], "/none.jsonl", "llm.data-file-absent", {}),
+    (["dataset=samsum"], "", "llm.data-file-folder", {}),
+    (["dataset=samsum"], "/rows.txt", "llm.data-file-suffix", {}),
+    (["dataset=samsum"], "/empty.jsonl", "llm.no-rows", {}),
+    (["dataset=samsum"], "/cut.jsonl", "llm.data-file-unread", {}),
+    (["dataset=samsum"], "/bytes.jsonl", "llm.data-file-unread", {}),
+    (["dataset=samsum"], "/cut.parquet", "llm.data-file-unread", {}),
+    (["dataset=samsum"], "/object.json", "llm.data-file-unread", {}),
+    (
+        ["dataset=samsum"],
+        "/pairs.jsonl",
+        "llm.row-columns",
+        {
+            "row": 1,
+            "missing": ["dialogue", "summary"],
+            "reader": "template=summarize",
+            "found": ["input", "output"],
+        },
     ),
-    (["dataset=grammar", "dataset.data_files={}/pairs.jsonl", "dataset.rows=9"], "dataset.rows=9"),
-    (["dataset.rows=3", "gpus=2"], "dataset.rows=3: is less than one step"),
-    (["method=qat", "method.groupsize=512"], "method.groupsize=512: does not divide the width of attn.q_proj (256)"),
-    (["method=qat", "model.intermediate_dim=700"], "method.groupsize=256: does not divide the width of mlp.w2 (700)"),
-    (["method=qlora", "gpus=4"], "method=qlora: NF4 needs each layer's weights to divide by 16384 x 4 rank(s)"),
-    (["model.vocab_size=300"], "model.vocab_size=300: tokenizer=embedded has"),
-    (["tokenizer=llama3", "tokenizer.path={}/rows.txt"], "tokenizer.path={}/rows.txt: holds 1 tokens, not 128000"),
-    (["tokenizer=llama3", "tokenizer.path={}/none"], "tokenizer.path={}/none: no such file"),
-    (["model.weights={}/none"], "model.weights={}/none: no such folder"),
-    (["model.weights={}"], "model.weights={}: holds no weights"),
-    (["model.weights={}/broken"], "model.weights={}/broken: model.safetensors is cut off"),
-    (["model.weights={}/meta"], "model.weights={}/meta: holds no weights; give a folder with *.safetensors"),
-    (["model=qwen2_5_0_5b", "method=qat"], "method.groupsize=256: does not divide the width of attn.q_proj (896)"),
-    (["model=qwen2_5_0_5b", *QLORA_OF_QWEN, "gpus=2"], "method=qlora: NF4 needs each layer's weights to divide"),
-    ([*QWENS_TOKENIZER, "tokenizer.path={}/none"], "tokenizer.path={}/none: no such file"),
-    ([*QWENS_TOKENIZER, "tokenizer.path={}/rows.txt"], "tokenizer.path={}/rows.txt: holds 0 tokens, not 151643"),
-    ([*QWENS_TOKENIZER, "tokenizer.path={}/few.json"], "tokenizer.path={}/few.json: holds 1 tokens, not 151643"),
+    (["dataset=grammar"], "/null.jsonl", "llm.row-no-text", {"row": 2, "columns": ["output"]}),
+    (["dataset=grammar"], "/numbers.jsonl", "llm.row-no-object", {"row": 1}),
+    (
+        ["dataset=slimorca"],
+        "/pairs.jsonl",
+        "llm.row-columns",
+        {"row": 1, "missing": ["conversations"], "reader": "dataset=slimorca"},
+    ),
+    (
+        ["dataset=slimorca", "template=instruct"],
+        "/turns.jsonl",
+        "llm.row-turns",
+        {"row": 1, "turns": 4, "reader": "template=instruct"},
+    ),
+    (
+        ["dataset=preference", "method=dpo"],
+        "/pairs.jsonl",
+        "llm.row-columns",
+        {"row": 1, "missing": ["chosen", "rejected"]},
+    ),
+    (["dataset=preference", "method=dpo"], "/unanswered.jsonl", "llm.row-no-answer", {"row": 1, "column": "chosen"}),
+]
+PATH, WEIGHTS, GROUPS = "tokenizer.path", "model.weights", "method.groupsize"
+
+
+# Refused once rows, tokenizer and sizes are known, still before any model
+UNFIT: list[Case] = [
+    (["dataset=preference", "method=dpo"], "llm.no-data-source", {"key": "dataset", "value": "preference"}),
+    *(
+        (
+            [*words, f"dataset.data_files={{}}{file}"],
+            code,
+            {"key": "dataset.data_files", "value": f"{{}}{file}"} | facts,
+        )
+        for words, file, code, facts in FILES
+    ),
+    (
+        ["dataset=grammar", "dataset.data_files={}/pairs.jsonl", "dataset.rows=9"],
+        "llm.few-rows",
+        {"key": "dataset.rows", "value": 9, "available": 2},
+    ),
+    (["dataset.rows=3", "gpus=2"], "llm.rows-below-a-step", {"key": "dataset.rows", "value": 3, "needed": 4}),
+    (
+        ["method=qat", "method.groupsize=512"],
+        "llm.groupsize",
+        {"key": GROUPS, "value": 512, "divisible": 256, "uneven": TINY},
+    ),
+    (
+        ["method=qat", "model.intermediate_dim=700"],
+        "llm.groupsize",
+        {"key": GROUPS, "value": 256, "uneven": {"mlp.w2": 700}},
+    ),
+    (["method=qlora", "gpus=4"], "llm.nf4-blocks", {"key": "method", "block": 16384, "ranks": 4}),
+    (["model.vocab_size=300"], "llm.small-vocabulary", {"key": "model.vocab_size", "value": 300}),
+    (
+        ["tokenizer=llama3", "tokenizer.path={}/rows.txt"],
+        "llm.tokenizer-tokens",
+        {"key": PATH, "value": "{}/rows.txt", "held": 1, "tokens": 128000},
+    ),
+    (["tokenizer=llama3", "tokenizer.path={}/none"], "llm.tokenizer-absent", {"key": PATH, "value": "{}/none"}),
+    (["model.weights={}/none"], "llm.weights-absent", {"key": WEIGHTS, "value": "{}/none"}),
+    (["model.weights={}"], "llm.no-weights", {"key": WEIGHTS, "value": "{}"}),
+    (
+        ["model.weights={}/broken"],
+        "llm.weights-cut-off",
+        {"key": WEIGHTS, "value": "{}/broken", "file": "model.safetensors"},
+    ),
+    (["model.weights={}/meta"], "llm.no-weights", {"key": WEIGHTS, "value": "{}/meta"}),
+    (["model=qwen2_5_0_5b", "method=qat"], "llm.groupsize", {"key": GROUPS, "value": 256}),
+    (["model=qwen2_5_0_5b", *QLORA_OF_QWEN, "gpus=2"], "llm.nf4-blocks", {"key": "method", "ranks": 2}),
+    ([*QWENS_TOKENIZER, "tokenizer.path={}/none"], "llm.tokenizer-absent", {"key": PATH, "value": "{}/none"}),
+    (
+        [*QWENS_TOKENIZER, "tokenizer.path={}/rows.txt"],
+        "llm.tokenizer-tokens",
+        {"key": PATH, "value": "{}/rows.txt", "held": 0, "tokens": 151643},
+    ),
+    (
+        [*QWENS_TOKENIZER, "tokenizer.path={}/few.json"],
+        "llm.tokenizer-tokens",
+        {"key": PATH, "held": 1, "tokens": 151643},
+    ),
 ]
 
 
@@ -114,6 +210,10 @@ def unfit(tmp_path: Path) -> Path:
     write_rows(tmp_path / "pairs.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": "d"})
     turns = [{"from": who, "value": "x"} for who in ("human", "gpt", "human", "gpt")]
     write_rows(tmp_path / "turns.jsonl", {"conversations": turns})
+    write_rows(tmp_path / "numbers.jsonl", 1, 2)
+    (tmp_path / "object.json").write_text('{"input": "a"}')
+    asked = [{"role": "user", "content": "Q"}]
+    write_rows(tmp_path / "unanswered.jsonl", {"chosen": asked, "rejected": asked})
     write_rows(tmp_path / "null.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": None})
     for folder, name in (("broken", "model.safetensors"), ("meta", "consolidated.00.pth")):
         (tmp_path / folder).mkdir()
@@ -122,15 +222,31 @@ def unfit(tmp_path: Path) -> Path:
     return tmp_path
 
 
-CASES: list[tuple[list[str], str]] = [*REFUSED, *UNFIT]
+CASES: list[Case] = [*REFUSED, *UNFIT]
 
 
-@pytest.mark.parametrize(("words", "says"), CASES, ids=[" ".join(words) for words, _ in CASES])
-def test_what_cannot_work_is_refused_by_its_key_before_any_model_is_built(words: list[str], says: str, unfit: Path):
-    with refusal(says.replace("{}", str(unfit))):
+@pytest.mark.parametrize(("words", "code", "facts"), CASES, ids=[" ".join(words) for words, *_ in CASES])
+def test_what_cannot_work_is_refused_by_its_key_before_any_model_is_built(
+    words: list[str], code: str, facts: dict[str, Any], unfit: Path
+):
+    if isinstance(value := facts.get("value"), str):
+        facts = facts | {"value": value.replace("{}", str(unfit))}
+    with refused(code, **facts):
         config = typed_llm(*(word.replace("{}", str(unfit)) for word in words))
         preflight.refuse(config)
         preflight.prepare(config)
+
+
+@pytest.mark.parametrize(
+    ("file", "cause"), [("cut.jsonl", ""), ("bytes.jsonl", "utf-8"), ("cut.parquet", "Could not open")]
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_cause(file: str, cause: str, unfit: Path):
+    with refused("llm.data-file-unread") as caught:
+        preflight.prepare(typed_llm("dataset=samsum", f"dataset.data_files={unfit / file}"))
+    if cause:  # as Python or Arrow say it
+        assert cause in caught.value.facts["reason"]
+    else:
+        assert find(str(caught.value), "llm.bad-line", line=2)
 
 
 def test_the_recipe_follows_from_method_and_gpus_and_the_template_from_the_data_set():

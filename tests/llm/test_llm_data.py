@@ -20,6 +20,7 @@ from multicard.llm.torchtune_config import write as torchtune_config_of
 from multicard.records.rank_files import LlmReport
 from tests.conftest import Measured, ok, shared, typed_llm
 from tests.helpers import records
+from tests.helpers.messages import find, refused
 from tests.llm.test_llm_run import steps
 
 # Tokens and bytes of the 500-row extracts of 2505.22905, section 5.4.3
@@ -128,7 +129,7 @@ def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
     if "human gpt" in who and not who.startswith("gpt"):
         assert row_sources.load(config)[0] == [row]
     else:
-        with pytest.raises(ValueError, match="holds no conversation"):
+        with refused("llm.row-no-conversation", key="dataset.data_files", value=str(tmp_path / "c.json"), row=1):
             row_sources.load(config)
 
 
@@ -220,15 +221,20 @@ def test_packs_hold_no_row_without_a_label(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "facts"),
     [
-        (["max_seq_len=3"], "rank 0: max_seq_len=3: cuts the answer off every one of the 10 rows; use a larger one"),
-        (["max_seq_len=60", "packed=true", "batch_size=11"], "rank 0: max_seq_len=60: gives 10 sequences, less than"),
+        (["max_seq_len=3"], "llm.answers-cut-off", {"value": 3, "rows": 10}),
+        (
+            ["max_seq_len=60", "packed=true", "batch_size=11"],
+            "llm.samples-below-a-step",
+            {"value": 60, "samples": 10, "packed": True, "needed": 11},
+        ),
     ],
 )
-def test_too_little_to_tune_on_ends_in_a_line(tuned: Measured, words: list[str], says: str):
+def test_too_little_to_tune_on_ends_in_a_line(tuned: Measured, words: list[str], code: str, facts: dict[str, Any]):
     record = tuned("template=grammar", "dataset.rows=10", *words)
-    assert record["status"] == "failed" and record["cause"]["message"].startswith(says), record["cause"]
+    assert record["status"] == "failed" and record["cause"]["rank"] == 0, record["cause"]
+    assert find(record["cause"]["message"], code, key="max_seq_len", **facts)
 
 
 def test_bytes_of_all_text_of_a_row_whatever_its_columns():

@@ -20,6 +20,7 @@ from multicard.llm import models
 from multicard.llm import workload as llm
 from multicard.records import run_folder
 from tests.conftest import ROOT, Measured, command, ok, shared, typed_llm
+from tests.helpers.messages import find, refused
 from tests.llm.test_llm_data import read
 from tests.llm.test_llm_run import steps
 
@@ -167,27 +168,42 @@ STRETCHED |= {"original_max_position_embeddings": 8192}
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "name", "stored", "expected"),
     [
-        (["model.intermediate_dim=512"], "config.json says intermediate_size 768, not 512"),
-        (["model.num_layers=3"], "config.json says num_hidden_layers 2, not 3"),
-        (["model.num_heads=8", "model.num_kv_heads=4"], "config.json says num_attention_heads 4, not 8"),
-        (["model.vocab_size=1700"], "config.json says vocab_size 1600, not 1700"),
-        ({"model_type": "mistral"}, "config.json says model_type mistral, not llama as model=llama3_tiny"),
-        ({"rope_theta": 10_000.0}, "config.json says rope_theta 10000.0, not 500000"),
-        ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6}}, "config.json says rope_theta 1000000.0, not"),
-        ({"rope_scaling": STRETCHED}, "config.json says rope_type llama3, not default"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json says rope_type linear, not default"),
-        ({"rms_norm_eps": 1e-6}, "config.json says rms_norm_eps 1e-06, not 1e-05"),
-        ({"hidden_act": "gelu"}, "config.json says hidden_act gelu, not silu"),
-        (("layers.1.mlp.up_proj.weight", None), "has no tensor model.layers.1.mlp.up_proj.weight; fetch the whole"),
-        (("norm.weight", 1), "model.norm.weight has shape (1,), not (256,)"),
-        (("layers.0.self_attn.q_proj.bias", 256), "has a tensor model.layers.0.self_attn.q_proj.bias, which model="),
+        (["model.intermediate_dim=512"], "intermediate_size", 768, 512),
+        (["model.num_layers=3"], "num_hidden_layers", 2, 3),
+        (["model.num_heads=8", "model.num_kv_heads=4"], "num_attention_heads", 4, 8),
+        (["model.vocab_size=1700"], "vocab_size", 1600, 1700),
+        ({"model_type": "mistral"}, "model_type", "mistral", "llama"),
+        ({"rope_theta": 10_000.0}, "rope_theta", 10_000, 500_000),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6}}, "rope_theta", 1e6, 500_000),
+        ({"rope_scaling": STRETCHED}, "rope_type", "llama3", "default"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type", "linear", "default"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps", 1e-6, 1e-5),
+        ({"hidden_act": "gelu"}, "hidden_act", "gelu", "silu"),
     ],
 )
-def test_a_checkpoint_of_another_decoder_is_refused(changed: Any, says: str, tmp_path: Path):
-    """By other words, or a config.json or a tensor (its name and size) that is changed."""
-    folder = tmp_path / "weights"
+def test_a_checkpoint_whose_configuration_is_another_decoders_is_refused(
+    changed: Any, name: str, stored: Any, expected: Any, tmp_path: Path
+):
+    facts = {"name": name, "stored": stored, "expected": expected, "model": "llama3_tiny"}
+    assert_refused(tmp_path / "weights", changed, "llm.weights-of-another-model", facts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "facts"),
+    [
+        (("layers.1.mlp.up_proj.weight", None), "llm.weights-missing-tensor", {}),
+        (("norm.weight", 1), "llm.weights-shape", {"shape": [1], "expected": [256]}),
+        (("layers.0.self_attn.q_proj.bias", 256), "llm.weights-unknown-tensor", {"model": "llama3_tiny"}),
+    ],
+)
+def test_a_checkpoint_with_other_tensors_is_refused(changed: Any, code: str, facts: dict[str, Any], tmp_path: Path):
+    assert_refused(tmp_path / "weights", changed, code, {"tensor": f"model.{changed[0]}"} | facts)
+
+
+def assert_refused(folder: Path, changed: Any, code: str, facts: dict[str, Any]) -> None:
+    """A checkpoint for other words, or with a config.json or a tensor (its name and size) that is changed."""
     write_checkpoint(folder, "llama")
     if isinstance(changed, dict):
         values = json.loads((folder / "config.json").read_text())
@@ -198,7 +214,7 @@ def test_a_checkpoint_of_another_decoder_is_refused(changed: Any, says: str, tmp
         save_file({name: tensor for name, tensor in held.items() if tensor.numel()}, folder / "model.safetensors")
     words = changed if isinstance(changed, list) else []
     config = typed_llm(f"model.vocab_size={VOCABULARY}", f"model.weights={folder}", *words).model
-    with pytest.raises(ValueError, match=re.escape(f"model.weights={folder}: {says}")):
+    with refused(code, key="model.weights", value=str(folder), **facts):
         models.check_weights(config, config.vocab_size or 0)
 
 
@@ -258,4 +274,5 @@ def test_what_torch_cannot_compile_is_said(tuned: Measured, monkeypatch: pytest.
     instead(monkeypatch, "tune_without_a_compiler")
     record = tuned("compile=true")
     assert record["status"] == "failed"
-    assert record["cause"]["message"].startswith("rank 0: compile=true: torch cannot compile the model here (")
+    assert record["cause"]["rank"] == 0
+    assert find(record["cause"]["message"], "compile.failed", key="compile", value="true")

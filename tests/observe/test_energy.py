@@ -13,6 +13,7 @@ from multicard.observe import gpu_record, sampler
 from multicard.observe.readings import COLUMNS, Counters
 from multicard.records.rank_files import RankProbe, RankReport
 from tests.helpers import records
+from tests.helpers.messages import Told, says, told
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 
 NAN = float("nan")
@@ -142,7 +143,8 @@ def test_starts_and_nodes_add_up_and_a_missing_one_is_said(tmp_path: Path):
     for path in (tmp_path / "gpu").glob("s01_n01.*"):
         path.unlink()
     record = gpu_record.merge(tmp_path, expected, wait=False)
-    assert record["problem"] == "no samples of start 1 on node 1" and record["energy_joules"] is None
+    assert told(record["problem"]) == [Told("gpus.unsampled", None, {"start": 1, "node": 1})]
+    assert record["energy_joules"] is None
     assert record["devices"][0]["energy_joules"] == 1200
 
 
@@ -166,7 +168,7 @@ def test_readings_at_the_ends_of_a_short_training_make_its_energy_known(seconds:
         assert (gpu["energy_source"], record["problem"]) == ("counter", None)
     else:
         assert record["energy_joules"] is gpu["energy_joules"] is gpu["power_mean_w"] is None
-        assert gpu["energy_source"] == gpu_record.TOO_SHORT and "too short for energy" in record["problem"]
+        assert gpu["energy_source"] == gpu_record.TOO_SHORT and says(record["problem"], "gpus.too-short")
 
 
 def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multicard.messages import Refusal
 from multicard.observe.profiles import kineto, nsys
 from multicard.observe.profiles.command import lines_of, main, profile_tables
 from multicard.observe.profiles.events import COLUMNS, Kind, Metric, api, collective, covered, covered_by_group, metric
@@ -23,17 +24,19 @@ from multicard.observe.profiles.metrics import read
 from multicard.records.output import FORMATS
 from multicard.records.schema_parts import ProfileDerived
 from tests.conftest import shared
+from tests.helpers.messages import Told, find, remedies, says, told
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, nsys_program, raw, write_kineto, write_nsys
 from tests.observe.test_profiling import MADE, figures, rows_of
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """The one line that the command says, having failed."""
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Told:
+    """What the command says in its one line, having failed."""
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1, said.err
-    return said.err.strip()
+    (message,) = told(said.err)
+    return message
 
 
 def made_by_torch(path: Path) -> Path:
@@ -148,40 +151,49 @@ def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, capsys: pytest
     older = write_nsys(tmp_path / "older.sqlite", {9: MADE})
     with closing(sqlite3.connect(older)) as database:
         database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN globalPid")
-    cases = {
-        tmp_path / "absent.json": "no such file",
-        written("empty.json", b""): "an empty file",
-        written("binary", os.urandom(64) + b"\xff\x00"): "neither a Kineto trace",
-        written("object.json", b'{"a": [1, {"b": 2}]}'): "no traceEvents",
-        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): "not valid JSON",
-        written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): "not a trace of Kineto",
-        write_kineto(tmp_path / "none.json", []): "no events",
-        written("bad.json.gz", packed[:100] + b"\0" * 50 + packed[150:]): "damaged or cut off",
-        tmp_path / "other.sqlite": "no CUPTI tables",
-        older: "a form that is not known (no such column: globalPid)",
-        written("cut.sqlite", sqlite.read_bytes()[:9000]): "SQLite cannot read it",
-        write_nsys(tmp_path / "idle.sqlite", {}): "no events",
+    cases: dict[Path, tuple[str, dict[str, Any]]] = {
+        tmp_path / "absent.json": ("trace.no-file", {}),
+        written("empty.json", b""): ("trace.empty-file", {}),
+        written("binary", os.urandom(64) + b"\xff\x00"): ("trace.unknown-form", {}),
+        written("object.json", b'{"a": [1, {"b": 2}]}'): ("trace.no-trace-events", {}),
+        written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): ("trace.no-json", {}),
+        written("types.json", content.replace(b'"dur": 400', b'"dur": "4"', 1)): ("trace.not-kineto", {}),
+        write_kineto(tmp_path / "none.json", []): ("trace.no-events", {}),
+        written("bad.json.gz", packed[:100] + b"\0" * 50 + packed[150:]): ("trace.damaged", {}),
+        tmp_path / "other.sqlite": ("nsys.no-cupti", {}),
+        older: ("nsys.unknown-schema", {"reason": "no such column: globalPid"}),
+        written("cut.sqlite", sqlite.read_bytes()[:9000]): ("nsys.sqlite", {}),
+        write_nsys(tmp_path / "idle.sqlite", {}): ("trace.no-events", {}),
     }
-    for path, why in cases.items():
-        line = refused(capsys, path)
-        assert line.startswith(f"refused: {path}: ") and why in line, line
+    for path, (code, facts) in cases.items():
+        message = refused(capsys, path)
+        assert message.code == code and message.has({"file": str(path)} | facts), message
     (tmp_path / "folder").mkdir()
-    assert "no trace in this folder" in refused(capsys, tmp_path / "folder")
-    assert "are of nsys" in refused(capsys, sqlite, whole) or "is of nsys" in refused(capsys, sqlite, whole)
+    assert refused(capsys, tmp_path / "folder") == Told("trace.none-in-folder", None, {"folder": f"{tmp_path}/folder"})
+    both = refused(capsys, sqlite, whole)
+    assert both.code == "trace.of-both-profilers"
+    assert both.has({"file": str(sqlite), "other": str(whole), "source": "nsys"})
     (tmp_path / "elsewhere").mkdir()
     again = shutil.copy(write_kineto(tmp_path / "rank1.json", MADE), tmp_path / "elsewhere")
-    assert "of rank 1, as" in refused(capsys, tmp_path / "rank1.json", again)
-    assert "--rank 5" in refused(capsys, whole, "--rank", "5")
+    same = refused(capsys, tmp_path / "rank1.json", again)
+    assert same == Told("trace.same-rank", None, {"file": str(again), "other": f"{tmp_path}/rank1.json", "rank": 1})
+    absent = refused(capsys, whole, "--rank", "5")
+    assert absent == Told("profile.no-rank", "--rank", {"value": 5, "ranks": [0]})
+    with pytest.raises(SystemExit, match="1"):
+        main([str(whole), "--top", "0"])
+    assert "profile.bad-number" in capsys.readouterr().err  # within the text that argparse makes of it
     with pytest.raises(SystemExit, match="1"):
         main([str(whole), "--json", str(tmp_path / "no" / "a.json")])
-    assert f"there is no folder {tmp_path / 'no'}; make it" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "output.no-folder" in said and str(tmp_path / "no") in said
 
 
 def test_a_trace_cut_off_anywhere_is_known_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     content = write_kineto(tmp_path / "a.json", AWKWARD).read_bytes()
     for share in (0.02, 0.3, 0.95, 0.999):
         (tmp_path / "cut.json").write_bytes(content[: int(len(content) * share)])
-        assert f"cut off after {int(len(content) * share):,} bytes" in refused(capsys, tmp_path / "cut.json")
+        message = refused(capsys, tmp_path / "cut.json")
+        assert (message.code, message.facts["bytes"]) == ("trace.cut-off", int(len(content) * share))
 
 
 def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
@@ -191,8 +203,10 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
     lines = lines_of(profile_tables(read(paths), top=3), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    for words in ("cudaEventDestroy: not recorded by kineto", "nccl AllReduce  RING LL", "Kernels", "exposed"):
+    for words in ("  cudaEventDestroy: ", "nccl AllReduce  RING LL", "Kernels", "exposed"):
         assert words in text
+    assert says(text, "profile.summed")
+    assert "cudaEventDestroy" in find(text, "profile.not-recorded", source="kineto").facts["names"]
     launches = next(line for line in lines if line.startswith("  cudaLaunchKernel  "))
     assert launches.split()[1:6] == ["4", "24", "us", "6.001", "us"]
     kernel = next(line for line in lines if line.startswith("  at::native"))  # its name gives way to its figures
@@ -233,9 +247,10 @@ def test_a_report_is_exported_by_nsys_where_it_is(tmp_path: Path, capsys: pytest
     export = write_nsys(tmp_path / "made", {1: MADE})
     report = tmp_path / "job_rank3.nsys-rep"
     report.write_bytes(b"NVTX")
-    line = refused(capsys, report)
-    assert "not on PATH" in line
-    assert "nsys export --type sqlite" in line
+    assert refused(capsys, report) == Told("nsys.not-on-path", None, {"file": str(report)})
+    with pytest.raises(Refusal) as caught:
+        read([report])
+    assert remedies(caught.value) == ["nsys export --type sqlite job_rank3.nsys-rep"]
     # its arguments: export --type sqlite --force-overwrite true -o TARGET REPORT
     checks = f'[ "$1 $2 $3 $6" = "export --type sqlite -o" ] && [ "$8" = "{report}" ]'
     nsys_program(tmp_path / "bin", f'{checks} && cp "{export}" "$7"', monkeypatch)
@@ -244,7 +259,8 @@ def test_a_report_is_exported_by_nsys_where_it_is(tmp_path: Path, capsys: pytest
     assert profile.ranks[0].derived == read([export]).ranks[0].derived
     assert not report.with_suffix(".sqlite").exists()  # nothing is left beside it
     nsys_program(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
-    assert "nsys export failed: FATAL: no such report format" in refused(capsys, report)
+    failed = refused(capsys, report)
+    assert failed == Told("nsys.export-failed", None, {"file": str(report), "reason": "FATAL: no such report format"})
     shutil.copy(export, report.with_suffix(".sqlite"))
     assert len(read([tmp_path]).ranks) == 1  # the export that is there already
 

@@ -27,6 +27,7 @@ from multicard.sweep import job
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import PATIENCE_S, SMALL, Measured, awaited, composed, ok, typed
 from tests.helpers import records
+from tests.helpers.messages import find, says
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install, process
 
 HIDDEN = 5_000_000  # above what Linux gives to any process
@@ -129,24 +130,38 @@ def test_on_cpu_ranks_nothing_is_asked_nor_written(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("nvml", "uuids", "problem", "most_w"),
+    ("nvml", "uuids", "code", "facts", "most_w"),
     [
-        (Nvml(driver=False), ["GPU-a"], "RuntimeError: NVML is not there", [None]),
+        (Nvml(driver=False), ["GPU-a"], "gpus.no-nvml", {}, [None]),
         (
             Nvml(Gpu("GPU-a"), Gpu("GPU-b", forbids=("HandleByUUID",))),
             ["GPU-a", "GPU-b"],
-            "NVML does not give GPU-b (Insufficient Permissions)",
+            "gpus.unknown-to-nvml",
+            {"reasons": ["GPU-b (Insufficient Permissions)"]},  # NVML's own words
             [100, None],
         ),
-        (Nvml(Gpu("GPU-a", utilisation_percent="?")), ["GPU-a"], "ValueError: could not convert", [None]),  # type: ignore
+        (
+            Nvml(Gpu("GPU-a", utilisation_percent="?")),  # type: ignore
+            ["GPU-a"],
+            "gpus.sampling-failed",
+            {"type": "ValueError"},
+            [None],
+        ),
     ],
 )
 def test_a_sampler_that_fails_says_why_and_ends_nothing(
-    nvml: Nvml, uuids: list[str], problem: str, most_w: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nvml: Nvml,
+    uuids: list[str],
+    code: str,
+    facts: dict[str, Any],
+    most_w: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     install(monkeypatch, nvml)
     record = sampled(tmp_path, *uuids)
-    assert record["problem"].startswith(f"node 0, start 0: {problem}") and record["energy_joules"] is None
+    assert find(record["problem"], code, **facts) and record["energy_joules"] is None
+    assert record["problem"].startswith("node 0, start 0: ")
     assert [device["power_max_w"] for device in record["devices"]] == most_w
 
 
@@ -166,10 +181,11 @@ def test_energy_of_other_gpus_than_the_ranks_used_is_none(tmp_path: Path, monkey
     right = sampled(tmp_path / "right", "GPU-a", used="GPU-a")
     assert right["problem"] is None and right["energy_joules"] == 0
     # of an instance CUDA may say the GPU's UUID
-    assert "which CUDA numbers" not in sampled(tmp_path / "instance", "MIG-a", used="GPU-c")["problem"]
+    assert not says(sampled(tmp_path / "instance", "MIG-a", used="GPU-c")["problem"], "gpus.numbered-differently")
     wrong = sampled(tmp_path / "wrong", "GPU-a", used="GPU-b")
     assert wrong["energy_joules"] is None and [device["uuid"] for device in wrong["devices"]] == ["GPU-a", "GPU-b"]
-    assert "ranks used GPU-b" in wrong["problem"] and "leave CUDA_DEVICE_ORDER unset" in wrong["problem"]
+    numbered = {"uuids": ["GPU-b"], "variable": "CUDA_DEVICE_ORDER"}
+    assert says(wrong["problem"], "gpus.numbered-differently", **numbered)
 
 
 def test_a_run_on_gpus_records_what_they_took(measured: Measured, monkeypatch: pytest.MonkeyPatch):
@@ -230,7 +246,7 @@ def test_a_driver_that_hangs_does_not_hang_the_run(tmp_path: Path, monkeypatch: 
         answer.set()
         watched._thread.join(PATIENCE_S)
     record = gpu_record.merge(tmp_path, [(0, 0)], wait=False)
-    assert "NVML did not answer within 0 s" in record["problem"] and record["energy_joules"] is None
+    assert says(record["problem"], "gpus.nvml-silent", seconds=0.2) and record["energy_joules"] is None
 
 
 def noted(ranks: int, *pids: int, before: tuple[int, ...] = ()) -> list[int]:

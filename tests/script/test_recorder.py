@@ -20,6 +20,7 @@ from multicard.records.rank_files import ScriptReport
 from multicard.script import hooks
 from multicard.script.batches import samples
 from multicard.script.recorder import EndedError, Recorder
+from tests.helpers.messages import find, says, told
 from tests.script.test_words import typed
 
 
@@ -53,6 +54,10 @@ def recorded(folder: Path, *words: str) -> Iterator[list[ScriptReport]]:
     reports += rank_files.read(folder)
 
 
+def seen_by(report: ScriptReport) -> str:
+    return "\n".join(report.seen)
+
+
 def column(folder: Path, name: str) -> list[Any]:
     table = run_folder.read_steps(folder)
     return table[name].to_pylist()
@@ -68,7 +73,9 @@ def test_steps_samples_and_waits_are_seen(tmp_path: Path):
     waits, steps = column(tmp_path, "data_s"), column(tmp_path, "step_s")
     assert all(0 < wait < step for wait, step in zip(waits, steps, strict=True))
     assert report.epochs[0].ended_s == pytest.approx(sum(steps), rel=0.05)
-    assert report.seen == ["steps are those of SGD.step", "no loss was told: multicard.log(loss=...) tells it"]
+    assert report.seen_codes == ["script.steps-of", "script.no-loss"]
+    assert [message.code for message in told("\n".join(report.seen))] == report.seen_codes
+    assert find(report.seen[0], "script.steps-of").facts == {"names": ["SGD.step"]}
 
 
 @pytest.mark.parametrize("batches", [[2, 2, 2], [4, 2]])
@@ -81,7 +88,7 @@ def test_accumulated_batches_make_a_step(tmp_path: Path, batches: list[int]):
                 if number in accumulate(batches):
                     training.optimizer.step()
     assert column(tmp_path, "batches") == batches * 3 and sum(column(tmp_path, "samples")) == 3 * 48
-    assert f"gradients of {batches[0]} batches make a step" in reports[0].seen
+    assert says(seen_by(reports[0]), "script.accumulated", batches=batches[0])
 
 
 def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path):
@@ -101,20 +108,21 @@ def test_a_batch_that_a_loader_reads_ahead_is_not_of_the_samples(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("stepping", "steps", "left_out", "seen"),
+    ("stepping", "steps", "left_out", "names", "further"),
     [
-        (lambda number: slice(2), 36, [], "1 further optimiser stepped, and did not count"),
-        (lambda number: slice(31), 36, [], "30 further optimisers stepped, and did not count"),  # for each parameter
+        (lambda number: slice(2), 36, [], ["SGD.step"], 1),
+        (lambda number: slice(31), 36, [], ["SGD.step"], 30),  # for each parameter
         (
             lambda number: slice(0, 1) if number < 5 else slice(1, 2),
             5 + 11,
             [5],
-            "then of Adam.step (its first 21 as one)",
+            ["SGD.step", "Adam.step (its first 21 as one)"],
+            0,
         ),
     ],
 )
 def test_the_first_optimiser_counts_until_another_steps_alone(
-    tmp_path: Path, stepping: Callable[[int], slice], steps: int, left_out: list[int], seen: str
+    tmp_path: Path, stepping: Callable[[int], slice], steps: int, left_out: list[int], names: list[str], further: int
 ):
     training = Training()
     optimizers = [training.optimizer, *(torch.optim.Adam(training.model.parameters()) for _ in range(30))]
@@ -125,7 +133,12 @@ def test_the_first_optimiser_counts_until_another_steps_alone(
                 for optimizer in optimizers[stepping(place)]:
                     optimizer.step()
     assert (reports[0].epochs[0].steps, reports[0].left_out) == (steps, left_out)
-    assert sum(column(tmp_path, "samples")) == 36 * 8 and seen in " ".join(reports[0].seen)
+    assert sum(column(tmp_path, "samples")) == 36 * 8
+    assert says(seen_by(reports[0]), "script.steps-of", names=names)
+    if further:
+        assert says(seen_by(reports[0]), "script.further-optimisers", optimisers=further)
+    else:
+        assert "script.further-optimisers" not in reports[0].seen_codes
 
 
 Evaluation = Callable[..., None]
@@ -146,18 +159,18 @@ def not_to_its_end(data: Any, use: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "evaluate", "of_training", "seen"),
+    ("order", "evaluate", "of_training", "evaluations"),
     [
-        *(("TETE", how, None, "2 evaluations") for how in (no_gradients, with_gradients, not_to_its_end)),
-        ("TEEET", with_gradients, None, "3 evaluations"),
-        ("ETET", with_gradients, None, "1 evaluation"),  # none before the first step
-        ("TETE", with_gradients, {"batch_size": 16}, "2 evaluations"),
-        ("TETE", with_gradients, {"shuffle": True}, "2 evaluations"),
-        ("TETE", with_gradients, {}, "1 evaluation"),  # in the training's batches: after it, nothing tells it from them
+        *(("TETE", how, None, 2) for how in (no_gradients, with_gradients, not_to_its_end)),
+        ("TEEET", with_gradients, None, 3),
+        ("ETET", with_gradients, None, 1),  # none before the first step
+        ("TETE", with_gradients, {"batch_size": 16}, 2),
+        ("TETE", with_gradients, {"shuffle": True}, 2),
+        ("TETE", with_gradients, {}, 1),  # in the training's batches: after it, nothing tells it from them
     ],
 )
 def test_an_evaluation_is_told_from_training(
-    tmp_path: Path, order: str, evaluate: Evaluation, of_training: dict[str, Any] | None, seen: str
+    tmp_path: Path, order: str, evaluate: Evaluation, of_training: dict[str, Any] | None, evaluations: int
 ):
     training = Training()
     data = training.held_out if of_training is None else training.data
@@ -170,7 +183,7 @@ def test_an_evaluation_is_told_from_training(
     (report,) = reports
     assert (report.left_out, column(tmp_path, "samples")) == ([6], [8] * 12)
     assert report.evaluate_s > 0 or of_training is not None
-    assert f"{seen} between or after steps" in report.seen
+    assert says(seen_by(report), "script.evaluations", evaluations=evaluations)
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, int]]):
@@ -193,7 +206,7 @@ def test_data_built_anew_for_each_pass_are_trained_on(tmp_path: Path, evaluate: 
     (report,) = reports
     assert (column(tmp_path, "samples"), column(tmp_path, "batches")) == ([8] * 18, [1] * 18)
     assert report.left_out == ([6, 12] if evaluate else [])
-    assert any("3 evaluations" in line for line in report.seen) == bool(evaluate)
+    assert says(seen_by(report), "script.evaluations", evaluations=3) == bool(evaluate)
     waits = column(tmp_path, "data_s")
     assert min(waits[6], waits[12]) >= 0.02
     assert report.evaluate_s == 0 if evaluate is None else report.evaluate_s >= 0.06
@@ -217,7 +230,7 @@ def test_a_pass_without_a_step_is_an_evaluation_where_no_step_follows_it(tmp_pat
             with_gradients(training.data, lambda batch: training.loss(batch).backward())
             training.optimizer.step()
     assert column(tmp_path, "samples") == [48] * 3
-    assert reports[0].left_out == [0] and "2 evaluations between or after steps" in reports[0].seen
+    assert reports[0].left_out == [0] and says(seen_by(reports[0]), "script.evaluations", evaluations=2)
 
 
 def test_a_step_that_a_scaler_leaves_out_counts(tmp_path: Path):
@@ -229,7 +242,7 @@ def test_a_step_that_a_scaler_leaves_out_counts(tmp_path: Path):
             scaler.step(training.optimizer)
             scaler.update()
     assert column(tmp_path, "samples") == [8] * 6
-    assert "a GradScaler left out 2 steps, counted all the same" in reports[0].seen
+    assert says(seen_by(reports[0]), "script.scaler-skipped", steps=2)
 
 
 @pytest.mark.parametrize(("evaluates", "left_out"), [(False, [0]), (True, [0, 1, 2])])
@@ -243,7 +256,7 @@ def test_without_a_loader_samples_are_not_known(tmp_path: Path, evaluates: bool,
                 with_gradients(training.held_out, training.loss)
     (report,) = reports
     assert (column(tmp_path, "samples"), report.loads, report.left_out) == ([0] * 3, False, left_out)
-    assert any("no DataLoader" in line for line in report.seen) and any("samples are not" in x for x in report.seen)
+    assert says(seen_by(report), "script.no-loader") and says(seen_by(report), "script.samples-unknown", steps=3)
 
 
 def test_marks_are_exact(tmp_path: Path):
@@ -262,7 +275,9 @@ def test_marks_are_exact(tmp_path: Path):
     assert (column(tmp_path, "samples"), column(tmp_path, "tokens")) == ([5] * 6, [7] * 6)
     assert column(tmp_path, "loss") == pytest.approx(losses)
     assert (report.test_accuracy, report.logged) == (0.5, {"norm": 3.0})
-    assert report.seen == ["steps are those of multicard.step"]
+    assert report.seen_codes == ["script.steps-of"] and says(
+        seen_by(report), "script.steps-of", names=["multicard.step"]
+    )
 
 
 def test_a_loss_belongs_to_the_step_that_has_just_ended(tmp_path: Path):
@@ -284,7 +299,7 @@ def test_a_script_ends_after_its_steps(tmp_path: Path):
             training.train()
         except Exception:
             pytest.fail("a framework would have caught it")
-    assert reports[0].epochs[0].steps == 4 and "stopped after step 4" in reports[0].seen
+    assert reports[0].epochs[0].steps == 4 and says(seen_by(reports[0]), "script.stopped", step=4)
 
 
 def test_marks_do_nothing_outside_of_a_run():

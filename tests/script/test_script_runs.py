@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from multicard.records.content import fingerprint
 from multicard.run import controller
 from multicard.script.workload import WORKLOAD, code
 from tests.conftest import ROOT, command, composed
+from tests.helpers.messages import find, says
 from tests.script.test_words import typed
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -66,7 +68,10 @@ def test_a_script_of_two_ranks_is_measured(script: Script):
     assert record.axes | {"args.lr": 0.2, "gpus": 2, "script": "train.py"} == record.axes
     assert record.step_s and (record.step_s.count, record.epochs[0].steps) == (25, 30)
     assert record.samples_per_s and record.total_s and record.peak_memory_bytes and record.startup_s
-    assert record.seen[:2] == ["steps are those of SGD.step", "stopped after step 30"]
+    assert record.seen_codes == ["script.steps-of", "script.stopped", "script.no-loss"]
+    assert says(record.seen[0], "script.steps-of", names=["SGD.step"]) and says(
+        record.seen[1], "script.stopped", step=30
+    )
     assert run_folder.read_steps(run.folder).num_rows == 60
 
 
@@ -81,7 +86,7 @@ def test_runs_are_repeated_until_sure_and_the_advice_can_be_followed(script: Scr
     words = ["-m", f"script={tmp_path / script(GROUP + TRAIN)}", "device=cpu", "tracker.mode=disabled", "steps=8"]
     words += ["warmup_steps=1", "args.lr=0.1,0.2", "args.style=hydra", "repeat=auto", "repeat_max=2"]
     ended = command(*words, f"hydra.sweep.dir={tmp_path}/out", entry="measure_script.py")
-    assert (ended.returncode, ended.stderr) == (0, "") and "repeat=auto: 4 runs of 2 cells" in ended.stdout
+    assert (ended.returncode, ended.stderr) == (0, "") and says(ended.stdout, "repeat.ended", runs=4, cells=2)
     (answer,) = answers(load.read([tmp_path / "out"]).runs)
     assert answer.limit.command and answer.limit.command.endswith("profile=kineto profile.window=start")
     advised = " ".join(str(advice) for advice in (answer.limit, answer.next, answer.elsewhere))
@@ -90,28 +95,43 @@ def test_runs_are_repeated_until_sure_and_the_advice_can_be_followed(script: Scr
 
 def test_ranks_without_a_group_are_said(script: Script):
     record = measured(script(TRAIN), "gpus=2", "steps=8", "warmup_steps=1").record
-    assert record.status == "ok" and any(line.startswith("no process group") for line in record.seen)
+    assert record.status == "ok" and "script.no-process-group" in record.seen_codes
+    assert len(record.seen) == len(record.seen_codes)
+
+
+LAUNCHED = {"key": "script", "value": "train.py"}
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "code", "facts"),
     [
-        ("sys.exit(3)", "script=train.py: exited with code 3"),
-        ("sys.exit(2)", "exited with code 2, as for arguments that it does not take; it says which in its log"),
-        ("sys.exit('no data')", "script=train.py: exited, saying 'no data'"),
-        ("raise KeyError('x')", "KeyError: 'x'"),
-        ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
-        ("from . import part", "script=train.py: imports from its own package; type 'script=-m NAME'"),
-        ("print('done')", "no optimiser of this rank took a step"),
-        ("os.execlp('true', 'true')", "script=train.py: replaces its process by another program"),
-        ("torch.multiprocessing.spawn(print, nprocs=2)", "script=train.py: starts ranks of its own"),
-        ("raise torch.OutOfMemoryError('CUDA out of memory')", "out of memory"),
+        ("sys.exit(3)", "script.exited", {"exit_code": 3}),
+        ("sys.exit(2)", "script.exited", {"exit_code": 2}),
+        ("sys.exit('no data')", "script.exited-saying", {"said": "no data"}),
+        ("from . import part", "script.relative-import", {}),
+        ("print('done')", "script.no-step", {}),
+        ("os.execlp('true', 'true')", "script.replaced", {}),
+        ("torch.multiprocessing.spawn(print, nprocs=2)", "script.own-ranks", {}),
     ],
 )
-def test_a_script_that_fails_says_why(script: Script, body: str, message: str):
+def test_a_script_that_fails_says_why(script: Script, body: str, code: str, facts: dict[str, Any]):
     record = measured(script(body)).record
-    assert record.status == ("oom" if "memory" in message else "failed")
-    assert record.cause and message in record.cause.message
+    assert record.status == "failed" and record.cause
+    assert find(record.cause.message, code, **LAUNCHED, **facts)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("raise KeyError('x')", "failed", "KeyError: 'x'"),
+        ("os.kill(os.getpid(), 9)", "failed", "SIGKILL"),
+        ("raise torch.OutOfMemoryError('CUDA out of memory')", "oom", "CUDA out of memory"),
+    ],
+)
+def test_an_error_of_python_or_the_system_is_told_as_it_is(script: Script, body: str, status: str, said: str):
+    record = measured(script(body)).record
+    assert record.status == status
+    assert record.cause and said in record.cause.message
 
 
 def test_a_loss_that_is_not_finite_diverged(script: Script):
@@ -155,7 +175,7 @@ def test_a_module_starts_as_python_starts_it(script: Script, tmp_path: Path):
     record = measured("-m pkg.sub", "args.lr=0.2", "steps=3").record
     assert (record.status, record.cause) == ("ok", None) and record.axes["script"] == "-m pkg.sub"
     cause = measured("-m pkg.none").record.cause
-    assert cause and "script=-m pkg.none: there is no such module to start, seen from" in cause.message
+    assert cause and find(cause.message, "script.no-module", key="script", value="-m pkg.none")
     parts = code(typed("script=-m pkg.sub"))  # the whole of the outermost package
     assert [name for name, _ in parts["script"]] == ["sub/__main__.py", "__init__.py", "sub/__init__.py", "sub/part.py"]
     assert record.data and record.data.fingerprint == fingerprint(parts).fingerprint
@@ -175,7 +195,7 @@ def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(script:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         printed = process.communicate(timeout=60)[1]
-    assert "waiting for ranks that go on after SIGTERM: they are killed 30 s after it" in printed
+    assert says(printed, "rank.goes-on", seconds=30)
     (made,) = (tmp_path / "out").glob("*/result.json")
     run = run_folder.read(made.parent)
     assert run is not None and run.record.status == "interrupted" and (run.record.epochs[0].steps or 0) > 60
@@ -188,7 +208,8 @@ def test_a_log_keeps_its_ends(script: Script):
     run = measured(script(body), "steps=3")
     log = (run.folder / "logs" / "r00.log").read_bytes()
     assert run.record.status == "ok" and len(log) < 40 << 20
-    assert log.startswith(b"begin") and b"left out" in log and b"end\n" in log[-(4 << 20) :]
+    assert log.startswith(b"begin") and b"end\n" in log[-(4 << 20) :]
+    assert find(log.decode(), "log.shortened").facts["bytes"] > 20 << 20
 
 
 def test_workers_of_loaders_are_spawned_from_the_script(script: Script, tmp_path: Path):
@@ -205,4 +226,6 @@ if __name__ == "__main__":
     words = [f"script={tmp_path / script(body)}", "device=cpu", "tracker.mode=disabled", "warmup_steps=1"]
     ended = command(*words, f"hydra.run.dir={tmp_path}/out", entry="measure_script.py")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "samples/s" in ended.stdout
+    (result,) = (tmp_path / "out").glob("*/result.json")
+    made = run_folder.read(result.parent)
+    assert made is not None and made.record.status == "ok" and made.record.samples_per_s

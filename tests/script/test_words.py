@@ -1,6 +1,7 @@
 """The words and variables by which a script gets its arguments."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,6 +10,7 @@ from multicard.config.script import ScriptConfig
 from multicard.script import words
 from multicard.script.workload import check, code, describe
 from tests.conftest import composed
+from tests.helpers.messages import refused
 
 
 def typed(*overrides: str) -> ScriptConfig:
@@ -42,22 +44,22 @@ def test_variables_are_set_by_env():
     config = typed("args.style=env", *ARGS)
     assert words.words(config) == []
     assert words.variables(config) == {"LR": "0.1", "BF16": "1", "SIZES": "1 2", "OPTIM_NAME": "sgd"}
-    with pytest.raises(ValueError, match=r"args\.rank: RANK is set"):
+    with refused("script.launch-variable", key="args.rank", variable="RANK"):
         words.variables(typed("args.style=env", "args.rank=1"))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "reason"),
+    ("overrides", "code", "facts"),
     [
-        (["args.style=shell"], "args.style=shell: choose one of argparse, hydra, env"),
-        (["diagnose=true"], "diagnose=true: cannot leave out parts"),
-        (["profile=kineto"], "profile.window=after: a script takes no steps after its own"),
-        (["race.figure=samples_per_s"], "race=samples_per_s: compares full runs of a known length; set steps"),
-        (["steps=0"], "steps=0: must be 1 or more"),
+        (["args.style=shell"], "config.script-style", {"key": "args.style", "value": "shell"}),
+        (["diagnose=true"], "config.script-diagnose", {"key": "diagnose"}),
+        (["profile=kineto"], "config.script-window", {"key": "profile.window"}),
+        (["race.figure=samples_per_s"], "config.script-race-length", {"key": "race", "value": "samples_per_s"}),
+        (["steps=0"], "config.least", {"key": "steps", "value": 0, "least": 1}),
     ],
 )
-def test_what_a_script_cannot_do_is_refused(overrides: list[str], reason: str):
-    with pytest.raises(ValueError, match=reason):
+def test_what_a_script_cannot_do_is_refused(overrides: list[str], code: str, facts: dict[str, Any]):
+    with refused(code, **facts):
         typed(*overrides)
 
 
@@ -76,20 +78,20 @@ def test_the_fingerprint_covers_the_script_and_its_packages(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "code", "facts"),
     [
-        (None, "there is no such file"),
-        ("", "is no file"),
-        ("x = = 1", "is no Python .*line 1"),
-        ("\0", "is no Python"),
-        ('{"cells": []}', "is a notebook; export it"),
+        (None, "script.absent", {}),
+        ("", "script.no-file", {}),
+        ("x = = 1", "script.no-python", {"line": 1}),
+        ("\0", "script.no-python", {}),
+        ('{"cells": []}', "script.notebook", {}),
     ],
 )
-def test_what_is_no_script_is_refused(tmp_path: Path, content: str | None, reason: str):
+def test_what_is_no_script_is_refused(tmp_path: Path, content: str | None, code: str, facts: dict[str, Any]):
     path = tmp_path / ("train.ipynb" if content and "cells" in content else "train.py")
     if content:
         path.write_text(content)
     elif content is not None:
         path.mkdir()
-    with pytest.raises(ValueError, match=reason):
+    with refused(code, key="script", value=str(path), **facts):
         check(typed(f"script={path}"))

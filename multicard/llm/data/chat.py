@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from multicard.config.keys import require
 from multicard.config.llm import ChatLoss, HfConfig, LlmConfig, Qwen25TokenizerConfig
 from multicard.llm.data import templates
+from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
@@ -60,15 +60,23 @@ class ChatTemplate(NamedTuple):
         if loss is ChatLoss.all:
             parts = ["", "".join(parts)]
         elif len(parts) > 1:
-            problem = "has a message of weight 0, and the chat template marks the answers itself"
-            require(turns == answers, f"{problem}; use a template without {{% generation %}}, or leave the row out")
+            if turns != answers:
+                raise Refusal(
+                    "llm.chat-weight",
+                    "has a message of weight 0, but the chat template marks the answers itself; "
+                    "use a template without {% generation %}, or leave the row out",
+                )
         else:
             parts = list[str]()
             for turn in turns:
                 start, end = written(turn, prompt=True), written(turn + 1)
-                problem = f"message {turn + 1} is written otherwise by the chat template once others follow"
-                remedy = "use dataset.loss=all, or a template with {% generation %} around answers"
-                require(whole.startswith(end) and end.startswith(start), f"{problem}; {remedy}")
+                if not (whole.startswith(end) and end.startswith(start)):
+                    raise Refusal(
+                        "llm.chat-message-changes",
+                        f"message {turn + 1} is written differently by the chat template once others follow; "
+                        "use `dataset.loss=all`, or a template with {% generation %} around answers",
+                        message=turn + 1,
+                    )
                 parts += [start[len("".join(parts)) :], AFTER_TURN.sub("", end[len(start) :])]
             parts.append(whole[len("".join(parts)) :])
         return [{"content": part, "learnt": place % 2 == 1} for place, part in enumerate(parts) if part]
@@ -78,12 +86,12 @@ def template(config: LlmConfig) -> ChatTemplate:
     """The chat template in force: `dataset.chat_template`, else that of the tokenizer's or the weights' folder, else
     the form of Llama 3 or Qwen 2.5. Refuses (ValueError) one that is missing or cannot be read."""
     asked, is_qwen = getattr(config.dataset, "chat_template", None), isinstance(config.tokenizer, Qwen25TokenizerConfig)
-    path, is_hf = getattr(config.tokenizer, "path", None), isinstance(config.model, HfConfig)
+    path = getattr(config.tokenizer, "path", None)
     folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
     own = [config.model.path] if isinstance(config.model, HfConfig) else folders
     tokens = {"bos_token": "" if is_qwen else "<|begin_of_text|>"}
     tokens["eos_token"] = "<|im_end|>" if is_qwen else "<|end_of_text|>"
-    key, remedy = f"dataset.chat_template={asked or 'null'}", "give a .jinja file, or a folder with one"
+    key = "dataset.chat_template"
     for place in filter(None, [asked] if asked else own):
         try:
             source, named = _read(Path(place).expanduser())
@@ -91,10 +99,29 @@ def template(config: LlmConfig) -> ChatTemplate:
                 known = GENERATION.sub(lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source)
                 return ChatTemplate(source, JINJA.from_string(known, globals=tokens | named).render)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
-            raise ValueError(f"{key}: {place} has a chat template that cannot be read ({error}); {remedy}") from None
-    problem = f"model.path={own[0]}: its tokenizer has no chat template"
-    require(not is_hf or bool(asked), f"{problem}; put a chat_template.jinja there")
-    raise ValueError(f"{key}: no such file, or folder with a chat template; {remedy}, or null for the model's own")
+            raise Refusal(
+                "llm.chat-template-unread",
+                f"{key}={asked or 'null'}: {place} has a chat template that cannot be read ({error}); "
+                "give a .jinja file, or a folder with one",
+                key=key,
+                value=asked,
+                place=str(place),
+                reason=str(error),
+            ) from None
+    if isinstance(config.model, HfConfig) and not asked:
+        raise Refusal(
+            "llm.no-chat-template",
+            f"model.path={config.model.path}: its tokenizer has no chat template; put a chat_template.jinja there",
+            key="model.path",
+            value=config.model.path,
+        )
+    raise Refusal(
+        "llm.chat-template-absent",
+        f"{key}={asked}: no such file, or folder with a chat template; "
+        f"give a .jinja file, a folder with one, or `{key}=null` for the model's own",
+        key=key,
+        value=asked,
+    )
 
 
 def _read(place: Path) -> tuple[str | None, dict[str, str]]:
@@ -114,25 +141,47 @@ def converted(row: Any, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
     """A row's conversation as the pieces of its text. Refuses (ValueError) a broken one."""
     row = row if isinstance(row, dict) else {}
     turns = row.get("messages") or row.get("conversations")
-    is_list = isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)
-    require(is_list, f"has no list of messages (found: {', '.join(row) or 'no columns'}); {FORM}")
-    messages = [_message(number, turn) for number, turn in enumerate(turns or [], start=1)]
+    if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
+        raise Refusal(
+            "llm.chat-no-messages",
+            f"has no list of messages (found: {', '.join(row) or 'no columns'}); {FORM}",
+            found=list(row),
+        )
+    messages = [_message(number, turn) for number, turn in enumerate(turns, start=1)]
     roles = [message["role"] for message in messages]
-    require("system" not in roles[1:], "has a message of the system that is not the first; put it first")
-    require("assistant" in roles, f"has no message of the assistant, and so nothing to learn; {FORM}")
+    if "system" in roles[1:]:
+        raise Refusal("llm.chat-late-system", "has a system message that is not the first one; put it first")
+    if "assistant" not in roles:
+        raise Refusal("llm.chat-no-answer", f"has no message of the assistant, and so nothing to learn; {FORM}")
     tools = row.get("tools") or None
     try:
         tools = json.loads(tools) or None if isinstance(tools, str) else tools
     except ValueError:
-        raise ValueError(f"has tools that are no JSON ({str(tools)[:40]!r}); give a list of tools, or none") from None
+        raise Refusal(
+            "llm.chat-tools",
+            f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
+            tools=str(tools)[:40],
+        ) from None
     unread = "tools" if tools else "tool_calls" if any(message.get("tool_calls") for message in messages) else ""
-    require(unread in chat_template.source, f"has {unread}, which the chat template does not write; give another one")
+    if unread not in chat_template.source:
+        raise Refusal(
+            "llm.chat-unwritten",
+            f"has {unread}, which the chat template does not write; give another template",
+            column=unread,
+        )
     try:
         pieces = chat_template.pieces(messages, tools, loss)
         json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-        raise ValueError(f"is refused by the chat template ({error}); mend the row, or choose another") from None
-    require(any(piece["learnt"] for piece in pieces), "has no answer in what the chat template writes; choose another")
+        raise Refusal(
+            "llm.chat-refused-by-template",
+            f"is refused by the chat template ({error}); correct the row, or use another template",
+            reason=str(error),
+        ) from None
+    if not any(piece["learnt"] for piece in pieces):
+        raise Refusal(
+            "llm.chat-answer-unwritten", "has no answer in what the chat template writes; use another template"
+        )
     return {"pieces": pieces}
 
 
@@ -140,15 +189,37 @@ def _message(number: int, turn: Row) -> Row:
     """A message with the keys and roles that templates read, without those that Parquet fills in."""
     said, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
     role, stated = ROLES.get(str(said)), "no role" if said is None else f"role {said!r}"
-    require(role is not None, f"message {number} has {stated}; use one of {', '.join(ROLES)}")
+    if role is None:
+        raise Refusal(
+            "llm.chat-role",
+            f"message {number} has {stated}; use one of {', '.join(ROLES)}",
+            message=number,
+            role=said,
+        )
     if isinstance(content, list):  # OpenAI's parts
         others = [part for part in content if not (isinstance(part, dict) and isinstance(part.get("text"), str))]
-        problem = f"message {number} ({role}) has a part that is no text ({str(others[:1])[1:40]})"
-        require(not others, f"{problem}; leave the row out")
+        if others:
+            raise Refusal(
+                "llm.chat-part",
+                f"message {number} ({role}) has a part that is not text ({str(others[:1])[1:40]}); leave the row out",
+                message=number,
+                role=role,
+            )
         content = "".join(part["text"] for part in content)
-    is_said = isinstance(content, str) and (role != "assistant" or bool(content.strip()))
-    problem = f"message {number} ({role}) {'is empty' if isinstance(content, str) else 'holds no text'}"
-    require(is_said or bool(turn.get("tool_calls")), f"{problem}; give its text as content, or leave the row out")
+    if not turn.get("tool_calls"):
+        if not isinstance(content, str):
+            raise Refusal(
+                "llm.chat-no-text",
+                f"message {number} ({role}) holds no text; give its text as content, or leave the row out",
+                message=number,
+                role=role,
+            )
+        if role == "assistant" and not content.strip():
+            raise Refusal(
+                "llm.chat-empty-answer",
+                f"message {number} (assistant) is empty; give its text as content, or leave the row out",
+                message=number,
+            )
     others = {name: value for name, value in turn.items() if value is not None and name not in ("from", "value")}
     return others | {"role": role, "content": content}
 

@@ -10,13 +10,13 @@ import re
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from multicard.config.keys import require
 from multicard.config.llm import DATASETS, ChatConfig, LlmConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
 from multicard.llm.data import chat, templates
 from multicard.machine import network
+from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
@@ -28,6 +28,17 @@ CHOICES = ("chosen", "rejected")
 # A turn's keys for who speaks and what, and the speakers: ShareGPT's form and torchtune's
 SHARED = ("from", "value", ("system", "human", "gpt"))
 CHAT = ("role", "content", ("system", "user", "assistant"))
+
+
+class RowPlace(NamedTuple):
+    """A row of the data, as refusals name it: by the key of the data with its value, and by its number from 1."""
+
+    key: str
+    value: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}: row {self.row}"
 
 
 def load(config: LlmConfig) -> tuple[list[Row] | None, int | None]:
@@ -45,10 +56,21 @@ def load(config: LlmConfig) -> tuple[list[Row] | None, int | None]:
             _fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
         return None, None
     rows = read_file(data.data_files) if data.data_files else _fetch(data)
-    require(bool(rows), f"{_key(data)}: holds no rows; give a file with one row or more")
+    key, value = _key(data)
+    if not rows:
+        raise Refusal(
+            "llm.no-rows", f"{key}={value}: holds no rows; give a file with one row or more", key=key, value=value
+        )
     available, wanted = len(rows), data.rows or len(rows)
-    remedy = f"use {available} or fewer, or null for all"
-    require(wanted <= available, f"dataset.rows={wanted}: {_key(data)} holds {available}; {remedy}")
+    if wanted > available:
+        raise Refusal(
+            "llm.few-rows",
+            f"dataset.rows={wanted}: {key}={value} holds {available}; "
+            f"use `dataset.rows={available}` or fewer, or `dataset.rows=null` for all",
+            key="dataset.rows",
+            value=wanted,
+            available=available,
+        )
     order = Random(config.seed).sample(range(available), wanted)
     if isinstance(data, ChatConfig):
         return _chats(config, data, {number: rows[number] for number in order})
@@ -58,16 +80,27 @@ def load(config: LlmConfig) -> tuple[list[Row] | None, int | None]:
 
 def _chats(config: LlmConfig, data: ChatConfig, rows: dict[int, Any]) -> tuple[list[Row], int | None]:
     """Rows, by their places in the data set, as the chat template writes them; and how many are left out as broken."""
-    chat_template, converted, broken = chat.template(config), list[Row](), dict[int, ValueError]()
+    chat_template, converted, broken = chat.template(config), list[Row](), dict[int, str]()
     for number, row in rows.items():
         try:
             converted.append(chat.converted(row, chat_template, data.loss))
         except ValueError as error:
-            broken[number] = error
+            broken[number] = str(error)
     if broken and not (data.skip_broken and converted):
-        first, hint = min(broken), ", which dataset.skip_broken=true leaves out" if converted else ""
-        problem = f"{_key(data)}: row {first + 1} {broken[first]}"
-        raise ValueError(f"{problem} ({len(broken)} of {len(rows)} rows are broken{hint})")
+        key, value = _key(data)
+        first = min(broken)
+        hint = ", which `dataset.skip_broken=true` leaves out" if converted else ""
+        raise Refusal(
+            "llm.broken-rows",
+            f"{key}={value}: row {first + 1} {broken[first]} ({len(broken)} of {len(rows)} rows are broken{hint})",
+            key=key,
+            value=value,
+            row=first + 1,
+            reason=broken[first],
+            broken=len(broken),
+            rows=len(rows),
+            skippable=len(converted),
+        )
     return converted, len(broken) if data.skip_broken else None
 
 
@@ -97,8 +130,9 @@ def _stored(config: LlmConfig) -> StoredTextConfig:
     return config.dataset
 
 
-def _key(data: StoredTextConfig) -> str:
-    return f"dataset={data.name}" if data.data_files is None else f"dataset.data_files={data.data_files}"
+def _key(data: StoredTextConfig) -> tuple[str, str]:
+    """The key that says where the rows are, and its value."""
+    return ("dataset", data.name) if data.data_files is None else ("dataset.data_files", data.data_files)
 
 
 # ---- local files and data sets of the hub
@@ -107,16 +141,44 @@ def _key(data: StoredTextConfig) -> str:
 @lru_cache(maxsize=1)  # the cells of a sweep mostly read the same file
 def read_file(data_files: str) -> list[Any]:
     """The rows of a file of JSON, JSON lines or Parquet."""
-    file, key = Path(data_files).expanduser(), f"dataset.data_files={data_files}"
-    require(file.exists(), f"{key}: no such file; give a .json, .jsonl or .parquet file")
-    require(file.is_file(), f"{key}: is a folder; give a .json, .jsonl or .parquet file")
-    require(file.suffix in READERS, f"{key}: must end in one of {', '.join(READERS)}")
+    file, key = Path(data_files).expanduser(), "dataset.data_files"
+    if not file.exists():
+        raise Refusal(
+            "llm.data-file-absent",
+            f"{key}={data_files}: no such file; give a .json, .jsonl or .parquet file",
+            key=key,
+            value=data_files,
+        )
+    if not file.is_file():
+        raise Refusal(
+            "llm.data-file-folder",
+            f"{key}={data_files}: is a folder; give a .json, .jsonl or .parquet file",
+            key=key,
+            value=data_files,
+        )
+    if file.suffix not in READERS:
+        raise Refusal(
+            "llm.data-file-suffix",
+            f"{key}={data_files}: must end in one of {', '.join(READERS)}",
+            key=key,
+            value=data_files,
+        )
     try:
         return READERS[file.suffix](file)
     except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # Arrow's errors are of these types
-        cause = "nested too deep" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
-        remedy = "mend it (one object a line is .jsonl), or give another file"
-        raise ValueError(f"{key}: cannot be read ({cause}); {remedy}") from None
+        cause = str(error).partition("\n")[0]
+        if isinstance(error, Refusal):
+            cause = error.message
+        elif isinstance(error, RecursionError):
+            cause = "nested too deep"
+        raise Refusal(
+            "llm.data-file-unread",
+            f"{key}={data_files}: cannot be read ({cause}); "
+            "correct it (a .jsonl file has one object a line), or give another file",
+            key=key,
+            value=data_files,
+            reason=cause,
+        ) from None
 
 
 def _read_jsonl(file: Path) -> list[Any]:
@@ -126,13 +188,14 @@ def _read_jsonl(file: Path) -> list[Any]:
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError):
-                raise ValueError(f"line {number} is not JSON, or nested too deep") from None
+                raise Refusal("llm.bad-line", f"line {number} is not JSON, or nested too deep", line=number) from None
     return rows
 
 
 def _read_json(file: Path) -> list[Any]:
     rows = json.loads(file.read_text("utf-8-sig") or "[]")
-    require(isinstance(rows, list), "no list of rows, as [{...}, ...]")
+    if not isinstance(rows, list):
+        raise Refusal("llm.no-list", "it holds no list of rows, as [{...}, ...]")
     return rows
 
 
@@ -147,8 +210,14 @@ READERS = {".json": _read_json, ".jsonl": _read_jsonl, ".parquet": _read_parquet
 
 def check_source(data: StoredTextConfig) -> None:
     """Refuse a data set that is neither a file nor on the hub."""
-    remedy = "set dataset.data_files to a .json, .jsonl or .parquet file, or dataset.source"
-    require(data.source is not None, f"dataset={data.name}: names neither a file nor a data set of the hub; {remedy}")
+    if data.source is None:
+        raise Refusal(
+            "llm.no-data-source",
+            f"dataset={data.name}: names neither a file nor a data set of the hub; "
+            "set `dataset.data_files=FILE` (.json, .jsonl or .parquet), or `dataset.source=NAME`",
+            key="dataset",
+            value=data.name,
+        )
 
 
 def hub_revision(source: str) -> str | None:
@@ -175,21 +244,32 @@ def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
 
     datasets.logging.set_verbosity_error()  # it tells of each retry, and where it uses its cache
     logging.set_verbosity_error()
-    source, remedy = str(data.source), "see that the machine has network, or set dataset.data_files to a local file"
-    key = f"dataset.source={source}: could not be fetched"
+    source = str(data.source)
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     offline = any(before) or hub_revision(source) is not None
     why = None if offline else network.problem(constants.ENDPOINT)
-    require(why is None, f"{key} ({constants.ENDPOINT}: {why}); {remedy}")
+    if why is not None:
+        raise _unfetched(source, why, f"{constants.ENDPOINT}: ")
     try:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
         rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
         return (rows if count is None else rows.select(range(min(count, len(rows))))).to_list()
     except Exception as error:  # of several libraries, which have no common base
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{key} ({cause}); {remedy}") from None
+        raise _unfetched(source, cause) from None
     finally:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _unfetched(source: str, reason: str, place: str = "") -> Refusal:
+    return Refusal(
+        "llm.data-unfetched",
+        f"dataset.source={source}: could not be fetched ({place}{reason}); "
+        "check that the machine has network, or set `dataset.data_files=FILE`",
+        key="dataset.source",
+        value=source,
+        reason=reason,
+    )
 
 
 # ---- rows in torchtune's columns
@@ -197,7 +277,7 @@ def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
 
 def _convert(config: LlmConfig, number: int, row: Any) -> Row:
     """A row in torchtune's columns."""
-    where = f"{_key(_stored(config))}: row {number + 1}"
+    where = RowPlace(*_key(_stored(config)), number + 1)
     template = templates.chosen(config)
     reader = f"template={config.template_name}" if template else f"dataset={config.dataset.name}"
     if methods.chosen(config).pairs:
@@ -209,15 +289,33 @@ def _convert(config: LlmConfig, number: int, row: Any) -> Row:
     return columns | {"input": str(row.get("input") or "")} if "instruction" in columns else columns
 
 
-def _check_columns(where: str, reader: str, row: Any, wanted: tuple[str, ...], of_text: bool = False) -> None:
+def _check_columns(where: RowPlace, reader: str, row: Any, wanted: tuple[str, ...], of_text: bool = False) -> None:
     """Refuse a row without the columns, naming those missing and those there, or without text in them."""
-    require(isinstance(row, dict), f"{where} is not an object with columns; write each row as {{...}}")
+    if not isinstance(row, dict):
+        raise Refusal(
+            "llm.row-no-object",
+            f"{where} is not an object with columns; write each row as {{...}}",
+            **where._asdict(),
+        )
     missing = [name for name in wanted if name not in row]
-    there = ", ".join(row) or "none"
-    remedy = "rename the columns, or choose another template or dataset"
-    require(not missing, f"{where} has no column {', '.join(missing)} for {reader} (found: {there}); {remedy}")
-    textless = ", ".join(name for name in wanted if of_text and not isinstance(row[name], str))
-    require(not textless, f"{where} holds no text in {textless}; give text in every row")
+    if missing:
+        raise Refusal(
+            "llm.row-columns",
+            f"{where} has no column {', '.join(missing)} for {reader} (found: {', '.join(row) or 'none'}); "
+            "rename the columns, or choose another template or dataset",
+            **where._asdict(),
+            missing=missing,
+            found=list(row),
+            reader=reader,
+        )
+    textless = [name for name in wanted if of_text and not isinstance(row[name], str)]
+    if textless:
+        raise Refusal(
+            "llm.row-no-text",
+            f"{where} holds no text in {', '.join(textless)}; give text in every row",
+            **where._asdict(),
+            columns=textless,
+        )
 
 
 def _turns(turns: Any, form: tuple[str, str, tuple[str, ...]]) -> list[dict[str, str]]:
@@ -229,30 +327,47 @@ def _turns(turns: Any, form: tuple[str, str, tuple[str, ...]]) -> list[dict[str,
     return [{who: turn[who], text: turn[text]} for turn in turns] if fits else []
 
 
-def _conversation(where: str, reader: str, row: Any, single: bool) -> Row:
+def _conversation(where: RowPlace, reader: str, row: Any, single: bool) -> Row:
     """A conversation in ShareGPT's form, in which human and gpt take turns; `single`: once each."""
     _check_columns(where, reader, row, ("conversations",))
     turns = _turns(row["conversations"], SHARED)
     speakers = [turn["from"] for turn in turns if turn["from"] != "system"]
     takes_turns = len(speakers) > 1 and speakers == (["human", "gpt"] * len(speakers))[: len(speakers)]
-    remedy = 'write [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]'
-    require(takes_turns, f"{where} holds no conversation in conversations; {remedy}")
-    problem = f"{where} holds {len(speakers)} turns, and {reader} takes a question and its answer"
-    require(len(speakers) == 2 or not single, f"{problem}; leave the row out, or use template=null")
+    if not takes_turns:
+        raise Refusal(
+            "llm.row-no-conversation",
+            f"{where} holds no conversation in conversations; "
+            'write [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]',
+            **where._asdict(),
+        )
+    if single and len(speakers) != 2:
+        raise Refusal(
+            "llm.row-turns",
+            f"{where} holds {len(speakers)} turns, but {reader} takes a question and its answer; "
+            "leave the row out, or use `template=null`",
+            **where._asdict(),
+            turns=len(speakers),
+            reader=reader,
+        )
     return {"conversations": turns}
 
 
-def _preference(where: str, reader: str, row: Any) -> Row:
+def _preference(where: RowPlace, reader: str, row: Any) -> Row:
     """A pair in torchtune's chat form; flat prompt, chosen, rejected are brought into it."""
     _check_columns(where, reader, row, CHOICES)
     if all(isinstance(row[name], str) for name in CHOICES):
         _check_columns(where, reader, row, ("prompt",), of_text=True)
         return _pair(row["prompt"], row["chosen"], row["rejected"])
-    remedy = 'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text'
     pair = {name: _turns(row[name], CHAT) for name in CHOICES}
     for name, turns in pair.items():
-        is_answered = bool(turns) and turns[-1]["role"] == "assistant"
-        require(is_answered, f"{where} holds no conversation in {name}; {remedy}")
+        if not turns or turns[-1]["role"] != "assistant":
+            raise Refusal(
+                "llm.row-no-answer",
+                f"{where} holds no answered conversation in {name}; "
+                'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text',
+                **where._asdict(),
+                column=name,
+            )
     return pair
 
 

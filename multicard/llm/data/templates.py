@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from multicard.config.keys import require
 from multicard.config.llm import DATASETS, LlmConfig
 from multicard.llm.data import synthetic
+from multicard.messages import Refusal
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,21 @@ def check(config: LlmConfig) -> None:
     """Refuse (ValueError) a template that does not fit the data set."""
     data, name = config.dataset.name, config.template_name
     facts = DATASETS[data]
-    fitting = [facts.template, *(TEMPLATES if facts.any_template else ["instruct"] if facts.conversations else ())]
-    names = ["no template (template=null)" if each is None else f"template={each}" for each in dict.fromkeys(fitting)]
-    remedy = f"use {' or '.join(names)}"
-    require(name in fitting, f"template={name}: does not fit dataset={data}; {remedy}")
+    fitting = [facts.template]
+    if facts.any_template:
+        fitting += TEMPLATES
+    elif facts.conversations:
+        fitting.append("instruct")
+    if name not in fitting:
+        remedies = [f"`template={each or 'null'}`" for each in dict.fromkeys(fitting)]
+        raise Refusal(
+            "llm.template-unfit",
+            f"template={name or 'null'}: does not fit dataset={data}; use {' or '.join(remedies)}",
+            key="template",
+            value=name,
+            dataset=data,
+            fitting=list(dict.fromkeys(fitting)),
+        )
 
 
 def examples(name: str, count: int, seed: int) -> list[synthetic.Example]:

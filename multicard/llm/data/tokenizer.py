@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.base import Option
-from multicard.config.keys import require
 from multicard.config.llm import HfConfig, Llama3TokenizerConfig, Qwen25TokenizerConfig
+from multicard.messages import Refusal
 
 # How Llama 3 splits text before it merges bytes (llama-models, tokenizer.py); torchtune has the same
 PATTERN = (
@@ -113,15 +113,35 @@ class FolderTokenizer:
 
 def check_folder(model: HfConfig) -> None:
     """Refuse (ValueError) a folder whose tokenizer is missing, broken, or another model's."""
-    problem = f"model.path={model.path}"
+    key = "model.path"
     remedy = "save the model's own there (AutoTokenizer.from_pretrained(...).save_pretrained)"
-    require((Path(_expand(model.path)) / FILE).is_file(), f"{problem}: has no tokenizer ({FILE}); {remedy}")
+    if not (Path(_expand(model.path)) / FILE).is_file():
+        raise Refusal(
+            "llm.folder-no-tokenizer",
+            f"{key}={model.path}: has no tokenizer ({FILE}); {remedy}",
+            key=key,
+            value=model.path,
+        )
     try:
         tokens = FolderTokenizer(str(model.path)).vocabulary
     except Exception as error:  # of tokenizers, which has no class of its own for it
-        raise ValueError(f"{problem}: {FILE} cannot be read ({error}); {remedy}") from None
-    problem += f": {FILE} has {tokens} tokens, more than config.json's vocab_size={model.vocab_size}"
-    require(tokens <= (model.vocab_size or tokens), f"{problem}; {remedy}")
+        raise Refusal(
+            "llm.folder-tokenizer-unread",
+            f"{key}={model.path}: {FILE} cannot be read ({error}); {remedy}",
+            key=key,
+            value=model.path,
+            reason=str(error),
+        ) from None
+    if model.vocab_size and tokens > model.vocab_size:
+        raise Refusal(
+            "llm.folder-tokens",
+            f"{key}={model.path}: {FILE} has {tokens} tokens, "
+            f"more than config.json's vocab_size={model.vocab_size}; {remedy}",
+            key=key,
+            value=model.path,
+            tokens=tokens,
+            vocab_size=model.vocab_size,
+        )
 
 
 def check_files(config: Option) -> None:
@@ -139,12 +159,26 @@ def _check(path: str | None, tokens: int, whose: str, count: Callable[[bytes], i
         held = count(content)
     except (TypeError, ValueError):  # no JSON
         held = 0
-    require(held == tokens, f"tokenizer.path={path}: holds {held} tokens, not {tokens}; give the path of {whose}")
+    if held != tokens:
+        raise Refusal(
+            "llm.tokenizer-tokens",
+            f"tokenizer.path={path}: holds {held} tokens, not {tokens}; give the path of {whose}",
+            key="tokenizer.path",
+            value=path,
+            held=held,
+            tokens=tokens,
+        )
 
 
 def _file(name: str, path: str | None, whose: str) -> Path:
     file = Path(_expand(path))
-    require(file.is_file(), f"tokenizer.{name}={path}: no such file; give the path of {whose}")
+    if not file.is_file():
+        raise Refusal(
+            "llm.tokenizer-absent",
+            f"tokenizer.{name}={path}: no such file; give the path of {whose}",
+            key=f"tokenizer.{name}",
+            value=path,
+        )
     return file
 
 

@@ -38,6 +38,7 @@ from multicard.llm import batches, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.step_probe import REWARDS, Batches, Probe
 from multicard.llm.trl import models
+from multicard.messages import Message
 from multicard.ranks.process import Rank
 
 warnings.filterwarnings("ignore", ".*gradient_checkpointing` is deprecated", FutureWarning)  # TRL's own name
@@ -263,12 +264,25 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
     wrapper = next((name for name, kind in kinds.items() if isinstance(model, kind)), None)
     asked = config.sharding if config.world_size > 1 else None
     if wrapper is not asked:
-        raise RuntimeError(f"sharding={asked}: accelerate wrapped the model as {wrapper} ({type(model).__name__})")
+        said = Message(
+            "llm.wrapper",
+            f"sharding={asked}: accelerate wrapped the model as {wrapper} ({type(model).__name__})",
+            asked=asked,
+            wrapper=wrapper,
+            type=type(model).__name__,
+        )
+        raise RuntimeError(said)
     parameters, dtype = list(model.parameters()), models.DTYPES[config.precision.name]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     others = {parameter.dtype for parameter in trained} - {dtype}
     if others:
-        raise RuntimeError(f"precision={config.precision.name}: weights are trained in {others}")
+        said = Message(
+            "llm.trained-type",
+            f"precision={config.precision.name}: weights are trained in {others}",
+            asked=config.precision.name,
+            types=sorted(map(str, others)),
+        )
+        raise RuntimeError(said)
     counts = models.counts(model)
     return {
         "parameters": sum(parameter.numel() for parameter in parameters) + counts.pop("hidden"),

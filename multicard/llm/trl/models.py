@@ -22,10 +22,10 @@ from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from transformers import core_model_loading
 
-from multicard.config.keys import require
 from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
 from multicard.llm import methods, models
 from multicard.llm.torchtune_components import RandomWeight, random_weights
+from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
 
 # PEFT refuses the torchao that torchtune needs
@@ -78,13 +78,21 @@ def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
     for wrong in sorted(loaded[1]["mismatched_keys"]):
         check_shape(*wrong)
     missing = sorted(loaded[1]["missing_keys"])
-    require(not missing, f"has no tensor {', '.join(missing[:1])}")
+    if missing:
+        raise Refusal("llm.folder-missing-tensor", f"has no tensor {missing[0]}", tensor=missing[0])
     return loaded[0]
 
 
 def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
     """Refuse (ValueError) a folder's weight of another shape than its configuration says."""
-    require(found == expected, f"its {name} is {tuple(found)}, and config.json says {tuple(expected)}")
+    if found != expected:
+        raise Refusal(
+            "llm.folder-shape",
+            f"its {name} is {tuple(found)}, but config.json says {tuple(expected)}",
+            tensor=name,
+            shape=list(found),
+            expected=list(expected),
+        )
 
 
 def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -189,9 +197,16 @@ def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None
     except (AttributeError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         if is_oom(error):
             raise
-        place = f"model.path={model.path}" if isinstance(model, HfConfig) else f"model.weights={model.weights}"
-        cause = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{place}: {reader} cannot read it ({cause}); give another folder") from None
+        key, value = ("model.path", model.path) if isinstance(model, HfConfig) else ("model.weights", model.weights)
+        cause = error.message if isinstance(error, Refusal) else str(error).strip().partition("\n")[0]
+        raise Refusal(
+            "llm.folder-unread",
+            f"{key}={value}: {reader} cannot read it ({cause}); give another folder",
+            key=key,
+            value=value,
+            reader=reader,
+            reason=cause,
+        ) from None
 
 
 def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor:
@@ -217,10 +232,18 @@ def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
         return None
     names = [models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)]
     has = sorted(filter(str.isidentifier, {name.rpartition(".")[2] for name in linears(model)}))
-    problem = f"method={config.method.name}: has adapters for {', '.join(names)}, and the model has {', '.join(has)}"
-    own = ",".join("output_proj" if name == "o_proj" else name for name in has)
-    remedy = f"name some of them, as method.lora_attn_modules=[{own}] method.apply_lora_to_mlp=false"
-    require({*names} <= {*has}, f"{problem}; {remedy}, or use method=full")
+    if not {*names} <= {*has}:
+        own = ",".join("output_proj" if name == "o_proj" else name for name in has)
+        raise Refusal(
+            "llm.folder-layers",
+            f"method={config.method.name}: has adapters for {', '.join(names)}, but the model has {', '.join(has)}; "
+            f"name some of them by `method.lora_attn_modules=[{own}]` and `method.apply_lora_to_mlp=false`, "
+            "or use `method=full`",
+            key="method",
+            value=config.method.name,
+            asked=names,
+            has=has,
+        )
     return LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
@@ -272,9 +295,18 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
         kind = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
         left = [name for name, part in linears(model).items() if not isinstance(part, kind)]
         left += [name for name, weight in model.named_parameters() if weight.dim() == 3 and "conv" not in name]
-        problem = f"method={config.method.name}: would not quantise {left[0] if left else ''} (of {len(left)} such)"
-        remedy = "use method=lora or method=full" + (", or another method.groupsize" if method.fake_quantised else "")
-        require(not left, f"{problem}; {remedy}")
+        if left:
+            another = ", or another method.groupsize" if method.fake_quantised else ""
+            raise Refusal(
+                "llm.folder-unquantised",
+                f"method={config.method.name}: would not quantise {left[0]} ({len(left)} such); "
+                f"use `method=lora` or `method=full`{another}",
+                key="method",
+                value=config.method.name,
+                first=left[0],
+                count=len(left),
+                groups=method.fake_quantised,
+            )
 
 
 def check_rows(model: Any, config: LlmConfig) -> None:
@@ -285,7 +317,7 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
     others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
     assert isinstance(config.model, HfConfig)
-    place, remedy = f"model.path={config.model.path}", "give the folder of a causal language model"
+    path = config.model.path
     model.eval()
     with torch.no_grad(), reading(config.model, "TRL"):
         own, *changed = (model(input_ids=each, **options).logits[0].float() for each in (tokens, *others))
@@ -293,12 +325,28 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     model.train()
     rounding = (1e-3 if config.precision.name == "fp32" else 0.05) * own.std()
     first, second = ((own - other).abs().amax(1) < rounding for other in changed)
-    require(bool(second[:4].all()), f"{place}: its tokens read later ones; {remedy}")
-    apart = not config.packed or bool(first[4:].all())
-    require(apart, "packed=true: the model reads rows of a sequence as one row; use packed=false")
+    if not second[:4].all():
+        raise Refusal(
+            "llm.folder-not-causal",
+            f"model.path={path}: the model is not causal, as its tokens attend to later ones; "
+            "give the folder of a causal language model",
+            key="model.path",
+            value=path,
+        )
+    if config.packed and not first[4:].all():
+        raise Refusal(
+            "llm.folder-packed",
+            "packed=true: the model reads all rows of a packed sequence as one row; use `packed=false`",
+            key="packed",
+        )
     expected = own[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
-    same = bool(((scored - expected).abs() < rounding).all())
-    require(same, f"{place}: TRL's loss reads other logits than the model's own; give another folder")
+    if not ((scored - expected).abs() < rounding).all():
+        raise Refusal(
+            "llm.folder-logits",
+            f"model.path={path}: TRL's loss reads other logits than the model's own; give another folder",
+            key="model.path",
+            value=path,
+        )
 
 
 def quantise_output(model: Any) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multicard.messages import Parser
+from multicard.messages import Message, Parser, Refusal
 from multicard.observe.profiles import metrics
 from multicard.observe.profiles.events import CUDA_APIS
 from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
@@ -70,7 +70,9 @@ def output(profile: Profile, top: int, rank: int | None = None) -> Output:
 
 def _positive(number: str) -> int:
     if not number.isdecimal() or int(number) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is no whole number above 0")
+        raise argparse.ArgumentTypeError(
+            Message("profile.bad-number", f"{number} is not a whole number above 0", value=number)
+        )
     return int(number)
 
 
@@ -82,7 +84,14 @@ def profile_tables(profile: Profile, top: int, rank: int | None = None) -> tuple
     annotations. A ValueError says that there is no such rank."""
     ranks = [entry for entry in profile.ranks if rank is None or entry.rank == rank]
     if not ranks:
-        raise ValueError(f"--rank {rank}: the profile has ranks {', '.join(str(r.rank) for r in profile.ranks)}")
+        known = [entry.rank for entry in profile.ranks]
+        raise Refusal(
+            "profile.no-rank",
+            f"--rank {rank}: the profile has ranks {', '.join(map(str, known))}",
+            key="--rank",
+            value=rank,
+            ranks=known,
+        )
     summed = len(ranks) > 1
     body = []
     for group, title in TITLES.items():
@@ -93,9 +102,19 @@ def profile_tables(profile: Profile, top: int, rank: int | None = None) -> tuple
         if group == "api":
             omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
             body += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
-    notes = ["Summed over ranks, shares of their summed windows"] if summed else []
+    notes = list[Message]()
+    if summed:
+        notes.append(Message("profile.summed", "Summed over ranks, shares of their summed windows"))
     if profile.not_recorded:
-        notes.append(f"not recorded by {profile.source}: {', '.join(profile.not_recorded)}")
+        names = ", ".join(profile.not_recorded)
+        notes.append(
+            Message(
+                "profile.not-recorded",
+                f"not recorded by {profile.source}: {names}",
+                source=profile.source,
+                names=list(profile.not_recorded),
+            )
+        )
     cells = [[*row, *[""] * (len(HEADINGS) - len(row))] for row in body[1:]]
     return _of_ranks(ranks), Table(HEADINGS, cells, below=notes)
 

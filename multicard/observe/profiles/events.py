@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multicard.measure import timing
+from multicard.messages import Refusal
 from multicard.records.schema_parts import ProfileDerived
 
 
@@ -158,10 +159,17 @@ class Collector:
     def trace(self, where: str, rank: int | None) -> Trace:
         """The gathered events; a ValueError says that there are none."""
         if not self.spans_ns:
-            raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
+            raise without_events(where)
         span_ns = min(first for first, _ in self.spans_ns), max(last for _, last in self.spans_ns)
         columns = {name: np.concatenate([slab[name] for slab in self.slabs]) for name in COLUMNS}
         return Trace(where, rank, columns, list(self.codes), span_ns)
+
+
+def without_events(where: str) -> Refusal:
+    """The refusal of a file in which nothing was recorded."""
+    return Refusal(
+        "trace.no-events", f"{where}: has no events; was anything run while the profiler was on?", file=where
+    )
 
 
 class RankEvents:

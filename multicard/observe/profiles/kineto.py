@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from multicard.messages import Refusal
 from multicard.observe.profiles.events import GLOO, Collector, Kind, Trace
 
 KINDS = {
@@ -70,7 +71,9 @@ def read(content: bytes, where: str) -> Trace:
     del content  # as large as the file
     events, collector, threads = document.trace_events, Collector(), dict[Any, int]()
     if events is None:
-        raise ValueError(f"{where}: JSON, but no Kineto trace: it has no traceEvents")
+        raise Refusal(
+            "trace.no-trace-events", f"{where}: is JSON, but not a Kineto trace: it has no traceEvents", file=where
+        )
     for first in range(0, len(events), SLAB):
         _collect(events[first : first + SLAB], collector, threads)
     info = document.distributed_info
@@ -81,9 +84,14 @@ def read(content: bytes, where: str) -> Trace:
 def _document(content: bytes, where: str) -> Document:
     """Decode a trace."""
     begin = content.lstrip()[:1]
+    if not begin:
+        raise Refusal("trace.empty-file", f"{where}: is an empty file", file=where)
     if begin != b"{":
-        what = "neither a Kineto trace (JSON) nor an export of nsys (SQLite)" if begin else "an empty file"
-        raise ValueError(f"{where}: {what}")
+        raise Refusal(
+            "trace.unknown-form",
+            f"{where}: is neither a Kineto trace (JSON) nor an export of nsys (SQLite)",
+            file=where,
+        )
     try:
         try:
             return msgspec.json.decode(content, type=Document)
@@ -93,10 +101,18 @@ def _document(content: bytes, where: str) -> Document:
             content = NO_NUMBER.sub(b"null", CONTROL.sub(b" ", content)).decode(errors="replace").encode()
             return msgspec.json.decode(content, type=Document)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ValueError(f"{where}: not a trace of Kineto: {error}") from None
+        raise Refusal(
+            "trace.not-kineto", f"{where}: is not a trace of Kineto: {error}", file=where, reason=str(error)
+        ) from None
     except msgspec.DecodeError as error:
-        cut = f"cut off after {len(content):,} bytes; the profiler did not finish writing it"
-        raise ValueError(f"{where}: {cut if CUT in str(error) else f'not valid JSON: {error}'}") from None
+        if CUT in str(error):
+            raise Refusal(
+                "trace.cut-off",
+                f"{where}: is cut off after {len(content):,} bytes; the profiler did not finish writing it",
+                file=where,
+                bytes=len(content),
+            ) from None
+        raise Refusal("trace.no-json", f"{where}: is not valid JSON: {error}", file=where, reason=str(error)) from None
 
 
 def _collect(events: Sequence[Event], collector: Collector, threads: dict[Any, int]) -> None:

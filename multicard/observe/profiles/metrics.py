@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from multicard.config.base import ProfileWindow
-from multicard.config.keys import require
+from multicard.messages import Refusal
 from multicard.observe.profiles import kineto, nsys
 from multicard.observe.profiles.events import COPIES, CUDA_APIS, LAUNCH, MEMSET, RUN, RankEvents, Trace, metric
 from multicard.records.schema import AnyRecord
@@ -67,11 +67,11 @@ class Profile:
     def of(cls, recorded: ProfileTable | None) -> "Profile":
         """The profile that a record has; a ValueError where it has none, or the profiler left nothing readable."""
         if recorded is None:
-            raise ValueError("its record has no profile")
+            raise Refusal("profile.none", "its record has no profile")
         if recorded.error is not UNSET:
-            raise ValueError(f"its profile could not be read ({recorded.error})")
+            raise Refusal("profile.unread", f"its profile could not be read ({recorded.error})", reason=recorded.error)
         if recorded.source is UNSET or recorded.ranks is UNSET or recorded.rows is UNSET:
-            raise ValueError("its profile is broken")
+            raise Refusal("profile.broken", "its profile is broken")
         return cls(recorded.source, recorded.ranks, recorded.rows, tuple(recorded.not_recorded or ()))
 
 
@@ -91,7 +91,14 @@ def read(paths: Sequence[Path]) -> Profile:
                 by_source.setdefault(source, []).append(trace)
     if len(by_source) > 1:
         first, second = (traces[0].where for traces in by_source.values())
-        raise ValueError(f"{first} is of {next(iter(by_source))}, {second} is not: read them one by one")
+        source = next(iter(by_source))
+        raise Refusal(
+            "trace.of-both-profilers",
+            f"{first} is of {source}, {second} is not: read them one by one",
+            file=first,
+            other=second,
+            source=source,
+        )
     ((source, traces),) = by_source.items()
     return profile(source, _ranked(traces), kineto.NOT_RECORDED if source == "kineto" else ())
 
@@ -99,7 +106,7 @@ def read(paths: Sequence[Path]) -> Profile:
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path}: no such file")
+            raise Refusal("trace.no-file", f"{path}: no such file", file=str(path))
         if not path.is_dir():
             yield path
             continue
@@ -107,7 +114,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         # nsys leaves the export beside the report
         files = [file for file in files if file.suffix != ".nsys-rep" or file.with_suffix(".sqlite") not in files]
         if not files:
-            raise ValueError(f"{path}: no trace in this folder (*{', *'.join(SUFFIXES)})")
+            raise Refusal(
+                "trace.none-in-folder",
+                f"{path}: has no trace in this folder (*{', *'.join(SUFFIXES)})",
+                folder=str(path),
+            )
         yield from sorted(files)
 
 
@@ -126,8 +137,20 @@ def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
             trace = kineto.read(gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path))
             yield "kineto", trace if trace.rank is not None else replace(trace, rank=_rank_in(path.name))
     except BROKEN as error:
-        why = getattr(error, "strerror", None) or f"damaged or cut off ({str(error).partition(chr(10))[0].rstrip(':')})"
-        raise ValueError(f"{path}: cannot be read: {why}") from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> Refusal:
+    strerror = getattr(error, "strerror", None)
+    if strerror:
+        return Refusal("trace.unread", f"{path}: cannot be read: {strerror}", file=str(path), reason=strerror)
+    reason = str(error).partition("\n")[0].rstrip(":")
+    return Refusal(
+        "trace.damaged",
+        f"{path}: cannot be read: it is damaged or cut off ({reason})",
+        file=str(path),
+        reason=reason,
+    )
 
 
 def _rank_in(name: str) -> int | None:
@@ -141,7 +164,13 @@ def _ranked(traces: Sequence[Trace]) -> list[Trace]:
     for trace in traces:
         if trace.rank is not None:
             if trace.rank in files:
-                raise ValueError(f"{trace.where}: of rank {trace.rank}, as {files[trace.rank]} is")
+                raise Refusal(
+                    "trace.same-rank",
+                    f"{trace.where}: is of rank {trace.rank}, like {files[trace.rank]}",
+                    file=trace.where,
+                    other=files[trace.rank],
+                    rank=trace.rank,
+                )
             files[trace.rank] = trace.where
     free = iter(sorted(set(range(len(traces))) - set(files)))
     ranked = [trace if trace.rank is not None else replace(trace, rank=next(free)) for trace in traces]
@@ -235,10 +264,15 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
     try:
         found = read(files)
         recorded = [rank.steps for rank in found.ranks]
-        problem = f"{folder / 'profile'}: holds {recorded} steps, by rank, not the window's {steps}"
-        require(recorded == steps, problem)
+        if recorded != steps:
+            raise Refusal(
+                "profile.steps",
+                f"{folder / 'profile'}: holds {recorded} steps, by rank, not the window's {steps}",
+                recorded=recorded,
+                expected=steps,
+            )
     except ValueError as error:
-        return ProfileTable(error=str(error))
+        return ProfileTable(error=str(str(error)))  # plain text, which a file can have
     table = msgspec.convert(found.as_dict(), ProfileTable)
     table.files = [str(path.relative_to(folder)) for path in files]
     table.first_step, table.steps = ranks[0]["first_step"], steps[0]

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from multicard.config.base import ProfileName, RunConfig
-from multicard.config.keys import require
-from multicard.observe.profiles.events import PHASES, STEP, WINDOW, Collector, Kind, Trace
+from multicard.messages import Refusal
+from multicard.observe.profiles.events import PHASES, STEP, WINDOW, Collector, Kind, Trace, without_events
 
 ROWS = 1 << 17  # a record batch
 PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid
@@ -62,11 +62,20 @@ def read(path: Path) -> list[Trace]:
             return _read(database, str(path))
     except sqlite3.OperationalError as error:
         if not str(error).startswith("no such column"):
-            raise ValueError(f"{path}: SQLite cannot read it: {error}") from None
-        remedy = "profile again with Nsight Systems 2021.4 or later, or use profile=kineto"
-        raise ValueError(f"{path}: an export of nsys in a form that is not known ({error}); {remedy}") from None
+            raise _unreadable(path, error) from None
+        raise Refusal(
+            "nsys.unknown-schema",
+            f"{path}: is an export of nsys in an unknown form ({error}); "
+            "profile again with Nsight Systems 2021.4 or later, or use `profile=kineto`",
+            file=str(path),
+            reason=str(error),
+        ) from None
     except sqlite3.Error as error:
-        raise ValueError(f"{path}: SQLite cannot read it: {error}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: sqlite3.Error) -> Refusal:
+    return Refusal("nsys.sqlite", f"{path}: SQLite cannot read it: {error}", file=str(path), reason=str(error))
 
 
 def export(report: Path, folder: Path) -> Path:
@@ -74,21 +83,30 @@ def export(report: Path, folder: Path) -> Path:
     fails."""
     program = shutil.which("nsys")
     if program is None:
-        remedy = f"export it where Nsight Systems is: nsys export --type sqlite {report.name}"
-        raise ValueError(f"{report}: reading it takes the program nsys, which is not on PATH; {remedy}")
+        raise Refusal(
+            "nsys.not-on-path",
+            f"{report}: reading it takes the program nsys, which is not on PATH; "
+            f"export it where Nsight Systems is installed: `nsys export --type sqlite {report.name}`",
+            file=str(report),
+        )
     target = Path(tempfile.mkdtemp(dir=folder)) / f"{report.stem}.sqlite"
     line = [program, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(target), str(report)]
     ended = subprocess.run(line, capture_output=True, text=True, check=False)
     if ended.returncode or not target.exists():
         output = (ended.stderr or ended.stdout).strip().splitlines()
-        raise ValueError(f"{report}: nsys export failed: {output[-1] if output else f'exit code {ended.returncode}'}")
+        reason = output[-1] if output else f"exit code {ended.returncode}"
+        raise Refusal("nsys.export-failed", f"{report}: nsys export failed: {reason}", file=str(report), reason=reason)
     return target
 
 
 def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if "StringIds" not in tables or not any(table in tables for table in TABLES.values() if table.startswith(CUPTI)):
-        raise ValueError(f"{where}: no CUPTI tables: no export of nsys, or profiled without --trace=cuda")
+        raise Refusal(
+            "nsys.no-cupti",
+            f"{where}: has no CUPTI tables: it is not an export of nsys, or was profiled without --trace=cuda",
+            file=where,
+        )
     collectors: dict[int, Collector] = {}
     for kind, table in TABLES.items():
         if table in tables:
@@ -96,7 +114,7 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
             while rows := cursor.fetchmany(ROWS):
                 _collect(rows, kind, collectors)
     if not collectors:
-        raise ValueError(f"{where}: no events in it; was anything run while the profiler was on?")
+        raise without_events(where)
     traces = [
         collector.trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None)
         for process, collector in sorted(collectors.items())
@@ -145,10 +163,18 @@ def _name(kind: Kind, text: str) -> str | None:
 
 def check(device: str) -> None:
     """Refuse ranks that do not use CUDA, and machines without nsys, with the remedy."""
-    remedy = "use profile=kineto"
-    require(device == "cuda", f"profile=nsys: profiles CUDA devices, and the ranks are on CPU; {remedy}")
-    absent = "profile=nsys: Nsight Systems is not installed (no nsys on the PATH)"
-    require(installed(), f"{absent}; install it, or {remedy}")
+    if device != "cuda":
+        raise Refusal(
+            "nsys.on-cpu",
+            "profile=nsys: profiles CUDA devices, but the ranks are on CPU; use `profile=kineto`",
+            key="profile",
+        )
+    if not installed():
+        raise Refusal(
+            "nsys.not-installed",
+            "profile=nsys: Nsight Systems is not installed (no nsys on the PATH); install it, or use `profile=kineto`",
+            key="profile",
+        )
 
 
 def chosen(config: RunConfig, device: str) -> RunConfig:
