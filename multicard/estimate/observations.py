@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from multicard.measure import repeated_runs
+from multicard.messages import Message
 from multicard.records.schema_parts import Interval, Prediction
 
 # Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
@@ -174,7 +175,11 @@ def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: fl
     variance += PROBE_SD**2 * (first.basis is Basis.probed) + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * printed
     variance += max(seen.slowed_sd for seen in here) ** 2
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
-    about = "another commit" if elsewhere else f"published for {first.machine}" if printed else ""
+    about = ""
+    if elsewhere:
+        about = Message("estimate.other-commit", "another commit")
+    elif printed:
+        about = Message("estimate.published-for", f"published for {first.machine}", machine=first.machine)
     return StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about, marks=marks)
 
 
