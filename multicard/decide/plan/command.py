@@ -210,10 +210,10 @@ def _comparisons(plan: Plan) -> list[str]:
     notes += [_against(plan, name, words, other) for name, words, other in simple]
     late = plan.schedule.late_s(plan.tasks)
     if late:
-        delays = {plan.tasks[place].name: delay for place, delay in late.items()}
+        names = [plan.tasks[place].name for place in late]
         each = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
         sentence = f"deadlines that are not kept: {each}; {in_hours(sum(late.values()))} in all"
-        notes.append(Message("plan.late", sentence, seconds=delays, total_s=sum(late.values())))
+        notes.append(Message("plan.late", sentence, tasks=names, seconds=[*late.values()], total_s=sum(late.values())))
     return notes
 
 
