@@ -48,8 +48,9 @@ class Basis(StrEnum):
 
     @staticmethod
     def of_memory(prediction: Prediction) -> "Basis":
-        """The basis of a prediction's memory, which may differ from that of its times."""
-        return Basis.measured if prediction.memory_basis.startswith(Basis.measured) else Basis.computed
+        """The basis of a prediction's memory, which may differ from that of its times: the first word names it."""
+        first = prediction.memory_basis.partition(" ")[0]
+        return Basis.measured if Basis.measured in first else Basis.computed
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from multicard.estimate.history import PastRun, setting
 from multicard.estimate.memory import answers, facts
 from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.memory.facts import Facts, TextFacts
-from multicard.estimate.observations import axes
+from multicard.estimate.observations import Basis, axes
 from multicard.estimate.target import Target, capability
 from multicard.estimate.totals import LENGTH, summed
 from multicard.messages import Message
@@ -142,8 +142,10 @@ def _believe_runs(prediction: Prediction, config: RunConfig, here: Sequence[Past
             more = most - before.value
             prediction.memory_bytes = Interval(needed.value + more, max(needed.low + more, most), needed.high + more)
         prediction.allocated_bytes = Interval(most, most * (1 - MEASURED), most * (1 + MEASURED))
-        also = f"; {ran_out} ran out of memory" if ran_out else ""
-        prediction.memory_basis = f"measured in {len(peaks)} of this cell's runs{also}"  # see Basis.of_memory
+        sentence = f"{Basis.measured} in {len(peaks)} of this cell's runs"  # its first word is for Basis.of_memory
+        if ran_out:
+            sentence += f"; {ran_out} ran out of memory"
+        prediction.memory_basis = Message("memory.measured", sentence, runs=len(peaks), ran_out=ran_out)
         prediction.fits = "tight" if ran_out else "yes"
     elif ran_out:
         prediction.memory_basis, prediction.fits = RAN_OUT, "no"
