@@ -14,6 +14,7 @@ import numpy as np
 
 from multicard.machine import environment
 from multicard.measure import memory
+from multicard.messages import Message
 from multicard.records.run_folder import replacing
 from multicard.records.text_table import in_bytes
 from multicard.vision.data.datasets import MNIST_FILES
@@ -291,11 +292,13 @@ def no_room_for_fp64(run: Pass) -> str:
     if not run.cuda or free_bytes is None or free_bytes >= needed_bytes:
         return ""
     have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
-    return f"{have}; start the container with a larger --shm-size or --ipc=host"
+    sentence = f"{have}; start the container with a larger --shm-size, or with `--ipc=host`"
+    return Message("gpu-steps.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes)
 
 
 def dali_absent(_: Pass) -> str:
-    return "" if find_spec("nvidia") and find_spec("nvidia.dali") else "DALI is not installed"
+    is_there = find_spec("nvidia") and find_spec("nvidia.dali")
+    return "" if is_there else Message("gpu-steps.no-dali", "DALI is not installed")
 
 
 def engines() -> str:

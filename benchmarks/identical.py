@@ -89,12 +89,18 @@ def told_apart(runs: Sequence[Run], kind: str) -> dict[str, list[tuple[int, int]
     return {name: [(sum(judge(a, b) for a, b in ways), len(ways)) for ways in dealt] for name, judge in judging}
 
 
+def spread(runs: Sequence[Run], column: str) -> float:
+    """The standard deviation of a figure's logarithm from run to run."""
+    return float(np.log([run[column] for run in runs]).std(ddof=1))
+
+
 def report(kind: str, runs: Sequence[Run]) -> list[str]:
     """How the runs differ, and how often each judge tells them apart."""
     lines = [f"{kind}: {len(runs)} runs of one configuration"]
-    for column in ("step_s", "total_s"):
-        values = np.log([run[column] for run in runs])
-        lines.append(f"  {column} differs by {values.std(ddof=1):.1%} from run to run (standard deviation)")
+    lines += [
+        f"  {column} differs by {spread(runs, column):.1%} from run to run (standard deviation)"
+        for column in ("step_s", "total_s")
+    ]
     lines.append(f"  {'told apart, with runs a side':30}" + "".join(f"{each:>12}" for each in RUNS_A_SIDE) + "   all")
     for name, counts in told_apart(runs, kind).items():
         share = sum(apart for apart, _ in counts) / max(1, sum(ways for _, ways in counts))

@@ -1,12 +1,13 @@
 """Accuracy of predicted steps: one table with every goal, the value to beat, and the value reached.
 
-    python -m benchmarks.prediction
+    python -m benchmarks.prediction [--json]
 
 Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with defects are left out;
 `multicard/estimate/published.csv` has the reasons. `fitted` makes `estimate.scaling.PUBLISHED` of them. Your own
 runs are compared by `python -m analysis predictions`.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -230,40 +231,74 @@ def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple
 # ---- the table
 
 
-def scaling_row() -> Row:
+class Reached(NamedTuple):
+    """A row of the table: its goal, the figures that were reached, and these in words."""
+
+    what: str
+    to_beat: str
+    goal: str
+    figures: dict[str, float]
+    words: str
+    met: bool
+
+    @property
+    def row(self) -> Row:
+        return self.what, self.to_beat, self.goal, self.words, "yes" if self.met else "no"
+
+
+def scaling_reached() -> Reached:
     outcomes = scaling_far(lambda_fp16())
     (median, mean), inside = errors(outcomes), covered(outcomes)
     width = float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))  # half of an interval
-    reached = f"{median:.2%}, {mean:.2%}; ±{width:.1%}, {inside:.0%} covered ({len(outcomes)} cases)"
+    figures = {"median": median, "mean": mean, "width": width, "covered": inside, "cases": len(outcomes)}
+    words = f"{median:.2%}, {mean:.2%}; ±{width:.1%}, {inside:.0%} covered ({len(outcomes)} cases)"
     met = median <= 0.015 and mean <= 0.03 and width <= 0.08 and 0.88 <= inside <= 0.95
-    what, goal = "T(8) from T(1), T(2), Lambda fp16: median, mean; interval", "<= 1.5%, <= 3%; <= ±8%, 88-95% covered"
-    return what, "1.8%, 3.6%; ±12%", goal, reached, "yes" if met else "no"
+    what = "T(8) from T(1), T(2), Lambda fp16: median, mean; interval"
+    return Reached(what, "1.8%, 3.6%; ±12%", "<= 1.5%, <= 3%; <= ±8%, 88-95% covered", figures, words, met)
 
 
-def papers_row() -> Row:
+def papers_reached() -> Reached:
     outcomes = papers_totals()
     median, inside = errors(outcomes)[0], covered(outcomes)
-    reached = f"{median:.1%}, {inside:.0%} inside ({len(outcomes)} times)"
-    what, met = "papers' Tables 2, 3: T(3), T(4) from T(1), T(2)", median <= 0.02 and inside == 1.0
-    return what, "1.1-3.2%", "<= 2% median, all inside", reached, "yes" if met else "no"
+    figures = {"median": median, "covered": inside, "cases": len(outcomes)}
+    words = f"{median:.1%}, {inside:.0%} inside ({len(outcomes)} times)"
+    what = "papers' Tables 2, 3: T(3), T(4) from T(1), T(2)"
+    met = median <= 0.02 and inside == 1.0
+    return Reached(what, "1.1-3.2%", "<= 2% median, all inside", figures, words, met)
 
 
-def precision_row(what: str, to_beat: str, goal: float, probed: bool) -> Row:
+def precision_reached(what: str, to_beat: str, goal: float, probed: bool) -> Reached:
     by_source = precisions(probed)
     pooled = [outcome for outcomes in by_source.values() for outcome in outcomes]
-    median = errors(pooled)[0]
-    parts = [f"{source} {errors(own)[0]:.1%} of {len(own)}" for source, own in by_source.items()]
-    reached = f"{median:.1%}, {covered(pooled):.0%} covered ({', '.join(parts)})"
-    return f"{what}: median", to_beat, f"<= {goal:.0%}", reached, "yes" if median <= goal else "no"
+    median, inside = errors(pooled)[0], covered(pooled)
+    medians = {source: errors(own)[0] for source, own in by_source.items()}
+    figures = {"median": median, "covered": inside, "cases": len(pooled)} | medians
+    parts = [f"{source} {medians[source]:.1%} of {len(own)}" for source, own in by_source.items()]
+    words = f"{median:.1%}, {inside:.0%} covered ({', '.join(parts)})"
+    return Reached(f"{what}: median", to_beat, f"<= {goal:.0%}", figures, words, median <= goal)
+
+
+def reached() -> dict[str, Reached]:
+    """The rows of the table by name."""
+    return {
+        "scaling": scaling_reached(),
+        "papers": papers_reached(),
+        "not probed": precision_reached("a precision that was not probed", "9.8%", 0.09, probed=False),
+        "probed": precision_reached("a precision with a probe on one GPU", "-", 0.04, probed=True),
+    }
 
 
 def main() -> None:
-    parser(__doc__).parse_args()
-    unprobed, probed = "a precision that was not probed", "a precision with a probe on one GPU"
-    rows = [scaling_row(), papers_row(), precision_row(unprobed, "9.8%", 0.09, False)]
-    rows.append(precision_row(probed, "-", 0.04, True))
+    options = parser(__doc__)
+    options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
+    as_json = options.parse_args().json
+    found, count, sound = reached(), len(published.table()), len(published.sound())
+    if as_json:
+        rows = {name: {**each.figures, "met": each.met} for name, each in found.items()}
+        print(json.dumps(rows | {"rows": {"all": count, "sound": sound}}))
+        return
+    rows = [each.row for each in found.values()]
     print("\n".join(text_table.text(HEADINGS, rows, 200, "lllll", wrap=True)))
-    count, sound = len(published.table()), len(published.sound())
     print(f"{count - sound} of {count} published rows left out for their defects; {machine()}")
 
 

@@ -1,6 +1,6 @@
 """Replays of races: how near the best cell of a grid they end, and for what share of the grid's time.
 
-    python -m benchmarks.race [--races 200]
+    python -m benchmarks.race [--races 200] [--json]
 
 Made grids have 96 cells with effects of axes between 1 % and 70 %, interactions of 5 %, 1 % between runs and 4 %
 between steps. The measured grids have 96 cells on CPU ranks; a process replays stretches of its cell's own steps. The
@@ -22,6 +22,7 @@ with `epochs=4 precision=fp32,bf16` (short) and `epochs=10 batch_size=16,32` (lo
 """
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -259,6 +260,7 @@ def replay(world: World, seed: int) -> Replay:
 
 # ---- the table
 
+NEAR_LOSS = 0.02  # within which a winner is near the best
 NEAR, SHARE, SHARE_FAST = 0.95, 0.15, 0.12  # goals: near the best, and of the time where a start costs 10 s and 3 s
 FIRST_SEED = 10_000  # the rules were tuned on smaller ones
 HARDER = "runs differ by 3 %"  # than the goal is for
@@ -283,21 +285,66 @@ HEADER = ("grid", "within 2 %", "a sweep", "worst", "time", "90 %", "started", "
 HEADER += ("wrong", "covered", "sure", "right", "met")
 
 
-def row(name: str, races: Sequence[Replay], by_sweep: Sequence[float], goal: float | None) -> tuple[str, ...]:
-    """by_sweep: see `swept`. goal: of the share of time; None: the row has no goal."""
-    near = [race.loss <= 0.02 for race in races]
-    low, high = binomtest(sum(near), len(near)).proportion_ci(0.95, "wilson")
+class Figures(NamedTuple):
+    """What a kind of races reached.
+
+    near: share of races within 2 % of the best, with its 95 % interval (near_low, near_high); by_sweep: that of sweeps.
+    share: mean share of the grid's time, with its 90 % quantile; of_sweep: where the cells of a sweep share a process.
+    right: share of the sure races that are near; None where none is sure. met: None where there is no goal.
+    """
+
+    near: float
+    near_low: float
+    near_high: float
+    by_sweep: float
+    worst: float
+    share: float
+    share_90: float
+    of_sweep: float
+    started: float
+    blocks: float
+    dropped_wrongly: float
+    covered: float
+    sure: float
+    right: float | None
+    met: bool | None
+
+
+def figures(races: Sequence[Replay], by_sweep: Sequence[float], goal: float | None) -> Figures:
+    """by_sweep: see `swept`. goal: of the share of time; None: there is no goal."""
+    near = np.array([race.loss <= NEAR_LOSS for race in races])
+    low, high = binomtest(int(near.sum()), len(near)).proportion_ci(0.95, "wilson")
     shares = [race.share for race in races]
     sure = np.array([race.verdict.sure >= RaceOptions.confidence for race in races])
-    right = f"{np.mean(np.array(near)[sure]):.0%}" if sure.any() else "-"
-    met = "yes" if np.mean(near) >= NEAR and np.mean(shares) <= (goal or 1) else "no"
-    counts = (f"{np.mean([getattr(race, field) for race in races]):.0f}" for field in ("started", "blocks"))
-    held = (f"{np.mean([getattr(race, field) for race in races]):.1%}" for field in ("dropped_wrongly", "covered"))
-    worst = max(0.0, *(race.loss for race in races))
-    figures = f"{np.mean(near):.1%} ({low * 100:.0f}-{high * 100:.0f})", f"{np.mean(np.array(by_sweep) <= 0.02):.1%}"
-    times = f"{np.mean(shares):.1%}", f"{np.quantile(shares, 0.9):.1%}"
-    said = *held, f"{np.mean(sure):.0%}", right
-    return name, *figures, f"{worst:.1%}", *times, *counts, *said, "-" if goal is None else met
+    met = bool(near.mean() >= NEAR and np.mean(shares) <= (goal or 1))
+    return Figures(
+        near=float(near.mean()),
+        near_low=float(low),
+        near_high=float(high),
+        by_sweep=float(np.mean(np.array(by_sweep) <= NEAR_LOSS)),
+        worst=max(0.0, *(race.loss for race in races)),
+        share=float(np.mean(shares)),
+        share_90=float(np.quantile(shares, 0.9)),
+        of_sweep=float(np.mean([race.of_sweep for race in races])),
+        started=float(np.mean([race.started for race in races])),
+        blocks=float(np.mean([race.blocks for race in races])),
+        dropped_wrongly=float(np.mean([race.dropped_wrongly for race in races])),
+        covered=float(np.mean([race.covered for race in races])),
+        sure=float(sure.mean()),
+        right=float(near[sure].mean()) if sure.any() else None,
+        met=None if goal is None else met,
+    )
+
+
+def row(name: str, reached: Figures) -> tuple[str, ...]:
+    """A row of the table."""
+    near = f"{reached.near:.1%} ({reached.near_low * 100:.0f}-{reached.near_high * 100:.0f})"
+    times = f"{reached.share:.1%}", f"{reached.share_90:.1%}"
+    counts = f"{reached.started:.0f}", f"{reached.blocks:.0f}"
+    held = f"{reached.dropped_wrongly:.1%}", f"{reached.covered:.1%}", f"{reached.sure:.0%}"
+    right = "-" if reached.right is None else f"{reached.right:.0%}"
+    met = {None: "-", True: "yes", False: "no"}[reached.met]
+    return name, near, f"{reached.by_sweep:.1%}", f"{reached.worst:.1%}", *times, *counts, *held, right, met
 
 
 def replayed(world: Callable[[int], World], races: int) -> tuple[list[Replay], list[float]]:
@@ -306,25 +353,35 @@ def replayed(world: Callable[[int], World], races: int) -> tuple[list[Replay], l
     return [replay(world(seed), seed=seed) for seed in seeds], [swept(world(seed)) for seed in seeds]
 
 
+def reached(races: int) -> dict[str, Figures]:
+    """What so many races of each kind reach, by the name of the kind."""
+    found: dict[str, Figures] = {}
+    for name, kind in KINDS.items():
+        goal = None if name == HARDER else SHARE_FAST if kind.start_s < 10 else SHARE
+        found[name] = figures(*replayed(lambda seed, kind=kind: MadeGrid(kind, seed), races), goal)
+    for name, (grid, times) in MEASURED.items():
+        ended = replayed(lambda seed, g=grid, n=times: MeasuredGrid(g, seed, times=n), races)
+        found[name] = figures(*ended, SHARE)
+    return found
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--races", type=int, default=200, help="of each kind")
+    options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     arguments = options.parse_args()
-    rows: list[tuple[str, ...]] = []
-    for name, kind in KINDS.items():
-        goal = None if name == HARDER else SHARE_FAST if kind.start_s < 10 else SHARE
-        rows.append(row(name, *replayed(lambda seed, kind=kind: MadeGrid(kind, seed), arguments.races), goal))
-    of_sweep: dict[str, float] = {}
-    for name, (grid, times) in MEASURED.items():
-        races, by_sweep = replayed(lambda seed, g=grid, n=times: MeasuredGrid(g, seed, times=n), arguments.races)
-        rows.append(row(name, races, by_sweep, SHARE))
-        of_sweep[name] = float(np.mean([race.of_sweep for race in races]))
+    found = reached(arguments.races)
+    if arguments.json:
+        print(json.dumps({name: each._asdict() for name, each in found.items()}))
+        return
+    rows = [row(name, each) for name, each in found.items()]
     for line in text_table.text(HEADER, rows, 120, "lrrrrrrrrrrrl"):
         print(line)
     print(f"goals: within 2 % in >= {NEAR:.0%}, <= {SHARE:.0%} of the time ({SHARE_FAST:.0%} where a start costs 3 s)")
     starts = " and ".join(f"{grid.start_s:g} s ({name})" for name, grid in GRIDS.items())
-    print(f"time: of a grid whose cells each start a process, as a race's do, in {starts}. Of a sweep that")
-    print(f"starts one: {', '.join(f'{share:.1%} ({name})' for name, share in of_sweep.items())}")
+    of_sweep = ", ".join(f"{found[name].of_sweep:.1%} ({name})" for name in MEASURED)
+    print(f"time: of a grid whose cells each start a process, as in a race, in {starts}.")
+    print(f"Of a sweep that starts one process: {of_sweep}")
     print(f"{arguments.races} races each, from seed {FIRST_SEED}; {machine()}")
 
 

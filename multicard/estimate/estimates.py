@@ -18,10 +18,9 @@ from multicard.estimate.shared_rows import SharedRow
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
 from multicard.machine import devices, environment, private
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.records.schema_parts import Interval, Prediction
 
-UNCOUNTED = {"script": "its number of steps is not known (a run or a probe to its end tells, or steps=)"}
 START_SD = 0.3  # of the logarithm of the time from the command to training, between runs
 
 
@@ -100,7 +99,9 @@ def printing_errors() -> Iterator[None]:
     except Exception as error:
         if os.environ.get("MULTICARD_STRICT"):
             raise
-        say(f"no prediction ({type(error).__name__}: {error}); please report this error of multicard", error=True)
+        kind = type(error).__name__
+        sentence = f"no prediction ({kind}: {error}); please report this error of multicard"
+        say(Message("estimate.error", sentence, error=kind, reason=str(error)), error=True)
 
 
 class Predictor:
@@ -141,13 +142,18 @@ class Predictor:
         step_s = estimated.interval
         prediction = Prediction(estimated.basis, estimated.runs, estimated.about, step_s, marks=estimated.marks)
         if estimated.basis in (Basis.measured, Basis.probed) and not alike.of_this_cell():
-            prediction.basis, prediction.about = Basis.scaled, f"{estimated.about}, of another length"
+            sentence = f"{estimated.about}, of another length"
+            prediction.basis = Basis.scaled
+            prediction.about = Message("estimate.other-length", sentence, about=estimated.about)
         length = totals.length(config, alike, here)
         if length is None:
-            prediction.about += f"; {UNCOUNTED.get(kind, 'the size of its data is not known')}, so no total"
+            reason = _uncounted(kind)
+            sentence = f"{prediction.about}; {reason}, so no total"
+            prediction.about = Message("estimate.no-total", sentence, about=prediction.about, reason=reason)
             return prediction
         if getattr(config, "stop_at_target", False):
-            prediction.about += "; the total is of all epochs, and the run stops at its target"
+            sentence = f"{prediction.about}; the total is of all epochs, and the run stops at its target"
+            prediction.about = Message("estimate.stops-at-target", sentence, about=prediction.about)
         whole = Alike(own, [run for run in here if not run.is_raced])
         prediction.total_s = totals.total_s(config, step_s, length, whole)
         prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
@@ -163,6 +169,16 @@ class Predictor:
         axes = observations.axes(own)
         runs = [run for run in self.runs if run.record.kind == kind and run.has_steps_of(axes)]
         reasons = Counter(run.left_out or f"measured on {run.hardware}, {run.cores}" for run in runs)
-        words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
-        nothing = f"no run like it on {self.target.hardware or 'this GPU'}"
-        return f"{nothing}; of this cell {words}" if words else nothing
+        sentence = f"no run like it on {self.target.hardware or 'this GPU'}"
+        if reasons:
+            words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
+            sentence += f"; of this cell {words}"
+        return Message("estimate.no-run", sentence, hardware=self.target.hardware, of_this_cell=dict(reasons))
+
+
+def _uncounted(kind: str) -> Message:
+    """Why the steps of a run are not known."""
+    if kind == "script":
+        remedy = "a run or a probe to its end tells, or steps="
+        return Message("estimate.uncounted", f"its number of steps is not known ({remedy})", key="steps")
+    return Message("estimate.unsized", "the size of its data is not known")

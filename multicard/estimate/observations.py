@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from multicard.measure import repeated_runs
+from multicard.messages import Message
 from multicard.records.schema_parts import Interval, Prediction
 
 # Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
@@ -47,8 +48,9 @@ class Basis(StrEnum):
 
     @staticmethod
     def of_memory(prediction: Prediction) -> "Basis":
-        """The basis of a prediction's memory, which may differ from that of its times."""
-        return Basis.measured if prediction.memory_basis.startswith(Basis.measured) else Basis.computed
+        """The basis of a prediction's memory, which may differ from that of its times: the first word names it."""
+        first = prediction.memory_basis.partition(" ")[0]
+        return Basis.measured if Basis.measured in first else Basis.computed
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,11 @@ def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: fl
     variance += PROBE_SD**2 * (first.basis is Basis.probed) + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * printed
     variance += max(seen.slowed_sd for seen in here) ** 2
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
-    about = "another commit" if elsewhere else f"published for {first.machine}" if printed else ""
+    about = ""
+    if elsewhere:
+        about = Message("estimate.other-commit", "another commit")
+    elif printed:
+        about = Message("estimate.published-for", f"published for {first.machine}", machine=first.machine)
     return StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about, marks=marks)
 
 

@@ -13,9 +13,10 @@ from multicard.estimate.history import PastRun, setting
 from multicard.estimate.memory import answers, facts
 from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.memory.facts import Facts, TextFacts
-from multicard.estimate.observations import axes
+from multicard.estimate.observations import Basis, axes
 from multicard.estimate.target import Target, capability
 from multicard.estimate.totals import LENGTH, summed
+from multicard.messages import Message
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision.strategy import compiles
 
@@ -24,7 +25,8 @@ MEASURED = 0.02  # half-width of the interval of a peak that was measured before
 FLEX_ATTENTION = (7, 5)  # the compute capability from which torchtune masks packed rows by flex attention
 ROWS = tuple(key for key in LENGTH if key != "epochs")  # keys that decide which of the data a run meets
 DRAWN = ("dataset.rows", "max_steps")  # of them, those with which the seed decides it
-RAN_OUT = "a run of this cell ran out of memory before"  # the `memory_basis` where that is why it does not fit
+# The `memory_basis` where that is why it does not fit
+RAN_OUT = Message("memory.ran-out", "a run of this cell ran out of memory before")
 NULL = "null"
 MIB = 1 << 20
 ALLOCATED = ("cublas", "cudnn", "compile")  # from torch's allocator: in `peak_memory_bytes` of a record
@@ -48,10 +50,7 @@ def add(
     found = iter(answers.answer_all([request for requests in asked for request in requests], compute))
     for prediction, config, size, requests in zip(predictions, configs, sizes, asked, strict=True):
         at_lengths = [next(found) for _ in requests]
-        masked = isinstance(config, LlmConfig) and config.packed and target.device_type == "cuda"
-        dense = masked and (capability(target.gpu) or FLEX_ATTENTION) < FLEX_ATTENTION
-        refused = f"packed=true: has masks of S x S on {target.gpu}, which no prediction was compared with"
-        problems = [said for said in (size, *at_lengths, refused if dense else None) if isinstance(said, str)]
+        problems = [said for said in (size, *at_lengths, _dense_masks(config, target)) if isinstance(said, str)]
         prediction.gpu_memory_bytes = target.memory_bytes if target.device_type == "cuda" else None
         if problems or isinstance(size, str):
             prediction.memory_basis = problems[0]
@@ -59,6 +58,15 @@ def add(
             _write(prediction, config, target, size, [peak for peak in at_lengths if isinstance(peak, Active)])
         if config.predict.memory is None:
             _believe_runs(prediction, config, here)
+
+
+def _dense_masks(config: RunConfig, target: Target) -> Message | None:
+    """Why the memory of packed rows is not predicted on an old GPU; None for other runs."""
+    is_packed = isinstance(config, LlmConfig) and config.packed and target.device_type == "cuda"
+    if not is_packed or (capability(target.gpu) or FLEX_ATTENTION) >= FLEX_ATTENTION:
+        return None
+    sentence = f"packed=true: has masks of S x S on {target.gpu}, which no prediction was compared with"
+    return Message("memory.dense-masks", sentence, key="packed", gpu=target.gpu)
 
 
 def _requests(config: RunConfig, size: Facts | str, target: Target) -> list[Request]:
@@ -76,18 +84,28 @@ def _write(
     active, ends = at_lengths[0], [peak.active_bytes for peak in at_lengths]
     tensors = Interval(active.active_bytes, (1 - ERROR) * min(ends), (1 + ERROR) * max(ends))
     extras = extras_of(config, target, active) if target.device_type == "cuda" else {}
-    prediction.active_bytes, prediction.memory_basis = active.active_bytes, "steps without values"
+    prediction.active_bytes = active.active_bytes
+    prediction.memory_basis = _without_values(config, target, size)
     prediction.memory_bytes = _whole_bytes([tensors, *extras.values()])
-    if isinstance(size, TextFacts):
-        between = "" if size.low is None else f", between {size.low} and {size.high}: the rows are not at hand"
-        prediction.memory_basis += f", rows of {size.length} tokens{between}"
     if target.device_type == "cuda":
         prediction.allocated_bytes = _whole_bytes([tensors, *(extras[name] for name in ALLOCATED if name in extras)])
         prediction.fits = fits(prediction.memory_bytes, target.memory_bytes)
-        if getattr(config, "engine", None) is Engine.trl:
-            prediction.memory_basis += "; of engine=trl compared with CPU ranks alone, as if each token were labelled"
-    else:
-        prediction.memory_basis += "; tensors alone, of a rank's memory of the host"
+
+
+def _without_values(config: RunConfig, target: Target, size: Facts) -> Message:
+    """What computed peaks rest on."""
+    sentence, by_trl = "steps without values", getattr(config, "engine", None) is Engine.trl
+    lengths: list[int] = []
+    if isinstance(size, TextFacts):
+        lengths = [*size.lengths]
+        sentence += f", rows of {size.length} tokens"
+        if size.low is not None:
+            sentence += f", between {size.low} and {size.high}: the rows are not at hand"
+    if target.device_type != "cuda":
+        sentence += "; tensors alone, of a rank's memory of the host"
+    elif by_trl:
+        sentence += "; of engine=trl compared with CPU ranks alone, as if each token were labelled"
+    return Message("memory.without-values", sentence, lengths=lengths, device=target.device_type)
 
 
 def _whole_bytes(parts: Sequence[Interval]) -> Interval:
@@ -124,8 +142,10 @@ def _believe_runs(prediction: Prediction, config: RunConfig, here: Sequence[Past
             more = most - before.value
             prediction.memory_bytes = Interval(needed.value + more, max(needed.low + more, most), needed.high + more)
         prediction.allocated_bytes = Interval(most, most * (1 - MEASURED), most * (1 + MEASURED))
-        also = f"; {ran_out} ran out of memory" if ran_out else ""
-        prediction.memory_basis = f"measured in {len(peaks)} of this cell's runs{also}"
+        sentence = f"{Basis.measured} in {len(peaks)} of this cell's runs"  # its first word is for Basis.of_memory
+        if ran_out:
+            sentence += f"; {ran_out} ran out of memory"
+        prediction.memory_basis = Message("memory.measured", sentence, runs=len(peaks), ran_out=ran_out)
         prediction.fits = "tight" if ran_out else "yes"
     elif ran_out:
         prediction.memory_basis, prediction.fits = RAN_OUT, "no"

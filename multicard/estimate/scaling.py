@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from multicard.estimate.observations import GPUS, Basis, Cell, StepEstimate, joined, without
 from multicard.measure.repeated_runs import PRIOR_SD
+from multicard.messages import Message
 from multicard.records.comparable import DOUBTFUL
 
 FAR = 8  # GPUs of the slope and the constant
@@ -95,10 +96,16 @@ def _grown(counts: Mapping[int, StepEstimate], gpus: int, growth: Growth) -> Ste
     # Errors of T(1) and T(2) are taken for growth, as far as that is carried on
     slope = (carried(growth_2 + 0.01) - carried(growth_2)) / 0.01
     variance = _beyond_runs(origin) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
-    about = f"T(1), T(2) of gpus{f', T({nearest})' * (nearest > 2)}"
+    about = _known_times(sorted({1, 2, nearest}))
     cell = replace(origin, log_s=origin.log_s + carried(growth_2), variance=variance, about=about)
     behind = [counts[count] for count in {1, 2, nearest}]
     return _on(cell, gpus, behind, abs(low - low_0), abs(high - high_0), doubt(min(growth_2, 0.0)))
+
+
+def _known_times(gpus: Sequence[int]) -> Message:
+    """The numbers of GPUs whose steps a growth follows from."""
+    sentence = f"{', '.join(f'T({number})' for number in gpus)} of gpus"
+    return Message("estimate.known-gpus", sentence, gpus=[*gpus])
 
 
 def _beyond_runs(cell: StepEstimate) -> float:
@@ -124,7 +131,7 @@ def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> St
     else:
         log_ratio, sd = share * rise, RANKS_SD * abs(place(gpus) - place(near))
     variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
-    about = f"T({min(near, far)}), T({max(near, far)}) of gpus"
+    about = _known_times(sorted({near, far}))
     cell = replace(counts[near], log_s=counts[near].log_s + log_ratio, variance=variance, about=about)
     return _on(cell, gpus, [counts[near], counts[far]], abs(clipped), 0.0, doubt(fallen))
 

@@ -22,6 +22,7 @@ from multicard.estimate import history
 from multicard.estimate.observations import Basis, StepObservation
 from multicard.estimate.target import Target, cores_in_words, product
 from multicard.machine import environment
+from multicard.messages import Refusal
 from multicard.records.figures import FIGURES, MONEY
 from multicard.records.schema_parts import Count, Float, Int
 from multicard.vision import model_names, models
@@ -72,19 +73,21 @@ class SharedFile(Struct, forbid_unknown_fields=True, frozen=True):
 def decode(content: bytes) -> SharedFile:
     """The rows of a file, checked; a ValueError says in a line what is wrong, and where."""
     if len(content) > MOST_BYTES:
-        raise ValueError(f"has {len(content):,} bytes, more than {MOST_BYTES:,}")
+        sentence = f"has {len(content):,} bytes, more than {MOST_BYTES:,}"
+        raise Refusal("share.too-large", sentence, bytes=len(content), most=MOST_BYTES)
     try:
         read = msgspec.json.decode(content, type=SharedFile)
     except RecursionError:
-        raise ValueError("is nested too deeply") from None
+        raise Refusal("share.nested", "is nested too deeply") from None
     for number, row in enumerate(read.rows):
         unknown = [key for key, value in row.settings.items() if not is_public(row.kind, key, value)]
         unknown += [name for name in row.figures if name not in SHARED_FIGURES]
         unknown += [name for name in row.versions if name not in PACKAGES]
         unknown += [key for key in NEEDED if key not in row.settings]
         if unknown:
-            problem = "is absent, or no key, value, figure or package that multicard has"
-            raise ValueError(f"rows[{number}]: {unknown[0]!r} {problem}")
+            name = unknown[0]
+            sentence = f"rows[{number}]: {name!r} is absent, or is no key, value, figure or package of multicard"
+            raise Refusal("share.unknown", sentence, row=number, name=name)
     return read
 
 

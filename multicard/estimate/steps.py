@@ -31,6 +31,7 @@ from multicard.estimate.observations import (
 )
 from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
 from multicard.measure import repeated_runs
+from multicard.messages import Message
 
 KINDS = {Basis.measured: "run", Basis.probed: "probe", Basis.published: "published figure"}
 MOST_CROSSED = 4  # axes; with more the cells are not alike
@@ -76,8 +77,10 @@ def _step(
     same = [cell for cell in known if not differences(cell.setting, wanted)]
     if same:
         best = min(same, key=lambda cell: (cell.published, cell.variance))
-        words = f"{count(best.runs, KINDS[best.basis])} of this cell"
-        return replace(best, about=f"{words}, {best.about}" if best.about else words)
+        kind = KINDS[best.basis]
+        words = f"{count(best.runs, kind)} of this cell"
+        sentence = f"{words}, {best.about}" if best.about else words
+        return replace(best, about=Message("estimate.of-cell", sentence, runs=best.runs, kind=kind, about=best.about))
     known += grown(known, int(wanted.get(GPUS, "1")), growth, on_gpu)
     pairs = _pairs(known, wanted)
     apart = sorted(((len(differences(cell.setting, wanted)), cell) for cell in known), key=lambda pair: pair[0])
@@ -157,12 +160,18 @@ def _crossed(
         marks.append(doubt(mean - linear))
         mean = linear
     measured = math.fsum(_own_variance(a) + _own_variance(b) for a, b in pairs) / count**2
-    about = f"{axis} {before} -> {after} by {count} pair{'s' * (count > 1)} of cells".replace('"', "")
+    about = _by_pairs(axis, before, after, len(pairs), printed)
     # Between one pair's cell and the wanted one is an interaction as well as between pairs
-    reached = _moved(source, mean, between * (1 + 1 / count) + measured, about + " printed" * printed)
+    reached = _moved(source, mean, between * (1 + 1 / count) + measured, about)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
     basis = Basis.published if printed else source.basis
     return replace(reached, runs=runs, basis=basis, marks=joined([source.marks, *marks]))
+
+
+def _by_pairs(axis: str, before: str | None, after: str | None, pairs: int, printed: bool) -> Message:
+    step = f"{axis} {before} -> {after}".replace('"', "")
+    sentence = f"{step} by {count(pairs, 'pair')} of cells{' printed' if printed else ''}"
+    return Message("estimate.by-pairs", sentence, axis=axis, pairs=pairs, printed=printed)
 
 
 def _in_proportion(source: StepEstimate, axis: str, before: str | None, after: str | None) -> StepEstimate | None:
@@ -170,7 +179,8 @@ def _in_proportion(source: StepEstimate, axis: str, before: str | None, after: s
     if power is None or not (_is_count(before) and _is_count(after)):
         return None
     log_ratio = power * math.log(int(after or 1) / int(before or 1))
-    return _moved(source, log_ratio, (BATCH_SD * log_ratio) ** 2, f"{axis} {before} -> {after} in proportion")
+    about = Message("estimate.in-proportion", f"{axis} {before} -> {after} in proportion", axis=axis)
+    return _moved(source, log_ratio, (BATCH_SD * log_ratio) ** 2, about)
 
 
 def _moved(source: StepEstimate, log_ratio: float, variance: float, about: str) -> StepEstimate:

@@ -12,6 +12,7 @@ from multicard.config.base import RunConfig
 from multicard.config.job import Device, resources
 from multicard.config.sweeps import is_elsewhere, memory_bytes
 from multicard.machine import environment
+from multicard.messages import Refusal
 from multicard.records.text_table import in_bytes
 
 GIB = 1 << 30
@@ -54,10 +55,11 @@ with Path(__file__).with_name("gpus.csv").open(newline="") as lines:
 
 
 def named(name: str, key: str = "predict.gpu") -> Gpu:
-    """The GPU that `key` names; for one that is not in the table, a ValueError lists those that are."""
+    """The GPU that `key` names; for one that is not in the table, a Refusal lists those that are."""
     gpu = GPUS.get(name.strip().lower())
     if gpu is None:
-        raise ValueError(f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}")
+        sentence = f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}"
+        raise Refusal("predict.gpu", sentence, key=key, value=name, known=[*GPUS])
     return gpu
 
 

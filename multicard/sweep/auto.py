@@ -17,7 +17,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from multicard.config.job import Auto, Device, count
-from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import place
 from multicard.config.sweeps import is_elsewhere, starts_nothing
@@ -27,7 +26,7 @@ from multicard.estimate.target import targets
 from multicard.machine import shares
 from multicard.measure.memory import available_memory_bytes
 from multicard.measure.timing import in_hours
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
@@ -42,9 +41,9 @@ TRIES = 3  # probes: where memory runs out, of the two next smaller sizes too
 PROBE_S = 5.0  # of training
 RANK_BYTES = 600_000_000  # of a CPU rank beside its tensors
 REMEDIES = {
-    Auto.gpus: "give the numbers, as gpus=1,2",
-    Auto.batch_size: "give the size, as batch_size=32",
-    Auto.max_seq_len: "give the length, as max_seq_len=512",
+    Auto.gpus: "give the numbers, as `gpus=1,2`",
+    Auto.batch_size: "give the size, as `batch_size=32`",
+    Auto.max_seq_len: "give the length, as `max_seq_len=512`",
 }
 
 
@@ -58,7 +57,7 @@ class Search:
     places: list[int] = field(default_factory=list)
     found: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    problem: str = "nothing is predicted of it"
+    problem: str = Message("auto.not-predicted", "nothing is predicted of it")
     too_large: bool = False  # even the least, by prediction
 
     @property
@@ -90,7 +89,7 @@ class Search:
         cells = [cell for value, seed in seen if isinstance(cell := self.cell(value, seed), Cell)]
         own = {cell.config.identity(): cell.cfg[self.key] for cell in cells}
         alike = [value for run in runs for digits, value in own.items() if f"-{digits}" in run.folder.name]
-        self.found = dict.fromkeys(alike[:1], "measured so before")
+        self.found = dict.fromkeys(alike[:1], Message("auto.measured-before", "measured so before"))
 
     def on_each_number(self) -> list[Cell]:
         """The cells on the numbers of GPUs that can work."""
@@ -143,47 +142,78 @@ class Search:
             raise KeyboardInterrupt
         if status == "oom":
             del self.found[self.value]
-            self.notes.append(f"memory ran out at {probe.cfg[self.key]}")
+            value = probe.cfg[self.key]
+            self.notes.append(Message("auto.ran-out", f"memory ran out at {value}", value=value))
+        elif seen:
+            sentence = f"confirmed by {count(seen.steps, 'step')}"
+            self.notes.append(Message("auto.confirmed", sentence, steps=seen.steps))
         else:
-            self.notes.append(f"confirmed by {count(seen.steps, 'step')}" if seen else f"its probe {status}")
+            self.notes.append(Message("auto.probe-ended", f"its probe {status}", status=status))
         return status != "oom"
 
 
 def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
     """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on this machine, beside
     each other unless they want all of it."""
-    key, remedy = config.auto, REMEDIES[config.auto]
+    key = config.auto
     folders = [word for word in config.hydra.overrides.hydra if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
-    alone = len(folders) == 1 and folders[0].startswith("hydra.run.dir=")
-    require(not alone, f"{''.join(folders)}: {key}=auto makes a sweep; use hydra.sweep.dir")
-    require(config.cpus_per_gpu >= 1, f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more")
-    beside, races, profile = packs and config.exclusive is False, config.race.figure is not None, config.profile.name
+    if len(folders) == 1 and folders[0].startswith("hydra.run.dir="):
+        sentence = f"{folders[0]}: {key}=auto makes a sweep; use `hydra.sweep.dir=FOLDER`"
+        raise Refusal("auto.run-folder", sentence, key="hydra.run.dir", auto=key)
+    if config.cpus_per_gpu < 1:
+        value = config.cpus_per_gpu
+        raise Refusal("auto.cpus", f"cpus_per_gpu={value}: must be 1 or more", key="cpus_per_gpu", value=value)
+    beside = packs and config.exclusive is False
     if key is Auto.gpus:
-        rules = (
-            (not beside or config.max_jobs == 1, "cells beside each other are for multicard plan, as its jobs; or"),
-            (not on_slurm, "is of this machine, not of SLURM's;"),
-            (not is_elsewhere(config), "is of this machine, not of predict.gpu;"),
-            (not races, "a race is by what cells measure, not by predictions;"),
-            (not config.probe.enabled, "is by predictions, which probes are made for;"),
-        )
+        _refuse_gpus(config, on_slurm, beside)
     else:
-        whole = config.global_batch_size if key is Auto.batch_size else None
-        rules = (
-            (whole is None, f"global_batch_size={whole} says what a step has; leave it out, or"),
-            (not races, "a race compares sizes that are given;"),
-            (not beside, "cells beside each other share their memory;"),
-            (str(profile) == "none", f"is confirmed by a probe; leave out profile={profile}, or"),
-            (not on_slurm or is_elsewhere(config), "SLURM's GPUs are not known; give predict.gpu, or"),
+        _refuse_size(config, on_slurm, beside)
+
+
+def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
+    remedy = REMEDIES[Auto.gpus]
+    if beside and config.max_jobs != 1:
+        sentence = f"gpus=auto: cells that run beside each other are a plan's jobs; use multicard plan, or {remedy}"
+        raise Refusal("auto.gpus-beside", sentence, key="gpus")
+    if on_slurm:
+        raise Refusal(
+            "auto.gpus-of-slurm", f"gpus=auto: chooses for this machine, not for SLURM's; {remedy}", key="gpus"
         )
-    for works, problem in rules:
-        require(works, f"{key}=auto: {problem} {remedy}")
+    if is_elsewhere(config):
+        sentence = f"gpus=auto: chooses for this machine, not for that of predict.gpu; {remedy}"
+        raise Refusal("auto.gpus-elsewhere", sentence, key="gpus")
+    if config.race.figure is not None:
+        sentence = f"gpus=auto: chooses by predictions, and a race by what cells measure; {remedy}"
+        raise Refusal("auto.gpus-of-race", sentence, key="gpus")
+    if config.probe.enabled:
+        sentence = f"gpus=auto: chooses by predictions, for which probes are made; {remedy}"
+        raise Refusal("auto.gpus-of-probe", sentence, key="gpus")
+
+
+def _refuse_size(config: Any, on_slurm: bool, beside: bool) -> None:
+    key, remedy, profile = config.auto, REMEDIES[config.auto], str(config.profile.name)
+    if key is Auto.batch_size and config.global_batch_size is not None:
+        whole = f"global_batch_size={config.global_batch_size}"
+        sentence = f"batch_size=auto: {whole} already sets the samples of a step; leave it out, or {remedy}"
+        raise Refusal("auto.global-batch", sentence, key="batch_size", global_batch_size=config.global_batch_size)
+    if config.race.figure is not None:
+        raise Refusal("auto.size-of-race", f"{key}=auto: a race compares given sizes; {remedy}", key=key)
+    if beside:
+        sentence = f"{key}=auto: cells that run beside each other share their memory; {remedy}"
+        raise Refusal("auto.size-beside", sentence, key=key)
+    if profile != "none":
+        sentence = f"{key}=auto: a probe without a profile confirms the size; leave out profile={profile}, or {remedy}"
+        raise Refusal("auto.size-profiled", sentence, key=key, profile=profile)
+    if on_slurm and not is_elsewhere(config):
+        sentence = f"{key}=auto: SLURM's GPUs are not known; give predict.gpu, or {remedy}"
+        raise Refusal("auto.size-of-slurm", sentence, key=key)
 
 
 def resolve(
     command: Command, context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], on_slurm: bool
 ) -> list[list[str]]:
-    """The overrides of each cell with its value. Nothing confirms a size for a command that starts nothing here. A
-    ValueError where nothing is known of the memory of a cell."""
+    """The overrides of each cell with its value. Nothing confirms a size for a command that starts nothing here.
+    Refuses a cell of whose memory nothing is known."""
     key, searches = config.auto, dict[tuple[str, ...], Search]()
     for index, words in enumerate(job_overrides):
         alike = tuple(sorted(word for word in words if not word.startswith(REPEATS)))
@@ -203,10 +233,16 @@ def resolve(
         why = ", ".join(filter(None, (search.found.get(search.value, search.problem), *search.notes)))
         told = search.found or key is Auto.gpus or isinstance(search.cell(search.value), Refused)
         told = told or (search.too_large and key is Auto.batch_size)  # `fit` decides
-        require(bool(told), f"{label} {key}=auto: cannot be told ({why}); {REMEDIES[key]}")
-        say(f"{label} {key}=auto: {search.value} ({why})")
+        if not told:
+            sentence = f"{label} {key}=auto: no size can be chosen ({why}); {REMEDIES[key]}"
+            raise Refusal("auto.unknown", sentence, key=key, cells=label, reasons=why)
+        sentence = f"{label} {key}=auto: {search.value} ({why})"
+        say(Message("auto.chosen", sentence, key=key, cells=label, value=search.value, reasons=why))
     if len(unknown) > 1:
-        say(f"to choose by times, probe first: the same with gpus={','.join(map(str, sorted(unknown)))} probe=true")
+        numbers = sorted(unknown)
+        words = f"gpus={','.join(map(str, numbers))} probe=true"
+        sentence = f"to choose by times, probe first: type the same with `{words}`"
+        say(Message("auto.probe-first", sentence, key="gpus", gpus=numbers))
     replaced = {key, "auto", "hydra.mode"}
     command.forget(*replaced)  # each cell has its own value
     values = {place: search.value for search in searches.values() for place in search.places}
@@ -240,13 +276,15 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
         if seconds:
             least_s, gpus = min((value, gpus) for gpus, value in seconds.items())
             others = ", ".join(f"{other}: {in_hours(value)}" for other, value in seconds.items() if other != gpus)
-            others = others or "of other numbers none is predicted"
-            search.found[gpus] = f"the least predicted time, {in_hours(least_s)}; {others}"
+            others = others or "nothing is predicted for other numbers"
+            sentence = f"the least predicted time, {in_hours(least_s)}; {others}"
+            search.found[gpus] = Message("auto.least-time", sentence, seconds=seconds)
         elif own:
-            search.found[max(each.config.gpus for each in fitting)] = "no time is predicted, so all there are"
+            most = max(each.config.gpus for each in fitting)
+            search.found[most] = Message("auto.no-time", "no time is predicted, so all there are")
             unknown |= {each.config.gpus for each in own}
         else:
-            search.problem = "no number can work"
+            search.problem = Message("auto.no-number", "no number can work")
     return unknown
 
 
@@ -259,9 +297,10 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
         for (search, cell), answer in zip(tried, answers, strict=True):
             (fits, needs), size, none = _verdict(answer), cell.cfg[search.key], not answer.prediction.memory_bytes
             if fits:
-                search.found[size] = f"predicted {needs}"
+                search.found[size] = Message("auto.fits", f"predicted {needs}", needs=needs)
             elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1
-                search.too_large, search.problem = not none, needs if none else f"not even {size} fits: {needs}"
+                search.too_large = not none
+                search.problem = needs if none else _too_large(size, needs)
         searches = [search for search in searches if search.found]
     for _ in range(TRIES if probes else 0):
         pairs = [(search, search.cell(search.value, probes=True)) for search in searches if search.found]
@@ -272,14 +311,19 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
         searches = [search for search, probe in probing if not search.took(probe)]
 
 
+def _too_large(size: int, needs: str) -> Message:
+    return Message("auto.too-large", f"not even {size} fits: {needs}", size=size, needs=needs)
+
+
 def _verdict(answer: Estimate) -> tuple[bool, str]:
     """Whether all of a run's interval fits, and its memory in words; CPU ranks share what the machine has left."""
     prediction, has, extra = answer.prediction, answer.target.memory_bytes, 0
     needed, fits = prediction.memory_bytes, prediction.fits == "yes"
     if needed is None or has is None:
-        return False, str(prediction.memory_basis)
+        return False, prediction.memory_basis
     if answer.target.device_type == "cpu":
         has, extra = available_memory_bytes() // answer.config.gpus, RANK_BYTES
         fits = prediction.fits != "no" and needed.high + extra <= has
-    high = in_bytes(needed.high + extra)
-    return fits, f"{in_bytes(needed.value + extra)}, at most {high} of {in_bytes(has)}"
+    likely, most = needed.value + extra, needed.high + extra
+    sentence = f"{in_bytes(likely)}, at most {in_bytes(most)} of {in_bytes(has)}"
+    return fits, Message("auto.needs", sentence, likely_bytes=likely, most_bytes=most, has_bytes=has)

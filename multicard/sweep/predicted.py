@@ -11,7 +11,7 @@ from multicard.estimate.estimates import Effort, Estimate, estimate, printing_er
 from multicard.estimate.target import Target, named, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep import cells, prediction_table, slurm_submit
@@ -19,8 +19,12 @@ from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 from multicard.sweep.prediction_table import Row
 
 SLURM_NODES = {  # by device
-    "cuda": "SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb",
-    "cpu": "SLURM's nodes are taken to have this machine's processor",
+    "cuda": Message(
+        "predict.slurm-gpus",
+        "SLURM's nodes are not known here; name their GPU, as `predict.gpu=h100-80gb`",
+        key="predict.gpu",
+    ),
+    "cpu": Message("predict.slurm-cpus", "SLURM's nodes are taken to have this machine's processor"),
 }
 REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
     "vision": "use a smaller batch_size or dataset.image_size",
@@ -32,7 +36,7 @@ Predicted = tuple[Cell, Estimate]
 
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
     """Print estimates of the cells, those measured before too, and which of them are refused; of jobs of SLURM without
-    what only their own nodes can answer. A ValueError says that predict.gpu is no known GPU.
+    what only their own nodes can answer. Refuses a predict.gpu that is no known GPU.
     """
     left = sweep.left
     cells.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
@@ -60,8 +64,9 @@ def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
     cores = resources(config).cpus if on_slurm else environment.cores()
     if target.device_type != "cpu" or config.gpus <= cores:
         return ""
-    crowd = f"gpus={config.gpus}: {config.gpus} CPU ranks would take turns on {count(cores, 'core')}"
-    return f"{crowd}, whose time no run tells; use gpus={cores} or fewer"
+    crowd = f"{config.gpus} CPU ranks would take turns on {count(cores, 'core')}, whose time no run tells"
+    sentence = f"gpus={config.gpus}: {crowd}; use `gpus={cores}` or fewer"
+    return Message("predict.crowd", sentence, key="gpus", value=config.gpus, cores=cores)
 
 
 def _show(predicted: Sequence[Predicted]) -> None:
@@ -70,7 +75,8 @@ def _show(predicted: Sequence[Predicted]) -> None:
         experiment = str(cell.composed.hydra.runtime.choices.get("experiment") or "")
         sections.setdefault(experiment, {}).setdefault(cell.config.identity(), []).append((cell, answer))
     where = ", ".join(dict.fromkeys(answer.target.in_words for _, answer in predicted))
-    say(f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:")
+    sentence = f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:"
+    say(Message("predict.title", sentence, key="predict", where=where))
     every = list[Row]()
     for experiment, groups in sections.items():
         rows = _rows([*groups.values()])
@@ -118,15 +124,29 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
     for cell, found in estimated:
         fits = found.prediction.fits
         if fits == "no" and cell.cfg.race.figure is not None:
-            sweep.refuse(cell, f"{_needs(found)}; fit=off tries it", is_mistake=False)
+            needs = _needs(found)
+            reason = Message("fit.not-raced", f"{needs}; `fit=off` tries it", key="fit", needs=needs)
+            sweep.refuse(cell, reason, is_mistake=False)
         elif fits == "no" and cell.cfg.fit == Fit.refuse:
-            sweep.refuse(cell, f"fit=refuse: {_needs(found)}; {remedy}, or fit=warn to try")
+            needs = _needs(found)
+            sentence = f"fit=refuse: {needs}; {remedy}, or try it with `fit=warn`"
+            sweep.refuse(cell, Message("fit.refused", sentence, key="fit", needs=needs))
         elif fits in unfit:
-            unfit[fits].setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {_needs(found)}")
-    for fits, verdict, hint in (("no", "will not fit", f"; {remedy}, or fit=off"), ("tight", "may not fit", "")):
-        if members := unfit[fits].values():
-            named_cells = prediction_table.listed(members, NAMED_CELLS)
-            say(f"{count(len(members), 'cell')} {verdict}: {named_cells}{hint}", error=True)
+            unfit[fits].setdefault(cell.config.identity(), _unfit_cell(cell, found))
+    if members := [*unfit["no"].values()]:
+        named_cells = prediction_table.listed(members, NAMED_CELLS)
+        sentence = f"{count(len(members), 'cell')} will not fit: {named_cells}; {remedy}, or `fit=off`"
+        say(Message("fit.will-not", sentence, key="fit", cells=len(members), named=named_cells), error=True)
+    if members := [*unfit["tight"].values()]:
+        named_cells = prediction_table.listed(members, NAMED_CELLS)
+        sentence = f"{count(len(members), 'cell')} may not fit: {named_cells}"
+        say(Message("fit.may-not", sentence, key="fit", cells=len(members), named=named_cells), error=True)
+
+
+def _unfit_cell(cell: Cell, found: Estimate) -> Message:
+    needs = _needs(found)
+    sentence = f"{cell.label}{cell.folder.name} {needs}"
+    return Message("fit.cell", sentence, cell=cell.label.strip(), folder=cell.folder.name, needs=needs)
 
 
 def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
@@ -154,8 +174,12 @@ def _needs(found: Estimate) -> str:
     gpu, prediction = found.target.gpu or "the GPU", found.prediction
     memory = prediction.memory_bytes
     if prediction.memory_basis == peaks.RAN_OUT:
-        return f"ran out of memory on {gpu} before"
+        return Message("fit.ran-out", f"ran out of memory on {gpu} before", gpu=gpu)
     if memory is None:
-        return f"{prediction.memory_basis} ({gpu})"
+        sentence = f"{prediction.memory_basis} ({gpu})"
+        return Message("fit.unknown", sentence, gpu=gpu, reason=prediction.memory_basis)
+    has_bytes = prediction.gpu_memory_bytes
     needed = f"{in_bytes(memory.value)} ({in_bytes(memory.low)} to {in_bytes(memory.high)})"
-    return f"needs {needed} of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}"
+    sentence = f"needs {needed} of memory, and {gpu} has {in_bytes(has_bytes)}"
+    ends = [memory.value, memory.low, memory.high]
+    return Message("fit.needs", sentence, gpu=gpu, bytes=ends, has_bytes=has_bytes)

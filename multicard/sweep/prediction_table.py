@@ -3,12 +3,14 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from multicard.config import prices
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
 from multicard.estimate.observations import Basis
+from multicard.messages import Message
 from multicard.records import comparable, text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
 from multicard.records.schema_parts import Interval
@@ -17,9 +19,9 @@ WIDTH = 120  # of notes
 NAMED = 3  # reasons or cells that are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
 MARKS = {
-    comparable.LOADED: "others kept its cores busy: the estimate rests on such runs alone",
-    comparable.DISTURBED: "others used its GPUs: the estimate rests on such runs alone",
-    comparable.DOUBTFUL: "cells that scaled beyond linear; carried on as linear",
+    comparable.LOADED: Message("predict.loaded", "other programs kept its cores busy in all runs behind the estimate"),
+    comparable.DISTURBED: Message("predict.disturbed", "other programs used its GPUs in all runs behind the estimate"),
+    comparable.DOUBTFUL: Message("predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"),
 }
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 DURATION = Unit("s", seconds, tuple(Scale(name, size, size) for name, size in _TIMES.items()))
@@ -86,21 +88,29 @@ def notes(rows: Sequence[Row]) -> list[str]:
     found = [row.estimate.prediction for row in rows]
     lines = []
     if any(each.fits for each in found):
-        lines.append("fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above")
+        sentence = "fits: yes if the needed memory's whole interval is below the GPU's memory, no if it is all above"
+        lines.append(Message("predict.fits", sentence))
     for basis in Basis:
         abouts = listed(each.about for each in found if each.basis == basis)
         lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
-        lines.append("to know times that are unknown or published: probe=true in place of predict=true, on such a node")
+        sentence = "to measure unknown or published times, replace predict=true by `probe=true`, on such a node"
+        lines.append(Message("predict.probe", sentence, key="probe"))
     marks = {mark for each in found for mark in each.marks}
     lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
     memory = listed(each.memory_basis for each in found)
     lines += [f"memory: {memory}"] if memory else []
-    for fits, meaning in (("no", "likely to run out of memory"), ("tight", "may run out of memory")):
-        members = [row.axes for row in rows if row.estimate.prediction.fits == fits]
-        names = listed(" ".join(f"{axis}={value}" for axis, value in axes.items()) for axes in members)
-        lines += [f"{meaning}: {count(len(members), 'cell')}: {names}"] if members else []
+    if members := [row for row in rows if row.estimate.prediction.fits == "no"]:
+        sentence = f"likely to run out of memory: {count(len(members), 'cell')}: {_names(members)}"
+        lines.append(Message("predict.no-fit", sentence, cells=len(members), named=_names(members)))
+    if members := [row for row in rows if row.estimate.prediction.fits == "tight"]:
+        sentence = f"may run out of memory: {count(len(members), 'cell')}: {_names(members)}"
+        lines.append(Message("predict.tight-fit", sentence, cells=len(members), named=_names(members)))
     return text_table.folded(lines, WIDTH)
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return listed(" ".join(f"{axis}={value}" for axis, value in row.axes.items()) for row in rows)
 
 
 def listed(words: Iterable[str], most: int = NAMED) -> str:
@@ -108,7 +118,7 @@ def listed(words: Iterable[str], most: int = NAMED) -> str:
     return text_table.first_few(list(dict.fromkeys(filter(None, words))), most, "; ")
 
 
-def sums(rows: Sequence[Row], on_gpus: bool) -> str:
+def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
     """The time of runs that are not measured yet: one after the other, of all their GPUs, and their energy.
 
     Runs that will not fit do not count. Ends of intervals are added up: the cause of one error may make all estimates
@@ -119,42 +129,70 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> str:
     timed = [row for row in left if row.estimate.prediction.total_s is not None]
     runs, unknown = sum(row.left for row in left), sum(row.left for row in left if row not in timed)
     measured = sum(row.runs - row.left for row in rows)
+    facts: dict[str, Any] = {"runs": runs, "measured": measured, "unknown": unknown, "unfit": unfit}
     said = f"{count(runs, 'run') if runs else 'nothing'} to measure"
-    said += f", {measured} measured before" if measured else ""
+    if measured:
+        said += f", {measured} measured before"
     if timed:
-        said += f": {'at least ' * bool(unknown)}{_sum(timed, 'total', bool(unknown))} one after the other"
-        said += f", {_sum(timed, 'total', bool(unknown), each_gpu=True)} of GPUs" if on_gpus else ""
-        if all(row.estimate.prediction.energy_joules is not None for row in timed):
-            said += f", {_sum(timed, 'energy', bool(unknown))}"
-        said += _money(timed, bool(unknown))
-        said += f", and {count(unknown, 'run')} whose time is unknown" if unknown else ""
+        found = _sums(timed, on_gpus)
+        facts |= {name: _ends(total, bool(unknown)) for name, total in found.items()}
+        said += f": {_in_words(found, bool(unknown))}"
+        if unknown:
+            said += f", and {count(unknown, 'run')} whose time is unknown"
     elif runs:
         said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
-    return said + (f"; without {count(unfit, 'run')} that will not fit" if unfit else "")
+    if unfit:
+        said += f"; without {count(unfit, 'run')} that will not fit"
+    return Message("predict.sums", said, **facts)
 
 
-def _money(rows: Sequence[Row], is_part: bool) -> str:
-    """The price of all runs' GPU hours: ", costs 5.2 (4.8 to 5.6)"; empty where some have no price."""
-    found = [prices.gpu_hour(plain(row.estimate.config), row.estimate.target.gpu) for row in rows]
-    if None in found or any(row.estimate.target.device_type == "cpu" for row in rows):
-        return ""
-    hours = [row.left * row.ranks * (price or 0.0) / 3600 for row, price in zip(rows, found, strict=True)]
-    low, value, high = (
-        MONEY.text(sum(getattr(row.estimate.prediction.total_s, end) * n for row, n in zip(rows, hours, strict=True)))
-        for end in ("low", "value", "high")
-    )
-    return f", costs at least {low}" if is_part else f", costs {value} ({low} to {high})"
+def _sums(rows: Sequence[Row], on_gpus: bool) -> dict[str, Interval]:
+    """Seconds one after the other, of all GPUs, energy and price of the runs that are left, where they are known."""
+    found = {"seconds": _sum("total_s", [(row, row.left) for row in rows])}
+    if on_gpus:
+        found["gpu_seconds"] = _sum("total_s", [(row, row.left * row.ranks) for row in rows])
+    if all(row.estimate.prediction.energy_joules is not None for row in rows):
+        found["joules"] = _sum("energy_joules", [(row, row.left) for row in rows])
+    hourly = [prices.gpu_hour(plain(row.estimate.config), row.estimate.target.gpu) for row in rows]
+    if None not in hourly and all(row.estimate.target.device_type != "cpu" for row in rows):
+        times = [row.left * row.ranks * (price or 0.0) / 3600 for row, price in zip(rows, hourly, strict=True)]
+        found["cost"] = _sum("total_s", zip(rows, times, strict=True))
+    return found
 
 
-def _sum(rows: Sequence[Row], quantity: str, is_part: bool, each_gpu: bool = False) -> str:
-    """A quantity of all runs: "5.2 h (4.8 to 5.6)", or the low end alone where they are a part of those asked for."""
-    key, unit = QUANTITIES[quantity]
-    times = [row.left * (row.ranks if each_gpu else 1) for row in rows]
-    value, low, high = (
-        sum(getattr(getattr(row.estimate.prediction, key), end) * n for row, n in zip(rows, times, strict=True))
-        for end in ("value", "low", "high")
-    )
-    scale = unit.scale(value)
+def _sum(key: str, times: Iterable[tuple[Row, float]]) -> Interval:
+    """A predicted quantity of several runs, each so many times."""
+    low = value = high = 0.0
+    for row, number in times:
+        each: Interval = getattr(row.estimate.prediction, key)
+        low += each.low * number
+        value += each.value * number
+        high += each.high * number
+    return Interval(value, low, high)
+
+
+def _ends(total: Interval, is_part: bool) -> list[float]:
+    """The value, low and high; the low end alone of runs that are a part of those asked for."""
+    return [total.low] if is_part else [total.value, total.low, total.high]
+
+
+def _in_words(found: Mapping[str, Interval], is_part: bool) -> str:
+    """Sums as text: "5.2 h (4.8 to 5.6) one after the other, 10.4 h (9.6 to 11.2) of GPUs"."""
+    least = "at least " if is_part else ""
+    words = [f"{least}{_with_ends(found['seconds'], DURATION, is_part)} one after the other"]
+    if "gpu_seconds" in found:
+        words.append(f"{_with_ends(found['gpu_seconds'], DURATION, is_part)} of GPUs")
+    if "joules" in found:
+        words.append(_with_ends(found["joules"], JOULES, is_part))
+    if "cost" in found:
+        cost = found["cost"]
+        low, value, high = (MONEY.text(end) for end in (cost.low, cost.value, cost.high))
+        words.append(f"costs at least {low}" if is_part else f"costs {value} ({low} to {high})")
+    return ", ".join(words)
+
+
+def _with_ends(total: Interval, unit: Unit, is_part: bool) -> str:
+    scale = unit.scale(total.value)
     if is_part:
-        return f"{_digits(low, scale)} {scale.name}"
-    return f"{_digits(value, scale)} {scale.name} ({_digits(low, scale)} to {_digits(high, scale)})"
+        return f"{_digits(total.low, scale)} {scale.name}"
+    return f"{_digits(total.value, scale)} {scale.name} ({_digits(total.low, scale)} to {_digits(total.high, scale)})"

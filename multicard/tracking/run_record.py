@@ -8,13 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from multicard.config.sweeps import PREDICTION
 from multicard.observe.gpu_record import MERGED
 from multicard.records.comparable import content
-from multicard.records.run_folder import ENVIRONMENT, RESULT, read_environment
+from multicard.records.run_folder import ENVIRONMENT, RESULT, builtins, read_environment
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Cpu, Environment
 from multicard.records.schema_parts import Segment
@@ -121,7 +120,7 @@ def summary(record: AnyRecord) -> dict[str, Any]:
 
     The lines of a log are one text, and a list of texts one line.
     """
-    own = {key: value for key, value in msgspec.to_builtins(record).items() if key not in ELSEWHERE}
+    own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
     return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
 
 

@@ -85,19 +85,24 @@ def test_the_model_of_a_row_never_saw_its_family(monkeypatch):
     assert prediction.scaling_far([row for row in rows if row.family == "A100"]) == before != []
 
 
-def test_a_missed_goal_is_said():
+def test_what_races_reach_and_whether_it_is_the_goal():
     def ended(loss, share, dropped_wrongly=False, sure=0.98):
         return Replay(loss, share, share, 20, 30, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))
 
     near, far, long, unsure = ended(0.0, 0.1), ended(0.03, 0.1, True), ended(0.0, 0.2), ended(0.0, 0.1, sure=0.9)
     sweeps = [0.01, 0.02, 0.03, 0.0]
-    assert race.row("grid", [near] * 9 + [unsure] * 10 + [far], sweeps, 0.15) == (
-        *("grid", "95.0% (76-99)", "75.0%", "3.0%", "10.0%", "10.0%", "20", "30", "5.0%", "95.0%", "50%", "90%", "yes"),
-    )
-    assert race.row("grid", [unsure], sweeps, 0.15)[-3:] == ("0%", "-", "yes")
-    assert race.row("grid", [near] * 18 + [far] * 2, sweeps, 0.15)[-1] == "no"
-    assert race.row("grid", [long] * 20, sweeps, 0.15)[-1] == "no"
-    assert race.row("grid", [long] * 20, sweeps, None)[-1] == "-"
+    reached = race.figures([near] * 9 + [unsure] * 10 + [far], sweeps, 0.15)
+    assert (reached.near, reached.near_low, reached.near_high) == pytest.approx((0.95, 0.764, 0.991), abs=1e-3)
+    assert (reached.by_sweep, reached.worst, reached.dropped_wrongly) == pytest.approx((0.75, 0.03, 0.05))
+    assert (reached.share, reached.share_90, reached.of_sweep) == pytest.approx((0.1, 0.1, 0.1))
+    assert (reached.started, reached.blocks) == (20, 30)
+    assert (reached.covered, reached.sure, reached.right, reached.met) == (0.95, 0.5, 0.9, True)
+    assert len(race.row("grid", reached)) == len(race.HEADER)
+    reached = race.figures([unsure], sweeps, 0.15)
+    assert (reached.sure, reached.right, reached.met) == (0, None, True)
+    assert race.figures([near] * 18 + [far] * 2, sweeps, 0.15).met is False
+    assert race.figures([long] * 20, sweeps, 0.15).met is False
+    assert race.figures([long] * 20, sweeps, None).met is None
 
 
 def test_a_cell_that_drops_out_and_is_better_than_the_winner_is_counted():
@@ -145,5 +150,5 @@ def test_equal_runs_are_seldom_told_apart_and_different_ones_always(kind: str, t
     a, b = next(identical.deals(different, 5))
     judged = {name: judge(a, b) for name, judge in identical.judges(kind).items()}
     assert judged == {name: name != "claims, accuracy" for name in judged}
-    (heading, step, *_) = identical.report(kind, different)
-    assert heading == f"{kind}: 10 runs of one configuration" and "step_s differs by 13.8% from run" in step
+    assert identical.spread(different, "step_s") == pytest.approx(0.138, abs=5e-4)
+    assert len(identical.report(kind, different)) == 4 + len(judged)

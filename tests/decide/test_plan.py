@@ -22,8 +22,11 @@ from multicard.decide.plan.schedule import Option, Schedule, Task, quantile
 from multicard.decide.plan.tasks import PlannedNode
 from multicard.estimate.totals import exact
 from multicard.machine import environment
+from multicard.measure.timing import in_hours
+from multicard.messages import Refusal
 from multicard.records.schema_parts import Interval
 from tests.conftest import ROOT
+from tests.helpers.messages import Told, codes, find, refused, remedies, says, told
 
 LIMIT_S = 120.0  # plans here take well under a second; a machine that is busy has time
 FOUR = PlannedNode(4, name="4 GPUs")
@@ -69,8 +72,14 @@ def plan(wanted: list[Task], gpus: int) -> Plan:
     return found
 
 
-def shown(found: Plan) -> list[str]:
-    return command.plan_lines(found, exact(1), command.as_dict(found, "here", exact(1)))
+def shown(found: Plan) -> str:
+    return "\n".join(command.plan_lines(found, exact(1), command.as_dict(found, "here", exact(1))))
+
+
+def one(text: str) -> Told:
+    """The only message of a text."""
+    (message,) = told(text)
+    return message
 
 
 # ---- times
@@ -103,10 +112,14 @@ def test_repetitions_are_tasks_and_wait_as_their_job_does():
 
 
 def test_numbers_of_gpus_that_the_node_does_not_have_are_left_out():
-    with pytest.raises(ValueError, match=r"jobs\.wide: cannot run \(gpus=8: the node has 4\)"):
+    with refused("plan.cannot-run", key="jobs.wide") as caught:
         tasks_of(Job("wide", seconds={8: 3}))
-    (found,), notes = tasks_of(Job("some", seconds={2: 9, 8: 3}))
-    assert [each.gpus for each in found.options] == [2] and notes == ["some: not planned with gpus=8: the node has 4"]
+    too_few = Told("plan.node-has-fewer", None, {"gpus": 4})
+    assert told(caught.value.facts["reasons"]) == [Told("plan.not-on", None, {"gpus": [8], "reason": too_few})]
+    (found,), (note,) = tasks_of(Job("some", seconds={2: 9, 8: 3}))
+    assert [each.gpus for each in found.options] == [2]
+    left_out = find(note, "plan.left-out", job="some")
+    assert says(left_out.facts["reasons"], "plan.not-on", gpus=[8], reason=too_few)
 
 
 # ---- schedules without a solver
@@ -192,10 +205,12 @@ def test_no_schedule_costs_less(seed: int):
 def test_the_bound_is_of_plans_that_keep_the_deadlines_where_this_one_does():
     kept = plan([task({1: 10, 2: 6}, deadline_s=6), task({1: 10})], 2)
     assert kept.schedule.makespan_s == 16 and not kept.schedule.late_s(kept.tasks)
-    assert "bound: no plan that keeps the deadlines ends before 0:00:16: gap 0.0%" in shown(kept)
+    bound = find(shown(kept), "plan.bound", keeps_deadlines=True)
+    assert bound.facts["seconds"] == pytest.approx(16, rel=1e-3) and bound.facts["gap"] < 5e-4
     late = plan([task({1: 10, 2: 6}, deadline_s=5), task({1: 10})], 2)  # which none keeps
     assert late.schedule.makespan_s == 16 and late.bound_s == pytest.approx(10, rel=1e-3)  # both at once
-    assert "bound: no plan ends before 0:00:10: gap 37.5%" in shown(late)
+    bound = find(shown(late), "plan.bound", keeps_deadlines=False)
+    assert (bound.facts["seconds"], bound.facts["gap"]) == (pytest.approx(10, rel=1e-3), pytest.approx(0.375, rel=1e-3))
 
 
 def test_a_plan_is_never_worse_than_the_simple_ones():
@@ -213,8 +228,11 @@ def test_deadlines_that_have_passed_count_with_all_of_their_delay():
     found = plan([task({1: 10}, deadline_s=-500), task({1: 10}, deadline_s=12)], 1)
     delays = found.schedule.late_s(found.tasks)
     assert delays == {0: pytest.approx(510), 1: pytest.approx(8)}  # 25 more the other way round
-    said = "\n".join(shown(found))
-    assert "0:08:20 ago  0:08:30\n" in said and "not kept: task by 0:08:30, task by 0:00:08; 0:08:38 in all" in said
+    said = shown(found)
+    assert "0:08:20 ago  0:08:30\n" in said
+    late = find(said, "plan.late").facts
+    assert late["tasks"] == ["task", "task"] and late["total_s"] == pytest.approx(518)
+    assert late["seconds"] == [pytest.approx(510), pytest.approx(8)]
 
 
 def test_what_is_left_is_planned_around_what_runs():
@@ -279,14 +297,17 @@ slowdown: 1.0
 jobs: {fp64: {seconds: {1: 6266, 2: 3339, 3: 2318, 4: 1937}, repeat: 4}}
 """
     code, printed, content = planned(file)
-    assert code == 0 and max(map(len, printed.splitlines())) <= 120 and "deadline" not in printed
+    table, _, _ = printed.partition("\n\n")
+    assert code == 0 and max(map(len, table.splitlines()[1:])) <= 120 and "deadline" not in table
     assert content["makespan_s"] == pytest.approx(6266) and content["bound_s"] == pytest.approx(6266, rel=1e-3)
     assert content["in_turn_s"] == pytest.approx(7748) and content["fewest_gpus_each_s"] == pytest.approx(6266)
     assert sorted(each["gpu_ids"] for each in content["jobs"]) == [[0], [1], [2], [3]]
-    assert "one after the other on all: 2:09:08; the plan takes 19% less" in printed
+    in_turn = find(printed, "plan.against-simple", simple="in turn").facts
+    assert (in_turn["seconds"], in_turn["saved"]) == (pytest.approx(7748), pytest.approx(0.19, abs=0.005))
+    assert says(printed, "plan.slowdown", value=1.0)
     _, printed, content = planned(file.replace("slowdown: 1.0\n", ""))
     assert content["makespan_s"] == pytest.approx(6266 * 1.03)
-    assert "slowdown: 1.03 of runs that leave GPUs for others is assumed (1 to 1.1)" in printed
+    assert says(printed, "plan.slowdown-assumed", value=1.03, ends=[1.0, 1.1])
 
 
 def test_a_plan_is_written_in_every_form(planned: Main, tmp_path: Path):
@@ -298,26 +319,32 @@ def test_a_plan_is_written_in_every_form(planned: Main, tmp_path: Path):
     shown = ("gpus", "gpu_ids", "seconds", "seconds_low", "seconds_high", "after", "deadline_s")
     assert [rows[0][key] for key in shown] == ["1", "0", "9.0", "8.0", "10.0", "", ""]
     assert [rows[1][key] for key in shown] == ["2", "0-1", "5.0", "5.0", "5.0", "a", ""]
-    assert (tmp_path / "plan.md").read_text().startswith("**plan of 2 runs on 2 GPUs:**\n\n| job ")
+    title, _, table = (tmp_path / "plan.md").read_text().partition("\n\n")
+    assert title.startswith("**") and table.startswith("| job ")
     code, printed, _ = planned(file, "--run", "--latex", "-")
-    assert code == 1 and printed == "refused: -: with --run, stdout has what is started; name a file\n"
+    assert code == 1 and codes(printed) == ["plan.stdout"] and printed.count("\n") == 1
 
 
 def test_the_file_of_the_page_is_planned_as_it_says(planned: Main):
     page = (ROOT / "docs" / "plan.md").read_text()
-    yaml, shown = re.findall(r"^```(?:yaml)?\n((?:# docs/jobs|plan of).*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(?:yaml)?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (yaml,) = [block for block in blocks if block.startswith("# docs/jobs")]
+    shown = blocks[blocks.index(yaml) + 1]
     file = (ROOT / "docs" / "jobs.yaml").read_text()  # which `make demo` plans
     assert yaml.splitlines()[1:] == file.splitlines()[1:]
     code, printed, content = planned(yaml)
     assert code == 0 and content["makespan_s"] == pytest.approx(8452, abs=1)
-    lasting = [line for line in shown.splitlines() if line.startswith(("one after ", "each on "))]
-    assert len(lasting) == 2 and {*lasting} <= {*printed.splitlines()}  # of several best plans any may be found
-    assert "bound: no plan that keeps the deadlines ends before 2:20:5" in shown
     assert content["bound_s"] == pytest.approx(8452, rel=1e-3)
+    for key in ("makespan_s", "in_turn_s", "fewest_gpus_each_s"):  # of several best plans any may be found
+        assert in_hours(content[key]) in shown, key
+    bound = find(printed, "plan.bound", keeps_deadlines=True)
+    assert in_hours(bound.facts["seconds"])[:-1] in shown
 
 
 def test_without_the_solver_the_remedy_is_said(planned: Main, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     code, printed, content = planned("{node: {gpus: 2}, jobs: {a: {seconds: {1: 10}}}}")
-    assert code == 1 and not content
-    assert printed == "refused: a plan needs OR-Tools, which is not installed: pip install ortools\n"
+    assert code == 1 and not content and one(printed).code == "plan.no-ortools" and printed.count("\n") == 1
+    with pytest.raises(Refusal) as caught:
+        plan([task({1: 10})], 1)
+    assert remedies(caught.value) == ["pip install ortools"]

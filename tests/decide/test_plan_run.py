@@ -19,9 +19,16 @@ from multicard.machine import shares
 from multicard.records import run_folder
 from multicard.records.journal import Journal
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
+from tests.helpers.messages import Told, codes, find, says, told
 from tests.helpers.plan_world import AGO_S, World, in_own_time, statuses
 
 pytestmark = pytest.mark.usefixtures("processes")
+
+
+def replanned(printed: str) -> list[str]:
+    """Codes of the reasons for which plans were made again."""
+    again = [message for message in told(printed) if message.code == "plan.again"]
+    return [code for message in again for code in codes(message.facts["reasons"])]
 
 
 @pytest.fixture
@@ -43,11 +50,13 @@ def test_jobs_run_in_order_on_the_gpus_of_the_plan(world: World, capsys: pytest.
     assert max(spans["left"][1], spans["right"][1]) <= spans["last"][0]
     result = carried.result()
     table = command.result_lines(result)
-    assert max(map(len, table)) <= 120 and table[1].split()[:2] == ["job", "GPUs"] and len(table) >= 8
+    assert max(map(len, table[1:-1])) <= 120 and table[1].split()[:2] == ["job", "GPUs"] and len(table) >= 8
+    assert find(table[-1], "plan.took-in-all").facts["planned_s"] == pytest.approx(6)
     assert result["planned_makespan_s"] == pytest.approx(6)
     assert result["makespan_s"] == max(end for _, end in spans.values()) == pytest.approx(6, abs=1)
     printed = capsys.readouterr().out
-    assert not carried.failures() and "wide: started on GPUs 0-1, planned 0:00:00 to 0:00:03; log: " in printed
+    started = find(printed, "plan.started", task="wide", gpu_ids=[0, 1])
+    assert not carried.failures() and started.facts["planned_s"] == [pytest.approx(0, abs=1), pytest.approx(3, abs=1)]
     again = world.run()  # nothing is done twice
     assert statuses(again) == statuses(carried) and len(world.started) == 4
     assert again.result()["jobs"] == result["jobs"]
@@ -62,13 +71,13 @@ def test_what_comes_after_a_job_that_fails_is_skipped(world: World, capsys: pyte
     carried = world.run()
     lost = {"bad": "failed", "ill": "diverged", "next": "skipped", "after": "skipped"}
     assert statuses(carried) == lost | {"good": "ok"}
-    assert carried.failures() == [
-        "bad: failed: it was made to end failed",
-        "ill: diverged: it was made to end diverged",
-        "next: skipped: comes after bad, which is failed",
-        "after: skipped: comes after next, which is skipped",
-    ]
-    assert "planned again, as" in capsys.readouterr().out
+    bad, ill, following, after = (told(line)[0] for line in carried.failures())
+    assert bad.has({"task": "bad", "status": "failed", "cause": "made failed"})
+    assert ill.has({"task": "ill", "status": "diverged", "cause": "made diverged"})
+    assert following.has({"task": "next", "status": "skipped"}) and after.has({"task": "after", "status": "skipped"})
+    assert following.facts["cause"] == Told("plan.after", None, {"task": "bad", "status": "failed"})
+    assert after.facts["cause"] == Told("plan.after", None, {"task": "next", "status": "skipped"})
+    assert "plan.ended-badly" in replanned(capsys.readouterr().out)
     world.cells["bad", 1].ends = "ok"  # mended
     carried = world.run()
     assert statuses(carried) | {"ill": "ok"} == dict.fromkeys(("bad", "ill", "next", "after", "good"), "ok")
@@ -83,7 +92,8 @@ def test_a_job_that_runs_out_of_memory_is_tried_on_more_gpus_alone(world: World)
     assert statuses(carried) == {"big#1": "ok", "big#2": "ok", "small": "oom", "later": "skipped"}
     tries = [(name, gpus) for name, gpus, _ in world.started if name != "small"]
     assert tries == [("big#1", 1), ("big#1", 2), ("big#2", 2)]
-    assert carried.failures()[0].startswith("small: oom: ")
+    first = find(carried.failures()[0], "plan.failed", task="small", status="oom")
+    assert first.facts["cause"] == Told("plan.no-more-gpus", None, {"gpus": 1})
 
 
 def test_a_run_out_of_memory_leaves_another_run_of_its_job_that_runs(world: World):
@@ -98,8 +108,8 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(world: World, capsys
     world.add("slow#2", {1: 50, 2: 40}, 0, job="slow")
     carried = world.run()
     assert statuses(carried) == {"slow#1": "ok", "slow#2": "ok"}
-    printed = capsys.readouterr().out
-    assert "planned again, as slow#1 still runs after " in printed and "planned again, as slow#1 took " in printed
+    reasons = replanned(capsys.readouterr().out)
+    assert "plan.overdue" in reasons and "plan.took" in reasons
     second = carried.progress[1].placed
     assert second is not None and second.option.interval.value == pytest.approx(6 * 50, rel=0.01)
     assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
@@ -186,7 +196,7 @@ def test_what_ended_during_the_search_is_not_trained_again(world: World, capsys:
     assert ("full", 1) not in {(name, gpus) for name, gpus, _ in world.started}
     done = carried.progress[0]
     assert (done.gpus, done.gpu_ids, done.start_s, done.end_s) == (1, (), None, None)
-    assert "planned again, as " in capsys.readouterr().out
+    assert "plan.ended-before" in replanned(capsys.readouterr().out)
 
 
 def test_a_deadline_counts_from_the_first_command(world: World):
@@ -234,7 +244,9 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
     assert ends == ["interrupted"]  # by the first signal
     (tmp_path / "jobs.yaml").write_text(text.replace(f", long: {jobs['long']}", ""))
     plan = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    assert plan.returncode == 0 and "small#1: done before\nsmall#2: done before\n" in plan.stdout, plan.stderr
+    assert plan.returncode == 0, plan.stderr
+    before = [message for message in told(plan.stdout) if message.code == "plan.before"]
+    assert [(each.facts["task"], each.facts["status"]) for each in before] == [("small#1", "ok"), ("small#2", "ok")]
     content = json.loads((tmp_path / "plan.json").read_text())
     assert [job["status"] for job in content["carried_out"]["jobs"]] == ["ok", "ok"]
     records = [json.loads(path.read_text()) for path in done]
@@ -242,19 +254,22 @@ def test_a_plan_survives_an_interruption_and_a_kill(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("jobs", "message"),
+    ("jobs", "code", "key"),
     [
-        ("a: {seconds: {1: 5}}", "jobs.a: has times alone, and nothing to run; give it a run beside its seconds"),
+        ("a: {seconds: {1: 5}}", "plan.nothing-to-run", "jobs.a"),
         ("a: {run: train_vision.py, seconds: {1: 5}}, b: {run: train_vision.py, seconds: {1: 5}}",
-         "jobs.b.run: is the same run as jobs.a; write repeat: for several runs of a job, or another seed"),
+         "plan.same-run", "jobs.b.run"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_carried_out_is_refused_in_a_line(jobs: str, message: str, tmp_path: Path, monkeypatch, capsys):
+def test_what_cannot_be_carried_out_is_refused_in_a_line(
+    jobs: str, code: str, key: str, tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.yaml").write_text(f"jobs: {{{jobs}}}")
     assert command.main(["jobs.yaml", "--run"]) == 1
     printed = capsys.readouterr()
-    assert message in printed.err and printed.err.count("\n") == 1 and not (tmp_path / "multirun").exists()
+    assert says(printed.err, code, key=key) and printed.err.count("\n") == 1
+    assert not (tmp_path / "multirun").exists()
 
 
 def test_a_name_of_a_plan_of_other_jobs_is_refused(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
@@ -266,4 +281,4 @@ def test_a_name_of_a_plan_of_other_jobs_is_refused(tmp_path: Path, monkeypatch, 
     (tmp_path / "jobs.yaml").write_text("jobs: {e: {run: train_vision.py, seconds: {1: 5}}}")
     for _ in range(2):  # the lock was given back
         assert command.main(["jobs.yaml", "--run"]) == 1
-        assert "--name jobs: is a plan of other jobs, as a; choose another name" in capsys.readouterr().err
+        assert says(capsys.readouterr().err, "plan.other-jobs", key="--name", value="jobs", job="a")

@@ -14,11 +14,13 @@ import pytest
 from benchmarks.race import Kind, MadeGrid
 from multicard.decide.race import command, live, readings, rules
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.rules import CLOSE, IN, OUT, Standing, Verdict
+from multicard.decide.race.rules import BEATEN, CLOSE, IN, OUT, Standing, Verdict
+from multicard.messages import Message
 from multicard.records.figures import FIGURES
 from multicard.sweep.executor import Executor
 from tests.helpers import records
-from tests.helpers.race_fakes import SHARE, Process, Rules, faked
+from tests.helpers.messages import codes, find, says
+from tests.helpers.race_fakes import KILLED_BY, SHARE, Process, Rules, faked
 
 MB = 10**6
 
@@ -38,8 +40,12 @@ def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(status: str, tmp
     Process.statuses = {("block", 32): [status] * 9}
     race.run(SHARE)
     race.journal.close()
-    reason = "diverged: its loss is not finite" if status == "not finite" else f"{status}: of its own"
-    assert race.rules.standings[2].failed and race.rules.standings[2].reason == reason
+    reason = race.rules.standings[2].reason
+    assert race.rules.standings[2].failed
+    if status == "not finite":
+        assert codes(reason) == ["race.loss-not-finite"]
+    else:
+        assert says(reason, "race.ended-by-itself", status=status, cause="of its own")
     assert {block.cell for block in race.rules._blocks} == {0, 1} and race.rules.finalists == (1, 0)
     # what failed may be tried again
     lines = [json.loads(line) for line in race.journal.path.read_text().splitlines()]
@@ -51,20 +57,19 @@ def test_a_cell_that_ends_by_itself_is_out_and_the_race_goes_on(status: str, tmp
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize(
-    ("accuracies", "words", "missing"),
+    ("accuracies", "winner", "missed"),
     [
-        ((0.95, 0.92, 0.85), ("winner: [2/3]", "out: missed target_accuracy", "race without such cells"), "[3/3]:"),
-        ((0.95, 0.92, 0.91), ("winner: [3/3]",), "missed"),
-        (
-            (0.8, 0.82, 0.85),
-            ("none of the fastest reached the target; to look at all cells",
-             "[2/3] out: missed target_accuracy=0.9 in a full run, which ended at 82.0%"),
-            "winner",
-        ),
+        ((0.95, 0.92, 0.85), "[2/3]", ["[3/3]"]),
+        ((0.95, 0.92, 0.91), "[3/3]", []),
+        ((0.8, 0.82, 0.85), None, ["[1/3]", "[2/3]", "[3/3]"]),
     ],
-)  # fmt: skip
+)
 def test_a_cell_that_missed_its_target_does_not_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracies: Sequence[float], words: Sequence[str], missing: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    accuracies: Sequence[float],
+    winner: str | None,
+    missed: list[str],
 ):
     """Three cells, of which each was measured in full and ended at this accuracy; 90 % were asked for."""
     monkeypatch.setattr(readings, "full_run", lambda run, _: (float(run.record.repetition), 0.01))
@@ -77,8 +82,18 @@ def test_a_cell_that_missed_its_target_does_not_win(
         cell.result = records.as_run(own | {"test_accuracy": accuracy})
     race.take_finals(finals)
     race.journal.close()
-    said = "\n".join(command.end(race, finals))
-    assert all(each in said for each in words) and missing not in said and "does not vouch" not in said, said
+    lines = command.end(race, finals)
+    said = "\n".join(line for line in lines if isinstance(line, Message))
+    assert says(said, "race.winner", cell=winner) == (winner is not None), said
+    assert says(said, "race.none-reached-target") == (winner is None)
+    assert says(said, "race.beaten-by-missed") == (winner is not None and bool(missed))
+    assert "race.accuracy" not in codes(said)
+    reasons = {each.cell: each.reason for each in race.rules.standings if each.missed}
+    assert [race.cells[place].label.strip() for place in reasons] == missed
+    for place, reason in reasons.items():
+        assert says(reason, "race.missed-target", target=0.9, reached=accuracies[place])
+    shown = [find(said, "race.out", cell=cell) for cell in missed if winner is None]
+    assert [each.facts["reason"].facts["reached"] for each in shown] == [*accuracies][: len(shown)]
 
 
 # ---- what is said
@@ -94,7 +109,8 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     cells += faked([64, 256], tmp_path, monkeypatch, "layout=nhwc")
     cells = [replace(cell, number=place, label=f"[{place}/144] ") for place, cell in enumerate(cells, 11)]
     known = [standing(place, 8.0 - place / 10) for place in range(3)]
-    known.append(standing(3, 7.0, reason="beaten: 64.2% behind the leader, at least 63.9%"))
+    beaten = Message(BEATEN, "far behind", behind=0.642, at_least=0.639)
+    known.append(standing(3, 7.0, reason=beaten))
     told = SimpleNamespace(ending=rules.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)))
     race: Any = SimpleNamespace(
         cells=cells, options=cells[0].config.race, figure=FIGURES["images_per_s"], rules=told, raced_s=60.0,
@@ -102,12 +118,15 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     )  # fmt: skip
     final = replace(cells[0], result=records.as_run({"test_accuracy": 0.875, "total_s": 60.0}))
     said = command.end(race, [final])
-    assert max(map(len, said[1:6])) <= 120 and said[5].endswith("out: 64.2% behind"), "\n".join(said)
+    assert max(map(len, said[1:6])) <= 120 and "64.2%" in said[5], "\n".join(said)
     for axis in ("precision", "gpus", "loader", "batch_size", "layout"):
         assert axis in said[1], said[1]
-    assert f"the race ended: {rules.TIME}" in said and any("as good, within 2%: [12/144]" in line for line in said)
-    assert "that is less sure than race.confidence=0.95" in said
-    assert "the race does not vouch for accuracy, which precision, batch_size, gpus may change" in said
+    text = "\n".join(line for line in said if isinstance(line, Message))
+    assert find(text, "race.ended").facts["reason"].code == rules.ENDINGS[rules.TIME].code
+    assert says(text, "race.equal", cells="[12/144]") and says(text, "race.winner", cell="[11/144]", sure=0.83)
+    assert says(text, "race.less-sure", key="race.confidence", value=0.95)
+    assert says(text, "race.accuracy", keys=["precision", "batch_size", "gpus"])
+    assert find(text, "race.cost").facts == {"seconds": 120.0, "final_runs_s": 60.0, "grid_s": 400.0}
 
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
@@ -175,7 +194,7 @@ def test_a_cell_that_was_killed_is_in_again(resumed: Resumed):
     again = resumed([])
     Process.statuses = {("block", SIZES[place]): ["killed"]}
     entries = ran(again)
-    assert again.rules.standings[place].reason == "failed: rank 0 was killed by SIGKILL"
+    assert says(again.rules.standings[place].reason, "race.ended-by-itself", status="failed", cause=KILLED_BY)
     race = resumed([json.dumps(entry) + "\n" for entry in entries])
     assert race.rules.standings[place].state != OUT
     race.journal.close()
@@ -193,9 +212,9 @@ def test_a_race_that_was_interrupted_goes_on_and_refuses_other_cells(tmp_path: P
     assert len(ended) == 1  # that of the other cell
     capsys.readouterr()
     again = LiveRace(faked([8, 16], tmp_path, monkeypatch))
-    assert "goes on after 2 blocks" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "race.resumed", blocks=2)
     known = {(block.cell, block.round) for block in again.rules._blocks}
     assert known == {(0, 0), (1, 0)} and again.peaks == {0: [8 * 10**6], 1: [16 * 10**6]} and again.started == 2
     again.journal.close()
-    with pytest.raises(ValueError, match="its race: it was cut off with another cells; choose another name"):
+    with pytest.raises(ValueError, match="cells"):
         LiveRace(faked([16, 8, 32], tmp_path, monkeypatch))

@@ -34,6 +34,7 @@ from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision import models
 from tests.conftest import typed, typed_llm
 from tests.helpers import real_peaks
+from tests.helpers.messages import codes, refused, says
 
 IMAGES, TEXT = ImageFacts(96, 16, 10, 8, 1), TextFacts(2304, 64)
 TINY = ("dataset=digits", "model.width=0.25", "batch_size=4")
@@ -205,24 +206,28 @@ def test_autocast_casts_as_the_installed_torch_does():
 
 def test_what_falls_back_in_silence_is_an_error():
     without = mock.patch.object(torch_internals, "cuda_autocast", nullcontext)
-    with without, pytest.raises(simulate.FellBackError, match="not torch"):
+    with without, pytest.raises(simulate.FellBackError) as caught:
         images.__wrapped__("precision=fp16")
+    assert says(str(caught.value), "memory.product-type", expected="torch.float16")
     math = torch.ops.aten._scaled_dot_product_attention_math
     fallen = mock.patch.object(torch_internals, "torchtune_attention", lambda q, k, v, **_: math(q, k, v)[0])
-    with fallen, pytest.raises(simulate.FellBackError, match="attention"):
+    with fallen, pytest.raises(simulate.FellBackError) as caught:
         tuned.__wrapped__("method=lora", "precision=bf16", "gpus=1")
-    with pytest.raises(simulate.FellBackError, match=r"strategy\.sync_batchnorm=true"):
+    assert codes(str(caught.value)) == ["memory.attention"]
+    with pytest.raises(simulate.FellBackError) as caught:
         images("gpus=2", "strategy.sync_batchnorm=true")
+    assert says(str(caught.value), "memory.sync-batchnorm", key="strategy.sync_batchnorm")
     said = simulate.answer(answers.Request(typed_llm("engine=trl", "method=qlora"), TEXT))
-    assert said == "method=qlora: steps of engine=trl are not simulated with it"
+    assert isinstance(said, str) and says(said, "memory.trl-method", key="method", value="qlora")
 
 
 @pytest.mark.parametrize("reason", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])
 def test_an_operator_that_torch_tries_on_a_gpu_is_named_without_a_driver_and_where_gpus_are_hidden(reason):
     mode, relu = Mode(GPU), torch.ops.aten.relu.default
     tried = mock.patch.object(FakeTensorMode, "dispatch", side_effect=RuntimeError(reason))
-    with tried, pytest.raises(NotImplementedError, match=r"torch has no aten\.relu\.default for tensors without"):
+    with tried, pytest.raises(NotImplementedError) as caught:
         mode.dispatch(relu, ())
+    assert says(str(caught.value), "memory.no-operator", operator=str(relu))
     other = mock.patch.object(FakeTensorMode, "dispatch", side_effect=RuntimeError("sizes differ"))
     with other, pytest.raises(RuntimeError, match="sizes differ"):
         mode.dispatch(relu, ())
@@ -365,7 +370,8 @@ def test_predictions_are_made_in_another_process(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config, machine = typed(*TINY, "gpus=1"), Target(gpu="NVIDIA H100 NVL", memory_bytes=94 * 10**9)
     told = memory(config, machine)
-    assert (told.fits, told.memory_basis) == ("yes", "steps without values") and told.memory_bytes
+    assert told.fits == "yes" and told.memory_bytes
+    assert says(told.memory_basis, "memory.without-values", device="cuda")
     sizes = {94 * 10**9: "yes", int(told.memory_bytes.value): "tight", 10**8: "no", None: None}
     assert {size: peaks.fits(told.memory_bytes, size) for size in sizes} == sizes
 
@@ -378,8 +384,9 @@ def test_files_of_a_tokenizer_that_cannot_be_read_are_named(tmp_path):
     for file, text in zip(files, ('{"a": 0, "b": 1}', "#version: 0.2\na b c\n"), strict=True):
         file.write_text(text)
     words = [f"tokenizer.{key}={file}" for key, file in zip(("path", "merges_file"), files, strict=True)]
-    with pytest.raises(ValueError, match=r"tokenizer\.merges_file=.*merges\.txt: .*line 1; give the paths"):
+    with refused("memory.tokenizer-files", key="tokenizer.merges_file", value=str(files[1])) as caught:
         facts._counter(typed_llm("tokenizer=qwen2_5", *words), Inputs([], None, 0))
+    assert "line 1" in caught.value.facts["reason"]
 
 
 def test_rows_that_are_not_at_hand_give_an_interval(monkeypatch):
@@ -390,10 +397,11 @@ def test_rows_that_are_not_at_hand_give_an_interval(monkeypatch):
     assert facts.sizes(typed_llm(*hub, "max_seq_len=512", "packed=true")).lengths == (512,)
     monkeypatch.setattr(answers, "answer_all", lambda asked, _: [active(request.facts.length) for request in asked])
     told = memory(typed_llm(*hub), Target(device_type="cpu"))
-    assert "between 256 and 2048" in told.memory_basis
+    assert says(told.memory_basis, "memory.without-values", lengths=[1024, 256, 2048], device="cpu")
     assert told.memory_bytes == Interval(1_024_000, round(0.98 * 256_000), round(1.02 * 2_048_000))
     packed, v100 = typed_llm(*LLAMA, "packed=true", "max_seq_len=64"), Target(gpu="Tesla V100-SXM2-16GB")
-    assert memory(packed, v100).memory_bytes is None and "packed=true" in memory(packed, v100).memory_basis
+    assert memory(packed, v100).memory_bytes is None
+    assert says(memory(packed, v100).memory_basis, "memory.dense-masks", key="packed", gpu=v100.gpu)
 
 
 @pytest.mark.parametrize("words", [("method=lora",), ("method=dpo", "template=grammar")])

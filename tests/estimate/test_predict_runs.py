@@ -15,6 +15,7 @@ from multicard.estimate import estimates, history, peaks, target
 from multicard.estimate.estimates import Effort, Predictor, estimate
 from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active, Request
+from multicard.estimate.observations import Basis
 from multicard.estimate.target import Target, targets
 from multicard.machine import environment
 from multicard.machine.slurm import Allocation
@@ -28,6 +29,7 @@ from multicard.tracking.upload import Mirror
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, composed, typed, typed_llm
 from tests.helpers import records
+from tests.helpers.messages import codes, find, says, told
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
 from tests.helpers.past_runs import CPU, H200, config, past, predicted, probe, vision
 
@@ -102,7 +104,7 @@ def test_runs_that_say_nothing_about_time_are_left_out_and_the_reason_is_said(re
     assert known[0].left_out == reason
     prediction = predicted(config(record), known, H200 if record["axes"]["device"] == "cuda" else CPU)
     assert (prediction.basis, prediction.total_s) == ("unknown", None)
-    assert f"of this cell 1 run {reason}" in prediction.about
+    assert says(prediction.about, "estimate.no-run", of_this_cell={reason: 1})
 
 
 @pytest.mark.parametrize(
@@ -149,16 +151,18 @@ def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
 def test_what_is_said_of_runs_of_another_commit_or_machine():
     record = vision()
     for code in ({"commit": "0" * 40}, {"changes": "12345678"}):
-        assert "another commit" in predicted(config(record), past(record | code)).about
+        assert says(predicted(config(record), past(record | code)).about, "estimate.other-commit")
     for elsewhere in ({"hardware": "Intel Xeon"}, {"cores": 8}):
         unknown = predicted(config(record), past(record | elsewhere))
-        assert unknown.basis == "unknown" and "of this cell 1 run measured on" in unknown.about
+        (told_of,) = told(unknown.about)
+        assert unknown.basis == "unknown" and [*told_of.facts["of_this_cell"].values()] == [1]
     on_gpu = vision(device="cuda", cores=4)
     assert predicted(config(on_gpu), past(on_gpu), H200).basis == "measured"  # in a job with fewer cores
     nothing = predicted(config(record), [])
-    assert (nothing.basis, nothing.about) == ("unknown", "no run like it on AMD EPYC")
+    assert nothing.basis == "unknown" and codes(nothing.about) == ["estimate.no-run"]
+    assert find(nothing.about, "estimate.no-run").facts == {"hardware": "AMD EPYC", "of_this_cell": {}}
     stopping = config(record | {"config": record["config"] | {"target_accuracy": 0.9, "stop_at_target": True}})
-    assert "all epochs, and the run stops at its target" in predicted(stopping, past(record)).about
+    assert says(predicted(stopping, past(record)).about, "estimate.stops-at-target")
 
 
 def test_one_call_answers_for_runs_on_several_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -269,14 +273,14 @@ def test_memory_is_that_of_steps_without_values_until_it_was_measured(
 
     monkeypatch.setattr(peaks.answers, "answer_all", answer_all)
     runs, wanted = past(vision(device="cuda", **known)) if known else [], [config(vision(device="cuda"))]
-    (told,) = Predictor(H200, runs, None).predict_all(wanted)
+    (found,) = Predictor(H200, runs, None).predict_all(wanted)
     Predictor(H200, runs, None).predict_all(wanted, Effort.records)
     assert asked == [(H200.memory_bytes, True), (H200.memory_bytes, False)]
-    assert (told.fits, told.active_bytes, told.gpu_memory_bytes) == (fits, active * 10**9, H200.memory_bytes)
-    assert told.allocated_bytes and told.memory_bytes and told.memory_bytes.value > told.allocated_bytes.value
+    assert (found.fits, found.active_bytes, found.gpu_memory_bytes) == (fits, active * 10**9, H200.memory_bytes)
+    assert found.allocated_bytes and found.memory_bytes and found.memory_bytes.value > found.allocated_bytes.value
     if "peak_memory_bytes" in known:  # which moves what the GPU must have
-        assert told.memory_basis == "measured in 1 of this cell's runs" and told.memory_bytes.low >= 10**11
-        assert told.allocated_bytes == Interval(10**11, 0.98 * 10**11, 1.02 * 10**11)
+        assert Basis.of_memory(found) is Basis.measured and found.memory_bytes.low >= 10**11
+        assert found.allocated_bytes == Interval(10**11, 0.98 * 10**11, 1.02 * 10**11)
 
 
 def test_data_that_is_not_there_is_the_reason_for_no_memory():
@@ -319,7 +323,7 @@ def test_an_error_of_a_prediction_stops_no_run(tmp_path: Path, monkeypatch, caps
         estimates.prediction(typed(), tmp_path / "sweep" / "cell", None)
     monkeypatch.delenv("MULTICARD_STRICT")
     assert estimates.prediction(typed(), tmp_path / "sweep" / "cell", None) is None
-    assert "no prediction (KeyError: 'a defect')" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "estimate.error", error="KeyError", reason="'a defect'")
 
 
 @pytest.mark.usefixtures("processes")

@@ -10,6 +10,7 @@ from multicard.estimate import history, published, scaling, steps
 from multicard.estimate.observations import Basis, StepObservation, differences
 from multicard.estimate.scaling import Growth
 from tests.conftest import typed, typed_llm
+from tests.helpers.messages import Told, find, says, told
 
 CELL = {"gpus": "1", "precision.name": '"fp32"', "batch_size": "32", "loader.name": '"torch"', "device": '"cuda"'}
 CELL |= {"loader.prefetch_factor": "2", "dataset.image_size": "64", "seed": "0"}
@@ -125,17 +126,19 @@ def test_differences_count_another_option_of_a_group_once():
 
 def test_intervals_narrow_with_runs_and_widen_with_what_is_not_the_cell_itself():
     one, four = predicted(of=[seen(0.1)]), predicted(of=[seen(0.1), seen(0.101), seen(0.1), seen(0.099, "seed=4")])
-    assert (one.runs, one.about, four.runs) == (1, "1 run of this cell", 4)
+    assert (one.runs, four.runs) == (1, 4)
+    assert find(one.about, "estimate.of-cell").facts == {"runs": 1, "kind": "run", "about": ""}
     assert spread(one) == pytest.approx(2 * 1.645 * 0.02 * math.sqrt(2), rel=1e-3) and spread(four) < spread(one)
     other = predicted(of=[seen(0.1, commit="b")])
-    assert other.about == "1 run of this cell, another commit" and spread(other) > spread(one)
+    assert find(other.about, "estimate.of-cell", runs=1).facts["about"] == Told("estimate.other-commit")
+    assert spread(other) > spread(one)
     assert spread(predicted(of=[probe(0.1, error=0.005)])) > spread(one)
     known = [seen(0.1), seen(0.05, HALF), seen(0.08, BATCHED)]
     near, far = (predicted(HALF, "dataset.image_size=128", *more, of=known) for more in ([], [BATCHED]))
     assert near.interval.value == pytest.approx(0.05 * 4) and far.interval.value == pytest.approx(0.05 * 4 * 0.8)
     assert spread(one) < spread(near) < spread(far)
     theirs = predicted(of=[printed(0.1, **OTHERS)])
-    assert "published for their node" in theirs.about and spread(theirs) > spread(one)
+    assert says(theirs.about, "estimate.published-for", machine="their node") and spread(theirs) > spread(one)
 
 
 def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
@@ -151,7 +154,8 @@ def test_runs_on_cpu_ranks_differ_by_more_until_some_were_repeated():
 def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noise_of_both():
     far = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2")])
     growth = scaling.PUBLISHED
-    assert far.basis == Basis.scaled and far.runs == 2 and far.about == "T(1), T(2) of gpus"
+    assert far.basis == Basis.scaled and far.runs == 2
+    assert told(far.about) == [Told("estimate.known-gpus", None, {"gpus": [1, 2]})]
     assert far.interval.value == pytest.approx(0.1 * math.exp(growth.log_ratio(0.03, 8)))
     sides = [math.log(end / far.interval.value) for end in (far.interval.low, far.interval.high)]
     assert sides == pytest.approx(growth.bounds(0.03, 8))  # what runs differ by is in it
@@ -160,7 +164,7 @@ def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noi
     noisy = predicted("gpus=8", of=[seen(0.1, error=0.03), seen(0.103, "gpus=2", error=0.03)])
     assert spread(noisy) > spread(far)
     known_4 = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2"), seen(0.104, "gpus=4")])
-    assert spread(known_4) < spread(far) and "T(4)" in known_4.about
+    assert spread(known_4) < spread(far) and says(known_4.about, "estimate.known-gpus", gpus=[1, 2, 4])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,8 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     theirs, another = (history.setting(plain(with_words(*words, *more))) for more in ([], change))
     printed = published.observations("h100-94gb")
     same = steps.step(theirs, "h100-94gb", "a", printed)
-    assert same is not None and same.basis == Basis.published and "published figure" in same.about
+    assert same is not None and same.basis == Basis.published
+    assert says(same.about, "estimate.of-cell", kind=steps.KINDS[Basis.published])
     assert steps.step(another, "h100-94gb", "a", printed) is None
 
 
@@ -191,7 +196,7 @@ def test_a_single_pair_of_cells_admits_that_it_has_no_effect_here():
     assert one.interval.high > 0.464
     three = [seen(s, f"batch_size={n}", *more) for n in (16, 48) for s, more in ((0.464, []), (0.0196, [BATCHED]))]
     several = predicted(BATCHED, *here, of=[*pair, *three])
-    assert "by 3 pairs" in several.about and several.interval.high < 0.1
+    assert says(several.about, "estimate.by-pairs", pairs=3) and several.interval.high < 0.1
 
 
 @pytest.mark.parametrize(

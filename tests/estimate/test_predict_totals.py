@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from multicard import messages
 from multicard.config.base import RunConfig, plain
 from multicard.estimate import history, peaks, totals
+from multicard.estimate.memory.answers import NOT_COMPUTED
+from multicard.estimate.observations import Basis
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import typed, typed_llm
 from tests.helpers import records
+from tests.helpers.messages import Told, says, told
 from tests.helpers.past_runs import (
     EVALUATE_S,
     H200,
@@ -124,10 +128,11 @@ def total_s(prediction: Prediction) -> Interval:
     ],
 )
 def test_the_total_is_what_the_cell_took_and_grows_with_epochs_and_images(wanted: RunConfig, total: float, basis: str):
-    told = predicted(wanted, past(vision(epochs=2)))
-    assert (told.basis, told.runs, "of another length" in told.about) == (basis, 1, basis == "scaled")
-    assert told.step_s is not None and told.step_s.value == pytest.approx(0.1)
-    assert total_s(told).value == pytest.approx(total) and total_s(told).low < total < total_s(told).high
+    found = predicted(wanted, past(vision(epochs=2)))
+    assert (found.basis, found.runs) == (basis, 1)
+    assert says(found.about, "estimate.other-length") == (basis == "scaled")
+    assert found.step_s is not None and found.step_s.value == pytest.approx(0.1)
+    assert total_s(found).value == pytest.approx(total) and total_s(found).low < total < total_s(found).high
 
 
 def test_the_error_of_the_step_does_not_average_out():
@@ -179,23 +184,33 @@ OOM: dict[str, Any] = {"status": "oom", "peak_memory_bytes": None}
 
 def verdict(wanted: RunConfig, *every: dict[str, Any]) -> tuple[str | None, str]:
     """`fits` and its basis by these records, for a cell whose memory cannot be computed."""
-    prediction = Prediction("unknown", memory_basis="not computed")
+    prediction = Prediction("unknown", memory_basis=NOT_COMPUTED)
     peaks._believe_runs(prediction, wanted, past(*every))
     return prediction.fits, prediction.memory_basis
 
 
 def test_runs_of_a_cell_that_ended_or_ran_out_of_memory_say_whether_it_fits():
-    wanted, measured = config(records.vision()), "measured in 1 of this cell's runs"
+    wanted = config(records.vision())
     resident = {"max": 7 * 10**8, "per_rank": [], "kind": "rss"}
-    for runs, told in (
-        ([{"device": "cpu", "peak_memory_bytes": resident}], (None, "not computed")),
-        ([OOM], ("no", peaks.RAN_OUT)),
-        ([{"epochs": 7}], ("yes", measured)),
-        ([{}, OOM], ("tight", f"{measured}; 1 ran out of memory")),
-        ([OOM | {"gpu": records.gpu(by="other")}], (None, "not computed")),
-        ([OOM | {"oversubscribed": True}], (None, "not computed")),
+    not_known, ran_out = told(NOT_COMPUTED)[0], told(peaks.RAN_OUT)[0]
+    for runs, fits, basis in (
+        ([{"device": "cpu", "peak_memory_bytes": resident}], None, not_known),
+        ([OOM], "no", ran_out),
+        ([{"epochs": 7}], "yes", Told("memory.measured", None, {"runs": 1, "ran_out": 0})),
+        ([{}, OOM], "tight", Told("memory.measured", None, {"runs": 1, "ran_out": 1})),
+        ([OOM | {"gpu": records.gpu(by="other")}], None, not_known),
+        ([OOM | {"oversubscribed": True}], None, not_known),
     ):
-        assert verdict(wanted, *(records.vision(**run) for run in runs)) == told
+        found, on = verdict(wanted, *(records.vision(**run) for run in runs))
+        assert (found, told(on)) == (fits, [basis])
+        is_measured = Basis.of_memory(Prediction("unknown", memory_basis=on)) is Basis.measured
+        assert is_measured == (basis.code == "memory.measured")
+
+
+def test_the_basis_of_memory_is_read_from_a_records_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(messages, "BY_CODE", False)
+    _, on = verdict(config(records.vision()), records.vision())
+    assert Basis.of_memory(Prediction("unknown", memory_basis=on)) is Basis.measured
 
 
 def tuning(*words: str, **own: Any) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Predictions on the command line: `predict=true` and `fit=`."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multicard import messages
 from multicard.config.base import RunConfig
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Estimate, Predictor
@@ -18,8 +21,9 @@ from multicard.sweep import prediction_table, slurm_submit
 from multicard.sweep.prediction_table import Row
 from tests.conftest import Called, typed
 from tests.helpers import records
+from tests.helpers.messages import Told, codes, find, says, told
 
-PROBE = "to know times that are unknown or published: probe=true in place of predict=true, on such a node"
+UNKNOWN = "nobody knows"
 H100 = {"name": "NVIDIA H100 NVL", "memory_bytes": 95830 << 20}
 
 
@@ -33,61 +37,75 @@ def rows() -> list[Row]:
         ("fp64", 1, "no", 180e9, Prediction("measured", 3, "3 runs", within(1.0, 0.01), within(7200, 0.02))),
         ("fp64", 2, "tight", 90e9, Prediction("scaled", 4, "T(1)", within(0.5, 0.08), within(3600, 0.1), marks="&")),
         ("fp32", 1, "tight", 90e9, Prediction("published", 0, "T2", Interval(0.2, 0.1, 0.5), Interval(720, 360, 1800))),
-        ("fp32", 2, "yes", 45e9, Prediction("unknown", about="no run of this machine")),
+        ("fp32", 2, "yes", 45e9, Prediction("unknown", about=UNKNOWN)),
     ]
     target, shown = Target("h100-nvl", None, "cuda"), list[Row]()
-    for precision, gpus, fits, size, told in made:
-        told.fits, told.memory_bytes, told.allocated_bytes = fits, within(size, 0.05), within(size - 1e10, 0.02)
+    for precision, gpus, fits, size, known in made:
+        known.fits, known.memory_bytes, known.allocated_bytes = fits, within(size, 0.05), within(size - 1e10, 0.02)
         axes = {"precision": precision, "gpus": str(gpus)}
-        shown.append(Row(axes, Estimate(typed(f"gpus={gpus}"), target, told), left=int(told.basis != "measured")))
+        shown.append(Row(axes, Estimate(typed(f"gpus={gpus}"), target, known), left=int(known.basis != "measured")))
     return shown
 
 
 def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
-    assert prediction_table.table(rows(), 120) == [
-        "precision  gpus  fits   peak memory  needed memory          step       total  basis",
-        "fp64       1     no      170 GB ±2%     180 GB ±5%  1,000 ms ±1%     2 h ±2%  measured (3)",
-        "fp64       2     tight    80 GB ±2%      90 GB ±5%    500 ms ±8%    1 h ±10%  scaled& (4)",
-        "fp32       1     tight    80 GB ±2%      90 GB ±5%   100..500 ms  0.1..0.5 h  published",
-        "fp32       2     yes      35 GB ±2%      45 GB ±5%             -           -  unknown",
+    head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table(rows(), 120)]
+    assert head == ["precision", "gpus", "fits", "peak memory", "needed memory", "step", "total", "basis"]
+    assert cells == [
+        ["fp64", "1", "no", "170 GB ±2%", "180 GB ±5%", "1,000 ms ±1%", "2 h ±2%", "measured (3)"],
+        ["fp64", "2", "tight", "80 GB ±2%", "90 GB ±5%", "500 ms ±8%", "1 h ±10%", "scaled& (4)"],
+        ["fp32", "1", "tight", "80 GB ±2%", "90 GB ±5%", "100..500 ms", "0.1..0.5 h", "published"],
+        ["fp32", "2", "yes", "35 GB ±2%", "45 GB ±5%", "-", "-", "unknown"],
     ]
     notes = "\n".join(prediction_table.notes(rows()))
-    for line in (
-        "&: others kept its cores busy",
-        "published: T2\n",
-        f"unknown: no run of this machine\n{PROBE}\n",
-        "likely to run out of memory: 1 cell: precision=fp64 gpus=1\n",
-        "may run out of memory: 2 cells: precision=fp64 gpus=2; precision=fp32 gpus=1",
-    ):
-        assert line in notes
+    assert "published: T2\n" in notes and f"unknown: {UNKNOWN}\n" in notes
+    assert codes(notes) == ["predict.fits", "predict.probe", "predict.loaded", "predict.no-fit", "predict.tight-fit"]
+    assert says(notes, "predict.no-fit", cells=1, named="precision=fp64 gpus=1")
+    assert says(notes, "predict.tight-fit", cells=2, named="precision=fp64 gpus=2; precision=fp32 gpus=1")
     assert max(map(len, prediction_table.table(rows(), 60))) <= 90  # figures are never cut
+
+
+def summed(of: Sequence[Row]) -> Told:
+    """The line on the sum of these cells."""
+    (message,) = told(prediction_table.sums(of, on_gpus=True))
+    return message
+
+
+def hours(sums: Told, name: str) -> list[float]:
+    """A sum with its ends, in hours."""
+    return [round(seconds / 3600, 3) for seconds in sums.facts[name]]
 
 
 def test_the_sum_is_of_what_is_left():
     measured, scaled, published, unknown = every = rows()
-    sums = prediction_table.sums
-    both = "2 runs to measure, 1 measured before: 1.2 h (1 to 1.6) one after the other, 2.2 h (1.9 to 2.7) of GPUs"
-    assert sums([measured, scaled, published], on_gpus=True) == both
-    assert sums([scaled, published, unknown], on_gpus=True) == (  # no interval, as part of it is unknown
-        "3 runs to measure: at least 1 h one after the other, 1.9 h of GPUs, and 1 run whose time is unknown"
-    )
+    both = summed([measured, scaled, published])
+    assert both.has({"runs": 2, "measured": 1, "unknown": 0, "unfit": 0})
+    assert hours(both, "seconds") == [1.2, 1.0, 1.6] and hours(both, "gpu_seconds") == [2.2, 1.9, 2.7]
+    part = summed([scaled, published, unknown])  # no interval, as part of it is unknown
+    assert part.has({"runs": 3, "measured": 0, "unknown": 1, "unfit": 0})
+    assert hours(part, "seconds") == [1.0] and hours(part, "gpu_seconds") == [1.9]
     scaled.estimate.prediction.fits = unknown.estimate.prediction.fits = "no"
-    assert sums(every, on_gpus=True) == (
-        "1 run to measure, 1 measured before: 12 min (6 to 30) one after the other, 12 min (6 to 30) of GPUs; "
-        "without 2 runs that will not fit"
-    )
-    assert sums([unknown], True) == "nothing to measure; without 1 run that will not fit"
-    assert sums(rows()[3:], on_gpus=True) == "1 run to measure; its time is unknown"
+    without = summed(every)
+    assert without.has({"runs": 1, "measured": 1, "unknown": 0, "unfit": 2})
+    assert hours(without, "seconds") == hours(without, "gpu_seconds") == [0.2, 0.1, 0.5]
+    assert summed([unknown]).facts == {"runs": 0, "measured": 0, "unknown": 0, "unfit": 1}
+    assert summed(rows()[3:]).facts == {"runs": 1, "measured": 0, "unknown": 1, "unfit": 0}
+
+
+def test_a_sum_is_said_in_figures_of_few_digits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(messages, "BY_CODE", False)
+    _, scaled, published, unknown = rows()
+    whole, part = (prediction_table.sums(of, on_gpus=True) for of in (rows()[:3], [scaled, published, unknown]))
+    assert re.findall(r"[\d.]+ h \(.*?\)", whole) == ["1.2 h (1 to 1.6)", "2.2 h (1.9 to 2.7)"]
+    assert re.findall(r"[\d.]+ h", part) == ["1 h", "1.9 h"]
 
 
 def test_the_sum_has_the_price_of_its_gpu_hours():
     _, scaled, published, unknown = rows()
     for row in (scaled, published):
         row.estimate.config.price.gpu_hour = 2.0
-    sums = prediction_table.sums
-    assert sums([scaled, published], on_gpus=True).endswith(" of GPUs, costs 4.4 (3.8 to 5.4)")
-    assert ", costs at least 3.8, and 1 run" in sums([scaled, published, unknown], on_gpus=True)
-    assert "costs" not in sums([scaled, rows()[2]], on_gpus=True)  # one has no price
+    assert summed([scaled, published]).facts["cost"] == pytest.approx([4.4, 3.8, 5.4])
+    assert summed([scaled, published, unknown]).facts["cost"] == pytest.approx([3.8])
+    assert "cost" not in summed([scaled, rows()[2]]).facts  # one has no price
 
 
 class Node:
@@ -123,17 +141,24 @@ def swept(folder: Path) -> list[str]:
     return ["-m", "batch_size=16,32,64", f"hydra.sweep.dir={folder}"]
 
 
-NEEDS = "needs 128 GB (115 GB to 141 GB) of memory, and NVIDIA H100 NVL has 99.9 GB"
+# Of a batch of 64
+NEEDS = Told(
+    "fit.needs",
+    None,
+    {"gpu": "NVIDIA H100 NVL", "bytes": [128e9, pytest.approx(115.2e9), pytest.approx(140.8e9)], "has_bytes": 99.9e9},
+)
 
 
 def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, tmp_path: Path):
     _, printed = called("-m", "batch_size=8,16,32,64", f"hydra.sweep.dir={tmp_path}")
     assert node.started == [8, 16, 32, 64]
-    (line,) = [line for line in printed.splitlines() if "will not fit" in line]
-    assert line.startswith("2 cells will not fit: [1/4] batch_size=8-") and "[3/4]" not in line
-    assert "ran out of memory on NVIDIA H100 NVL before; [4/4] batch_size=64-" in line
-    assert f"{NEEDS}; use a smaller batch_size or dataset.image_size, or fit=off" in line
-    assert "1 cell may not fit: [3/4] batch_size=32-" in printed
+    unfit = find(printed, "fit.will-not", cells=2)
+    first, last = told(unfit.facts["named"])
+    assert first.facts["folder"].startswith("batch_size=8-") and last.facts["folder"].startswith("batch_size=64-")
+    assert first.has({"cell": "[1/4]", "needs": Told("fit.ran-out", None, {"gpu": "NVIDIA H100 NVL"})})
+    assert last.has({"cell": "[4/4]", "needs": NEEDS})
+    (tight,) = told(find(printed, "fit.may-not", cells=1).facts["named"])
+    assert tight.facts["cell"] == "[3/4]" and tight.facts["folder"].startswith("batch_size=32-")
 
 
 def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node, called: Called, tmp_path: Path):
@@ -141,12 +166,12 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
     words = ["fit=refuse", "predict.gpu=t4", "predict.memory=1GB"]
     code, printed = called(*swept(tmp_path / "s"), *words)
     assert code == 1 and node.started == [16, 32]
-    assert f"[3/3] batch_size=64   refused: fit=refuse: {NEEDS}" in printed
+    assert says(printed, "fit.refused", key="fit", needs=NEEDS) and "[3/3]" in printed
     (folder,) = (tmp_path / "s").glob("batch_size=64-*")
     record = run_folder.read_json(folder / "result.json") or {}
-    assert record["status"] == "refused" and record["cause"]["message"].startswith("fit=refuse: needs 128 GB")
+    assert record["status"] == "refused" and says(record["cause"]["message"], "fit.refused", needs=NEEDS)
     code, printed = called(*swept(tmp_path / "dry"), *words, "dry_run=true")
-    assert code == 1 and "[3/3] refused: fit=refuse" in printed and not (tmp_path / "dry").exists()
+    assert code == 1 and says(printed, "fit.refused", needs=NEEDS) and not (tmp_path / "dry").exists()
 
 
 @pytest.mark.usefixtures("processes")
@@ -157,7 +182,7 @@ def test_a_race_leaves_out_what_will_not_fit(node: Node, called: Called, tmp_pat
     )
     code, printed = called(*swept(tmp_path), "race=images_per_s")
     assert code == 0 and raced == [16, 32] and node.started == []
-    assert f"[3/3] out: {NEEDS}; fit=off" in printed
+    assert says(printed, "fit.not-raced", key="fit", needs=NEEDS) and "[3/3]" in printed
 
 
 @pytest.mark.parametrize(
@@ -170,9 +195,9 @@ def test_nothing_is_predicted_where_nobody_asks_for_it(node: Node, called: Calle
 
 def test_a_single_run_is_checked_too(node: Node, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     words = ["batch_size=64", f"hydra.run.dir={tmp_path / 's'}"]
-    assert "1 cell will not fit: batch_size=64-" in called(*words)[1] and node.started == [64]
+    assert says(called(*words)[1], "fit.will-not", cells=1) and node.started == [64]
     code, printed = called(*words, "fit=refuse")
-    assert code == 1 and printed.startswith("refused: fit=refuse: needs 128 GB") and node.started == [64]
+    assert code == 1 and says(printed, "fit.refused", needs=NEEDS) and node.started == [64]
     assert not (tmp_path / "s").exists()
     monkeypatch.delenv("MULTICARD_STRICT")
     monkeypatch.setattr(node, "predict", lambda config: 1 // 0)
@@ -188,31 +213,31 @@ def test_cells_whose_jobs_are_in_the_queue_are_not_refused(node: Node, called: C
         slurm_submit, "queued_jobs", lambda left: {each.number: "7" for each in left if each.cfg.batch_size in queued}
     )
     code, printed = called(*words)
-    assert code == 1 and "in the queue: 0; refused: 1\n" in printed
+    assert code == 1 and says(printed, "fit.refused") and node.asked == [16, 32, 64]
     queued.append(64)
     code, printed = called(*words)
-    assert code == 0 and "in the queue: 1; refused: 0\n" in printed and node.asked == [16, 32, 64, 16, 32]
+    assert code == 0 and not says(printed, "fit.refused") and node.asked == [16, 32, 64, 16, 32]
 
 
 def test_nodes_of_slurm_are_not_taken_for_this_machine(node: Node, called: Called, tmp_path: Path, monkeypatch):
     words = ("-m", "gpus=1,2", "predict=true", SLURM[0], f"hydra.sweep.dir={tmp_path / 's'}")
     code, printed = called(*words)
-    first, second, *_ = printed.splitlines()
-    assert code == 0 and first.startswith("SLURM's nodes are not known here: name their GPU with predict.gpu")
-    assert second.startswith("predict=true: nothing is started. Predicted for a GPU, ") and "probe" not in printed
+    assert code == 0 and codes(printed)[:2] == ["predict.slurm-gpus", "predict.title"]
+    assert find(printed, "predict.title").facts["where"] == Target().in_words and not says(printed, "predict.probe")
     code, printed = called(*words, "predict.gpu=h100-94gb")
-    assert code == 0 and "not known here" not in printed and PROBE in printed
+    assert code == 0 and not says(printed, "predict.slurm-gpus") and says(printed, "predict.probe")
     monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
-    first, second, *_ = called(*words, "device=cpu")[1].splitlines()
-    assert first.startswith("SLURM's nodes are taken to have") and "Predicted for CPU ranks on AMD EPYC" in second
+    printed = called(*words, "device=cpu")[1]
+    assert codes(printed)[:2] == ["predict.slurm-cpus", "predict.title"]
+    assert "AMD EPYC" in find(printed, "predict.title").facts["where"]
 
 
 def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp_path: Path):
     words = ["-m", "batch_size=16,64,0", "gpus=1,2", "predict=true", "predict.gpu=h100-94gb", "repeat=2"]
     code, printed = called(*words, f"hydra.sweep.dir={tmp_path / 's'}")
-    assert code == 1 and "[5/12] and 3 more refused: batch_size=0: must be 1 or more" in printed
+    assert code == 1 and "[5/12]" in printed
     lines = [line.rstrip() for line in printed.splitlines()]
-    assert lines[0].startswith("predict=true: nothing is started. Predicted for NVIDIA H100 of 99.9 GB, with 90% ")
+    assert find(lines[0], "predict.title").facts["where"] == "NVIDIA H100 of 99.9 GB"
     table = [line.split() for line in lines if line.startswith(("fp32 ", "precision "))]
     assert table[0] == ["precision", "gpus", "batch_size", "runs", "fits", "needed", "memory", "basis"]
     assert table[1] == ["fp32", "1", "16", "2", "yes", "32", "GB", "±10%", "unknown"]
@@ -221,8 +246,8 @@ def test_a_sweep_is_predicted_and_leaves_nothing(node: Node, called: Called, tmp
         ["fp32", "1", "64", "2", "no"],
         ["fp32", "2", "64", "2", "no"],
     ]
-    assert PROBE in lines
-    assert "4 runs to measure; their times are unknown; without 4 runs that will not fit" in lines
+    assert says(printed, "predict.probe", key="probe")
+    assert says(printed, "predict.sums", runs=4, measured=0, unknown=4, unfit=4)
     assert node.started == [] and not list(tmp_path.iterdir())
 
 
@@ -231,7 +256,7 @@ def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, calle
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert any(path.name == "multirun.yaml" for path in before)
     code, printed = called(*swept(tmp_path), "lr=0.1", "predict=true", "dry_run=true")
-    assert code == 0 and "predict=true" in printed and len(node.started) == 3
+    assert code == 0 and says(printed, "predict.title") and len(node.started) == 3
     called(*swept(tmp_path), "lr=0.2", "probe=true")  # the command of the results stays that of the sweep
     assert len(node.started) == 6
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -240,16 +265,19 @@ def test_a_prediction_leaves_a_sweep_of_the_same_name_as_it_is(node: Node, calle
 def test_a_single_run_is_predicted(node: Node, called: Called, tmp_path: Path):
     words = [f"hydra.run.dir={tmp_path / 's'}", "predict=true"]
     code, printed = called(*words, "batch_size=32")
-    assert code == 0 and "\nfp32       1     tight     64 GB ±10%  unknown\n" in printed
-    assert f"\n{PROBE}\n" in printed
-    assert called(*words, "batch_size=0") == (1, "refused: batch_size=0: must be 1 or more\n")
+    assert code == 0 and ["fp32", "1", "tight", "64 GB ±10%", "unknown"] in [
+        re.split(r" {2,}", line) for line in printed.splitlines()
+    ]
+    assert says(printed, "predict.probe")
+    code, printed = called(*words, "batch_size=0")
+    assert code == 1 and "batch_size" in printed and printed.count("\n") == 1
     assert node.started == [] and not list(tmp_path.iterdir())
 
 
 def test_more_cpu_ranks_than_cores_are_refused_in_a_line(called: Called, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(environment, "cores", lambda: 2)
     monkeypatch.setattr(Predictor, "predict_all", lambda _, configs, *__: [Prediction("unknown") for _ in configs])
-    line = "refused: gpus=8: 8 CPU ranks would take turns on 2 cores, whose time no run tells"
     words = ["predict=true", "device=cpu", f"hydra.sweep.dir={tmp_path / 's'}", "gpus=2,8"]
     code, printed = called("-m", *words)
-    assert code == 1 and f"[2/2] {line}; use gpus=2 or fewer\n" in printed and "1 run to measure" in printed
+    assert code == 1 and says(printed, "predict.crowd", key="gpus", value=8, cores=2) and "[2/2]" in printed
+    assert says(printed, "predict.sums", runs=1)

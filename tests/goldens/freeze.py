@@ -286,19 +286,23 @@ def normal(text: str, *folders: str) -> list[str]:
 # Benchmarks
 
 QUICK = ("prediction", "race --races 4")  # the same on every machine: what they draw is seeded
-OF_MACHINE = re.compile(r"(^|; )[^;]*\d+ cores, load [\d.]+(, )?")
 
 
-def benchmark(words: str) -> list[str]:
-    """What `python -m benchmarks.WORDS` prints."""
-    line = ["nice", sys.executable, "-m", *f"benchmarks.{words}".split()]
+def benchmark(words: str) -> Answers:
+    """The figures that `python -m benchmarks.WORDS` reaches, by name, with four digits."""
+    line = ["nice", sys.executable, "-m", *f"benchmarks.{words} --json".split()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
-    return [OF_MACHINE.sub("", line).rstrip() for line in done.stdout.splitlines()]
+    found: Answers = json.loads(done.stdout)
+    return {row: {name: _of_four_digits(figure) for name, figure in own.items()} for row, own in found.items()}
+
+
+def _of_four_digits(figure: Any) -> Any:
+    return float(f"{figure:.4g}") if isinstance(figure, float) else figure
 
 
 def benchmarks() -> Answers:
-    """Words -> what the quick benchmarks print."""
+    """Words -> the figures of the quick benchmarks."""
     return {"quick": {words: benchmark(words) for words in QUICK}}
 
 

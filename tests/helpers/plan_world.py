@@ -36,7 +36,7 @@ class FakeCell:
 
     def leave(self) -> Run:
         """Leave its record."""
-        cause = None if self.ends == "ok" else {"kind": "exception", "message": f"it was made to end {self.ends}"}
+        cause = None if self.ends == "ok" else {"kind": "exception", "message": f"made {self.ends}"}
         record = records.vision() | {"status": self.ends, "cause": cause}
         self.folder.mkdir(parents=True, exist_ok=True)
         records.put(self.folder, record)

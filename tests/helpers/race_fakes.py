@@ -17,6 +17,7 @@ from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import LEAST_STEPS, Measured
 from multicard.decide.race.rules import OUT, SURE, Race
 from multicard.machine.shares import MachineShare
+from multicard.ranks.elastic import KILLED
 from multicard.ranks.gates import blocks_file
 from multicard.sweep.cells import Cell
 from tests.conftest import SMALL, composed
@@ -24,6 +25,7 @@ from tests.helpers import records
 from tests.helpers.cells import cell
 
 SHARE = MachineShare(None, (0,))
+KILLED_BY = f"rank 0 was {KILLED[0]}"
 
 
 def measured(step_s: Sequence[float] | np.ndarray, samples: Any = 8.0, peak: int = 10**6, step: int = 5) -> Measured:
@@ -81,7 +83,7 @@ class Process:
         self.diverged = status == "not finite"
         if status not in ("ok", "not finite"):
             self._end()
-            message = "rank 0 was killed by SIGKILL" if status == "killed" else "of its own"
+            message = KILLED_BY if status == "killed" else "of its own"
             status = "failed" if status == "killed" else status
             raise CellEndedError(records.as_run(records.vision(status=status, cause={"message": message})))
 

@@ -13,6 +13,7 @@ from multicard.machine.shares import Pool
 from multicard.records.schema_parts import Interval, Prediction
 from tests.conftest import SMALL, Called, typed
 from tests.helpers import records
+from tests.helpers.messages import Told, codes, find, says, told
 
 SECONDS = {"fp32": {1: 1000.0, 2: 500.0, 4: 250.0}, "bf16": {1: 480.0, 2: 470.0, 4: 490.0}}  # by precision
 
@@ -42,15 +43,23 @@ def shown(called: Called, tmp_path: Path) -> Callable[..., tuple[str, list[str]]
     return show
 
 
+def chosen(printed: str, cells: str) -> Told:
+    """What is said of the number of these cells."""
+    return find(printed, "auto.chosen", key="gpus", cells=cells)
+
+
 Shown = Callable[..., tuple[str, list[str]]]
 
 
 def test_cells_that_are_alone_get_the_number_that_is_fastest(shown: Shown):
     printed, numbers = shown("precision=fp32,bf16,fp64", "seed=1,2")
     assert numbers == ["4", "2", "4"] * 2
-    assert "[1/6] [4/6] gpus=auto: 4 (the least predicted time, 0:04:10; 1: 0:16:40, 2: 0:08:20)\n" in printed
-    assert "[3/6] [6/6] gpus=auto: 4 (no time is predicted, so all there are)\n" in printed
-    assert "to choose by times, probe first: the same with gpus=1,2,4 probe=true\n" in printed
+    first, second, third = (chosen(printed, place) for place in ("[1/6] [4/6]", "[2/6] [5/6]", "[3/6] [6/6]"))
+    assert (first.facts["value"], second.facts["value"], third.facts["value"]) == (4, 2, 4)
+    seconds = {str(gpus): value for gpus, value in SECONDS["fp32"].items()}
+    assert says(first.facts["reasons"], "auto.least-time", seconds=seconds)
+    assert codes(third.facts["reasons"]) == ["auto.no-time"]
+    assert says(printed, "auto.probe-first", gpus=[1, 2, 4])
 
 
 def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_seeds(shown: Shown, tmp_path: Path):
@@ -58,7 +67,8 @@ def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_
     record = records.vision(data=None, gpus=1, seed=2) | {"identity": digits}
     records.put_whole(tmp_path / "x" / f"any-{digits}", record)
     printed, numbers = shown("precision=fp32,bf16", "seed=1,2")
-    assert "[1/4] [3/4] gpus=auto: 1 (measured so before)\n" in printed
+    kept = chosen(printed, "[1/4] [3/4]")
+    assert kept.facts["value"] == 1 and codes(kept.facts["reasons"]) == ["auto.measured-before"]
     assert numbers == ["1", "2", "2"]  # of those that are left to be measured
     assert shown("precision=fp32,bf16", "seed=2", "rerun=true")[1] == ["4", "2"]
 
@@ -66,5 +76,7 @@ def test_a_cell_keeps_the_number_with_which_it_was_measured_and_so_do_its_other_
 def test_a_single_run_is_a_sweep_of_one_cell(called: Called, tmp_path: Path):
     words = [*SMALL, "gpus=auto", "precision=bf16", f"hydra.sweep.dir={tmp_path / 'x'}"]
     code, printed = called(*words, "dry_run=true")
-    assert code == 0 and printed.startswith("[1/1] gpus=auto: 2 (the least predicted time, 0:07:50; 1: 0:08:00, 4: ")
+    only = chosen(printed, "[1/1]")
+    assert code == 0 and only.facts["value"] == 2 and told(printed)[0] == only
+    assert says(only.facts["reasons"], "auto.least-time", seconds={"1": 480.0, "2": 470.0, "4": 490.0})
     assert typed(*SMALL, "gpus=2", "precision=bf16").identity() in printed

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from multicard.config.keys import require
 from multicard.decide.plan import planning
 from multicard.decide.plan.schedule import Option, Placed, Schedule, Task
 from multicard.estimate.totals import exact
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours, pause, since_epoch_s
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.ranks import interruption
 from multicard.records import run_folder
 from multicard.records.journal import Journal
@@ -80,7 +79,7 @@ class CarryingOut:
         limit_s: longest search for a new plan.
 
     Raises:
-        ValueError: the journal is of a plan of other jobs.
+        Refusal: the journal is of a plan of other jobs.
     """
 
     def __init__(
@@ -99,9 +98,10 @@ class CarryingOut:
         self.began: float | None = next((event["began"] for event in events if "began" in event), None)
         plans = [event["planned"] for event in reversed(events) if "planned" in event]
         self.first: dict[str, dict[str, Any]] = {name: placed for plan in plans for name, placed in plan.items()}
-        is_same = not self.first or any(task.name in self.first for task in tasks)
-        others = f"a plan of other jobs, as {next(iter(self.first), '')}"
-        require(is_same, f"--name {journal.path.parents[1].name}: is {others}; choose another name")
+        if self.first and not any(task.name in self.first for task in tasks):
+            name, job = journal.path.parents[1].name, next(iter(self.first))
+            sentence = f"--name {name}: is a plan of other jobs, as {job}; choose another name"
+            raise Refusal("plan.other-jobs", sentence, key="--name", value=name, job=job)
         self.progress = [Progress(task, task.options) for task in tasks]
         for each in self.progress:
             self._take_record(each)
@@ -141,16 +141,19 @@ class CarryingOut:
                 pause(POLL_S)
                 reasons += [*self._take_ended(), *self._overdue()]
                 if reasons and any(each.waits for each in self.progress):
-                    self._plan("; ".join(reasons))
+                    self._plan(reasons)
 
     # ---- planning
 
-    def _plan(self, reason: str) -> None:
-        """Plan what is left anew, and say so with the reason."""
+    def _plan(self, reasons: Sequence[str]) -> None:
+        """Plan what is left anew, and say so with the reasons."""
         now_s = self.now_s()
         schedule = planning.make(self.rest(), self.gpus, self.limit_s).schedule
         self._follow(schedule)
-        say(f"{in_hours(now_s)} planned again, as {reason}: all end at {in_hours(now_s + schedule.makespan_s)}")
+        end_s = now_s + schedule.makespan_s
+        why = "; ".join(reasons)
+        sentence = f"{in_hours(now_s)} planned again, as {why}: all end at {in_hours(end_s)}"
+        say(Message("plan.again", sentence, now_s=now_s, end_s=end_s, reasons=why))
 
     def _follow(self, schedule: Schedule) -> None:
         """Take a schedule of what is left, from now on, as the plan."""
@@ -183,7 +186,8 @@ class CarryingOut:
                 noted = last if last.get("status") == run.status else {}  # else that end is of an earlier run
                 each.gpu_ids = tuple(noted.get("gpu_ids", ()))
                 each.start_s, each.end_s = noted.get("start_s"), noted.get("end_s")
-                say(f"{name}: {'done' if run.status == 'ok' else run.status} before")
+                sentence = f"{name}: {'done' if run.status == 'ok' else run.status} before"
+                say(Message("plan.before", sentence, task=name, status=run.status))
 
     def _start_ready(self) -> list[str]:
         """Start the tasks that wait for nothing, unless other commands have leased their GPUs, or an earlier command's
@@ -198,10 +202,12 @@ class CarryingOut:
                 continue
             if each.status:
                 self._skip()
-                return [f"{name} has {each.status}"]
+                sentence = f"{name} ended {each.status} in an earlier command"
+                return [Message("plan.ended-before", sentence, task=name, status=each.status)]
             if option.gpus not in {own.gpus for own in each.options}:
                 self._skip()
-                return [f"{name} does not fit on {option.gpus}"]
+                sentence = f"{name} does not fit on {option.gpus}"
+                return [Message("plan.does-not-fit", sentence, task=name, gpus=option.gpus)]
             cell = self.cells[name, option.gpus]
             share = self.executor.machine.take(cell.config)
             if share is None:
@@ -212,7 +218,9 @@ class CarryingOut:
             where = f"{self.noun}{'s' if option.gpus > 1 else ''} {spans(each.gpu_ids)}"
             planned = f"{in_hours(each.placed.start_s)} to {in_hours(each.placed.end_s)}"
             log = f"{self.executor.folder}/{process.pid}_0_log.out"
-            say(f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}")
+            sentence = f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}"
+            ends = [each.placed.start_s, each.placed.end_s]
+            say(Message("plan.started", sentence, task=name, gpu_ids=[*each.gpu_ids], planned_s=ends, log=log))
         return []
 
     def _take_ended(self) -> list[str]:
@@ -233,23 +241,27 @@ class CarryingOut:
         status, cause = record.status, "" if record.cause is None else record.cause.message.partition("\n")[0]
         span = {"start_s": each.start_s, "end_s": each.end_s}
         self.journal.add(ended=name, status=status, cause=cause, gpu_ids=[*each.gpu_ids], **span)
-        told = f"; {cause}" if cause else ""
-        say(f"{in_hours(each.end_s)} {name}: {status} after {in_hours(lasted_s)}, planned {planned}{told}")
+        why = f"; {cause}" if cause else ""
+        sentence = f"{in_hours(each.end_s)} {name}: {status} after {in_hours(lasted_s)}, planned {planned}{why}"
+        say(Message("plan.ended", sentence, task=name, status=status, cause=cause, seconds=lasted_s))
         if status == "oom":
             self._forget_few(each.task.job, option.gpus)
             if each.options:
                 each.start_s = each.end_s = None
-                return f"{name} does not fit on {option.gpus} and is tried on more"
-            cause = f"out of memory on {option.gpus}, and more are not allowed"
+                sentence = f"{name} does not fit on {option.gpus} and is tried on more"
+                return Message("plan.tried-on-more", sentence, task=name, gpus=option.gpus)
+            sentence = f"out of memory on {option.gpus}, and more are not allowed"
+            cause = Message("plan.no-more-gpus", sentence, gpus=option.gpus)
         each.status, each.cause = status, cause
         if status != "ok":
             self._skip()
-            return f"{name} ended {status}"
+            return Message("plan.ended-badly", f"{name} ended {status}", task=name, status=status)
         low = option.interval.low
         is_sooner = lasted_s < low - max(OUTSIDE * low, LEAST_OUTSIDE_S)
         if is_sooner or lasted_s > _latest_s(option):
             self._scale(each, lasted_s)
-            return f"{name} took {in_hours(lasted_s)}, not {planned}"
+            sentence = f"{name} took {in_hours(lasted_s)}, not {planned}"
+            return Message("plan.took", sentence, task=name, seconds=lasted_s, planned_s=each.planned_s)
         return ""
 
     def _overdue(self) -> list[str]:
@@ -259,7 +271,9 @@ class CarryingOut:
             if each.cell is not None and each.start_s is not None and now_s - each.start_s > each.limit_s:
                 each.limit_s = LONGER * (now_s - each.start_s)
                 self._scale(each, each.limit_s)
-                reasons.append(f"{each.task.name} still runs after {in_hours(now_s - each.start_s)}")
+                name, so_far_s = each.task.name, now_s - each.start_s
+                sentence = f"{name} still runs after {in_hours(so_far_s)}"
+                reasons.append(Message("plan.overdue", sentence, task=name, seconds=so_far_s))
         return reasons
 
     def _forget_few(self, job: str, gpus: int) -> None:
@@ -281,13 +295,17 @@ class CarryingOut:
         """Skip what comes after a task that is over without success, and what no number of GPUs is left for."""
         for each in self.progress:
             if each.waits and not each.options:
-                each.status, each.cause = "oom", "out of memory before on each number of GPUs that is allowed"
+                each.status = "oom"
+                sentence = "out of memory before on each number of GPUs that is allowed"
+                each.cause = Message("plan.fits-nowhere", sentence)
         while lost := [(each, other) for each in self.progress if not each.status for other in each.task.after
                        if self.progress[other].status not in ("", "ok")]:  # fmt: skip
             each, other = lost[0]
+            name, status = self.tasks[other].name, self.progress[other].status
             each.status = "skipped"
-            each.cause = f"comes after {self.tasks[other].name}, which is {self.progress[other].status}"
-            say(f"{each.task.name}: skipped; it {each.cause}", error=True)
+            each.cause = Message("plan.after", f"comes after {name}, which is {status}", task=name, status=status)
+            sentence = f"{each.task.name}: skipped; it {each.cause}"
+            say(Message("plan.skipped", sentence, task=each.task.name, cause=each.cause), error=True)
 
     # ---- what became of it
 
@@ -318,8 +336,13 @@ class CarryingOut:
 
     def failures(self) -> list[str]:
         """The tasks that have not ended well, and why."""
-        lost = [each for each in self.progress if each.status != "ok"]
-        return [f"{each.task.name}: {each.status or 'not run'}{each.cause and f': {each.cause}'}" for each in lost]
+        return [_failure(each) for each in self.progress if each.status != "ok"]
+
+
+def _failure(each: Progress) -> Message:
+    status, name = each.status or "not run", each.task.name
+    sentence = f"{name}: {status}: {each.cause}" if each.cause else f"{name}: {status}"
+    return Message("plan.failed", sentence, task=name, status=status, cause=each.cause)
 
 
 def _latest_s(option: Option) -> float:

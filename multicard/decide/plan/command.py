@@ -17,7 +17,6 @@ import msgspec
 
 from multicard.config.base import check_name
 from multicard.config.job import count
-from multicard.config.keys import require
 from multicard.decide.plan import jobs_file, planning, tasks
 from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.jobs_file import SLOWDOWN
@@ -25,7 +24,7 @@ from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours
-from multicard.messages import Parser, say
+from multicard.messages import Message, Parser, Refusal, say
 from multicard.records import run_folder, text_table
 from multicard.records.journal import Journal
 from multicard.records.output import STDOUT, Output, add_formats
@@ -37,7 +36,6 @@ WIDTH = 120
 LEAST_COLUMNS = 20  # of the chart
 HEADINGS = ("job", "GPUs", "on", "start", "end", "planned", "likely (90%)", "efficiency", "basis", "deadline", "late")
 RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start", "end", "took by plan", "status")
-ASSUMED = " is assumed ({:g} to {:g}), as they share cores, memory bandwidth and PCIe; slowdown: in the file sets it"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,20 +53,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("interrupted: nothing more was started", file=sys.stderr)
+        print(Message("plan.interrupted", "interrupted: nothing more was started"), file=sys.stderr)
     return 1
 
 
 class _Command:
-    """One command, from its options to its exit code; a ValueError names the key and the remedy."""
+    """One command, from its options to its exit code; a Refusal names the key and the remedy."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        require(1 <= options.seconds <= 3600, f"--seconds {options.seconds:g}: must be from 1 to 3600")
+        if not 1 <= options.seconds <= 3600:
+            sentence = f"--seconds {options.seconds:g}: must be from 1 to 3600"
+            raise Refusal("plan.search-range", sentence, key="--seconds", value=options.seconds)
         self.options, self.file = options, jobs_file.read(options.jobs)
         self.name = options.name or options.jobs.stem
         if options.run:
             check_name(self.name)
-            require(STDOUT not in vars(options).values(), "-: with --run, stdout has what is started; name a file")
+            if STDOUT in vars(options).values():
+                raise Refusal("plan.stdout", "-: --run prints to stdout what it starts; name a file instead of -")
         self.sweep = tasks.SWEEPS / self.name
         self.node = tasks.resolve(self.file, options.run)
         self.own_file = self.sweep / FOLDER / "plan.json"  # of a plan that is carried out, beside its events
@@ -90,13 +91,15 @@ class _Command:
             if carried.left():
                 plan = self._show(carried.rest(), is_new=not carried.first)
                 if carried.began is not None and any(task.deadline_s for task in wanted):
-                    since = f"the first command's start, {in_hours(carried.now_s())} ago"
-                    say(f"deadlines count from {since}; --name of another plan begins anew")
+                    now_s = carried.now_s()
+                    since = f"the first command's start, {in_hours(now_s)} ago"
+                    sentence = f"deadlines count from {since}; use `--name NAME` with a new name to begin anew"
+                    say(Message("plan.deadlines-since", sentence, key="--name", seconds=now_s))
                 say("")
                 try:
                     carried.run(plan.schedule)
                 except KeyboardInterrupt:
-                    say("To resume: the same command again", error=True)
+                    say(Message("plan.resume", "to resume, type the same command again"), error=True)
                     return 1
         result = carried.result()
         say("\n".join(["", *result_lines(result)]))
@@ -112,11 +115,13 @@ class _Command:
         runs = tasks.runs(self.file, self.node, self.sweep)
         self.notes, unknown = tasks.notes(self.file, runs)
         if unknown:
-            problem = f"refused: no time is known of {count(len(unknown), 'job')}:"
+            sentence = f"refused: no time is known of {count(len(unknown), 'job')}:"
+            problem = Message("plan.times-unknown", sentence, jobs=len(unknown))
             print("\n  ".join([problem, *unknown]), file=sys.stderr)
         if probes := tasks.probes(runs, self.node, self.sweep):
             where = f" on {self.node.name}" if self.file.node.gpu else ""
-            say("\n  ".join([f"to know all times, probe{where} first, one after the other:", *probes]))
+            sentence = f"to know all times, run these probes{where} first, one after the other:"
+            say("\n  ".join([Message("plan.probe-first", sentence, node=self.file.node.gpu), *probes]))
         return [] if unknown else tasks.tasks(self.file, self.node, runs)
 
     def _show(self, wanted: Sequence[Task], is_new: bool = True) -> Plan:
@@ -140,11 +145,20 @@ class _Command:
 def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
     """The plan for a terminal; `content` is that of `as_dict`."""
     width, noun = _width(), content["noun"]
-    slower = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
-    slower += ASSUMED.format(slowdown.low, slowdown.high) if slowdown == SLOWDOWN else ""
-    notes = text_table.folded([*_comparisons(plan), slower], width)
+    notes = text_table.folded([*_comparisons(plan), _slower(slowdown, noun)], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]
+
+
+def _slower(slowdown: Interval, noun: str) -> Message:
+    """What is assumed of runs beside others."""
+    ends = [slowdown.low, slowdown.high]
+    runs = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
+    if slowdown != SLOWDOWN:
+        return Message("plan.slowdown", runs, key="slowdown", value=slowdown.value, ends=ends)
+    why = "as they share cores, memory bandwidth and PCIe"
+    sentence = f"{runs} is assumed ({slowdown.low:g} to {slowdown.high:g}), {why}; set slowdown in the file"
+    return Message("plan.slowdown-assumed", sentence, key="slowdown", value=slowdown.value, ends=ends)
 
 
 def _width() -> int:
@@ -164,7 +178,8 @@ def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
 def _table(content: Mapping[str, Any]) -> Table:
     columns = [column for column in zip(HEADINGS, *map(_row, content["jobs"]), strict=True) if any(column[1:])]
     headings, *rows = zip(*columns, strict=True)
-    return Table(headings, rows, [f"plan of {count(len(rows), 'run')} on {content['node']}:"])
+    sentence = f"plan of {count(len(rows), 'run')} on {content['node']}:"
+    return Table(headings, rows, [Message("plan.title", sentence, runs=len(rows), node=content["node"])])
 
 
 def _row(job: Mapping[str, Any]) -> list[str]:
@@ -187,22 +202,46 @@ def efficiency(task: Task, option: Option) -> float | None:
 
 def _comparisons(plan: Plan) -> list[str]:
     """Makespan, bound, the simple plans, and delays."""
-    makespan_s, likely, late = plan.schedule.makespan_s, plan.likely, plan.schedule.late_s(plan.tasks)
-    notes = [f"makespan: {in_hours(makespan_s)} planned"]
-    if likely.low < likely.high:
-        notes[0] += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
-    keeps = not late and any(task.deadline_s is not None for task in plan.tasks)
-    limit = "no plan that keeps the deadlines" if keeps else "no plan"
-    notes.append(f"bound: {limit} ends before {in_hours(plan.bound_s)}: gap {plan.gap:.1%}")
-    simple = (("one after the other on all", plan.in_turn), ("each on as few as it may have", plan.one_gpu_each))
-    for name, other in simple:
-        saved = 1 - makespan_s / other.makespan_s if other.makespan_s else 0.0
-        compared = f"the plan takes {abs(saved):.0%} {'less' if saved >= 0 else 'more'}"
-        notes.append(f"{name}: {in_hours(other.makespan_s)}; {compared if abs(saved) >= 0.005 else 'as the plan'}")
+    notes = [_makespan(plan), _bound(plan)]
+    simple = (
+        ("in turn", "one after the other on all", plan.in_turn),
+        ("fewest GPUs each", "each on as few as it may have", plan.one_gpu_each),
+    )
+    notes += [_against(plan, name, words, other) for name, words, other in simple]
+    late = plan.schedule.late_s(plan.tasks)
     if late:
-        delays = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
-        notes.append(f"deadlines that are not kept: {delays}; {in_hours(sum(late.values()))} in all")
+        names = [plan.tasks[place].name for place in late]
+        each = ", ".join(f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items())
+        sentence = f"deadlines that are not kept: {each}; {in_hours(sum(late.values()))} in all"
+        notes.append(Message("plan.late", sentence, tasks=names, seconds=[*late.values()], total_s=sum(late.values())))
     return notes
+
+
+def _makespan(plan: Plan) -> Message:
+    likely, makespan_s = plan.likely, plan.schedule.makespan_s
+    sentence = f"makespan: {in_hours(makespan_s)} planned"
+    if likely.low < likely.high:
+        sentence += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
+    return Message("plan.makespan", sentence, seconds=makespan_s, likely=[likely.value, likely.low, likely.high])
+
+
+def _bound(plan: Plan) -> Message:
+    has_deadlines = any(task.deadline_s is not None for task in plan.tasks)
+    keeps = has_deadlines and not plan.schedule.late_s(plan.tasks)
+    limit = "no plan that keeps the deadlines" if keeps else "no plan"
+    sentence = f"bound: {limit} ends before {in_hours(plan.bound_s)}: gap {plan.gap:.1%}"
+    return Message("plan.bound", sentence, keeps_deadlines=keeps, seconds=plan.bound_s, gap=plan.gap)
+
+
+def _against(plan: Plan, name: str, words: str, other: Schedule) -> Message:
+    """The plan against a simple one."""
+    saved = 1 - plan.schedule.makespan_s / other.makespan_s if other.makespan_s else 0.0
+    if abs(saved) < 0.005:
+        compared = "as the plan"
+    else:
+        compared = f"the plan takes {abs(saved):.0%} {'less' if saved > 0 else 'more'}"
+    sentence = f"{words}: {in_hours(other.makespan_s)}; {compared}"
+    return Message("plan.against-simple", sentence, simple=name, seconds=other.makespan_s, saved=saved)
 
 
 def chart(tasks: Sequence[Task], schedule: Schedule, gpus: int, width: int, noun: str = "GPU") -> list[str]:
@@ -267,9 +306,11 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         times = ["" if each is None else in_hours(each) for each in seconds]
         ratio = "" if job["ratio"] is None else f"{job['ratio']:.0%}"
         rows.append([job["name"], str(job["gpus"] or ""), spans(job["gpu_ids"]), *times, ratio, job["status"]])
-    shown = ["planned, and what became of it:", *text_table.text(RESULT_HEADINGS, rows, _width())]
+    title = Message("plan.carried-out", "planned, and what became of it:")
+    shown = [title, *text_table.text(RESULT_HEADINGS, rows, _width())]
     makespan_s, planned_s = result["makespan_s"], result["planned_makespan_s"]
     if makespan_s is not None and planned_s:
         difference = f"{makespan_s / planned_s - 1:+.1%}"
-        shown += ["", f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"]
+        sentence = f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"
+        shown += ["", Message("plan.took-in-all", sentence, seconds=makespan_s, planned_s=planned_s)]
     return shown

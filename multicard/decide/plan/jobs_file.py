@@ -21,8 +21,8 @@ from msgspec import Meta, Struct
 from multicard import workloads
 from multicard.config import strict_yaml
 from multicard.config.job import AUTO
-from multicard.config.keys import require
 from multicard.estimate import target
+from multicard.messages import Refusal
 from multicard.records.schema_parts import Interval
 
 # Jobs that run side by side share cores, memory bandwidth and PCIe: a few percent are assumed where the file has none
@@ -144,62 +144,83 @@ class _FileKeys(Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> JobsFile:
-    """Read a jobs file; a ValueError names the file, the key and the remedy."""
+    """Read a jobs file; a Refusal names the file, the key and the remedy."""
     try:
         return parsed(strict_yaml.read(path))
     except OSError as error:
-        raise ValueError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+        reason = (error.strerror or str(error)).lower()
+        raise Refusal("plan.unreadable", f"{path}: {reason}", path=str(path), reason=reason) from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        key = error.key if isinstance(error, Refusal) else None
+        raise Refusal("plan.file", f"{path}: {error}", key=key, path=str(path), reason=str(error)) from None
 
 
 def parsed(content: Any) -> JobsFile:
-    """Check the content of a jobs file; a ValueError names the key and the remedy."""
+    """Check the content of a jobs file; a Refusal names the key and the remedy."""
     keys = _converted(content, _FileKeys, "")
     jobs = tuple(_job(name, job) for name, job in keys.jobs.items())
     runs = sum(job.repeat for job in jobs)
-    require(runs <= MOST_RUNS, f"jobs: are {runs} runs; plan {MOST_RUNS} at a time")
+    if runs > MOST_RUNS:
+        raise Refusal("plan.too-many-runs", f"jobs: are {runs} runs; plan {MOST_RUNS} at a time", key="jobs", runs=runs)
     _check_order(jobs)
     slowdown = SLOWDOWN if keys.slowdown is None else _interval(keys.slowdown)
-    require(1 <= slowdown.low <= slowdown.value <= slowdown.high, f"slowdown: must be 1 or more, {ASCENDING}")
+    if slowdown.low < 1 or not _ascends(slowdown):
+        raise Refusal("plan.slowdown-range", f"slowdown: must be 1 or more, {ASCENDING}", key="slowdown")
     node = _converted(keys.node or {}, Node, "node")
     if node.gpu is not None:
         node = msgspec.structs.replace(node, gpu=target.named(node.gpu, "node.gpu").name)
-        require(node.gpus is not None, "node.gpu: needs node.gpus, how many of them there are")
+        if node.gpus is None:
+            raise Refusal("plan.no-node-gpus", "node.gpu: needs node.gpus, the number of its GPUs", key="node.gpu")
     return JobsFile(jobs, node, slowdown)
 
 
 def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
-    """The content below a key as a struct; a ValueError has the key and an example."""
-    names = [each.name for each in msgspec.structs.fields(kind)]
+    """The content below a key as a struct; a Refusal has the key and an example."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at ")
-        problem = problem.lower().replace("object", "keys").replace("array", "list")
-        name = (re.findall(r"\$\.(\w+)", path) or [""])[0]
-        if unknown := re.match(r"keys contains unknown field `(.*)`", problem):
-            name, is_cut = unknown[1], any(other not in names and content[other] is None for other in content)
-            problem = f"no such key; there are {', '.join(each for each in names if each != 'name')}"
-            problem += "; a value with a comma needs quotation marks" if is_cut else ""  # {run: a.py b=1,2}
-        elif name in EXAMPLES:
-            problem += f"; write {EXAMPLES[name]}"
-        where = ".".join(filter(None, (key, name))) or "the file"
-        raise ValueError(f"{where}: {problem}") from None
+    if unknown := re.match(r"Object contains unknown field `(.*)`", problem):
+        raise _no_such_key(content, kind, key, unknown[1])
+    problem = problem.lower().replace("object", "keys").replace("array", "list").replace("`", "")
+    name = (re.findall(r"\$\.(\w+)", path) or [""])[0]
+    where = ".".join(filter(None, (key, name))) or "the file"
+    example = EXAMPLES.get(name)
+    remedy = f"; write {example}" if example else ""
+    raise Refusal("plan.value", f"{where}: {problem}{remedy}", key=where, problem=problem, example=example)
+
+
+def _no_such_key(content: Any, kind: type[Struct], key: str, name: str) -> Refusal:
+    names = [each.name for each in msgspec.structs.fields(kind)]
+    known = [each for each in names if each != "name"]
+    is_cut = any(other not in names and content[other] is None for other in content)  # {run: a.py b=1,2}
+    remedy = "; a value with a comma needs quotation marks" if is_cut else ""
+    where = f"{key}.{name}" if key else name
+    sentence = f"{where}: no such key; there are {', '.join(known)}{remedy}"
+    return Refusal("plan.unknown-key", sentence, key=where, known=known, is_cut=is_cut)
 
 
 def _job(name: str, content: dict[Any, Any]) -> Job:
     key = f"jobs.{name}"
-    require(bool(re.fullmatch(r"[\w.+-]+", name)), f"{key}: a name has letters, digits, and . _ + - alone")
-    require("name" not in content, f"{key}.name: no such key; {name} is its name")
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise Refusal("plan.job-name", f"{key}: use only letters, digits and . _ + - in a name", key=key)
+    if "name" in content:
+        raise Refusal("plan.name-twice", f"{key}.name: no such key; the job's name is {name}", key=f"{key}.name")
     job = _converted(content | {"name": name}, Job, key)
-    require(job.run is not None or job.seconds is not None, f"{key}: needs run or seconds")
+    if job.run is None and job.seconds is None:
+        raise Refusal("plan.empty-job", f"{key}: needs run or seconds", key=key)
     for gpus, each in job.times.items():
-        require(each.low <= each.value <= each.high, f"{key}.seconds.{gpus}: must be {ASCENDING}")
+        if not _ascends(each):
+            where = f"{key}.seconds.{gpus}"
+            raise Refusal("plan.seconds-order", f"{where}: must be {ASCENDING}", key=where)
     untimed = [number for number in job.allowed if job.times and number not in job.times]
-    require(not untimed, f"{key}.gpus: {untimed} have no time in seconds; add it, or leave them out")
-    is_time = job.deadline is None or 0 < (job.deadline_s or 0) < MOST_S
-    require(is_time, f"{key}.deadline={job.deadline}: must be a time above 0, as {EXAMPLES['deadline']}")
+    if untimed:
+        sentence = f"{key}.gpus: {untimed} have no time in seconds; add it, or leave them out"
+        raise Refusal("plan.untimed", sentence, key=f"{key}.gpus", gpus=untimed)
+    if job.deadline is not None and not 0 < (job.deadline_s or 0) < MOST_S:
+        where = f"{key}.deadline"
+        sentence = f"{where}={job.deadline}: must be a time above 0, as {EXAMPLES['deadline']}"
+        raise Refusal("plan.deadline", sentence, key=where, value=job.deadline)
     if job.run is not None:
         _check_words(job, f"{key}.run")
     return job
@@ -210,21 +231,36 @@ def _check_words(job: Job, key: str) -> None:
     try:
         entry, *words = job.words or ("",)
     except ValueError as error:
-        raise ValueError(f"{key}: {str(error).lower()}") from None
+        reason = str(error).lower()
+        raise Refusal("plan.quotation", f"{key}: {reason}", key=key, reason=reason) from None
     entries = [workload.entry for workload in workloads.WORKLOADS]
-    require(entry in entries, f"{key}: begins with {' or '.join(entries)}")
+    if entry not in entries:
+        raise Refusal("plan.entry", f"{key}: must begin with {' or '.join(entries)}", key=key, value=entry)
     for word in words:
-        require(not word.startswith("-"), f"{key}: {word}: a job is one run, of words key=value alone")
-        name = word.lstrip("+~").partition("=")[0]
-        group = re.split(r"[./@]", name)[0]
-        reason = PLANNED.get(group) if name == group or group in ("predict", "probe", "race", "hydra") else None
-        require(reason is None, f"{key}: {word}: {reason}")
-        require(word not in AUTO, f"{key}: {word}: a plan is of given sizes; write the number")
-        require("${" not in word, f"{key}: {word}: nothing is looked up for a plan; write the value")
+        _check_word(word, key)
+
+
+def _check_word(word: str, key: str) -> None:
+    if word.startswith("-"):
+        sentence = f"{key}: {word}: a job is one run; write words key=value only"
+        raise Refusal("plan.flag", sentence, key=key, word=word)
+    name = word.lstrip("+~").partition("=")[0]
+    group = re.split(r"[./@]", name)[0]
+    if group in PLANNED and (name == group or group in ("predict", "probe", "race", "hydra")):
+        raise Refusal("plan.planned-key", f"{key}: {word}: {PLANNED[group]}", key=key, word=word, group=group)
+    if word in AUTO:
+        raise Refusal("plan.auto", f"{key}: {word}: a plan needs given sizes; write the number", key=key, word=word)
+    if "${" in word:
+        sentence = f"{key}: {word}: a plan resolves no interpolation; write the value"
+        raise Refusal("plan.interpolation", sentence, key=key, word=word)
 
 
 def _interval(figure: float | list[float]) -> Interval:
     return Interval(*(figure if isinstance(figure, list) else [figure] * 3))
+
+
+def _ascends(each: Interval) -> bool:
+    return each.low <= each.value <= each.high
 
 
 def _check_order(jobs: Collection[Job]) -> None:
@@ -232,9 +268,14 @@ def _check_order(jobs: Collection[Job]) -> None:
     after = {job.name: job.predecessors for job in jobs}
     for name, others in after.items():
         for other in others:
-            require(other in after, f"jobs.{name}.after: {other}: no such job; there are {', '.join(after)}")
+            if other not in after:
+                key = f"jobs.{name}.after"
+                sentence = f"{key}: {other}: no such job; there are {', '.join(after)}"
+                raise Refusal("plan.no-such-job", sentence, key=key, job=other, known=[*after])
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:
         first, *others = error.args[1][::-1]
-        raise ValueError(f"jobs.{first}.after: waits for itself, by way of {', '.join(others)}") from None
+        key = f"jobs.{first}.after"
+        sentence = f"{key}: waits for itself, by way of {', '.join(others)}"
+        raise Refusal("plan.cycle", sentence, key=key, through=others) from None

@@ -12,6 +12,7 @@ from typing import Any
 
 from multicard.decide.plan import schedule
 from multicard.decide.plan.schedule import Schedule, Task
+from multicard.messages import Refusal
 from multicard.records.schema_parts import Interval
 
 TICKS = 100_000  # of the makespan that is to be beaten
@@ -64,13 +65,14 @@ def solve(tasks: Sequence[Task], gpus: int, known: Schedule, limit_s: float) -> 
     """The best schedule that a search finds, begun with a known one, and a makespan that none beats.
 
     Raises:
-        ValueError: OR-Tools is not installed.
+        Refusal: OR-Tools is not installed.
         KeyboardInterrupt: on Ctrl-C, once the search has ended.
     """
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        raise ValueError("a plan needs OR-Tools, which is not installed: pip install ortools") from None
+        sentence = "a plan needs OR-Tools, which is not installed; install it with `pip install ortools`"
+        raise Refusal("plan.no-ortools", sentence) from None
     tick_s = max(known.makespan_s, 1e-9) / TICKS
     sizes = [[max(math.ceil(each.planned_s / tick_s), 1) for each in task.options] for task in tasks]
     deadlines_s = {place: task.deadline_s for place, task in enumerate(tasks) if task.deadline_s is not None}

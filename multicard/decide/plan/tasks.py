@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from multicard import workloads
 from multicard.cli import command_line
 from multicard.config.job import count
-from multicard.config.keys import require
 from multicard.config.placement import place
 from multicard.decide.plan.jobs_file import Job, JobsFile
 from multicard.decide.plan.schedule import Task, timed_option
@@ -22,6 +21,7 @@ from multicard.estimate.estimates import Effort, Estimate, estimate
 from multicard.estimate.target import targets
 from multicard.estimate.totals import summed
 from multicard.machine import environment
+from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import Interval
 from multicard.sweep import auto
 from multicard.sweep.cells import Cell, Refused, cell_of, task_of
@@ -58,26 +58,37 @@ class PlannedNode:
 
 
 def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
-    """The node of a file; with `is_here` it has to be this machine, also where all times are known. A ValueError says
-    that there is no such node.
+    """The node of a file; with `is_here` it has to be this machine, also where all times are known. Refuses a node
+    that is not there.
     """
     node, is_predicted = file.node, any(not job.times for job in file.jobs)
     if node.gpu is not None and node.gpus is not None:
-        require(not is_here, "node.gpu: is another node, on which --run can start nothing; leave it out")
+        if is_here:
+            sentence = "node.gpu: names another node, and --run starts jobs on this machine; leave it out"
+            raise Refusal("plan.other-node", sentence, key="node.gpu")
         return PlannedNode(node.gpus, f"{count(node.gpus, 'GPU')} {node.gpu}", (f"predict.gpu={node.gpu}",))
     here = environment.gpus()
     if here:
         gpus = node.gpus or len(here)
-        enough = not is_here or gpus <= len(here)
-        require(enough, f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}")
+        if is_here and gpus > len(here):
+            sentence = f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}"
+            raise Refusal("plan.too-few-gpus", sentence, key="node.gpus", value=gpus, gpus=len(here))
         return PlannedNode(gpus, f"{count(gpus, 'GPU')} {here[0].get('name') or ''}".strip())
     if not is_here and not is_predicted and node.gpus is not None:
         return PlannedNode(node.gpus, count(node.gpus, "GPU"))
     cores = environment.cores()
     each = node.cpus_per_gpu or max(cores // (node.gpus or cores), 1)
     ranks = node.gpus or max(cores // each, 1)
-    problem = f"node.gpus={ranks}: this machine has no GPU, and {count(cores, 'core')} for CPU ranks"
-    require(ranks * each <= cores, f"{problem} of {count(each, 'core')}; name the node's GPUs with node.gpu")
+    if ranks * each > cores:
+        raise Refusal(
+            "plan.too-few-cores",
+            f"node.gpus={ranks}: this machine has no GPU, and {count(cores, 'core')} for CPU ranks"
+            f" of {count(each, 'core')}; name the node's GPUs with node.gpu",
+            key="node.gpus",
+            value=ranks,
+            cores=cores,
+            cores_each=each,
+        )
     name = f"{count(ranks, 'CPU rank')} of {count(each, 'core')}"
     return PlannedNode(ranks, name, (f"cpus_per_gpu={each}",), on_gpus=False)
 
@@ -122,7 +133,9 @@ class JobRun:
     def why_not(self) -> str:
         """Why it is not planned on this number; empty where it is."""
         about = "" if self.estimate is None else self.estimate.prediction.about
-        return self.problem or ("" if self.seconds is not None else about or "its time is not known")
+        if self.problem or self.seconds is not None:
+            return self.problem
+        return about or Message("plan.time-unknown", "its time is not known")
 
 
 def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
@@ -136,8 +149,10 @@ def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
     if asked:
         estimates = estimate([*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus)
         for number, own in zip(asked, estimates, strict=True):
-            problem = "does not fit into the memory of a GPU" if own.prediction.fits == "no" else ""
-            found[number] = replace(found[number], problem=problem, estimate=own)
+            found[number] = replace(found[number], estimate=own)
+            if own.prediction.fits == "no":
+                problem = Message("plan.needs-more-memory", "does not fit into the memory of a GPU")
+                found[number] = replace(found[number], problem=problem)
     return found
 
 
@@ -162,17 +177,29 @@ def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]
     that can run on no number of GPUs is refused."""
     left_out, unknown = list[str](), list[str]()
     for job in file.jobs:
-        own, numbers = [run for run in runs if run.job is job], dict[str, list[str]]()  # of GPUs, by the reason
-        for run in own:
-            if run.why_not:
-                numbers.setdefault(run.why_not, []).append(str(run.gpus))
-        reasons = "; ".join(f"gpus={','.join(each)}: {why}" for why, each in numbers.items())
-        require(not all(run.problem for run in own), f"jobs.{job.name}: cannot run ({reasons})")
+        own = [run for run in runs if run.job is job]
+        reasons = _reasons(own)
+        if all(run.problem for run in own):
+            key = f"jobs.{job.name}"
+            raise Refusal("plan.cannot-run", f"{key}: cannot run ({reasons})", key=key, reasons=reasons)
         if all(run.why_not for run in own):
             unknown.append(f"{job.name}: {reasons}")
         elif reasons:
-            left_out.append(f"{job.name}: not planned with {reasons}")
+            sentence = f"{job.name}: not planned with {reasons}"
+            left_out.append(Message("plan.left-out", sentence, job=job.name, reasons=reasons))
     return left_out, unknown
+
+
+def _reasons(runs: Sequence[JobRun]) -> str:
+    """The numbers of GPUs on which a job is not planned, by reason."""
+    numbers: dict[str, list[int]] = {}
+    for run in runs:
+        if run.why_not:
+            numbers.setdefault(run.why_not, []).append(run.gpus)
+    return "; ".join(
+        Message("plan.not-on", f"gpus={','.join(map(str, gpus))}: {why}", gpus=gpus, reason=why)
+        for why, gpus in numbers.items()
+    )
 
 
 def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
@@ -195,22 +222,26 @@ def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int
     found: dict[tuple[str, int], Cell] = {}
     owners: dict[tuple[str, int], str] = {}
     for job in file.jobs:
-        problem = f"jobs.{job.name}: has times alone, and nothing to run; give it a run beside its seconds"
-        require(bool(job.run), f"{problem}, or leave --run out")
+        if not job.run:
+            key = f"jobs.{job.name}"
+            sentence = f"{key}: has times, but nothing to run; give it a run beside its seconds, or leave --run out"
+            raise Refusal("plan.nothing-to-run", sentence, key=key)
         for repetition, name in enumerate(job.task_names, 1):
             for run in composed(job, node, sweep, repetition):
                 if run.cell is None:
                     continue
                 owner = owners.setdefault((run.cell.config.identity(), repetition), job.name)
-                remedy = "write repeat: for several runs of a job, or another seed"
-                require(owner == job.name, f"jobs.{job.name}.run: is the same run as jobs.{owner}; {remedy}")
+                if owner != job.name:
+                    key = f"jobs.{job.name}.run"
+                    sentence = f"{key}: is the same run as jobs.{owner}; use repeat for several runs, or another seed"
+                    raise Refusal("plan.same-run", sentence, key=key, job=owner)
                 found[name, run.gpus] = run.cell
                 run.cell.number = len(found)
     return found
 
 
 def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> list[JobRun]:
-    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not say. A ValueError
+    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not say. A Refusal
     says why its words cannot be composed.
     """
     cfg = None
@@ -218,11 +249,16 @@ def composed(job: Job, node: PlannedNode, sweep: Path, repetition: int = 1) -> l
         try:
             cfg = _composed(job.words[0], (*job.words[1:], BESIDE, *node.words))
         except ValueError as error:
-            raise ValueError(f"jobs.{job.name}.run: {error}") from None
+            key = f"jobs.{job.name}.run"
+            raise Refusal("plan.run", f"{key}: {error}", key=key, reason=str(error)) from None
     found = []
     for gpus in job.allowed or sorted(job.times) or auto.counts(node.gpus):
-        run = JobRun(job, gpus, f"the node has {node.gpus}" if gpus > node.gpus else "")
-        found.append(run if cfg is None or run.problem else _with_cell(run, cfg, node, sweep, repetition))
+        run = JobRun(job, gpus)
+        if gpus > node.gpus:
+            run = replace(run, problem=Message("plan.node-has-fewer", f"the node has {node.gpus}", gpus=node.gpus))
+        elif cfg is not None:
+            run = _with_cell(run, cfg, node, sweep, repetition)
+        found.append(run)
     return found
 
 
@@ -237,8 +273,8 @@ def _with_cell(run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path
     try:
         placement = place(cell.config, node.gpus if node.on_gpus else 0)
         workload.fits(cell.config, placement)
-        is_of_node = placement.device != "cpu" or not node.on_gpus
-        require(is_of_node, "device=cpu: the plan is of GPUs; leave it out")
+        if placement.device == "cpu" and node.on_gpus:
+            raise Refusal("plan.cpu-job", "device=cpu: the plan is for GPUs; leave it out", key="device")
     except ValueError as error:
         return replace(run, problem=str(error))
     return replace(run, cell=cell)
@@ -251,7 +287,9 @@ def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
     own = command_line.switched([*words], workload)
     command_line.check(overrides := command_line.overrides(own), workload)
     for override in overrides:
-        require(not override.is_sweep_override(), f"{override.input_line}: is a sweep; write a job for each value")
+        if override.is_sweep_override():
+            word = str(override.input_line)
+            raise Refusal("plan.sweep", f"{word}: is a sweep; write a job for each value", word=word)
     workloads.register()
     try:
         return workloads.composed(entry, own)

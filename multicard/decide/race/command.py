@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 from multicard.config.base import FOLLOWING, plain
 from multicard.config.job import count
-from multicard.config.keys import require
 from multicard.decide.race import processes
-from multicard.decide.race.live import LiveRace
+from multicard.decide.race.live import LiveRace, out_line
 from multicard.decide.race.readings import in_words, interval, value
-from multicard.decide.race.rules import BEATEN, CLOSE, IN, MISSED, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
+from multicard.decide.race.rules import CLOSE, ENDINGS, IN, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
 from multicard.measure.timing import in_hours
-from multicard.messages import say, typed
+from multicard.messages import Message, Refusal, say, typed
 from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell, Sweep, settle
@@ -30,9 +29,13 @@ OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's c
 def refuse(figure: str, cells: Sequence[Cell]) -> None:
     """Refuse a figure that the entry does not have, and cells that are the same run."""
     workload, own = cells[0].workload, f"{cells[0].workload.unit}_per_s"
-    require(figure == own, f"race={figure}: {workload.entry} has race={own}")
+    if figure != own:
+        sentence = f"race={figure}: {workload.entry} measures another figure; use `race={own}`"
+        raise Refusal("race.figure", sentence, key="race", value=figure)
     distinct = len({cell.config.identity() for cell in cells})
-    require(distinct == len(cells), f"race={figure}: several cells are the same run; leave repetition out")
+    if distinct < len(cells):
+        sentence = f"race={figure}: several cells are the same run; leave repetition out"
+        raise Refusal("race.same-run", sentence, key="repetition", cells=len(cells), distinct=distinct)
 
 
 def run(sweep: Sweep, finals: Sweep) -> None:
@@ -55,8 +58,7 @@ def run(sweep: Sweep, finals: Sweep) -> None:
         finals.cells += runs
         settle(finals)
         if finals.left:
-            reason = NOT_WORTH if race.rules.ending == NOT_WORTH else "the best in full"
-            say(f"race={race.options.figure}: {count(len(finals.left), 'run')}: {reason}")
+            say(_finals_line(race, len(finals.left)))
             run_all(finals)
         race.take_finals(runs)
         say("\n".join(end(race, runs)))
@@ -65,45 +67,82 @@ def run(sweep: Sweep, finals: Sweep) -> None:
         race.journal.close()
 
 
+def _finals_line(race: LiveRace, runs: int) -> Message:
+    """The line before the full runs."""
+    ending = race.rules.ending
+    reason = ENDINGS[NOT_WORTH] if ending == NOT_WORTH else "the best in full"
+    sentence = f"race={race.options.figure}: {count(runs, 'run')}: {reason}"
+    return Message("race.in-full", sentence, runs=runs, reason=reason)
+
+
 def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     """The table of the race, its winner, and its cost."""
     verdict, standings, options = race.rules.verdict(), race.rules.standings, race.options
-    missed = [each for each in standings if each.reason.startswith(MISSED)]
+    missed = [each for each in standings if each.missed]
     if verdict.winner is None and missed:
-        lines = [f"{race.cells[each.cell].label}out: {each.reason}" for each in missed]
-        remedy = "to look at all cells, sweep without race and with stop_at_target=true"
-        return [f"race={options.figure}: none of the fastest reached the target; {remedy}", *lines]
+        return [_all_missed(race), *(out_line(race.cells[each.cell], each.reason) for each in missed)]
     if verdict.winner is None:
-        return [f"race={options.figure}: no cell could be measured to its end"]
+        sentence = f"race={options.figure}: no cell could be measured to its end"
+        return [Message("race.no-winner", sentence)]
     ran = [each for each in standings if each.blocks or each.in_full is not None]
     ran.sort(key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure), reverse=True)
     lines = ["", *_table(race, ran[:LISTED], verdict.winner)]
     if len(ran) > LISTED:
-        lines.append(f"and {count(len(ran) - LISTED, 'cell')} that ran, and came after these")
+        more = len(ran) - LISTED
+        lines.append(Message("race.more", f"and {count(more, 'cell')} that ran, and came after these", cells=more))
     failed = [each for each in standings if each.failed and each not in ran[:LISTED]]
-    lines += [f"out: {race.cells[each.cell].label}{each.reason}" for each in failed]
+    lines += [out_line(race.cells[each.cell], each.reason) for each in failed]
     unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
     if unstarted:
-        why = ", as cells with the same settings say enough of them" if race.rules.ending in (SURE, CLOSE) else ""
-        more = ", ..." if len(unstarted) > LISTED else ""
-        lines.append(f"{count(len(unstarted), 'cell')} never ran{why}: {_labels(race, unstarted[:LISTED])}{more}")
-    lines.append(f"the race ended: {race.rules.ending}")
-    winner = race.cells[ran[0].cell]
-    sure = f"within {options.tolerance} of the best with a probability of {verdict.sure:.0%}"
-    lines.append(f"winner: {winner.label}{in_words(race.figure, ran[0])}, {sure}")
+        lines.append(_never_ran(race, unstarted))
+    reason = ENDINGS[race.rules.ending]
+    lines.append(Message("race.ended", f"the race ended: {reason}", reason=reason))
+    lines.append(_winner(race, ran[0], verdict.sure))
     if verdict.sure < options.confidence:
-        lines.append(f"that is less sure than race.confidence={options.confidence:g}")
-    for cells, what in ((verdict.equal, f"as good, within {options.tolerance}"), (verdict.close, "too close to tell")):
-        if cells:
-            lines.append(f"{what}: {_labels(race, cells)}")
+        sentence = f"that is less sure than race.confidence={options.confidence:g}"
+        lines.append(Message("race.less-sure", sentence, key="race.confidence", value=options.confidence))
+    if verdict.equal:
+        cells = _labels(race, verdict.equal)
+        lines.append(Message("race.equal", f"as good, within {options.tolerance}: {cells}", cells=cells))
+    if verdict.close:
+        cells = _labels(race, verdict.close)
+        lines.append(Message("race.close", f"too close to tell: {cells}", cells=cells))
     if missed:
-        lines.append("cells beaten by one that missed its target are not tried again: race without such cells")
+        sentence = "cells beaten by one that missed its target are not tried again: race without such cells"
+        lines.append(Message("race.beaten-by-missed", sentence))
     lines.append(_cost(race, finals))
     if differ := _differing(race.cells):
-        lines.append(f"the race does not vouch for accuracy, which {', '.join(differ)} may change")
+        sentence = f"the race does not vouch for accuracy, which {', '.join(differ)} may change"
+        lines.append(Message("race.accuracy", sentence, keys=differ))
+    return [*lines, _command(race.cells[ran[0].cell])]
+
+
+def _all_missed(race: LiveRace) -> Message:
+    remedy = "to look at all cells, sweep without race and with `stop_at_target=true`"
+    sentence = f"race={race.options.figure}: none of the fastest reached the target; {remedy}"
+    return Message("race.none-reached-target", sentence)
+
+
+def _never_ran(race: LiveRace, unstarted: Sequence[int]) -> Message:
+    is_enough = race.rules.ending in (SURE, CLOSE)
+    why = ", as cells with the same settings say enough of them" if is_enough else ""
+    labels = _labels(race, unstarted[:LISTED]) + (", ..." if len(unstarted) > LISTED else "")
+    sentence = f"{count(len(unstarted), 'cell')} never ran{why}: {labels}"
+    return Message("race.never-ran", sentence, cells=len(unstarted), others_say_enough=is_enough)
+
+
+def _winner(race: LiveRace, standing: Standing, sure: float) -> Message:
+    cell, tolerance = race.cells[standing.cell], race.options.tolerance
+    figure = in_words(race.figure, standing)
+    sentence = f"winner: {cell.label}{figure}, within {tolerance} of the best with a probability of {sure:.0%}"
+    return Message("race.winner", sentence, cell=cell.label.strip(), figure=figure, tolerance=tolerance, sure=sure)
+
+
+def _command(winner: Cell) -> Message:
     words = [str(word) for word in winner.composed.hydra.overrides.task]
     words = [word for word in words if not word.startswith(OWN_WORDS)]
-    return [*lines, f"to run it: {typed(winner.workload.entry)} {shlex.join(words)}"]
+    command = f"{typed(winner.workload.entry)} {shlex.join(words)}"
+    return Message("race.command", f"to run it: `{command}`", command=command)
 
 
 def _labels(race: LiveRace, places: Sequence[int]) -> str:
@@ -128,20 +167,23 @@ def _table(race: LiveRace, standings: Sequence[Standing], winner: int) -> list[s
 
 
 def _state(standing: Standing) -> str:
-    beaten = standing.reason.removeprefix(BEATEN).partition(" the leader")[0]
-    return f"out: {beaten}" if standing.state == OUT else standing.state
+    if standing.state != OUT:
+        return standing.state
+    if not standing.failed and isinstance(standing.reason, Message):
+        return f"out: {standing.reason.facts['behind']:.1%} behind"
+    return f"out: {standing.reason}"
 
 
-def _cost(race: LiveRace, finals: Sequence[Cell]) -> str:
+def _cost(race: LiveRace, finals: Sequence[Cell]) -> Message:
     """Time of the race compared with that of the whole grid."""
     records = [cell.result.record for cell in finals if cell.result is not None]
     finals_s = sum((record.startup_s or 0.0) + (record.total_s or 0.0) for record in records)
     used_s, full_s = race.raced_s + finals_s, race.full_s()
-    line = f"it took {in_hours(used_s)}, of it {in_hours(finals_s)} for the final runs"
-    if full_s is None:
-        return line
-    grid_s = full_s * len(race.cells)
-    return f"{line}; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%})"
+    grid_s = None if full_s is None else full_s * len(race.cells)
+    sentence = f"it took {in_hours(used_s)}, of it {in_hours(finals_s)} for the final runs"
+    if grid_s is not None:
+        sentence += f"; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%})"
+    return Message("race.cost", sentence, seconds=used_s, final_runs_s=finals_s, grid_s=grid_s)
 
 
 def _differing(cells: Sequence[Cell]) -> list[str]:

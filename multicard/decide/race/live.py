@@ -20,12 +20,12 @@ from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes, readings
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
-from multicard.decide.race.rules import IN, MISSED, NOT_STARTED, OUT, Race, RaceOptions
+from multicard.decide.race.rules import IN, NOT_STARTED, OUT, Race, RaceOptions
 from multicard.estimate import estimates, totals
 from multicard.estimate.observations import NORMAL_90
 from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s, in_hours
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.ranks.elastic import KILLED
 from multicard.records import comparable, run_folder
 from multicard.records.figures import FIGURES
@@ -114,7 +114,9 @@ class LiveRace:
             self.raced_s += entry.get("round_s", 0.0)
         self._tell_costs()
         if self._blocks_s:
-            say(f"race={self.options.figure}: goes on after {count(len(self._blocks_s), 'block')} of an earlier one")
+            blocks = len(self._blocks_s)
+            sentence = f"race={self.options.figure}: goes on after {count(blocks, 'block')} of an earlier one"
+            say(Message("race.resumed", sentence, blocks=blocks))
         if self.journal.entries[-1].keys() >= {"ending", "finalists"}:
             self.rules.next_round()  # beaten cells drop out again
             self.rules.end(**self.journal.entries[-1])
@@ -141,7 +143,9 @@ class LiveRace:
     def run(self, machine_share: MachineShare) -> None:
         """Race until the rules say that it is over."""
         self.share = machine_share
-        say(f"race={self.options.figure}: {count(len(self.cells), 'cell')} by turns; a line after each round of blocks")
+        cells = count(len(self.cells), "cell")
+        sentence = f"race={self.options.figure}: {cells} by turns; a line after each round of blocks"
+        say(Message("race.begins", sentence, cells=len(self.cells)))
         with ending_on_error(self.executor):
             while order := self.rules.next_round():
                 self._round(order)
@@ -175,8 +179,9 @@ class LiveRace:
         """A line after each round: how the race stands, and what is still to come at most."""
         standings, options, full_s = self.rules.standings, self.rules.options, self.full_s()
         states = {state: sum(each.state == state for each in standings) for state in (IN, OUT, NOT_STARTED)}
-        line = f"race, round {self.rules.round + 1}, {in_hours(self.raced_s)}: "
-        line += ", ".join(f"{number} {state}" for state, number in states.items() if number)
+        number = self.rules.round + 1
+        line = f"race, round {number}, {in_hours(self.raced_s)}: "
+        line += ", ".join(f"{cells} {state}" for state, cells in states.items() if cells)
         leader = max((each for each in standings if each.state == IN), key=lambda each: each.log_figure, default=None)
         if leader is not None:
             line += f"; ahead: {self.cells[leader.cell].label}{readings.in_words(self.figure, leader)}"
@@ -184,7 +189,8 @@ class LiveRace:
             left = in_hours(max(self.rules.most_s - self.raced_s, 0.0))
             runs = f"{options.runs} to {count(options.runs * min(options.finalists, len(self.cells)), 'full run')}"
             line += f"; at most about {left} left, then {runs} of about {in_hours(full_s)} each"
-        say(line)
+        ahead = None if leader is None else self.cells[leader.cell].label.strip()
+        say(Message("race.round", line, round=number, cells=states, ahead=ahead))
 
     def _tell_costs(self) -> None:
         full_s = self.full_s()
@@ -215,7 +221,7 @@ class LiveRace:
                 self._judge_end(place, ended.run)
                 continue
             if measured.diverged:
-                self._out(place, "diverged: its loss is not finite")
+                self._out(place, Message("race.loss-not-finite", "diverged: its loss is not finite"))
                 return None
             log_figure, error = measured.reading()
             self._note(
@@ -253,11 +259,13 @@ class LiveRace:
             for other in [*self.alive]:
                 self._end(other)
             return
-        message = "it ended by itself" if run.record.cause is None else run.record.cause.message
+        cause = run.record.cause
+        message = Message("race.no-cause", "it ended by itself") if cause is None else cause.message
         left = [self.cells[each.cell] for each in self.rules.standings if each.state != OUT]
         if would_fail_too(left, replace(self.cells[place], result=run)):
             raise SameFailureError(message)
-        self._out(place, f"{run.status}: {message}", lasts=run.status in ("oom", "diverged"))
+        reason = Message("race.ended-by-itself", f"{run.status}: {message}", status=run.status, cause=message)
+        self._out(place, reason, lasts=run.status in ("oom", "diverged"))
 
     def _out(self, place: int, reason: str, lasts: bool = True) -> None:
         """Take a cell out; where that lasts, also of a race that goes on after an interruption."""
@@ -271,7 +279,7 @@ class LiveRace:
         for place, standing in enumerate(self.rules.standings):
             if standing.state == OUT and place not in self._said_out:
                 self._said_out.add(place)
-                say(f"{self.cells[place].label}out: {standing.reason}")
+                say(out_line(self.cells[place], standing.reason))
                 if place in self.alive:
                     self._end(place)
 
@@ -303,17 +311,23 @@ class LiveRace:
             known = None if cell.result is None else readings.full_run(cell.result, self.figure)
             if cell.result is None or known is None:
                 status = "not measured" if cell.result is None else cell.result.status
-                lost[place] = f"{status} when it was measured in full"
+                lost[place] = Message("race.lost", f"{status} when it was measured in full", status=status)
                 continue
             measured.add(place)
             target, record = cell.cfg.get("target_accuracy"), cell.result.record
             if target is not None and isinstance(record, VisionRecord) and record.time_to_target_s is None:
-                ended_at = f"{record.test_accuracy or 0.0:.1%}"
-                missed[place] = f"{MISSED}={target:g} in a full run, which ended at {ended_at}"
+                reached = record.test_accuracy or 0.0
+                sentence = f"missed target_accuracy={target:g} in a full run, which ended at {reached:.1%}"
+                missed[place] = Message("race.missed-target", sentence, target=target, reached=reached)
             self.started += 1
             self.rules.add_full(Block(place, turn, *known, self.started))
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
+
+
+def out_line(cell: Cell, reason: str) -> Message:
+    """The line on a cell that is out."""
+    return Message("race.out", f"{cell.label}out: {reason}", cell=cell.label.strip(), reason=reason)
 
 
 def _may_want_memory(record: AnyRecord) -> bool:

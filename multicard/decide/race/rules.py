@@ -28,10 +28,11 @@ import numpy as np
 from scipy.special import ndtr, stdtr
 
 from multicard.decide.race.posterior import FLOOR, Block, Model, Posterior, Prior
+from multicard.messages import Message, code_of
 
 NOT_STARTED, IN, OUT = "not started", "in", "out"
-# First words of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy
-BEATEN, MISSED = "beaten: ", "missed target_accuracy"
+# Codes of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy
+BEATEN, MISSED = "race.beaten", "race.missed-target"
 DRAWS = 4096
 DROP_SHARE = 0.1  # of 1 - confidence, for dropping the best cell
 MISS_SHARES, SPENT = (0.1, 0.75), (0.04, 0.10)  # of 1 - confidence, for missing it; by the share of the grid's time
@@ -45,12 +46,23 @@ WORTH_GOING_ON = 0.02  # least share of the uncertainty that a block resolves; b
 MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
 CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
 # Why a race ended
-SURE = "one cell is within the tolerance of the best, as surely as was asked for"
-CLOSE = "the best cells are too close: to tell them apart would take as long as to measure them in full"
-TIME = f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full runs"
-NOTHING_LEFT = "further blocks would hardly tell the best cells apart"
-NOT_WORTH = "it would take longer than all cells of the grid in full, which are measured instead"
-NO_CELL = "no cell is left"
+SURE, CLOSE, TIME = "sure", "close", "time"
+NOTHING_LEFT, NOT_WORTH, NO_CELL = "nothing left", "not worth", "no cell"
+ENDINGS = {
+    SURE: Message("race.sure", "one cell is within the tolerance of the best, as surely as was asked for"),
+    CLOSE: Message(
+        "race.too-close",
+        "the best cells are too close: telling them apart would take as long as measuring them in full",
+    ),
+    TIME: Message(
+        "race.time", f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full runs"
+    ),
+    NOTHING_LEFT: Message("race.nothing-left", "further blocks would hardly tell the best cells apart"),
+    NOT_WORTH: Message(
+        "race.not-worth", "it would take longer than all cells of the grid in full, which are measured instead"
+    ),
+    NO_CELL: Message("race.no-cell-left", "no cell is left"),
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,12 @@ class Standing:
     @property
     def failed(self) -> bool:
         """True for a cell that could not go on, or did not reach its target; False for one that was beaten."""
-        return self.state == OUT and not self.reason.startswith(BEATEN)
+        return self.state == OUT and code_of(self.reason) != BEATEN
+
+    @property
+    def missed(self) -> bool:
+        """True for a cell that was measured in full, and did not reach its target accuracy."""
+        return code_of(self.reason) == MISSED
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,8 @@ class Race:
         priors: of each cell's log figure, or None.
 
     Attributes:
-        fresh: cells of the last round that end their process and start another. ending: why it is over; "" before.
+        fresh: cells of the last round that end their process and start another. ending: why it is over, one of ENDINGS;
+            "" before.
         finalists: the cells that are then measured in full.
     """
 
@@ -204,7 +222,7 @@ class Race:
     def add(self, block: Block) -> None:
         """Take a block that ran."""
         if not (math.isfinite(block.log_figure) and math.isfinite(block.error) and block.error >= 0):
-            self.out(block.cell, "its figure is not finite")
+            self.out(block.cell, Message("race.figure-not-finite", "its figure is not finite"))
             return
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
@@ -245,7 +263,8 @@ class Race:
             return Verdict(None, 0.0)
         figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
         winner = max(figures or cells, key=lambda cell: figures.get(cell, float(look.posterior.mean[cell])))
-        ran = sorted({block.cell for block in self._blocks if self._out.get(block.cell, BEATEN).startswith(BEATEN)})
+        out = {cell for cell, reason in self._out.items() if code_of(reason) != BEATEN}
+        ran = sorted({block.cell for block in self._blocks} - out)
         apart = {cell: look.posterior.difference(winner, cell) for cell in ran if cell != winner}
         ends = {cell: [(side * self._tolerance - mean) / sd for side in (-1, 1)] for cell, (mean, sd) in apart.items()}
         near = {cell: float(ndtr(high) - ndtr(low)) for cell, (low, high) in ends.items()}  # within the tolerance
@@ -297,8 +316,10 @@ class Race:
                 break
             self._spent += wrong[cell]
             mean, sd = behind[cell]
-            share, least = (-math.expm1(-value) for value in (mean, mean - 2 * sd))
-            self._out[cell] = f"{BEATEN}{share:.1%} behind the leader, at least {max(least, 0.0):.1%}"
+            share = -math.expm1(-mean)
+            least = max(-math.expm1(2 * sd - mean), 0.0)
+            sentence = f"beaten: {share:.1%} behind the leader, at least {least:.1%}"
+            self._out[cell] = Message("race.beaten", sentence, behind=share, at_least=least)
 
     def _worth_ending(self, look: _Look) -> str:
         """Why to end: the time is over, one finalist is enough, or several are cheaper than going on; else empty."""

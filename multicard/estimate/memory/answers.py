@@ -19,10 +19,11 @@ import msgspec
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
 from multicard.estimate.memory.facts import Facts
+from multicard.messages import Message
 from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
-NOT_COMPUTED = "not computed yet"
+NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
 # Keys of a configuration on which the tensors of a step depend, beside the number of ranks
 RELEVANT: dict[str, tuple[str, ...]] = {
     "vision": (
@@ -121,7 +122,7 @@ def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
 
 def computed(asked: Sequence[Request]) -> Iterator[Answer]:
     """Answers, each as soon as it is there, from a process of its own: this one imports no torch."""
-    command, answered, last = [sys.executable, "-m", "multicard.estimate.memory.simulate"], 0, "it said nothing"
+    command, answered, last = [sys.executable, "-m", "multicard.estimate.memory.simulate"], 0, "no output"
     with TemporaryFile() as log, TemporaryFile() as questions:
         pickle.dump(asked, questions)
         questions.seek(0)
@@ -131,7 +132,9 @@ def computed(asked: Sequence[Request]) -> Iterator[Answer]:
                 yield msgspec.json.decode(line, type=Answer)
         log.seek(0)
         last = (log.read().decode(errors="replace").splitlines() or [last])[-1]
-    yield from [f"the process ended with {process.returncode}: {last}"] * (len(asked) - answered)
+    code = process.returncode
+    reason = Message("memory.process-ended", f"the process ended with {code}: {last}", exit_code=code, last=last)
+    yield from [reason] * (len(asked) - answered)
 
 
 def _with_progress(answers: Iterable[Answer], total: int) -> Iterable[Answer]:

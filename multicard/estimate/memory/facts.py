@@ -17,6 +17,7 @@ from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
 from multicard.llm.data import row_sources, templates, tokenizer
 from multicard.llm.preflight import Inputs
+from multicard.messages import Message, Refusal
 from multicard.vision.data.datasets import DATASETS
 
 
@@ -61,7 +62,7 @@ def sizes(config: RunConfig) -> Facts | str:
     """The sizes of a run's data set, read once for all runs that have the same, or the reason for which they cannot be
     read."""
     if not isinstance(config, TrainingConfig):
-        return "the steps of a script are not known before it runs"
+        return Message("memory.script", "the steps of a script are not known before it runs")
     values = plain(config)
     groups = TEXT if isinstance(config, LlmConfig) else ("dataset",)
     key = msgspec.json.encode([values.get(group) for group in groups])
@@ -70,8 +71,8 @@ def sizes(config: RunConfig) -> Facts | str:
             _SIZES[key] = _text_facts(config) if isinstance(config, LlmConfig) else _image_facts(config)
         return _SIZES[key]
     except (ValueError, OSError) as error:
-        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        return f"the data cannot be read ({reason})"
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return Message("memory.data-unreadable", f"the data cannot be read ({reason})", reason=reason)
 
 
 def _image_facts(config: RunConfig) -> ImageFacts:
@@ -139,7 +140,7 @@ def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
 
 
 def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
-    """The number of tokens of a text, by the tokenizer's files; a ValueError says that they cannot be read."""
+    """The number of tokens of a text, by the tokenizer's files; a Refusal says that they cannot be read."""
     import tiktoken
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -152,8 +153,14 @@ def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
         try:
             merged = Tokenizer(models.BPE.from_file(*files))
         except Exception as error:  # of tokenizers, which has no class of its own for it
-            problem = f"tokenizer.path, tokenizer.merges_file={options.merges_file}: {error}"
-            raise ValueError(f"{problem}; give the paths of Qwen 2.5's vocab.json and merges.txt") from None
+            raise Refusal(
+                "memory.tokenizer-files",
+                f"tokenizer.path, tokenizer.merges_file={options.merges_file}: {error};"
+                " give the paths of Qwen 2.5's vocab.json and merges.txt",
+                key="tokenizer.merges_file",
+                value=options.merges_file,
+                reason=str(error),
+            ) from None
         merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
         merged.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
         return lambda text: len(merged.encode(text).ids)

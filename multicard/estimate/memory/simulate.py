@@ -23,6 +23,7 @@ from multicard.estimate.memory.facts import Facts, ImageFacts, TextFacts
 from multicard.estimate.memory.torch_internals import CPU, GPU, fake, fake_ranks, patched, replicated
 from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, Tracker
 from multicard.measure.timing import FORWARD
+from multicard.messages import Message
 from multicard.ranks.process import Rank
 from multicard.vision import models, optim
 from multicard.vision.data.batch import Batch
@@ -48,15 +49,21 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
         synced = config.strategy.sync_batchnorm and config.gpus * config.nodes > 1
-        _require(not synced, "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values")
+        if synced:
+            sentence = "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values"
+            raise FellBackError(Message("memory.sync-batchnorm", sentence, key="strategy.sync_batchnorm"))
         with fake(device):
             train(config, facts, device, tracker, memory_bytes)
     else:
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
         by_trl = config.engine is Engine.trl
-        problem = f"method={config.method.name}: steps of engine=trl are not simulated with it"
-        _require(not by_trl or config.method.name in TRL_METHODS, problem)
-        _require(config.model.name != "hf", "model=hf: steps of a folder's model are not simulated")
+        method = config.method.name
+        if by_trl and method not in TRL_METHODS:
+            sentence = f"method={method}: steps of engine=trl are not simulated with it"
+            raise FellBackError(Message("memory.trl-method", sentence, key="method", value=method))
+        if config.model.name == "hf":
+            sentence = "model=hf: steps of a folder's model are not simulated"
+            raise FellBackError(Message("memory.folder-model", sentence, key="model"))
         name = "trl_step" if by_trl else "tuning_step"
         step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):
@@ -64,11 +71,6 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     _check(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
     return Active(tracker.peak_bytes, kinds)
-
-
-def _require(true: bool, problem: str) -> None:
-    if not true:
-        raise FellBackError(problem)
 
 
 def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
@@ -83,14 +85,20 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
     else:
         assert isinstance(config, LlmConfig)
         expected = torch.bfloat16 if config.precision.name == "bf16" else torch.float32
-        _require("aten::_fused_adamw_" in seen, "AdamW was not fused")
+        if "aten::_fused_adamw_" not in seen:
+            raise FellBackError(Message("memory.not-fused", "AdamW was not fused"))
     products = [name for name in PRODUCTS if name in seen]
-    _require(bool(products), "the step ran neither convolutions nor products of matrices")
+    if not products:
+        raise FellBackError(Message("memory.no-products", "the step ran neither convolutions nor products of matrices"))
     for name in products:
-        _require(seen[name] - statistics == {expected}, f"{name} gave {seen[name]}, not {expected}")
-    _require("optimizer" in tracker.kinds or not keeps_state, "the optimiser made no state: it did not step")
-    fell_back = device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen
-    _require(not fell_back, "attention fell back to matrices of sequence x sequence")
+        if seen[name] - statistics != {expected}:
+            sentence = f"{name} gave {seen[name]}, not {expected}"
+            raise FellBackError(Message("memory.product-type", sentence, operator=name, expected=str(expected)))
+    if keeps_state and "optimizer" not in tracker.kinds:
+        raise FellBackError(Message("memory.no-step", "the optimiser made no state: it did not step"))
+    if device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen:
+        sentence = "attention fell back to matrices of sequence x sequence"
+        raise FellBackError(Message("memory.attention", sentence))
 
 
 def answer(request: answers.Request) -> answers.Answer:

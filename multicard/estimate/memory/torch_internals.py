@@ -27,6 +27,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
+from multicard.messages import Message
+
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 HALVES = (torch.float16, torch.bfloat16)
 MIB = 1 << 20
@@ -71,7 +73,8 @@ class Mode(FakeTensorMode):
             # no driver, or GPUs that are hidden from this process
             if not any(reason in str(error) for reason in ("NVIDIA driver", "No CUDA GPUs are available")):
                 raise
-            raise NotImplementedError(f"torch has no {func} for tensors without values") from None
+            sentence = f"torch has no {func} for tensors without values"
+            raise NotImplementedError(Message("memory.no-operator", sentence, operator=str(func))) from None
 
 
 @contextmanager
