@@ -202,6 +202,7 @@ class Answer:
             "setting": self.setting,
             "against": grouping.label(self.against.cell, self.apart),
             "is_default": self.is_default,
+            "cpu_ranks": bool(self.best.runs[0]["cpu_ranks"]),
             "ratio": self.speedup.ratio,
             "low": bounds[0],
             "high": bounds[1],

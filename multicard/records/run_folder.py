@@ -100,10 +100,10 @@ def json_text(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """A number of NumPy's as one of Python's, a message as its text."""
-    if isinstance(value, str):
-        return str(value)
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, str):
+        return str(value)
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
