@@ -47,7 +47,7 @@ KEYS = {"--where": "condition"}  # arguments that are called otherwise than thei
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """Refusals in which an option is the argument of the same name: `--by layout` is by="layout"."""
     try:
         yield
@@ -104,7 +104,7 @@ class Runs(Shown):
     def __getitem__(self, index: int) -> Run:
         return self.found.runs[index]
 
-    @_refusing()
+    @refusing()
     def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
         """The runs for which an SQL expression over their columns is true: `"gpus>=2 and precision='fp16'"`.
 
@@ -116,7 +116,7 @@ class Runs(Shown):
         """
         return Runs(Found(sql.select(self.found.runs, condition, sort), []))
 
-    @_refusing()
+    @refusing()
     def best(
         self,
         goal: str | None = None,
@@ -161,7 +161,7 @@ class Runs(Shown):
 
         return answers(self.found.runs, mix)
 
-    @_refusing()
+    @refusing()
     def compare(
         self,
         other: "Runs | str | PathLike[str] | None" = None,
