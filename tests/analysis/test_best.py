@@ -1,5 +1,6 @@
 """`best`: which runs are ranked together, the trade-off front, the sentences, and what GPU hours cost."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from analysis.answers import sentences
 from analysis.commands import best
 from analysis.commands.best import Limits, RankedSetting, front
 from analysis.figures.setting_charts import trade_off
-from analysis.runs import load
+from analysis.runs import grouping, load
+from analysis.runs.load import Run
 from analysis.stats.between_runs import REMEDY, RepeatedRuns
 from multicard.config import prices
 from multicard.config.placement import place
@@ -187,17 +189,23 @@ def test_runs_that_did_other_work_are_not_ranked_against_one_another(other: dict
     assert rankings == (1 if set(other) & {"commit", "hardware", "dirty"} else 2)
 
 
+def works(runs: Iterable[Run]) -> set[str]:
+    """The headings of rankings of tuning runs that differ in the amount of their work alone."""
+    return {f"tuning trained={grouping.trained(run, at_pace=True)}:" for run in runs}
+
+
 def test_training_tuning_and_other_numbers_of_steps_are_ranked_apart(tmp_path: Path):
     limited = [records.llm(max_steps=steps) for steps in (50, 60)]
     contents = [records.vision(), records.llm(gpus=1), records.llm(gpus=2), records.llm(method="dpo"), *limited]
     lines = ranked(write(tmp_path / "s", *contents))
     assert codes("\n".join(lines)).count("best.first") == 5
-    apart = {"rows of 50 steps", "rows of 60 steps", "all preference pairs"}
-    assert {f"tuning trained={amount}:" for amount in apart} < {*lines}
+    runs = load.read([tmp_path / "s"]).runs
+    assert works(run for run in runs if run["max_steps"] or run["method"] == "dpo") < {*lines}
     assert any(says(line, "best.first", loss=2.5) for line in lines)
     packed = [records.llm(max_steps=50, packed=packed, lr=lr) for packed in (False, True) for lr in (0.1, 0.2)]
     lines = ranked(write(tmp_path / "packed", *packed))
-    assert {"tuning trained=packed sequences of 50 steps:", "tuning trained=rows of 50 steps:"} < {*lines}
+    apart = works(load.read([tmp_path / "packed"]).runs)
+    assert len(apart) == 2 and apart < {*lines}
     whole = [records.llm(packed=packed) for packed in (False, True)]  # of all rows, however they are laid out
     assert codes("\n".join(ranked(write(tmp_path / "whole", *whole)))).count("best.first") == 1
 
