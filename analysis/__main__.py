@@ -25,7 +25,7 @@ from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
-from multicard.messages import Parser, drop, typed
+from multicard.messages import Message, Parser, Refusal, drop, typed
 from multicard.records.figures import GOALS
 from multicard.records.output import Output, Skipped, add_formats, file, skipped_lines
 from multicard.records.text_table import clean
@@ -48,15 +48,24 @@ def main(words: Sequence[str] | None = None) -> int:
         with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
             return options.run(options)
     except KeyboardInterrupt as interrupted:
-        print(f"interrupted by {interrupted}", file=sys.stderr)
+        print(
+            Message("analysis.interrupted", f"interrupted by {interrupted}", signal=str(interrupted)), file=sys.stderr
+        )
         return 1
     except BrokenPipeError:  # the reader has gone, as with `| head`
         drop(sys.stdout)
         return 0
     except (ValueError, OSError) as error:
-        named = [error.filename, error.strerror] if isinstance(error, OSError) and error.strerror else [error]
-        print(f"refused: {clean(': '.join(str(part) for part in named if part))}", file=sys.stderr)
+        reason = _reason(error)
+        print(clean(Message("analysis.refused", f"refused: {reason}", reason=reason)), file=sys.stderr)
         return 1
+
+
+def _reason(error: ValueError | OSError) -> str:
+    """What an error says: a message of ours as it is, the system's with the file that it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        return clean(": ".join(str(part) for part in (error.filename, error.strerror) if part))
+    return str(error) if isinstance(error, Refusal) else clean(str(error))
 
 
 def _of_runs(found_in: Callable[[Found, argparse.Namespace], Output]) -> Callable[[argparse.Namespace], int]:
@@ -103,7 +112,12 @@ def _table(found: Found, options: argparse.Namespace) -> Output:
     experiment = experiments.load(options.experiment)
     panels = experiments.panels(experiment, found.runs, options.mix)
     if not panels:
-        raise ValueError(f"{experiment.name} is not measured; this measures it: {experiment.command}")
+        raise Refusal(
+            "table.not-measured",
+            f"{experiment.name} is not measured; `{experiment.command}` measures it",
+            experiment=experiment.name,
+            command=experiment.command,
+        )
     chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
     return table.output(table.tables(experiment, chosen), len(rest))
 
@@ -132,7 +146,11 @@ def _report(options: argparse.Namespace) -> int:
 
     if options.watch or options.port is not None:
         if options.out is not None:
-            raise ValueError("--out: --watch serves the page and writes no file; leave one of them out")
+            raise Refusal(
+                "analysis.out-of-watch",
+                "--out: --watch serves the page and writes no file; leave one of them out",
+                key="--out",
+            )
         from analysis.report import watch
 
         watch.serve(report.watched(options.folders, options.title, options.mix, options.price), options.port or 0)

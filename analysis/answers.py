@@ -1,6 +1,7 @@
 """What to run: one sentence for each workload, with how sure it is and its doubts.
 
-The page, the end of a sweep, `best` and Python show these sentences; nothing else words a recommendation.
+The page, the end of a sweep, `best` and Python show these sentences; nothing else words a recommendation. A sentence is
+joined of messages: what to run, with the figures behind it, then what it costs and why it may not be made.
 
 Recommended is the fastest setting that learned and whose accuracy (of tuning: loss) runs do not tell from the best one
 reached. It is compared with the setting nearest to the defaults: what would have been run without measuring.
@@ -10,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from analysis import rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, did_as_much, known_rankings
@@ -23,6 +25,7 @@ from analysis.stats.intervals import faster, times
 from multicard.config.job import count
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
+from multicard.messages import Message
 from multicard.records import figures
 from multicard.records.comparable import MARKS
 from multicard.records.text_table import capital, first_few
@@ -56,7 +59,7 @@ FACTORS = (1, 2, 4)  # of a batch size, to try
 class Advice:
     """A sentence, and the command that goes with it; None where Hydra left none to derive it from."""
 
-    sentence: str
+    sentence: Message
     command: str | None
 
 
@@ -95,7 +98,7 @@ class Answer:
         return self.against is not None and self.ranking.cheaper(self.best, self.against)
 
     @cached_property
-    def failings(self) -> list[str]:
+    def failings(self) -> list[Message]:
         return list(_failings(self.ranking, self.best))
 
     @cached_property
@@ -106,14 +109,15 @@ class Answer:
         if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
             efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
             if efficiency > DOUBTFUL_EFFICIENCY:
-                said.append(f"{efficiency:.0%} of the ideal: measure the slower one again")
+                impossible = f"{efficiency:.0%} of the ideal: measure the slower one again"
+                said.append(Message("answer.impossible", impossible, efficiency=efficiency))
         return said
 
     @property
     def statement(self) -> str:
         """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        return ", ".join([self._lead, *self._uncounted, *self._costs, *self._fewer]) + failings
+        return ", ".join([self.lead, *self._uncounted, *self._costs, *self._fewer]) + failings
 
     @property
     def sentence(self) -> str:
@@ -124,11 +128,23 @@ class Answer:
     def evidence(self) -> str:
         """How sure it is: the 95 % interval, where any setting was repeated, and the number of runs."""
         counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
-        each = "one run each" if {*counts} == {1} else f"{counts[0]} runs each"
-        runs = each if len({*counts}) == 1 else f"{' and '.join(map(str, counts))} runs"
-        bounds = self.speedup.bounds(self.ranking.confidence) if self.speedup and self.speedup.repeated else None
-        ends = " to ".join(times(end).removesuffix("x") for end in bounds or ())
-        return f"{CONFIDENCE:.0%} interval {ends}, {runs}" if ends else runs
+        if {*counts} == {1}:
+            runs = "one run each"
+        elif len({*counts}) == 1:
+            runs = f"{counts[0]} runs each"
+        else:
+            runs = f"{' and '.join(map(str, counts))} runs"
+        if self._bounds is None:
+            return runs
+        ends = " to ".join(times(end).removesuffix("x") for end in self._bounds)
+        return f"{CONFIDENCE:.0%} interval {ends}, {runs}"
+
+    @property
+    def _bounds(self) -> tuple[float, float] | None:
+        """The interval of the speed-up; None where nothing was repeated."""
+        if self.speedup is None or not self.speedup.repeated:
+            return None
+        return self.speedup.bounds(self.ranking.confidence)
 
     @property
     def compared_with(self) -> str:
@@ -143,73 +159,127 @@ class Answer:
         return [key for key in self.ranking.keys if own.get(key) != other.get(key)]
 
     @property
-    def _lead(self) -> str:
+    def lead(self) -> Message:
+        """What to run, or that nothing can be recommended, with the figures behind it."""
         seconds, settings = self.ranking.time(self.best), count(len(self.ranking.settings), "setting")
+        time = {"time": self.best.cost, "column": self.ranking.column}
+        measured = {"setting": self.setting, "settings": len(self.ranking.settings), **time}
         if self.failings and self.setting and self.against in (None, self.best):
-            return f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
+            said = f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
+            return Message("answer.none-but-fastest", said, **measured)
+        if self.against is None and self.setting:
+            said = f"{self.setting} is the only setting that can be recommended: {seconds}"
+            return Message("answer.only-one", said, **measured)
         if self.against is None:
-            only = f"{self.setting} is the only setting that can be recommended"
-            return f"{only if self.setting else 'One setting was measured'}: {seconds}"
+            return Message("answer.one-setting", f"One setting was measured: {seconds}", **time)
         if self.against is self.best:
-            of_these = "" if self.best is self.ranking.settings[0] else " that can be recommended"
-            return f"Keep {self.setting}: the defaults are the fastest of {settings}{of_these} ({seconds})"
-        assert self.speedup is not None
+            is_fastest = self.best is self.ranking.settings[0]
+            of_these = "" if is_fastest else " that can be recommended"
+            said = f"Keep {self.setting}: the defaults are the fastest of {settings}{of_these} ({seconds})"
+            return Message("answer.keep", said, is_fastest=is_fastest, **measured)
+        return self._compared
+
+    @property
+    def _compared(self) -> Message:
+        """The lead where the best setting is compared with another."""
+        assert self.speedup is not None and self.against is not None
         ratio = self.speedup.ratio
         factor = f"{faster(ratio)} than {self.compared_with} ({self.evidence})"
         if self.failings:
-            return f"No recommendation yet: {self.setting} is {factor}"
+            said = f"No recommendation yet: {self.setting} is {factor}"
+            return Message("answer.none", said, **self._comparison)
         if not self.is_told and ratio >= 1 and not self.ranking.more_accurate(self.best, self.against):
-            return f"No setting is clearly faster: {self.setting} was {factor}"
-        return f"Run {self.setting}: {factor}"
+            said = f"No setting is clearly faster: {self.setting} was {factor}"
+            return Message("answer.not-clearly-faster", said, **self._comparison)
+        return Message("answer.run", f"Run {self.setting}: {factor}", **self._comparison)
 
     @property
-    def _uncounted(self) -> list[str]:
+    def _comparison(self) -> dict[str, Any]:
+        """The figures of the comparison with `against`, as facts of a message."""
+        assert self.speedup is not None and self.against is not None
+        bounds = self._bounds or (None, None)
+        return {
+            "setting": self.setting,
+            "against": grouping.label(self.against.cell, self.apart),
+            "is_default": self.is_default,
+            "cpu_ranks": bool(self.best.runs[0]["cpu_ranks"]),
+            "ratio": self.speedup.ratio,
+            "low": bounds[0],
+            "high": bounds[1],
+            "n": [len(self.best.runs), len(self.against.runs)],
+        }
+
+    @property
+    def _uncounted(self) -> list[Message]:
         """Compilation, which training times leave out."""
         compile_s, total_s = (of_setting(self.best.runs, column) or 0.0 for column in ("compile_s", "total_s"))
-        return [f"not counting {figures.seconds(compile_s)} s of compilation"] * (compile_s > NOTABLE * total_s)
+        if compile_s <= NOTABLE * total_s:
+            return []
+        said = f"not counting {figures.seconds(compile_s)} s of compilation"
+        return [Message("answer.compilation", said, compile_s=compile_s)]
 
     @property
-    def _costs(self) -> Iterator[str]:
+    def _costs(self) -> Iterator[Message]:
         best, other = self.best, self.against
         if other is None or other is best:
             if best.accuracy is not None:
-                yield f"{figures.text(ACCURACY, best.accuracy)} accuracy"
+                said = f"{figures.text(ACCURACY, best.accuracy)} accuracy"
+                yield Message("answer.accuracy", said, accuracy=best.accuracy)
             elif best.loss is not None:
-                yield f"loss {best.loss:.3f}"
+                yield Message("answer.loss", f"loss {best.loss:.3f}", loss=best.loss)
             return
-        more, less = self.ranking.more_accurate(best, other), self.ranking.more_accurate(other, best)
         if best.accuracy is not None and other.accuracy is not None:
-            points = 100 * abs(best.accuracy - other.accuracy)
-            if more or less:
-                yield f"{points:.1f} points {'more' if more else 'less'} accurate ({best.accuracy:.1%})"
-            elif points < SAME_POINTS:
-                yield f"same accuracy ({best.accuracy:.1%})"
-            else:
-                yield f"accuracy not told apart ({best.accuracy:.1%}, not {other.accuracy:.1%})"
+            yield self._accuracy_beside(best.accuracy, other, other.accuracy)
         elif not did_as_much(best, other):
-            amounts = (grouping.trained(one.runs[0]) for one in (best, other))
-            yield f"loss not compared: trained on {', not '.join(amounts)}"
+            own, others = (grouping.trained(one.runs[0]) for one in (best, other))
+            said = f"loss not compared: trained on {own}, not {others}"
+            yield Message("answer.other-amounts", said, trained=own, other=others)
         elif best.loss is not None and other.loss is not None and BETA not in self.apart:
-            seem_apart = is_less(best.loss, other.loss) or is_less(other.loss, best.loss)
-            same = f"loss not told apart ({best.loss:.3f}, not {other.loss:.3f})"
-            same = same if seem_apart else f"the same loss ({best.loss:.3f})"
-            yield f"a {'lower' if more else 'higher'} loss ({best.loss:.3f})" if more or less else same
+            yield self._loss_beside(best.loss, other, other.loss)
         of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
             own, others = (of_setting(one.runs, column) for one in (best, other))
             if own and others and abs(own / others - 1) > NOTABLE:
-                yield f"{own / others:.3g}x the {name}"
+                said = f"{own / others:.3g}x the {name}"
+                yield Message("answer.times-as-much", said, of=name, ratio=own / others)
+
+    def _accuracy_beside(self, accuracy: float, against: RankedSetting, other: float) -> Message:
+        """The accuracy of the best setting, beside that of the one that it is compared with."""
+        points = 100 * abs(accuracy - other)
+        about = {"accuracy": accuracy, "other": other}
+        if self.ranking.more_accurate(self.best, against):
+            return Message("answer.more-accurate", f"{points:.1f} points more accurate ({accuracy:.1%})", **about)
+        if self.ranking.more_accurate(against, self.best):
+            return Message("answer.less-accurate", f"{points:.1f} points less accurate ({accuracy:.1%})", **about)
+        if points < SAME_POINTS:
+            return Message("answer.same-accuracy", f"same accuracy ({accuracy:.1%})", **about)
+        said = f"accuracy within noise ({accuracy:.1%}, not {other:.1%})"
+        return Message("answer.accuracy-within-noise", said, **about)
+
+    def _loss_beside(self, loss: float, against: RankedSetting, other: float) -> Message:
+        """The loss of the best setting, beside that of the one that it is compared with."""
+        about = {"loss": loss, "other": other}
+        if self.ranking.more_accurate(self.best, against):
+            return Message("answer.lower-loss", f"a lower loss ({loss:.3f})", **about)
+        if self.ranking.more_accurate(against, self.best):
+            return Message("answer.higher-loss", f"a higher loss ({loss:.3f})", **about)
+        if is_less(loss, other) or is_less(other, loss):
+            return Message("answer.loss-within-noise", f"loss within noise ({loss:.3f}, not {other:.3f})", **about)
+        return Message("answer.same-loss", f"the same loss ({loss:.3f})", **about)
 
     @property
-    def _fewer(self) -> list[str]:
+    def _fewer(self) -> list[Message]:
         """The fastest setting on fewer ranks that runs do not tell to be worse."""
         unit = "CPU ranks" if self.best.runs[0]["cpu_ranks"] else "GPUs"
         fewer = [self.ranking.label(one) for one in self._not_told if one.gpus < self.best.gpus]
-        return [f"not told from {label} on fewer {unit}" for label in fewer[:1]]
+        if not fewer:
+            return []
+        said = f"though {fewer[0]} on fewer {unit} may be just as fast"
+        return [Message("answer.fewer-ranks", said, setting=fewer[0])]
 
     @cached_property
     def _not_told(self) -> list[RankedSetting]:
-        """Slower settings that runs do not tell to be worse; none where it is not told to be faster itself."""
+        """Slower settings whose difference is within noise; none where the best is not clearly faster itself."""
         ranking, best = self.ranking, self.best
         if not self.is_told and self.against is not best:
             return []
@@ -217,7 +287,7 @@ class Answer:
         return [one for one in slower if not (ranking.cheaper(best, one) or ranking.more_accurate(best, one))]
 
     @property
-    def takes(self) -> str:
+    def takes(self) -> Message:
         runs = self.best.runs
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
         mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
@@ -226,25 +296,44 @@ class Answer:
         texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
         other = self.against if self.against is not self.best else None
-        return ", ".join(texts) + (f"; {self.compared_with} took {self.ranking.time(other)}" if other else "")
+        said = ", ".join(texts) + (f"; {self.compared_with} took {self.ranking.time(other)}" if other else "")
+        return Message(
+            "answer.takes",
+            said,
+            time=self.best.cost,
+            unit=self.ranking.unit.name,
+            column=self.ranking.column,
+            n=len(runs),
+            gpus=self.best.gpus,
+            bytes=memory,
+            joules=energy,
+            other=other.cost if other else None,
+        )
 
     @property
-    def others(self) -> list[str]:
+    def others(self) -> list[Message]:
         """Faster settings that were passed over with the reason, then slower ones that runs do not tell to be worse."""
-        ranking = self.ranking
+        ranking, lines = self.ranking, list[Message]()
         quicker = ranking.settings[: ranking.settings.index(self.best)]
-        passed = [f"{ranking.label(one)} ({', '.join(self._passed_over(one))})" for one in quicker]
-        lines = [f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."] if passed else []
-        if equal := [*map(ranking.label, self._not_told)]:
-            lines.append(f"Not told from it by these runs: {first_few(equal, MOST_OTHERS)}.")
+        if quicker:
+            reasons = {ranking.label(one): ", ".join(self._passed_over(one)) for one in quicker}
+            passed = [f"{label} ({reason})" for label, reason in reasons.items()]
+            said = f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."
+            lines.append(Message("answer.passed-over", said, reasons=reasons))
+        if self._not_told:
+            equal = [*map(ranking.label, self._not_told)]
+            said = f"As good, within noise: {first_few(equal, MOST_OTHERS)}."
+            lines.append(Message("answer.equals", said, settings=equal))
         return lines
 
-    def _passed_over(self, setting: RankedSetting) -> list[str]:
+    def _passed_over(self, setting: RankedSetting) -> list[Message]:
         if failings := list(_failings(self.ranking, setting)):
             return failings
         if setting.accuracy is not None and self.best.accuracy is not None:
-            return [f"{100 * (self.best.accuracy - setting.accuracy):.1f} points less accurate"]
-        return [f"a loss of {setting.loss:.3f} instead of {self.best.loss:.3f}"]
+            points = 100 * (self.best.accuracy - setting.accuracy)
+            return [Message("answer.fewer-points", f"{points:.1f} points less accurate", points=points)]
+        said = f"a loss of {setting.loss:.3f} instead of {self.best.loss:.3f}"
+        return [Message("answer.greater-loss", said, loss=setting.loss, other=self.best.loss)]
 
     @cached_property
     def _runs(self) -> list[DetailedRun]:
@@ -264,7 +353,7 @@ class Answer:
         if not self.best.runs[0]["cpu_ranks"]:
             return None
         said = "CPU ranks say little about GPUs: the same command on your node says what to run there."
-        return Advice(said, self._sweep)
+        return Advice(Message("answer.on-gpus", said), self._sweep)
 
     @cached_property
     def limit(self) -> Advice:
@@ -273,14 +362,19 @@ class Answer:
         words, shown = self._kind.limit
         if diagnosed is not None:
             found = (diagnosed.diagnosis or "").partition(TO_TRY)[0].partition(": ")
-            return Advice(f"{capital(found[2] or found[0])}.", self._with(words))
+            limit = found[2] or found[0]
+            return Advice(Message("answer.diagnosed", f"{capital(limit)}.", limit=limit), self._with(words))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
-            return Advice(f"Not known yet: {words} says it, by {shown}.", self._with(words))
+            said = f"Not known yet: `{words}` tells, by {shown}."
+            return Advice(Message("answer.limit-unknown", said, words=words), self._with(words))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
-        why = f"{words} says why: it leaves out one cost at a time."
-        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with(words))
+        said = (
+            f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. `{words}` says why: it leaves out one cost at "
+        )
+        said += "a time."
+        return Advice(Message("answer.largest-phase", said, phase=largest, share=share, words=words), self._with(words))
 
     @cached_property
     def next(self) -> Advice:
@@ -288,16 +382,17 @@ class Answer:
         none; an axis that was not swept."""
         advice = next((run.diagnosis.partition(TO_TRY)[2] for run in self._runs if run.diagnosis), "")
         if advice:
-            return Advice(
-                f"{'Try ' + advice if '=' in advice.split()[0] else capital(advice)}.", self._with(advice.split()[0])
-            )
+            first_word = advice.split()[0]
+            said = f"Try {advice}." if "=" in first_word else f"{capital(advice)}."
+            return Advice(Message("answer.try", said, advice=advice), self._with(first_word))
         first = self.best.runs[0]
         if self.failings:
             lengths = (key for key in ("max_steps", STEPS, "epochs") if first[key] is not None)
             longer = next((f"{key.rpartition('.')[2]}={4 * first[key]}" for key in lengths), "")
-            return Advice("Train longer: these runs are no measure of the setting.", self._with(longer))
+            said = "Train longer: these runs do not measure the setting."
+            return Advice(Message("answer.train-longer", said), self._with(longer))
         if len(self.best.runs) == 1:
-            sure = "Repeat the runs: single ones do not show how runs differ."
+            sure = Message("answer.repeat", "Repeat the runs: single ones do not show how runs differ.")
             return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
         keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else self._kind.to_sweep
@@ -306,8 +401,9 @@ class Answer:
         key = next((key for key in keys if key not in fixed), None)
         if key is None:
             words, shown = self._kind.limit
-            return Advice(f"See what limits it: {shown}.", self._with(words))
-        return Advice(f"Sweep {key}, which was not varied.", self._with(f"{key}={','.join(_values(first, key))}"))
+            return Advice(Message("answer.see-limit", f"See what limits it: {shown}."), self._with(words))
+        swept = Message("answer.sweep", f"Sweep {key}, which was not varied.", key=key)
+        return Advice(swept, self._with(f"{key}={','.join(_values(first, key))}"))
 
     @property
     def _sweep(self) -> str | None:
@@ -369,19 +465,23 @@ def _recommended(ranking: Ranking, learned: Sequence[RankedSetting]) -> RankedSe
     return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])
 
 
-def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[str]:
+def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
     """What makes a setting's figures worth nothing: it did not learn, or it is too short to tell."""
     if ranking.repeated.at_chance(setting.runs):
-        yield f"its accuracy of {setting.accuracy:.1%} is at chance level"
+        said = f"its accuracy of {setting.accuracy:.1%} is at chance level"
+        yield Message("answer.at-chance", said, accuracy=setting.accuracy)
     first = of_setting(setting.runs, "loss_first")
     if first is not None and setting.loss is not None and not is_less(setting.loss, first):
-        yield f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
+        said = f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
+        yield Message("answer.loss-did-not-fall", said, first=first, last=setting.loss)
     if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
-        target = figures.text("target_accuracy", setting.runs[0]["target_accuracy"])
-        yield f"it missed the target accuracy of {target}"
-    steps = min(run["steps"] or 0 for run in setting.runs)
+        target = setting.runs[0]["target_accuracy"]
+        said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
+        yield Message("answer.missed-target", said, target=target)
+    steps = int(min(run["steps"] or 0 for run in setting.runs))
     if steps < LEAST_STEPS:
-        yield f"it is too short to tell ({count(int(steps), 'measured step')})"
+        said = f"it is too short to tell ({count(steps, 'measured step')})"
+        yield Message("answer.too-short", said, steps=steps)
 
 
 def _nearest_to_defaults(ranking: Ranking, settings: Sequence[RankedSetting]) -> tuple[RankedSetting, bool]:

@@ -6,19 +6,22 @@ from math import inf
 
 from multicard.config import sweeps
 from multicard.config.base import WANDB_NAMES, is_wandb_name
+from multicard.messages import Message
 
 
 def names(text: str) -> list[str]:
     """Names separated by commas."""
     parts = text.split(",")
     if not all(map(str.strip, parts)):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty name; write names with commas between them")
+        said = f"{text!r} has an empty name; write names with commas between them"
+        raise argparse.ArgumentTypeError(Message("analysis.empty-name", said, value=text))
     return parts
 
 
 def wandb_name(text: str) -> str:
     if not is_wandb_name(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name in W&B: {WANDB_NAMES}")
+        said = f"{text!r} is not a name in W&B: {WANDB_NAMES}"
+        raise argparse.ArgumentTypeError(Message("analysis.wandb-name", said, value=text))
     return text
 
 
@@ -27,14 +30,16 @@ def share(text: str) -> float:
     value = sweeps.share(text)
     if text not in ("0", "0%") and (not 0 < value <= 1 or text == "1"):  # which may be meant as 1%
         meant = value if 1 <= value <= 100 else 5
-        raise argparse.ArgumentTypeError(f"{text} is no share; write {meant:g}% or {meant / 100:g}")
+        said = f"{text} is not a share; write {meant:g}% or {meant / 100:g}"
+        raise argparse.ArgumentTypeError(Message("analysis.share", said, value=text, percent=meant))
     return value
 
 
 def size_bytes(text: str) -> int:
     size = sweeps.memory_bytes(text)
     if not size:
-        raise argparse.ArgumentTypeError(f"{text} is no size; write 80GB or 80GiB")
+        said = f"{text} is not a size; write 80GB or 80GiB"
+        raise argparse.ArgumentTypeError(Message("analysis.size", said, value=text))
     return size
 
 
@@ -43,10 +48,12 @@ def price(text: str) -> float:
     with suppress(ValueError):
         if 0 < (value := float(text)) < inf:
             return value
-    raise argparse.ArgumentTypeError(f"{text} is no price of a GPU for an hour; write a number above 0, as 2.49")
+    said = f"{text} is not the price of a GPU for an hour; write a number above 0, as 2.49"
+    raise argparse.ArgumentTypeError(Message("analysis.price", said, value=text))
 
 
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number of GPUs")
+        said = f"{text} is not a number of GPUs; write 1 or more"
+        raise argparse.ArgumentTypeError(Message("analysis.gpus", said, value=text))
     return int(text)

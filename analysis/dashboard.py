@@ -22,6 +22,7 @@ from wandb_workspaces.reports.v2.interface import PanelTypes as Panel
 
 from multicard.machine import network
 from multicard.measure import timing
+from multicard.messages import Message, Refusal
 from multicard.records import figures, run_folder
 from multicard.records.figures import ALL, FIGURES, Figure
 
@@ -35,7 +36,7 @@ PINNED = ["summary:status", "config:gpus.value", "config:precision.value", "summ
 UNSHOWN = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")  # tags of runs that are no results
 FILTER = f"Tags() not in [{', '.join(map(repr, UNSHOWN))}]"  # a run that still trains has none
 View = dict[str, Any]  # type, name (W&B's id, by which a later upload finds it), displayName, description and spec
-ELSE = "--dry-run FILE writes the dashboard without W&B"
+ELSE = Message("dashboard.without", "`--dry-run FILE` writes the dashboard without W&B")
 FIND_VIEW = """
 query FindView($entityName: String, $projectName: String, $type: String, $viewName: String) {
   project(name: $projectName, entityName: $entityName) {
@@ -58,7 +59,8 @@ def make(entity: str | None, project: str, dry_run: Path | None) -> str:
     if dry_run is None:
         return send(view, entity, project)
     run_folder.write_json(dry_run, {"entity": entity, "project": project, "workspace": view})
-    return f"{dry_run}: a workspace of {len(sections())} sections"
+    number = len(sections())
+    return Message("dashboard.written", f"{dry_run}: a workspace of {number} sections", file=str(dry_run), n=number)
 
 
 def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
@@ -67,7 +69,12 @@ def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
     found = [] if figure is None else [key for kind in kinds for key in figure.keys_of(kind)]
     if not found:
         runs = " or ".join(kinds)
-        raise ValueError(f"{column}: W&B has no such figure of {runs} runs (multicard/records/figures.py)")
+        raise Refusal(
+            "dashboard.no-figure",
+            f"{column}: W&B has no such figure of {runs} runs (multicard/records/figures.py)",
+            column=column,
+            kinds=[*kinds],
+        )
     return list(dict.fromkeys(found))
 
 
@@ -182,33 +189,45 @@ def send(view: View, entity: str | None, project: str) -> str:
     """
     url = wandb.setup().settings.base_url
     if (why := network.problem(url)) is not None:
-        raise ValueError(f"cannot reach {url} ({why}); {ELSE}")
+        raise Refusal("dashboard.no-server", f"cannot reach {url} ({why}); {ELSE}", url=url, why=why, remedy=ELSE)
     try:
         return _sent(url, view, entity, project)
     except ValueError:
         raise
     except Exception as error:  # W&B raises many kinds
         first, *_ = str(error).splitlines() or [""]
-        raise ValueError(f"W&B failed ({type(error).__name__}: {first}); {ELSE}") from error
+        said = f"W&B failed ({type(error).__name__}: {first}); {ELSE}"
+        raise Refusal("dashboard.failed", said, error=first, remedy=ELSE) from error
 
 
 def _sent(url: str, view: View, entity: str | None, project: str) -> str:
     if wbauth.authenticate_session(host=url, source="dashboard", prompt=False, update_session=False) is None:
-        raise ValueError(f"no login at {url}: `wandb login` makes one; {ELSE}")
+        said = f"no login at {url}: `wandb login` makes one; {ELSE}"
+        raise Refusal("dashboard.no-login", said, url=url, remedy=ELSE)
     api = wandb.Api()
     owner = entity or api.default_entity
     if owner is None:
-        raise ValueError("the account has no default user or team; name one with --entity")
+        raise Refusal(
+            "dashboard.no-entity",
+            "the account has no default user or team; name one with `--entity NAME`",
+            key="--entity",
+        )
     place = {"entityName": owner, "projectName": project}
     sought = place | {"type": view["type"], "viewName": view["name"]}
     found = execute_graphql(api, FIND_VIEW, sought)["project"]
     if found is None:
-        raise ValueError(
-            f"no project {owner}/{project} that this account can see: check --entity and --project; the first run "
-            "that is uploaded makes it (tracker.mode=online)"
+        raise Refusal(
+            "dashboard.no-project",
+            f"this account can see no project {owner}/{project}: check --entity and --project; the first run that is "
+            "uploaded makes it (`tracker.mode=online`)",
+            key="--project",
+            project=f"{owner}/{project}",
         )
     nodes = [edge["node"] for edge in found["allViews"]["edges"]]
     known = next(({"id": node["id"]} for node in nodes if node["name"] == view["name"]), {})
     execute_graphql(api, gql.upsert_view, place | view | {"spec": json.dumps(view["spec"])} | known)
     address = f"{get_app_url(api).rstrip('/')}/{quote(owner)}/{quote(project)}"
-    return f"{'replaced' if known else 'made'} {address}?nw={view['name'].removeprefix('nw-').removesuffix('-v')}"
+    address += f"?nw={view['name'].removeprefix('nw-').removesuffix('-v')}"
+    if known:
+        return Message("dashboard.replaced", f"replaced {address}", address=address)
+    return Message("dashboard.made", f"made {address}", address=address)

@@ -22,7 +22,7 @@ from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import CONF
 from multicard.config.keys import flat
-from multicard.messages import typed
+from multicard.messages import Refusal, typed
 from multicard.records.comparable import DATA
 from papers import printed
 
@@ -174,12 +174,19 @@ def load(name: str) -> Experiment:
     """The experiment of that name; raises ValueError where there is none, or its file has no view."""
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
-        raise ValueError(f"no experiment {name}; there are {', '.join(names())}")
+        raise Refusal(
+            "analysis.no-experiment", f"no experiment {name}; there are {', '.join(names())}", name=name, known=names()
+        )
     texts = _texts(path)
     contents = [msgspec.yaml.decode(text) for text in texts]
     own = contents[-1]["hydra"].get("experiment", {})
     if "view" not in own:
-        raise ValueError(f"{path} has no hydra.experiment.view, which says what its table shows")
+        raise Refusal(
+            "analysis.no-view",
+            f"{path} has no hydra.experiment.view, which says what its table shows",
+            key="hydra.experiment.view",
+            file=str(path),
+        )
     title = next(line[2:] for line in texts[-1].splitlines() if line.startswith("# ") and "@package" not in line)
     axes = contents[-1]["hydra"]["sweeper"]["params"]
     params = {key: tuple(msgspec.yaml.decode(f"[{values}]")) for key, values in axes.items()}  # typed: 2 is a number

@@ -1,6 +1,6 @@
 """Runs in Python and in notebooks: what `multicard.load` returns.
 
-Methods are the commands of `python -m analysis`, with their arguments and their refusals (as ValueError). What they
+Methods are the commands of `python -m analysis`, with their arguments and their refusals (a ValueError). What they
 return prints as the command does, shows tables in a notebook, and gives its values as Arrow or pandas. Units are in the
 names of columns: seconds (`_s`), bytes (`_bytes`), joules; accuracies and shares are from 0 to 1.
 """
@@ -22,6 +22,7 @@ from analysis.commands import best, compare, list_runs
 from analysis.runs import load, sql
 from analysis.runs.load import Found, Run
 from multicard.measure.repeated_runs import MARGIN
+from multicard.messages import Refusal
 from multicard.records import steps, text_table
 from multicard.records.figures import GOALS
 from multicard.records.output import Output, skipped_lines
@@ -37,22 +38,25 @@ ARGUMENTS = (  # options in refusals, as what is written in Python
     (r"--by ([\w.,]*\w)", r'by="\1"'),
     ("--price ", "price="),
     ("--by:", "by:"),
+    ('--where (?=")', "condition="),
     ("--where", "condition"),
     ("--sort", "sort"),
-    ("list --csv FILE writes", "to_arrow() has"),
+    ("`[^`]* list --csv FILE` writes", "`to_arrow()` has"),
 )
+KEYS = {"--where": "condition"}  # arguments that are called otherwise than their options
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """Refusals in which an option is the argument of the same name: `--by layout` is by="layout"."""
     try:
         yield
-    except ValueError as error:
-        said = str(error)
+    except Refusal as refusal:
+        said = str(refusal.message.sentence)
         for option, argument in ARGUMENTS:
             said = re.sub(option, argument, said)
-        raise ValueError(said) from None
+        key = None if refusal.key is None else KEYS.get(refusal.key, refusal.key.removeprefix("--"))
+        raise refusal.reworded(said, key) from None
 
 
 class Shown:
@@ -100,7 +104,7 @@ class Runs(Shown):
     def __getitem__(self, index: int) -> Run:
         return self.found.runs[index]
 
-    @_refusing()
+    @refusing()
     def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
         """The runs for which an SQL expression over their columns is true: `"gpus>=2 and precision='fp16'"`.
 
@@ -112,7 +116,7 @@ class Runs(Shown):
         """
         return Runs(Found(sql.select(self.found.runs, condition, sort), []))
 
-    @_refusing()
+    @refusing()
     def best(
         self,
         goal: str | None = None,
@@ -136,7 +140,13 @@ class Runs(Shown):
         from analysis.answers import sentences  # and Parquet's file systems, which take a tenth of a second
 
         if goal not in (None, *GOALS):
-            raise ValueError(f"goal={goal}: choose one of {', '.join(GOALS)}")
+            raise Refusal(
+                "notebook.goal",
+                f"goal={goal}: choose one of {', '.join(GOALS)}",
+                key="goal",
+                value=goal,
+                known=[*GOALS],
+            )
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
         limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
         return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
@@ -151,7 +161,7 @@ class Runs(Shown):
 
         return answers(self.found.runs, mix)
 
-    @_refusing()
+    @refusing()
     def compare(
         self,
         other: "Runs | str | PathLike[str] | None" = None,
@@ -211,4 +221,4 @@ def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -
     try:
         return None if value is None else parse(str(value))
     except argparse.ArgumentTypeError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise Refusal("notebook.argument", f"{name}: {error}", key=name, reason=error.args[0]) from None

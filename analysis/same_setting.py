@@ -13,6 +13,7 @@ from analysis.experiments import Panel
 from analysis.runs import grouping, profile_metrics
 from analysis.runs.columns import KINDS
 from analysis.runs.grouping import Cell
+from multicard.messages import Message
 from multicard.records.text_table import clean
 from papers import printed
 from papers.printed import PrintedFigure
@@ -32,10 +33,19 @@ class Difference:
     why: str
 
     @property
-    def text(self) -> str:
-        values = " or ".join(map(grouping.typed, self.values))
-        theirs = f"{'papers' if self.is_printed else 'experiment'}: {grouping.typed(self.wanted)}"
-        return f"{self.column}={values} ({theirs}{'; ' * bool(self.why)}{self.why})"
+    def text(self) -> Message:
+        values, wanted = " or ".join(map(grouping.typed, self.values)), grouping.typed(self.wanted)
+        theirs = f"{'papers' if self.is_printed else 'experiment'}: {wanted}"
+        why = f"; {self.why}" if self.why else ""
+        return Message(
+            "paper.unlike",
+            f"{self.column}={values} ({theirs}{why})",
+            column=self.column,
+            values=values,
+            wanted=wanted,
+            printed=self.is_printed,
+            has_reason=bool(self.why),
+        )
 
 
 def differences(panel: Panel) -> list[Difference]:
@@ -80,7 +90,7 @@ def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
     }
 
 
-def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:
+def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[Message]:
     """Lines below a panel's table: where the figures `shown` are from, what else is printed, what is not as printed,
     misprints, machines and versions; or what keeps printed figures from standing beside these.
 
@@ -90,27 +100,66 @@ def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[str]:
         return []
     name = panel.experiment.name
     apart, known = differences(panel), printed.figures(name)
-    sources = ", ".join(dict.fromkeys(figure.source for figure in shown))
-    lines = [f"paper: {sources}"] if shown else []
-    lines += [versions(panel)] if shown or not apart else []
+    lines = []
+    if shown:
+        lines.append(sources(shown))
+    if shown or not apart:
+        lines.append(versions(panel))
     if apart and known:
-        reasons = ", ".join(difference.text for difference in apart)
-        lines.append(f"the papers' {'other ' * bool(shown)}figures are of another setting: {reasons}")
+        reasons = [difference.text for difference in apart]
+        other = "other " if shown else ""
+        said = f"the papers' {other}figures are of another setting: {', '.join(reasons)}"
+        lines.append(Message("paper.other-setting", said, reasons=reasons))
     elif not apart:
-        settings, swept = panel.experiment.papers, panel.experiment.swept
-        chosen = {column: value for column, value in settings.chosen.items() if not isinstance(value, list)}
-        words = " ".join(f"{column}={grouping.typed(value)}" for column, value in chosen.items())
-        lines += [f"not printed, taken so: {words}"] if words else []
-        lines += [
-            f"not as printed: {column}={grouping.typed(instead.value)}: {instead.why}"
-            for column, instead in settings.instead.items()
-            if column not in swept and {run[column] for run in panel.runs} == {instead.value}
-        ]
-        lines += [*printed.elsewhere(name, shown), *printed.footnotes(name)]
+        lines += [*_choices(panel), *_elsewhere(name, shown), *_footnotes(name)]
     return lines
 
 
-def versions(panel: Panel) -> str:
+def sources(figures: Sequence[PrintedFigure]) -> Message:
+    """The tables, figures and sections of the papers that print some figures."""
+    named = list(dict.fromkeys(figure.source for figure in figures))
+    return Message("paper.sources", f"paper: {', '.join(named)}", sources=named)
+
+
+def _choices(panel: Panel) -> list[Message]:
+    """What the experiment chose where the papers print nothing, and what it has otherwise than they print."""
+    lines, settings = [], panel.experiment.papers
+    chosen = {column: value for column, value in settings.chosen.items() if not isinstance(value, list)}
+    words = " ".join(f"{column}={grouping.typed(value)}" for column, value in chosen.items())
+    if words:
+        lines.append(Message("paper.chosen", f"not printed, chosen here: {words}", words=words))
+    for column, instead in settings.instead.items():
+        if column not in panel.experiment.swept and {run[column] for run in panel.runs} == {instead.value}:
+            value = grouping.typed(instead.value)
+            said = f"not as printed: {column}={value}: {instead.why}"
+            lines.append(Message("paper.instead", said, column=column, value=value))
+    return lines
+
+
+def _elsewhere(experiment: str, shown: Sequence[PrintedFigure]) -> list[Message]:
+    """Figures of an experiment that its table does not show."""
+    lines = []
+    for one in printed.elsewhere(experiment, shown):
+        about = {"source": one.source, "figures": one.by_measure}
+        if one.secondhand:
+            lines.append(Message("paper.secondhand", f"not the paper, but {one.source}: {one.text}", **about))
+        else:
+            lines.append(Message("paper.figures", f"paper: {one.source}: {one.text}", **about))
+    return lines
+
+
+def _footnotes(experiment: str) -> list[Message]:
+    lines = []
+    for note in printed.footnotes(experiment):
+        if note.is_misprint:
+            lines.append(Message("paper.misprint", f"misprint: {note.says}", note=note.code))
+        else:
+            lines.append(Message("paper.note", note.says, note=note.code))
+    return lines
+
+
+def versions(panel: Panel) -> Message:
+    """The versions and the hardware of the papers, beside those of the runs."""
     content, names = printed.papers(), ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
         names.insert(-1, "DALI")
@@ -123,4 +172,6 @@ def versions(panel: Panel) -> str:
         return f"{name} {' or '.join(sorted(map(str, versions))) or '?'}"
 
     machines = " or ".join(dict.fromkeys(clean(str(run["hardware"])) for run in panel.runs))
-    return f"papers: {theirs}; {content.hardware}. Here: {', '.join(map(installed, names))}; {machines}"
+    ours = list(map(installed, names))
+    said = f"papers: {theirs}; {content.hardware}. Here: {', '.join(ours)}; {machines}"
+    return Message("paper.versions", said, papers=theirs, here=ours, machines=machines)

@@ -109,6 +109,10 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
     def __str__(self) -> str:
         return self.message
 
+    def reworded(self, sentence: str, key: str | None) -> "Refusal":
+        """The same refusal in other words: of a command's option, as of the argument of Python that does the same."""
+        return _refusal(self.code, sentence, key, dict(self.facts))
+
     def __reduce__(self) -> Any:
         return _refusal, self.message.__reduce__()[1]
 

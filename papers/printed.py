@@ -111,25 +111,46 @@ def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedF
     return next((figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None)
 
 
-def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[str]:
-    """A line for each source of figures that a table of an experiment does not show."""
+@dataclass(frozen=True)
+class SourcedFigures:
+    """The figures of a source, as texts by the name of their measure; of the papers, or `secondhand`."""
+
+    source: str
+    secondhand: bool
+    by_measure: dict[str, list[str]]
+
+    @property
+    def text(self) -> str:
+        return "; ".join(f"{name} {', '.join(texts)}" for name, texts in self.by_measure.items())
+
+
+def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[SourcedFigures]:
+    """The figures, by their source, that a table of an experiment does not show."""
     in_columns = {figure.measure for figure in shown}
-    by_source: dict[str, dict[str, list[str]]] = {}
+    by_source: dict[tuple[str, bool], SourcedFigures] = {}
     for figure in everything():
         is_shown = figure.measure in in_columns and figure.exact
-        if figure.experiment == experiment and figure.how != "derived" and not is_shown:
-            start = "not the paper, but" if figure.how == "secondhand" else "paper:"
-            by_source.setdefault(f"{start} {figure.source}", {}).setdefault(figure.name, []).append(figure.text)
-    return [
-        f"{source}: {'; '.join(f'{name} ' + ', '.join(texts) for name, texts in measures.items())}"
-        for source, measures in by_source.items()
-    ]
+        if figure.experiment != experiment or figure.how == "derived" or is_shown:
+            continue
+        source = (figure.source, figure.how == "secondhand")
+        figures = by_source.setdefault(source, SourcedFigures(*source, {}))
+        figures.by_measure.setdefault(figure.name, []).append(figure.text)
+    return list(by_source.values())
 
 
-def footnotes(experiment: str) -> list[str]:
+@dataclass(frozen=True)
+class Footnote:
+    """A note on printed figures, by its code in notes.csv."""
+
+    code: str
+    is_misprint: bool
+    says: str
+
+
+def footnotes(experiment: str) -> list[Footnote]:
     """Notes on the figures printed for an experiment, misprints and contradictions last."""
     return [
-        f"misprint: {note['says']}" if note["kind"] == "misprint" else note["says"]
+        Footnote(note["code"], note["kind"] == "misprint", note["says"])
         for note in rows("notes")
         if experiment in note["under"].split()
     ]

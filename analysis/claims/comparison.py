@@ -18,6 +18,7 @@ from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.between_runs import Machines, Spread, log
 from analysis.stats.intervals import Interval
+from multicard.messages import Message, Refusal
 from multicard.observe.profiles.metrics import Profile
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.text_table import clean
@@ -62,7 +63,8 @@ class Readings:
         """The record of a training run; raises ValueError for another."""
         record = self.record(run)
         if not isinstance(record, VisionRecord):
-            raise ValueError(f"{clean(str(run.folder))}: no training of images")
+            folder = clean(str(run.folder))
+            raise Refusal("claim.not-training", f"{folder}: no training of images", folder=folder)
         return record
 
     def profile(self, run: Run) -> Profile:
@@ -70,7 +72,8 @@ class Readings:
         try:
             return Profile.of(self.record(run).profile)
         except ValueError as error:
-            raise ValueError(f"{clean(str(run.folder))}: {clean(str(error))}") from None
+            folder, reason = clean(str(run.folder)), str(error) if isinstance(error, Refusal) else clean(str(error))
+            raise Refusal("claim.no-profile", f"{folder}: {reason}", folder=folder, reason=reason) from None
 
 
 Figure = Callable[[Readings, Run], float]  # raises ValueError where a run has none
@@ -120,7 +123,7 @@ class Sides:
     def factor(self, figure: Figure) -> Interval:
         """The geometric mean of a ratio that each run of `top` has by itself; raises ValueError for 0 and infinity."""
         if not all(0 < value < math.inf for value in self.values(figure)[0]):
-            raise ValueError("one side of a ratio is 0")
+            raise Refusal("claim.zero", "one side of a ratio is 0")
         return self._mean(figure, math.log, between_runs.PRIOR_SD).mapped(math.exp)
 
     def _mean(self, figure: Figure, scale: Callable[[float], float], prior_sd: float) -> Interval:
@@ -159,7 +162,7 @@ class ClaimUnit:
     opposite: str = ""
     mirrored: Callable[[float], float] = abs
 
-    def phrase(self, estimate: float, low: float | None = None, high: float | None = None) -> str:
+    def phrase(self, estimate: float, low: float | None = None, high: float | None = None) -> Message:
         """A figure in words, with its interval: "faster by 25.0 % (20.0 to 30.0)", "slower by 10.0 % (5.0 to 15.0)"."""
         bounds = [] if low is None or high is None or low == high else [low, high]
         is_opposite = bool(self.opposite) and estimate < 0
@@ -170,14 +173,19 @@ class ClaimUnit:
         else:
             ends = [self._number(bound) for bound in bounds]
         words, shown = (self.opposite, self.mirrored(estimate)) if is_opposite else (self.text, estimate)
-        return words.format(self._number(shown)) + (f" ({' to '.join(ends)})" if ends else "")
+        number = self._number(shown)
+        said = words.format(number) + (f" ({' to '.join(ends)})" if ends else "")
+        return Message("claim.figure", said, unit=self.name, number=number, opposite=is_opposite, ends=ends)
 
     def _bound(self, value: float) -> str:
         """A bound beyond which lies the other side: in percent, from twice as much on in times ("2.6x faster")."""
-        words, more = (self.opposite, self.mirrored(value)) if value < 0 else (self.text, value)
-        return (
-            words.format(self._number(more)) if more < 100 else f"{intervals.times(1 + more / 100)} {words.split()[0]}"
-        )
+        is_opposite = value < 0
+        words, more = (self.opposite, self.mirrored(value)) if is_opposite else (self.text, value)
+        if more < 100:
+            number = self._number(more)
+            return Message("claim.bound", words.format(number), number=number, opposite=is_opposite)
+        times = intervals.times(1 + more / 100)
+        return Message("claim.bound-in-times", f"{times} {words.split()[0]}", times=times, opposite=is_opposite)
 
     def _number(self, value: float) -> str:
         return f"{value:,.{self.digits}f}"

@@ -21,6 +21,7 @@ from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
 from analysis.stats.intervals import Interval
 from multicard.measure.repeated_runs import Term
+from multicard.messages import Refusal
 from multicard.observe.profiles.events import COPIES
 from multicard.observe.profiles.metrics import Profile
 from multicard.records.schema_parts import ProfileRank
@@ -38,9 +39,10 @@ def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
     def figure(readings: Readings, run: Run) -> float:
         profile = readings.profile(run)
         if not profile.ranks:
-            raise ValueError("a profile has no ranks")
+            raise Refusal("claim.no-ranks", "a profile has no ranks")
         if not all(rank.steps for rank in profile.ranks):
-            raise ValueError(f"{clean(str(run.folder))}: its profile does not mark steps")
+            folder = clean(str(run.folder))
+            raise Refusal("claim.no-marked-steps", f"{folder}: its profile does not mark steps", folder=folder)
         values = [rank_figure(profile, rank) / (rank.steps or 1 if per_step else 1) for rank in profile.ranks]
         return sum(values) / len(values)
 
@@ -50,17 +52,19 @@ def _mean_of_ranks(rank_figure: RankFigure, per_step: bool = False) -> Figure:
 def _metric(group: str, metric: str) -> RankFigure:
     def seconds(profile: Profile, rank: ProfileRank) -> float:
         if metric in profile.not_recorded:
-            raise ValueError(f"{profile.source} records no {metric}: profile=nsys does")
+            said = f"{profile.source} records no {metric}: `profile=nsys` does"
+            raise Refusal("claim.not-recorded", said, key="profile", source=profile.source, metric=metric)
         for row in profile.rank_rows(rank.rank):
             if (row.group, row.metric) == (group, metric):
                 return row.total_s
-        raise ValueError(f"no {metric} in the profile: CPU ranks have none")
+        raise Refusal("claim.no-metric", f"no {metric} in the profile: CPU ranks have none", metric=metric)
 
     return seconds
 
 
 def communicating(_: Profile, rank: ProfileRank) -> float:
-    return run_figures.known_values([rank.derived.communication_s], "no communication in the profile")[0]
+    missing = Refusal("claim.no-communication", "no communication in the profile")
+    return run_figures.known_values([rank.derived.communication_s], missing)[0]
 
 
 def window(_: Profile, rank: ProfileRank) -> float:
@@ -71,7 +75,7 @@ def waiting_share(profile: Profile, rank: ProfileRank) -> float:
     """The share of launches and synchronisations in the CUDA calls."""
     calls_s = {row.metric: row.total_s for row in profile.rank_rows(rank.rank) if row.group == "api"}
     if not sum(calls_s.values()):
-        raise ValueError("CPU ranks make no CUDA calls")
+        raise Refusal("claim.no-calls", "CPU ranks make no CUDA calls")
     waiting_s = sum(seconds for name, seconds in calls_s.items() if "Launch" in name or "Synchronize" in name)
     return waiting_s / sum(calls_s.values())
 
@@ -82,7 +86,7 @@ def _over(part: RankFigure, whole: RankFigure) -> Figure:
     def share(profile: Profile, rank: ProfileRank) -> float:
         above, below = part(profile, rank), whole(profile, rank)
         if not above and not below:
-            raise ValueError("a profile has nothing of what is compared")
+            raise Refusal("claim.nothing-in-profile", "a profile has nothing of what is compared")
         return above / below if below else math.inf
 
     return _mean_of_ranks(share)
@@ -160,9 +164,9 @@ def loss(sides: Sides, figure: Figure = run_figures.mean_loss) -> Interval:
     where both did, or a record has none."""
     lost = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
     if len({len(sides.readings.record(run).epochs) for run in (*sides.top, *sides.bottom)}) > 1:
-        raise ValueError("runs of different numbers of epochs")
+        raise Refusal("claim.other-epochs", "runs of different numbers of epochs")
     if all(lost):
-        raise ValueError("the losses became no numbers on both sides")
+        raise Refusal("claim.no-numbers", "the losses stopped being numbers on both sides")
     if any(lost):
         ratio = math.inf if lost[0] else 0.0
         return Interval(ratio, ratio, ratio, "a loss that became no number")
@@ -178,12 +182,12 @@ def losses_apart(sides: Sides) -> Interval:
         if top["seed"] == bottom["seed"]:
             own, other = (run_figures.step_losses(sides.readings, run) for run in (top, bottom))
             if len(own) != len(other):
-                raise ValueError("runs of different numbers of steps")
+                raise Refusal("claim.other-steps", "runs of different numbers of steps")
             with np.errstate(divide="ignore", invalid="ignore"):
                 differences = np.abs(own / other - 1)
             apart.append(float(np.where(np.isfinite(differences), differences, math.inf).max()))
     if not apart:
-        raise ValueError("no seed was measured on both sides")
+        raise Refusal("claim.no-common-seed", "no seed was measured on both sides")
     return Interval(fmean(apart), min(apart), max(apart), "exact")
 
 

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
-from analysis.claims.verdicts import Verdict, labels
+from analysis.claims.verdicts import NO_RUNS, Verdict, labels
 from analysis.runs.columns import legend
 from analysis.runs.grouping import grouped
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
+from multicard.messages import Message
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
@@ -36,7 +37,7 @@ def table(verdicts: Sequence[Verdict], limit: int | None) -> list[str]:
         rows = [row for verdict in of_section for row in (_row(verdict), [""] * len(HEADINGS))]
         lines += [title, "", *text_table.text(HEADINGS, rows, width, wrap=True)]
     if rest:
-        names = [verdict.claim.name + f" ({verdict.why})" * (not verdict.why.startswith("no runs")) for verdict in rest]
+        names = [verdict.claim.name + f" ({verdict.why})" * (verdict.why != NO_RUNS) for verdict in rest]
         lines += text_table.folded([clean(f"not measured: {'; '.join(names)}")], width, "")
     return [*lines, "", *_notes(verdicts, width)]
 
@@ -88,15 +89,16 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
 def summary(verdicts: Sequence[Verdict]) -> list[str]:
     counts = Counter(verdict.verdict for verdict in verdicts)
     phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
-    lines = [f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"]
+    said = f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"
+    lines = [Message("claim.counts", said, counts={kind: counts[kind] for kind in SUMMARISED})]
     if counts[ILLUSTRATED]:
-        lines.append(
-            "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other keys); they neither "
-            "confirm nor refute the papers"
-        )
+        said = "illustrated: by runs that are not of the papers' setting (CPU ranks, shrunk, other keys); they neither "
+        said += "confirm nor refute the papers"
+        lines.append(Message("claim.illustrated", said))
     exact = [verdict.claim.name for verdict in verdicts if verdict.claim.counted and verdict.n and verdict.unlike]
     if exact:
-        lines.append(f"decided all the same, since what they compare is counted: {', '.join(exact)}")
+        said = f"decided all the same, since what they compare is counted: {', '.join(exact)}"
+        lines.append(Message("claim.counted", said, claims=exact))
     return lines
 
 
@@ -105,16 +107,24 @@ def _explained(verdicts: Sequence[Verdict]) -> list[str]:
         return summary(verdicts)
     lines = [
         *summary(verdicts),
-        "in brackets: intervals, which together cover the figures of a claim at 95 % (Bonferroni); counted figures of "
-        "single runs have none",
-        "a claim holds if all comparisons of the papers' cells do (an `up to`: if one does); it is undecided if an "
-        "interval contains a bound, or there is none",
+        Message(
+            "claim.brackets",
+            "in brackets: intervals, which together cover the figures of a claim at 95 % (Bonferroni); counted figures "
+            "of single runs have none",
+        ),
+        Message(
+            "claim.holds-if",
+            "a claim holds if all comparisons of the papers' cells do (an up-to: if one does); it is undecided if an "
+            "interval contains a bound, or there is none",
+        ),
     ]
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
-        lines.append(f"figures without brackets: nothing was repeated on the machine: {REMEDY}")
+        said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
+        lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
     unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
-        lines.append(f"{UNLIKE}  the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}")
+        said = f"{UNLIKE}  the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}"
+        lines.append(Message("claim.unlike", said, unlike=[*unlike]))
     if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
         lines.append(f"{DOUBTFUL}  {DOUBTFUL_MEANING}")
     return [*lines, *legend(verdict.marks for verdict in verdicts)]
@@ -148,7 +158,8 @@ def listed(verdict: Verdict) -> list[str]:
         if len(own) > MAX_LISTED:
             counts = Counter(figure.verdict for _, figure in own).items()
             phrases = [f"{n} {kind if n == 1 else SUMMARISED[kind]}" for kind, n in counts]
-            lines.append(f"least and greatest of {len(own)}: {', '.join(phrases)}")
+            said = f"least and greatest of {len(own)}: {', '.join(phrases)}"
+            lines.append(Message("claim.least-and-greatest", said, n=len(own), counts=dict(counts)))
     return lines
 
 
@@ -174,5 +185,8 @@ def fields(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def _measured(verdict: Verdict) -> str:
-    unlike = f"; other than the papers': {', '.join(verdict.unlike)}" if verdict.unlike else ""
-    return f"{verdict.setting}; {count(verdict.n, 'run')}{unlike}; {verdict.why}"
+    parts = [verdict.setting, count(verdict.n, "run")]
+    if verdict.unlike:
+        said = f"other than the papers': {', '.join(verdict.unlike)}"
+        parts.append(Message("claim.measured-unlike", said, unlike=[*verdict.unlike]))
+    return "; ".join([*parts, verdict.why])

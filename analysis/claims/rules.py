@@ -34,6 +34,7 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
+from multicard.messages import Message
 from papers import printed
 
 UNLUCKY = ("oom", "diverged")  # ends that would come again
@@ -269,7 +270,17 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         theirs, machines = printed.papers().memory_gib[self.memory], [run.environment() for run in runs]
         parts = [part for one in machines for part in (one.gpus[:1] if self.memory == "gpu" else [one.cpu]) or [None]]
         sizes = {round(((part and part.memory_bytes) or 0) / 2**30) for part in parts}
-        return [f"{self.memory} memory={gib} GiB (papers: {theirs:g})" for gib in sizes if abs(gib / theirs - 1) > 0.1]
+        return [
+            Message(
+                "claim.other-memory",
+                f"{self.memory} memory={gib} GiB (papers: {theirs:g})",
+                memory=self.memory,
+                gib=gib,
+                papers=theirs,
+            )
+            for gib in sizes
+            if abs(gib / theirs - 1) > 0.1
+        ]
 
 
 AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends

@@ -13,25 +13,29 @@ from analysis.claims.comparison import Figure, Readings
 from analysis.runs import details
 from analysis.runs.grouping import ranks
 from analysis.runs.load import Run
+from multicard.messages import Refusal
 from multicard.records import steps
 from multicard.records.text_table import clean
 from multicard.vision.precision import PRECISIONS
 
 WINDOW_S = 10.0  # over which GPUs are compared: ten of NVML's samples
-MISSING = {"step_s": "a run has no more steps than the warm-up leaves out"}
 
 
-def known_values(values: Sequence[float | None], missing: str) -> list[float]:
-    """The values; `missing` says what a run lacks where there are none, or one is None."""
+def known_values(values: Sequence[float | None], missing: Refusal) -> list[float]:
+    """The values; refused with `missing`, which says what a run lacks, where there are none, or one is None."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
-        raise ValueError(missing)
+        raise missing
     return known
 
 
 def column(name: str) -> Figure:
     def figure(_: Readings, run: Run) -> float:
-        return known_values([run[name]], MISSING.get(name, f"a record has no {name}"))[0]
+        if run[name] is not None:
+            return run[name]
+        if name == "step_s":
+            raise Refusal("claim.no-step", "a run has no more steps than the warm-up leaves out")
+        raise Refusal("claim.no-column", f"a record has no {name}", column=name)
 
     return figure
 
@@ -47,9 +51,11 @@ def a_rank(figure: Figure) -> Figure:
 def pauses_s(readings: Readings, run: Run) -> list[tuple[float, float]]:
     """The time until the first batch of each epoch after the first one, and until that of its evaluation."""
     if run["numa"] == "node" and run.environment().numa != "node":
-        raise ValueError("ranks were not bound to NUMA nodes: numa=node needs numactl")
+        raise Refusal("claim.not-bound", "ranks were not bound to NUMA nodes: numa=node needs numactl", key="numa")
     epochs = readings.training(run).epochs[1:]
-    missing = "pauses need two epochs, and the waits of all of them and of their evaluations"
+    missing = Refusal(
+        "claim.no-pauses", "pauses need two epochs, and the waits of all of them and of their evaluations"
+    )
     evaluations_s = known_values([epoch.evaluate_first_batch_s for epoch in epochs], missing)
     return list(zip(known_values([epoch.first_batch_s for epoch in epochs], missing), evaluations_s, strict=True))
 
@@ -71,16 +77,19 @@ def share_of_least_pause(readings: Readings, run: Run) -> float:
 def _epochs_s(readings: Readings, run: Run) -> list[float]:
     """The time of each epoch after the first one with its evaluation."""
     ended_s = [epoch.ended_s for epoch in readings.training(run).epochs]
-    return [
-        end_s - start_s for start_s, end_s in pairwise(known_values(ended_s, "epochs without the times of their ends"))
-    ]
+    missing = Refusal("claim.no-epoch-ends", "epochs without the times of their ends")
+    return [end_s - start_s for start_s, end_s in pairwise(known_values(ended_s, missing))]
 
 
 def share_of_reading(readings: Readings, run: Run) -> float:
     """The share of reading the data set into each process (`input.read_s`) in the run, its start included."""
     read_s, start_s, total_s = (readings.training(run).input or {}).get("read_s"), run["startup_s"], run["total_s"]
     if read_s is None or not start_s or not total_s:
-        raise ValueError("a record without the time of reading: dataset.cache=process has it")
+        raise Refusal(
+            "claim.no-reading",
+            "a record without the time of reading: `dataset.cache=process` has it",
+            key="dataset.cache",
+        )
     return read_s / (start_s + total_s)
 
 
@@ -90,7 +99,9 @@ def _utilisation(readings: Readings, run: Run) -> np.ndarray:
     timeline = details.timeline(run)
     shares = timeline.by_window("utilisation", WINDOW_S) if timeline and "utilisation" in timeline.samples else None
     if shares is None or not len(shares) or shares.shape[1] < ranks(run):
-        raise ValueError("a run without samples of each of its GPUs in epochs (gpu.parquet), which NVML gives")
+        raise Refusal(
+            "claim.no-samples", "a run without samples of each of its GPUs in epochs (gpu.parquet), which NVML gives"
+        )
     return shares
 
 
@@ -110,25 +121,27 @@ def trained_h2d_bytes(readings: Readings, run: Run) -> float:
     moved = readings.record(run).transfer_bytes
     kinds = () if moved is None else (moved.h2d_images, moved.h2d_labels, moved.h2d_setup)
     parts = [part.train for part in kinds if part is not UNSET]
-    return sum(known_values(parts, "a record that does not tell bytes of training from those of evaluation"))
+    said = "a record that does not separate the bytes of training from those of evaluation"
+    return sum(known_values(parts, Refusal("claim.bytes-not-apart", said)))
 
 
 def copying_s(readings: Readings, run: Run) -> float:
     """Seconds of a rank's copies to the device in training, by the phases of its steps."""
     record = readings.training(run)
     steps, step_s = sum(epoch.steps or 0 for epoch in record.epochs), (record.phases_s or {}).get("h2d")
-    return steps * known_values([step_s], "a record without the phases of its steps")[0]
+    missing = Refusal("claim.no-phases", "a record without the phases of its steps")
+    return steps * known_values([step_s], missing)[0]
 
 
 def share_of_tensors(readings: Readings, run: Run) -> float:
     """Bytes of the images copied for training / bytes of all images trained on as tensors of three channels; of
     photographs alone, which a file holds in another size than a tensor."""
     if run["dataset"] != "images":
-        raise ValueError("not of photographs: dataset=images")
+        raise Refusal("claim.no-photographs", "not of photographs: `dataset=images` has them", key="dataset")
     moved, samples, size_px = readings.record(run).transfer_bytes, run["samples_trained"], run["dataset.image_size"]
     images, precision = moved.h2d_images if moved else UNSET, PRECISIONS.get(run["precision"])
     if images is UNSET or images.train is None or not samples or not size_px or precision is None:
-        raise ValueError("a record without bytes of images, their number, size or precision")
+        raise Refusal("claim.no-image-bytes", "a record without bytes of images, their number, size or precision")
     value_bits = int(precision.transfer[-2:])  # float32, bfloat16
     return images.train / (samples * 3 * size_px**2 * value_bits / 8)
 
@@ -136,8 +149,8 @@ def share_of_tensors(readings: Readings, run: Run) -> float:
 def copied_bytes(_: Readings, run: Run) -> float:
     """Bytes to the devices, and those within and from them of the profiled steps scaled to all, over all ranks."""
     parts = [run[column] for column in ("h2d_bytes", "d2d_bytes", "d2h_bytes")]
-    missing = "a record without bytes copied within and from the devices: profile=kineto has them"
-    return math.fsum(known_values(parts, missing))
+    said = "a record without bytes copied within and from the devices: `profile=kineto` has them"
+    return math.fsum(known_values(parts, Refusal("claim.no-copied-bytes", said, key="profile")))
 
 
 def accuracy_after(count: int) -> Figure:
@@ -145,7 +158,8 @@ def accuracy_after(count: int) -> Figure:
 
     def figure(readings: Readings, run: Run) -> float:
         reached = [epoch.test_accuracy for epoch in readings.training(run).epochs[count - 1 : count]]
-        return known_values(reached, f"no accuracy after epoch {count}: that many are needed, each evaluated")[0]
+        said = f"no accuracy after epoch {count}: that many are needed, each evaluated"
+        return known_values(reached, Refusal("claim.no-accuracy", said, epoch=count))[0]
 
     return figure
 
@@ -158,7 +172,8 @@ def losses(readings: Readings, run: Run) -> list[float]:
     epochs = readings.training(run).epochs
     found = [math.inf if epoch.train_loss is None else epoch.train_loss for epoch in epochs]
     if not found or min(found) <= 0:
-        raise ValueError(f"{clean(str(run.folder))}: its record has no losses above 0")
+        folder = clean(str(run.folder))
+        raise Refusal("claim.no-losses", f"{folder}: its record has no losses above 0", folder=folder)
     return found
 
 
@@ -182,6 +197,5 @@ def step_losses(readings: Readings, run: Run) -> np.ndarray:
 def until_loss_s(readings: Readings, run: Run, loss: float) -> float:
     """The time until the end of the first epoch with this training loss, or less."""
     by_epoch = zip(readings.training(run).epochs, losses(readings, run), strict=True)
-    return known_values(
-        [epoch.ended_s for epoch, own in by_epoch if own <= loss < math.inf][:1], "a run did not reach the loss"
-    )[0]
+    ends_s = [epoch.ended_s for epoch, own in by_epoch if own <= loss < math.inf]
+    return known_values(ends_s[:1], Refusal("claim.loss-not-reached", "a run did not reach the loss"))[0]

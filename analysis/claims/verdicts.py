@@ -30,11 +30,13 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
+from multicard.messages import Message, Refusal
 from multicard.records.comparable import DISTURBED, DOUBTFUL, MIXED, SHARED, STALLED
 from multicard.records.text_table import clean, first_few
 from papers import printed
 
 UNTRUSTED = [mark for mark in MARKS if mark.sign in (SHARED, DISTURBED, STALLED, MIXED)]  # runs that decide nothing
+NO_RUNS = Message("claim.no-runs", "no runs of these cells")
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
 WORDS = {row["word"]: row for row in printed.rows("words", Path(__file__).parent)}  # of the papers, with their bounds
@@ -110,8 +112,10 @@ def named(names: Sequence[str]) -> list[Claim]:
     claims = {claim.name: claim for claim in CLAIMS}
     for name in names:
         if name not in claims:
-            near = [f" (did you mean {one}?)" for one in difflib.get_close_matches(name, claims, n=1)]
-            raise ValueError(f"--only: no claim {name}{''.join(near)}; there are {', '.join(claims)}")
+            near = next(iter(difflib.get_close_matches(name, claims, n=1)), None)
+            meant = "" if near is None else f" (did you mean {near}?)"
+            said = f"--only: no claim {name}{meant}; there are {', '.join(claims)}"
+            raise Refusal("claim.unknown", said, key="--only", name=name, near=near, known=[*claims])
     return [claims[name] for name in dict.fromkeys(names)]
 
 
@@ -213,10 +217,13 @@ class _Candidate:
         self.runs: list[Run] = list({id(run): run for _, one in self.measured for run in one.runs}.values())
         differences = same_setting.differences(panel)
         apart = [text for rule in claim.rules if isinstance(rule, Ends) for text in rule.unlike(self.runs)]
-        apart += ["cells beyond the papers'"] * self.beyond
+        if self.beyond:
+            apart.append(Message("claim.beyond", "cells beyond the papers'"))
         apart += [mark.meaning for mark in UNTRUSTED if any(run[mark.column] for run in self.runs)]
-        versions = {readings.versions(run) for run in self.runs}
-        apart += [f"several versions: {' or '.join(sorted(versions))}"] * (len(versions) > 1)
+        versions = sorted({readings.versions(run) for run in self.runs})
+        if len(versions) > 1:
+            said = f"several versions: {' or '.join(versions)}"
+            apart.append(Message("claim.several-versions", said, versions=versions))
         self.unlike = [*(difference.text for difference in differences), *apart]
         on_purpose = all(difference.why for difference in differences)  # the experiment's own
         counts = claim.counted and all(difference.column != "loader" for difference in differences)
@@ -274,7 +281,7 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
     verdicts = [candidate.judge(readings) for candidate in candidates]
     verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)  # stable: those without a figure come last
     if not verdicts:
-        return Verdict(claim, UNMEASURED, why="no runs of these cells", command=load(claim.experiment).command)
+        return Verdict(claim, UNMEASURED, why=NO_RUNS, command=load(claim.experiment).command)
     first, *rest = verdicts
     others = tuple(Other(one.apart, one.setting, one.said, one.marks, len(one.figures)) for one in rest if one.n)
     return replace(first, others=others)
@@ -294,7 +301,10 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
         return replace(figure, unit=unit.name, why=str(error))
     low, high, doubtful = interval.low, interval.high, ratio.estimate > comparison.most
     verdict, text = comparison.verdict(low, high), unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
-    without = f"no interval of {interval.basis} on a machine without repetitions" if None in (low, high) else ""
+    without = ""
+    if low is None or high is None:
+        said = f"no interval of {interval.basis} on a machine without repetitions"
+        without = Message("claim.no-interval", said, basis=interval.basis)
     verdict = UNDECIDED if doubtful and verdict == HOLDS else verdict  # what cannot be shows nothing
     known = replace(figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without)
     return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
@@ -305,20 +315,37 @@ def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, missing: Sequ
     by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
     reasons = []
     if verdict == FAILS:
-        reasons.append(f"refuted by {first_few(labels(by_verdict[FAILS]), MAX_NAMED)}")
+        against = labels(by_verdict[FAILS])
+        reasons.append(Message("claim.refuted", f"refuted by {first_few(against, MAX_NAMED)}", by=against))
     if verdict == UNDECIDED and by_verdict[UNDECIDED]:
-        without_interval = [figure.why for figure in by_verdict[UNDECIDED] if figure.why]
-        remedy = f" ({without_interval[0]}; {REMEDY})" if without_interval else ""
-        reasons.append(f"undecided: {first_few(labels(by_verdict[UNDECIDED]), MAX_NAMED)}{remedy}")
+        reasons.append(_undecided(by_verdict[UNDECIDED]))
     measured = len(figures) - len(by_verdict[UNMEASURED])
     if measured:
-        reasons.append(f"{measured} of {count(asked, 'comparison')}")
+        said = f"{measured} of {count(asked, 'comparison')}"
+        reasons.append(Message("claim.measured", said, measured=measured, asked=asked))
     if missing:
-        reasons.append(f"missing: {first_few(missing, MAX_NAMED)}")
+        said = f"missing: {first_few(missing, MAX_NAMED)}"
+        reasons.append(Message("claim.missing", said, missing=[*missing]))
     reasons += [figure.why for figure in by_verdict[UNMEASURED][:1]]
     if lost:
-        reasons.append(f"not ok: {first_few(lost, MAX_NAMED)}")
+        reasons.append(Message("claim.not-ok", f"not ok: {first_few(lost, MAX_NAMED)}", cells=[*lost]))
     return clean("; ".join(reasons))
+
+
+def _undecided(figures: Sequence[ClaimFigure]) -> Message:
+    """Which comparisons decide nothing, and what helps where they have no interval."""
+    named = labels(figures)
+    said = f"undecided: {first_few(named, MAX_NAMED)}"
+    without_interval = next((figure.why for figure in figures if figure.why), None)
+    if without_interval is None:
+        return Message("claim.undecided", said, comparisons=named)
+    return Message(
+        "claim.undecided-without-interval",
+        f"{said} ({without_interval}; {REMEDY})",
+        comparisons=named,
+        reason=without_interval,
+        remedy=REMEDY,
+    )
 
 
 def labels(figures: Sequence[ClaimFigure] | Sequence[Comparison]) -> list[str]:

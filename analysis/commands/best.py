@@ -3,7 +3,7 @@
 Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the whole run: the mean
 over a setting's repetitions, of memory the maximum. Limits hold for these, not for single runs. Settings of the
 trade-off front are those that no other dominates in the goal, GPUs, accuracy (for tuning: loss) and cost (where GPUs
-have a price). What runs do not tell from the best is not on it.
+have a price). Ties with the best are not on it.
 """
 
 import math
@@ -21,16 +21,13 @@ from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
 from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
+from multicard.messages import Message, Refusal
 from multicard.records import text_table
 from multicard.records.figures import GOALS, SECONDS, Scale
 from multicard.records.output import Output
 from multicard.records.text_table import Table, clean, first_few, in_bytes
 
 COST = "cost"
-WHY_NONE = {  # of the runs has the figure of a goal
-    "energy": "; energy is measured on GPUs with NVML, not on CPU ranks",
-    COST: "; give the price of a GPU for an hour, as --price 2.49 (CPU ranks use none)",
-}
 MOST_EQUAL = 3  # settings not told from the best that are named
 
 
@@ -52,15 +49,19 @@ class Limits:
         )
 
     def nearest(self, settings: Sequence[Sequence[Run]]) -> str:
+        """What the settings reach of each limit."""
         phrases = []
         if self.accuracy is not None:
             known = [accuracy for runs in settings if (accuracy := of_setting(runs, ACCURACY)) is not None]
-            phrases.append(f"the highest accuracy is {max(known):.2%}" if known else "no run has an accuracy")
+            highest = max(known, default=None)
+            said = "no run has an accuracy" if highest is None else f"the highest accuracy is {highest:.2%}"
+            phrases.append(Message("best.highest-accuracy", said, accuracy=highest))
         if self.memory_bytes is not None:
             least = min((peak for runs in settings if (peak := of_setting(runs, MEMORY))), default=None)
-            phrases.append(f"the least memory is {in_bytes(least)}")
+            phrases.append(Message("best.least-memory", f"the least memory is {in_bytes(least)}", bytes=least))
         if self.gpus is not None:
-            phrases.append(f"the fewest GPUs are {min(grouping.ranks(runs[0]) for runs in settings)}")
+            fewest = min(grouping.ranks(runs[0]) for runs in settings)
+            phrases.append(Message("best.fewest-gpus", f"the fewest GPUs are {fewest}", gpus=fewest))
         return ", ".join(phrases)
 
 
@@ -186,9 +187,27 @@ class Ranking:
     def sentences(self) -> list[str]:
         """What the best setting is, and which runs do not tell from it."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
-        named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
-        not_told = [f"Not told from the best by these runs: {named}."] * bool(named)
-        return [f"{title}: {self._named(self.best)}.", *not_told]
+        best = self.best
+        lines = [
+            Message(
+                "best.first",
+                f"{title}: {self._named(best)}.",
+                goal=self.goal,
+                setting=grouping.label(best.cell, self.keys),
+                figure=best.cost,
+                column=self.column,
+                accuracy=best.accuracy,
+                loss=best.loss,
+                n=len(best.runs),
+                marks=grouping.marks(best.runs),
+            )
+        ]
+        if self.equals:
+            named = first_few([self._named(other) for other in self.equals], MOST_EQUAL, "; ")
+            said = f"Ties with the best, within noise: {named}."
+            labels = [self.label(other) for other in self.equals]
+            lines.append(Message("best.equals", said, settings=labels))
+        return lines
 
     def columns(self, goals: Sequence[str] = ()) -> list[Column]:
         """The ranking, with the figures of these goals for people and of all for programs."""
@@ -254,7 +273,10 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
     notes = [*described, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
 
     def lines(width: int | None) -> list[str]:
-        several = [f"{len(found)} different works, each ranked by itself:"] if len(found) > 1 else []
+        several = []
+        if len(found) > 1:
+            said = f"{len(found)} different works, each ranked by itself:"
+            several.append(Message("best.several-works", said, n=len(found)))
         printed = [line for one in tables for line in ([""] * len(several) + one.lines(width))]
         return [*several, *printed, *text_table.folded(notes, width)]
 
@@ -279,33 +301,51 @@ def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tupl
     """The runs of settings that have the goal's figure, and those of them that are within the limits."""
     ok = [run for run in grouping.ok_runs(runs) if not run[grouping.TRACED]]
     if not ok:
-        traced = " without being profiled meanwhile" if any(run[grouping.TRACED] for run in runs) else ""
-        raise ValueError(f"of {count(len(runs), 'run')} none ended ok{traced}")
+        is_traced = any(run[grouping.TRACED] for run in runs)
+        traced = " without being profiled meanwhile" if is_traced else ""
+        said = f"of {count(len(runs), 'run')} none ended ok{traced}"
+        raise Refusal("best.none-ok", said, runs=len(runs), profiled=is_traced)
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
     settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column)]
     if not settings:
-        why = WHY_NONE.get(goal, "")
-        raise ValueError(f"of {count(len(ok), 'run')} none has {column}{why}")
+        raise _without_figure(goal, column, len(ok))
     with_figure = [run for setting in settings for run in setting]
     within = {run.folder for setting in settings if limits.keep(setting) for run in setting}
     if not within:
-        of = count(len(with_figure), "run")
-        raise ValueError(f"of {of} none keeps to the limits ({limits.nearest(settings)})")
+        reached = limits.nearest(settings)
+        said = f"of {count(len(with_figure), 'run')} none keeps to the limits ({reached})"
+        raise Refusal("best.limits", said, runs=len(with_figure), reached=reached)
     return with_figure, [run for run in ok if run.folder in within]
+
+
+def _without_figure(goal: str, column: str, runs: int) -> Refusal:
+    """None of some runs has the figure of a goal: why, and what to do."""
+    said = f"of {count(runs, 'run')} none has {column}"
+    if goal == "energy":
+        said += "; energy is measured on GPUs with NVML, not on CPU ranks"
+    if goal == COST:
+        said += "; give the price of a GPU for an hour, as `--price 2.49` (CPU ranks use none)"
+    return Refusal("best.no-figure", said, key="--price" if goal == COST else None, goal=goal, column=column, runs=runs)
 
 
 def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
     statuses = Counter(clean(run["status"]) for run in runs)
     traced = sum(run["status"] == "ok" and run[grouping.TRACED] for run in runs)
+    without, beyond = statuses["ok"] - len(with_figure) - traced, len(with_figure) - len(ranked)
     counts = {
         **{status: count for status, count in statuses.items() if status != "ok"},
         "profiled while they trained": traced,
-        "without the figure": statuses["ok"] - len(with_figure) - traced,
-        "beyond the limits": len(with_figure) - len(ranked),
+        "without the figure": without,
+        "beyond the limits": beyond,
     }
-    phrases = [f"{count} {what}" for what, count in counts.items() if count]
-    return [f"not ranked: {', '.join(phrases)}"] if phrases else []
+    counts = {what: number for what, number in counts.items() if number}
+    if not counts:
+        return []
+    said = f"not ranked: {', '.join(f'{number} {what}' for what, number in counts.items())}"
+    about = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
+    ended = {status: number for status, number in statuses.items() if status != "ok"}
+    return [Message("best.not-ranked", said, not_ok=ended, **about)]
 
 
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:

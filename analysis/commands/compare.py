@@ -31,6 +31,7 @@ from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
+from multicard.messages import Message, Refusal
 from multicard.records import figures
 from multicard.records.comparable import DATA
 from multicard.records.output import Output
@@ -44,6 +45,8 @@ CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory cloc
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
 Sides = tuple[str, str]  # what A and B are called
 VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
+FEW_STEPS = Message("compare.few-steps", f"{UNDECIDED}: too few steps")
+ONE_RUN = Message("compare.one-run", f"{UNDECIDED}: one run a side")
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,13 @@ def compare(
     places_a, places_b = ({os.path.realpath(run.folder) for run in runs} for runs in (a, b))
     if places_a != places_b:
         if shared := len(places_a & places_b):
-            raise ValueError(f"{count(shared, 'run')} in both A and B: name two folders that have none in common")
+            said = f"{count(shared, 'run')} in both A and B: name two folders that have none in common"
+            raise Refusal("compare.overlap", said, runs=shared)
         return _pair(a, b, by, common, partial(_judged, RepeatedRuns(a, b).of_column("step_s"), mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
-        raise ValueError(f"{what}: name another sweep as B, or --by KEY to compare that key's values within A")
+        said = f"{what}: name another sweep as B, or `--by KEY` to compare that key's values within A"
+        raise Refusal("compare.no-other", said, missing=b is a)
     groups, judge = _by_value(a, by), partial(_judged, RepeatedRuns(a).of_column("step_s"), mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
@@ -119,7 +124,13 @@ def _by_value(runs: Sequence[Run], by: Sequence[str]) -> dict[str, list[Run]]:
     labels = {cell: grouping.label(cell, keys) for cell in sorted(groups, key=numbers)}
     if len(groups) < 2:
         same = next(iter(labels.values()), f"no {', '.join(keys)}")
-        raise ValueError(f"--by {','.join(by)}: all runs have {same}, and no other value to compare it with")
+        raise Refusal(
+            "compare.one-value",
+            f"--by {','.join(by)}: all runs have {same}, and no other value to compare it with",
+            key="--by",
+            by=[*by],
+            value=same,
+        )
     return {label: groups[cell] for cell, label in labels.items()}
 
 
@@ -128,9 +139,19 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
     settings, lower = grouping.settings(runs), name.strip().casefold()
     if lower not in map(str.casefold, settings):
         if lower in grouping.PLACES:
-            raise ValueError(f"--by: {lower} says where data lie, not what they are; --by data compares other data")
+            raise Refusal(
+                "compare.by-place",
+                f"--by: {lower} says where data lie, not what they are; `--by data` compares other data",
+                key="--by",
+                name=lower,
+            )
         if lower in map(str.casefold, column_names(runs)):
-            raise ValueError(f"--by: {lower} is no setting; name an axis or a key of the configuration, as precision")
+            raise Refusal(
+                "compare.by-figure",
+                f"--by: {lower} is not a setting; name an axis or a key of the configuration, as `--by precision`",
+                key="--by",
+                name=lower,
+            )
     return known(name, settings, "--by")
 
 
@@ -145,12 +166,13 @@ def _pair(
     # A refused run has its axes alone, and no configuration
     cells_a, cells_b = (grouping.group([run for run in runs if run["status"] != "refused"], keys) for runs in (a, b))
     if not (cells_a and cells_b):
-        raise ValueError(f"all runs of {sides[1] if cells_a else sides[0]} were refused")
+        side = sides[1] if cells_a else sides[0]
+        raise Refusal("compare.all-refused", f"all runs of {side} were refused", side=side)
     if not common:
         _require_same(cells_a, cells_b, keys, sides)
     shared = [cell for cell in cells_a if cell in cells_b]
     if not shared:
-        raise ValueError(f"{' and '.join(sides)} have no cell in common")
+        raise Refusal("compare.nothing-common", f"{' and '.join(sides)} have no cell in common", sides=[*sides])
     return [judge(cell, cells_a[cell], cells_b[cell], sides) for cell in shared]
 
 
@@ -165,16 +187,21 @@ def _require_same(
         a, b = ({dict(cell)[key] for cell in cells} for cells in (cells_a, cells_b))
         if not a & b and "." not in key:
             in_a, in_b = (" or ".join(sorted(map(grouping.typed, values))) for values in (a, b))
-            remedy = "" if key == "kind" else f" (--by {key} if that is what you compare)"
+            remedy = "" if key == "kind" else f" (`--by {key}` if that is what you compare)"
             work = f"{key} is {in_a} in {sides[0]} and {in_b} in {sides[1]}"
-            raise ValueError(f"{sides[0]} and {sides[1]} did different work: {work}{remedy}")
+            raise Refusal(
+                "compare.other-work",
+                f"{sides[0]} and {sides[1]} did different work: {work}{remedy}",
+                key=key,
+                a=in_a,
+                b=in_b,
+            )
     telling = grouping.apart([dict(cell) for cell in (*cells_a, *cells_b)], keys)
-    missing = []
-    for side, cells in lacks.items():
-        labels = [grouping.label(cell, telling) for cell in cells]
-        missing += [f"{side} has no {first_few(labels, MAX_NAMED, ', no ')}"] if labels else []
-    remedy = " (--common compares the cells that both have)" if any(cell in cells_b for cell in cells_a) else ""
-    raise ValueError("; ".join(missing) + remedy)
+    labels = {side: [grouping.label(cell, telling) for cell in cells] for side, cells in lacks.items() if cells}
+    missing = [f"{side} has no {first_few(own, MAX_NAMED, ', no ')}" for side, own in labels.items()]
+    common = any(cell in cells_b for cell in cells_a)
+    remedy = " (`--common` compares the cells that both have)" if common else ""
+    raise Refusal("compare.missing-cells", "; ".join(missing) + remedy, missing=labels, common=common)
 
 
 def _judged(
@@ -184,11 +211,12 @@ def _judged(
     ok_a, ok_b = ok_runs(a), ok_runs(b)
     if not ok_a or not ok_b:
         ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
-        return Compared(cell, a, b, None, f"A {ended_a}, B {ended_b}")
+        return Compared(cell, a, b, None, Message("compare.ended", f"A {ended_a}, B {ended_b}", a=ended_a, b=ended_b))
     for side, runs in zip(sides, (ok_a, ok_b), strict=True):
         if not mix and (mixture := grouping.mixture(runs) or grouping.unlike(runs)):
             mixed = f"{side} mixes commits, machines, data or cores in one cell"
-            raise ValueError(f"{mixed}: {mixture} (--mix averages over them)")
+            said = f"{mixed}: {mixture} (`--mix` averages over them)"
+            raise Refusal("compare.mixed", said, key="--mix", side=side, mixture=mixture)
     ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
     try:
         steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
@@ -199,10 +227,11 @@ def _judged(
         spreads = machines.of(ok_a[0]), machines.of(ok_b[0])
         step = between_runs.ratio(steps_a, steps_b, spreads, paired)
     except ValueError as error:
-        return Compared(cell, a, b, None, f"no steps: {clean(str(error))}")
+        reason = str(error) if isinstance(error, Refusal) else clean(str(error))
+        return Compared(cell, a, b, None, Message("compare.no-steps", f"no steps: {reason}", reason=reason))
     mean_a_s, mean_b_s = (float(np.mean([samples.mean() for samples in side])) for side in (steps_a, steps_b))
     if step.error is None or not step.repeated:
-        verdict = f"{UNDECIDED}: {'too few steps' if step.error is None else 'one run a side'}"
+        verdict = FEW_STEPS if step.error is None else ONE_RUN
     else:
         verdict = VERDICTS.get(step.verdict(margin), UNDECIDED)
     return Compared(cell, a, b, step, verdict, machines=machines, step_s=(mean_a_s, mean_b_s))
@@ -212,9 +241,13 @@ def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
     """Differences of the environments of A's runs and B's, for each pair of values that is compared."""
     lines, pairs = list[str](), grouping.grouped(compared, lambda cell: cell.sides)
     for sides, cells in pairs.items():
-        where = f"A {sides[0]}, B {sides[1]}: " if len(pairs) > 1 else ""
         a, b = ([run for cell in cells for run in getattr(cell, side)] for side in "ab")
-        lines += [f"{where}{line}" for line in differences(a, b)]
+        for line in differences(a, b):
+            if len(pairs) > 1:
+                said = f"A {sides[0]}, B {sides[1]}: {line}"
+                lines.append(Message("compare.of-pair", said, a=sides[0], b=sides[1], line=line))
+            else:
+                lines.append(line)
     return lines
 
 
@@ -227,9 +260,12 @@ def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
     confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)  # of an interval whose lower bound alone counts
     slower = sum(cell.regressed(gate, confidence) for cell in compared)
     unjudged = sum(cell.step is not None and not cell.judged for cell in compared)
-    result = f"{slower} of {count(len(compared), 'cell')} slower by more, or failed" if slower else "passed"
     rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
-    return not slower, f"gate {100 * gate:g}%: {result}{rest}"
+    about = {"gate": gate, "cells": len(compared), "unjudged": unjudged}
+    if not slower:
+        return True, Message("compare.gate-passed", f"gate {100 * gate:g}%: passed{rest}", **about)
+    said = f"gate {100 * gate:g}%: {slower} of {count(len(compared), 'cell')} slower by more, or failed{rest}"
+    return False, Message("compare.gate-failed", said, slower=slower, **about)
 
 
 def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence[str] = ()) -> Output:
@@ -237,14 +273,23 @@ def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence
     columns, sides = _columns(compared), {cell.sides for cell in compared}
     above = [f"{b} (B) against {a} (A)" for a, b in sides if a] if len(sides) == 1 else []
     once = ("A", "B") if len(sides) == 1 else ()  # said above the table
-    verdicts = Counter(cell.verdict if cell.verdict in VERDICTS.values() else "without a verdict" for cell in compared)
-    counts = [f"{verdicts[verdict]} {verdict}" for verdict in (FASTER, SLOWER, SAME)]
-    counts += [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict not in VERDICTS.values()]
-    below = ["", f"B against A, by cell: {', '.join(counts)}", *_explanations(compared, margin)]
+    below = ["", _counts(compared), *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
     below += legend(run["marks"] for cell in compared for run in (*cell.a, *cell.b))
     shown = table([column for column in columns if column.heading not in once], [*about, *above], below)
     return Output(shown.lines, lambda: [shown], rows(columns))
+
+
+def _counts(compared: Sequence[Compared]) -> Message:
+    """How many cells have each verdict."""
+    verdicts = Counter(cell.verdict for cell in compared)
+    faster, slower, same = (verdicts[verdict] for verdict in (FASTER, SLOWER, SAME))
+    others = len(compared) - faster - slower - same
+    counts = [f"{faster} {FASTER}", f"{slower} {SLOWER}", f"{same} {SAME}"]
+    if others:
+        counts.append(f"{others} without a verdict")
+    said = f"B against A, by cell: {', '.join(counts)}"
+    return Message("compare.counts", said, faster=faster, slower=slower, same=same, others=others)
 
 
 def _columns(compared: Sequence[Compared]) -> list[Column]:
@@ -271,21 +316,28 @@ def _columns(compared: Sequence[Compared]) -> list[Column]:
 
 def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
     judged, with_step = [cell.judged for cell in compared], [cell for cell in compared if cell.step is not None]
-    explained = [f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is faster"]
+    said = f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is faster"
+    explained: list[str] = [Message("compare.ratio", said)]
     if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
-        explained.append(f"{SAME}: the whole interval lies within {margin:.0%} (--margin); undecided: it does not")
+        said = f"{SAME}: the whole interval lies within {margin:.0%} (--margin); {UNDECIDED}: it does not"
+        explained.append(Message("compare.margin", said, margin=margin))
     if any(judged):
-        explained.append("could see: a difference that such runs would show 4 times of 5")
+        said = "could see: a difference that such runs would show 4 times of 5"
+        explained.append(Message("compare.could-see", said))
     if sum(judged) > 1:
-        explained.append("of 20 cells without a difference, 1 is expected to be called faster or slower by chance")
+        said = "of 20 cells without a difference, 1 is expected to be called faster or slower by chance"
+        explained.append(Message("compare.by-chance", said))
     if any(cell.step is not None and not cell.step.repeated for cell in with_step):
-        explained.append("intervals over the steps of single runs do not show how runs differ")
+        said = "intervals over the steps of single runs do not show how runs differ"
+        explained.append(Message("compare.single-runs", said))
     if with_step:
         explained += with_step[0].machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
     sides = {"A": [run for cell in with_step for run in cell.a], "B": [run for cell in with_step for run in cell.b]}
     for side, runs in sides.items():  # runs of compared cells that are in no mean
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
-        explained += [f"left out of {side}: {count} {status}" for status, count in unended.items()]
+        for status, number in unended.items():
+            said = f"left out of {side}: {number} {status}"
+            explained.append(Message("compare.left-out", said, side=side, status=status, n=number))
     return explained
 
 
@@ -294,7 +346,10 @@ def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     were not measured by turns."""
     facts_a, facts_b = _facts(a), _facts(b)
     differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
-    facts = [f"{name}: {_listed(facts_a.get(name))} in A, {_listed(facts_b.get(name))} in B" for name in differing]
+    facts = []
+    for name in differing:
+        in_a, in_b = _listed(facts_a.get(name)), _listed(facts_b.get(name))
+        facts.append(Message("compare.differs", f"{name}: {in_a} in A, {in_b} in B", name=name, a=in_a, b=in_b))
     return [*_turns(a, b), *facts, *_means(a, b)]
 
 
@@ -304,7 +359,8 @@ def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     if not times_a or not times_b or not (max(times_a) < min(times_b) or max(times_b) < min(times_a)):
         return []
     first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
-    return [f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"]
+    said = f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"
+    return [Message("compare.not-by-turns", said, older=first)]
 
 
 def _facts(runs: Sequence[Run]) -> dict[str, set[str]]:
@@ -340,17 +396,25 @@ def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     """A line for each mean that differs between A and B by more than APART: of clocks over the devices, and of the work
     of a step, by which its time is no measure of speed."""
     records = [[run.record() for run in side] for side in (a, b)]
-    means = {"a step trains {:,.1f} samples or tokens in A, {:,.1f} in B": [list(map(_work, s)) for s in records]}
-    for key, name in CLOCKS.items():
-        line = f"{name} during the runs: {{:,.0f}} MHz in A, {{:,.0f}} MHz in B (means)"
-        means[line] = [[getattr(gpu, key) for one in s if one.gpu for gpu in one.gpu.devices] for s in records]
     differing = []
-    for line, sides in means.items():
-        known = [[value for value in side if value is not None] for side in sides]
-        mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known)
-        if abs(mean_b / mean_a - 1) > APART:  # false where a side has none
-            differing.append(line.format(mean_a, mean_b))
+    works = _apart(*([_work(record) for record in side] for side in records))
+    if works is not None:
+        said = f"a step trains {works[0]:,.1f} samples or tokens in A, {works[1]:,.1f} in B"
+        differing.append(Message("compare.step-work", said, a=works[0], b=works[1]))
+    for key, name in CLOCKS.items():
+        sides = ([getattr(gpu, key) for one in side if one.gpu for gpu in one.gpu.devices] for side in records)
+        clocks = _apart(*sides)
+        if clocks is not None:
+            said = f"{name} during the runs: {clocks[0]:,.0f} MHz in A, {clocks[1]:,.0f} MHz in B (means)"
+            differing.append(Message("compare.clock", said, name=name, a=clocks[0], b=clocks[1]))
     return differing
+
+
+def _apart(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float, float] | None:
+    """The means of the known values of each side; None where they differ by at most APART, or a side has none."""
+    known = [[value for value in side if value is not None] for side in (a, b)]
+    mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known)
+    return (mean_a, mean_b) if abs(mean_b / mean_a - 1) > APART else None
 
 
 def _work(record: AnyRecord) -> float | None:

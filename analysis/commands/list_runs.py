@@ -8,6 +8,7 @@ from analysis.runs.columns import legend
 from analysis.runs.load import Found, Run
 from analysis.runs.sql import column_names, known
 from multicard.config.job import count
+from multicard.messages import Message
 from multicard.records import figures, text_table
 from multicard.records.output import Output
 from multicard.records.text_table import Table, clean
@@ -28,8 +29,10 @@ def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, ref
     """
     runs = [run for run in every if refused or run["status"] != "refused"] or every
     left = len(every) - len(runs)
-    hidden = [f"{count(left, 'refused cell')} left out: --where \"status='refused'\" shows them"] if left else []
-    some = f"{len(runs)} of " if len(runs) < len(found.runs) else ""
+    hidden = []
+    if left:
+        said = f"{count(left, 'refused cell')} left out: `--where \"status='refused'\"` shows them"
+        hidden.append(Message("list.refused-cells", said, n=left))
     names, marks = column_names(found.runs), legend(run["marks"] for run in runs)
     if chosen is not None:
         names = [known(name, names, "--columns") for name in chosen]
@@ -42,8 +45,7 @@ def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, ref
     def lines(limit: int | None) -> list[str]:
         printed = [line for table in shown_tables(limit) for line in (*table.lines(limit), "")]
         several = chosen is None and len({run["kind"] for run in runs}) > 1
-        shown = f"{some}{count(len(found.runs), 'run')}{_failures(runs)}"
-        return [*(printed if several else printed[:-1]), shown, *hidden, *_causes(runs, limit), *marks]
+        return [*(printed if several else printed[:-1]), _counted(runs, found), *hidden, *_causes(runs, limit), *marks]
 
     def with_legend() -> list[Table]:
         return [table._replace(below=[*table.below, *marks]) for table in shown_tables()]
@@ -52,10 +54,14 @@ def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, ref
     return Output(lines, with_legend, rows, names, lambda rows: {"runs": rows})
 
 
-def _failures(runs: Sequence[Run]) -> str:
+def _counted(runs: Sequence[Run], found: Found) -> Message:
+    some = f"{len(runs)} of " if len(runs) < len(found.runs) else ""
+    said = f"{some}{count(len(found.runs), 'run')}"
     counts = Counter(run["status"] for run in runs if run["status"] != "ok")
-    others = ", ".join(f"{number} {clean(status)}" for status, number in counts.items())
-    return f", of these {others}: their figures are left out" if others else ""
+    if counts:
+        others = ", ".join(f"{number} {clean(status)}" for status, number in counts.items())
+        said += f", of these {others}: their figures are left out"
+    return Message("list.runs", said, shown=len(runs), found=len(found.runs), not_ok=dict(counts))
 
 
 def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
@@ -64,9 +70,11 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
         f"{status}{f' ({number} runs)' if number > 1 else ''}: {cause or 'no cause recorded'}"
         for (status, cause), number in causes.most_common(NAMED)
     ]
+    lines = [text_table.cut(clean(line), limit) for line in named]
     more = len(causes) - NAMED
-    rest = [f"{count(more, 'more cause')} (--columns folder,cause)"] if more > 0 else []
-    return [text_table.cut(clean(line), limit) for line in [*named, *rest]]
+    if more > 0:
+        lines.append(Message("list.more-causes", f"{count(more, 'more cause')} (`--columns folder,cause`)", n=more))
+    return lines
 
 
 def tables(runs: Sequence[Run], limit: int | None = None) -> list[Table]:
@@ -96,7 +104,10 @@ def _table(runs: Sequence[Run], same: set[str], limit: int | None, above: Sequen
         if name in names:
             names.remove(name)
             dropped.append(name)
-    note = [f"no room for: {', '.join(reversed(dropped))} (--columns A,B chooses)"] if dropped else []
+    note = []
+    if dropped:
+        said = f"no room for: {', '.join(reversed(dropped))} (`--columns A,B` chooses)"
+        note.append(Message("list.no-room", said, columns=dropped[::-1]))
     return Table(names, _rows(names, cells), above, note)
 
 

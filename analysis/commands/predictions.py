@@ -24,6 +24,7 @@ from analysis.table_columns import rows as rows_of
 from multicard.config.job import count
 from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE
+from multicard.messages import Message, Refusal
 from multicard.records.output import Output, Rows
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import Table, clean
@@ -39,14 +40,24 @@ LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")
 COLUMNS = ("column", "basis", "predicted", "low", "high", "measured", "error", "inside")  # in CSV and JSON
 NOTES = (
-    "error: of the predicted figure, relative to the measured one; bias: its mean with the sign, + where too much",
-    "inside: runs that measured a figure within the 90 % interval, and the 95 % interval of this share",
+    Message(
+        "predictions.error",
+        "error: of the predicted figure, relative to the measured one; bias: its mean with the sign, + where too much "
+        "was predicted",
+    ),
+    Message(
+        "predictions.inside",
+        "inside: runs that measured a figure within the 90 % interval, and the 95 % interval of this share",
+    ),
 )
-UNPREDICTED = "without a prediction"
-ON_CPU = "memory of CPU ranks not compared: it is resident, Python and libraries included"
-REMEDY = (
-    "a run is predicted before it starts, from the records there are, and the first has none; "
-    "measure more cells, as the same command with -m gpus=1,2 does, or give another folder"
+UNPREDICTED = Message("predictions.none", "without a prediction")
+ON_CPU = Message(
+    "predictions.cpu-memory", "memory of CPU ranks not compared: it is resident, Python and libraries included"
+)
+REMEDY = Message(
+    "predictions.remedy",
+    "a run is predicted before it starts, from earlier records, so the first has no prediction; measure more cells, as "
+    "the same command with `-m gpus=1,2` does, or give another folder",
 )
 
 
@@ -94,7 +105,10 @@ class Comparisons:
 
     @property
     def notes(self) -> list[str]:
-        return [f"{clean(reason)}: {count(number, 'run')}" for reason, number in self.left_out.items()]
+        return [
+            Message("predictions.left-out", f"{clean(reason)}: {count(number, 'run')}", reason=reason, runs=number)
+            for reason, number in self.left_out.items()
+        ]
 
 
 def compare(runs: Sequence[Run]) -> Comparisons:
@@ -106,9 +120,11 @@ def compare(runs: Sequence[Run]) -> Comparisons:
             continue
         reason = _left_out(run)
         if reason is not None:
-            compared.left_out[f"times and energy left out, {reason}"] += 1
+            said = f"times and energy left out, {reason}"
+            compared.left_out[Message("predictions.no-times", said, reason=reason)] += 1
         elif prediction.step_s is None and prediction.total_s is None:
-            compared.left_out[f"times not known, {prediction.about}"] += 1
+            said = f"times not known, {prediction.about}"
+            compared.left_out[Message("predictions.unknown-times", said, about=prediction.about)] += 1
         if ended == "ok":
             compared.figures += _figures(run, prediction, [MEMORY] if reason is not None else [*PREDICTED])
             if on_cpu and prediction.allocated_bytes:
@@ -119,8 +135,9 @@ def compare(runs: Sequence[Run]) -> Comparisons:
 
 
 def _left_out(run: Run) -> str | None:
+    """Why the times and the energy of a run are not compared; None where they are."""
     if run["status"] != "ok":
-        return f"ended {run['status']}"
+        return Message("predictions.ended", f"ended {run['status']}", status=run["status"])
     return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)
 
 
@@ -171,7 +188,14 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     compared = compare(runs)
     if not compared.figures and not compared.verdicts:
         where = ", ".join(map(str, folders))
-        raise ValueError(f"nothing can be compared of the runs under {where} ({'; '.join(compared.notes)}): {REMEDY}")
+        notes = "; ".join(compared.notes)
+        raise Refusal(
+            "predictions.nothing",
+            f"nothing can be compared of the runs under {where} ({notes}): {REMEDY}",
+            folders=where,
+            left_out=[*compared.left_out],
+            remedy=REMEDY,
+        )
     counts = compared.verdicts
     verdicts = [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
     shown = [one for one in (table(accuracies(compared)), Table(VERDICT_HEADINGS, verdicts, [""])) if one.rows]

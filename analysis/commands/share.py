@@ -11,9 +11,10 @@ import msgspec
 from analysis.runs import grouping
 from analysis.runs.load import Run
 from multicard.config.job import count
-from multicard.config.keys import flat, require
+from multicard.config.keys import flat
 from multicard.estimate import history, shared_rows
 from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
+from multicard.messages import Message, Refusal
 from multicard.records.comparable import AT_END
 from multicard.records.run_folder import write_text
 
@@ -30,14 +31,20 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
     """
     ok = [run for run in grouping.ok_runs(runs) if not {*run["marks"]} & {*AT_END}]
     rows = [row for own in grouping.by_setting(ok).values() if (row := _row(own)) is not None]
-    reasons = "no run that ended ok, undisturbed, with a model and data set that multicard or a package names"
-    require(bool(rows), f"nothing to share of {count(len(runs), 'run')}: {reasons}")
+    if not rows:
+        raise Refusal(
+            "export.nothing",
+            f"nothing to share of {count(len(runs), 'run')}: none ended ok and undisturbed, with a model and a data "
+            "set that multicard or a package names",
+            runs=len(runs),
+        )
     write_text(out, msgspec.json.format(msgspec.json.encode(SharedFile(1, LICENCE, rows))).decode() + "\n")
     texts = {value for row in rows for value in (row.hardware, *row.settings.values()) if isinstance(value, str)}
     shared = sum(max(figure.n for figure in row.figures.values()) for row in rows)
+    written = f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under {LICENCE}"
     return [
-        f"{out}: {count(len(rows), 'row')} of {shared} of {count(len(runs), 'run')}, under {LICENCE}",
-        f"All words in them: {', '.join(sorted(texts))}",
+        Message("export.written", written, file=str(out), rows=len(rows), shared=shared, runs=len(runs)),
+        Message("export.words", f"All words in them: {', '.join(sorted(texts))}", words=sorted(texts)),
     ]
 
 
@@ -79,11 +86,16 @@ def bring_in(file: Path) -> str:
         ValueError: what is wrong with the file.
     """
     try:
-        require(file.is_file(), "is no file")
-        require(file.stat().st_size <= shared_rows.MOST_BYTES, f"has over {shared_rows.MOST_BYTES:,} bytes")
+        if not file.is_file():
+            raise Refusal("import.no-file", "is not a file")
+        if file.stat().st_size > shared_rows.MOST_BYTES:
+            most = shared_rows.MOST_BYTES
+            raise Refusal("import.too-large", f"has over {most:,} bytes", most=most)
         read = shared_rows.decode(file.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{file}: {error}; nothing was imported") from None
+        reason = str(error)
+        said = f"{file}: {reason}; nothing was imported"
+        raise Refusal("import.refused", said, file=str(file), reason=reason) from None
     content = msgspec.json.format(msgspec.json.encode(read)).decode() + "\n"
     name = re.sub(r"\W+", "-", read.rows[0].hardware.lower()).strip("-")
     path = Path(history.ROOT, history.PUBLISHED, f"{name}-{sha256(content.encode()).hexdigest()[:8]}.json")
@@ -91,4 +103,7 @@ def bring_in(file: Path) -> str:
     if not known:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, content)
-    return f"{path}: {count(len(read.rows), 'row')}{', which were there already' * known}"
+    rows = count(len(read.rows), "row")
+    if known:
+        return Message("import.known", f"{path}: {rows}, which were there already", file=str(path), rows=len(read.rows))
+    return Message("import.written", f"{path}: {rows}", file=str(path), rows=len(read.rows))

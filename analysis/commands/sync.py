@@ -17,6 +17,7 @@ from multicard.config.base import TrackerConfig, TrackerMode
 from multicard.config.job import count
 from multicard.machine import network
 from multicard.measure.timing import pause
+from multicard.messages import Message, Refusal
 from multicard.records.schema import AnyRecord
 from multicard.records.text_table import clean
 from multicard.tracking import upload
@@ -43,7 +44,8 @@ def sync(runs: Sequence[Run], place: Place) -> tuple[list[str], int]:
 
     url = server()
     if (why := network.problem(url)) is not None:
-        raise ValueError(f"cannot reach {url} ({why}); see that there is network, and WANDB_BASE_URL")
+        said = f"cannot reach {url} ({why}); check the network and WANDB_BASE_URL"
+        raise Refusal("sync.no-server", said, url=url, why=why)
     targets = dict(_targets(runs, place))
     left = {folder: target for folder, target in targets.items() if not upload.has_record(folder, target)}
     total, failed = len(left), dict[Path, str]()
@@ -54,21 +56,27 @@ def sync(runs: Sequence[Run], place: Place) -> tuple[list[str], int]:
         failed = {folder: why for folder, why in tried.items() if why is not None}
         left = {folder: left[folder] for folder in failed}
     had = len(targets) - total
-    lines = [f"not uploaded: {clean(str(folder))}: {clean(why)}" for folder, why in failed.items()]
-    lines.append(f"uploaded {total - len(failed)}" + (f"; W&B had {had} already" if had else ""))
+    lines = []
+    for folder, why in failed.items():
+        said = f"not uploaded: {clean(str(folder))}: {clean(why)}"
+        lines.append(Message("sync.not-uploaded", said, folder=str(folder), why=why))
+    uploaded = total - len(failed)
+    said = f"uploaded {uploaded}" + (f"; W&B had {had} already" if had else "")
+    lines.append(Message("sync.uploaded", said, n=uploaded, had=had))
     if failed:
-        lines.append(f"{count(len(failed), 'upload')} failed {TRIES} times: the same command tries them again")
+        said = f"{count(len(failed), 'upload')} failed {TRIES} times: the same command tries them again"
+        lines.append(Message("sync.failed", said, n=len(failed), tries=TRIES))
     return lines, int(bool(failed))
 
 
 def _problem(url: str, folder: Path, target: Target) -> str | None:
     """Why the record of a folder could not be uploaded; None where it was."""
     if (why := network.problem(url)) is not None:  # W&B itself would wait for minutes
-        return f"cannot reach {url} ({why})"
+        return Message("sync.lost-server", f"cannot reach {url} ({why})", url=url, why=why)
     try:
         upload.record(folder, target)
     except NotLoggedInError as error:
-        raise ValueError(f"W&B: {error}; log in first: wandb login") from error
+        raise Refusal("sync.no-login", f"W&B: {error}; log in first: `wandb login`", error=str(error)) from error
     except (RuntimeError, OSError, ValueError) as error:
         return next(iter(str(error).splitlines()), type(error).__name__)
     return None

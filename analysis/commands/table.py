@@ -28,6 +28,7 @@ from multicard.config import CONF
 from multicard.config.job import count
 from multicard.config.llm import DATASETS
 from multicard.measure import formulas
+from multicard.messages import Message
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
@@ -45,8 +46,14 @@ SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
 DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER, "tasks (paper)"]
 DATASETS_NOTES = [
-    "rows, MB: of a run that read the whole set; MB of its files, which may be of another format than the papers'",
-    "-: no run here read the whole set; dataset=NAME dataset.rows=null does, of any model and method",
+    Message(
+        "table.rows",
+        "rows, MB: of a run that read the whole set; MB of its files, which may be of another format than the papers'",
+    ),
+    Message(
+        "table.no-rows",
+        "-: no run here read the whole set; `dataset=NAME dataset.rows=null` does, of any model and method",
+    ),
 ]
 
 
@@ -84,7 +91,10 @@ def output(tables: Sequence[Table], others: int = 0) -> Output:
         return [line for table in tables for line in (*table.shown.lines(width), "")][:-1]
 
     columns = filled if len(tables) > 1 else filled[1:]
-    notes = [f"--all shows {count(others, 'more setting')} with fewer of the cells"] if others else []
+    notes = []
+    if others:
+        said = f"`--all` shows {count(others, 'more setting')} with fewer of the cells"
+        notes.append(Message("table.others", said, n=others))
     return Output(lines, lambda: [table.shown for table in tables], rows, columns, notes=notes)
 
 
@@ -141,9 +151,14 @@ def _of_profiles(panel: Panel) -> Table:
         columns.append(Column(short, heading, [figures.get(metric) for metric in metrics], text))
         columns.append(Column(PAPER, f"{PAPER} {heading}", exact, text))
         papers += filter(None, beside)
-    of_columns = f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}" if len(several) > 1 else ""
-    no_calls = [] if any(group == "api" for group, _ in metrics) else ["no CUDA calls were seen: CPU ranks make none"]
-    notes, shown = [unit + of_columns, *no_calls, *_notes(panel, [], papers)], table_columns.table(columns)
+    said = unit
+    if len(several) > 1:
+        said += f"; columns: {', '.join(key.rpartition('.')[2] for key in several)}"
+    notes: list[str] = [Message("table.unit", said, shares=shares, whole=whole, columns=several)]
+    if not any(group == "api" for group, _ in metrics):
+        notes.append(Message("table.no-calls", "no CUDA calls were seen: CPU ranks make none"))
+    notes += _notes(panel, [], papers)
+    shown = table_columns.table(columns)
     return Table(_title(panel), [*shown.headings], [*map(list, shown.rows)], table_columns.rows(columns), notes)
 
 
@@ -246,28 +261,42 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
 
 def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]) -> list[str]:
     runs, experiment = panel.runs, panel.experiment
-    notes = [_setting(panel)]
-    if any(row["runs"] is not None for row in rows):
-        notes.append("runs: how many runs of the cell ended ok")
-    if any(row.get(f"{measure}{BOUNDS[0]}") is not None for row in rows for measure in experiment.view.measures):
-        notes.append("±: half of the 95 % interval of the figure, in which is how all repeated runs differ")
-    if any(DOUBTFUL in (row["marks"] or "") for row in rows):
-        notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
-    if any(AGAINST_ONE in row and experiment.view.measures[0] == "step_s" for row in rows):
-        notes.append("x 1 GPU: of an iteration, which on n GPUs takes n times the rows")
-    if any(EFFICIENCY in row for row in rows):
-        notes.append(f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; what the papers' tables call so is {AGAINST_ONE} in percent")
+    notes = [_setting(panel), *_meanings(rows, experiment)]
     if panel.missing:
-        notes.append(f"{count(len(panel.missing), 'cell')} not measured: {panel.command}")
+        missing = len(panel.missing)
+        said = f"{count(missing, 'cell')} not measured: `{panel.command}`"
+        notes.append(Message("table.missing", said, n=missing, command=panel.command))
     if any(run["scale"] == "smoke" for run in runs):
-        notes.append("scale=smoke: these figures show that the sweep works, not what the papers measured")
+        said = "scale=smoke: these figures show that the sweep works, not what the papers measured"
+        notes.append(Message("table.smoke", said))
     notes += same_setting.notes(panel, papers)
     for run in runs:
         if run["status"] not in ("ok", "oom"):
             cell = tuple((key, run[key]) for key in experiment.swept)
+            label = grouping.label(cell, experiment.swept)
             cause = clean(str(run["cause"] or "no cause recorded"))
-            notes.append(f"{grouping.label(cell, experiment.swept)}: {run['status']}: {cause}")
+            said = f"{label}: {run['status']}: {cause}"
+            notes.append(Message("table.failed", said, cell=label, status=run["status"], cause=run["cause"]))
     return [*notes, *legend(run["marks"] for run in runs)]
+
+
+def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:
+    """What columns and signs of a table mean, as far as it has them."""
+    notes, measures = list[str](), experiment.view.measures
+    if any(row["runs"] is not None for row in rows):
+        notes.append(Message("table.runs", "runs: how many runs of the cell ended ok"))
+    if any(row.get(f"{measure}{BOUNDS[0]}") is not None for row in rows for measure in measures):
+        said = "±: half of the 95 % interval of the figure, in which is how all repeated runs differ"
+        notes.append(Message("table.half-interval", said))
+    if any(DOUBTFUL in (row["marks"] or "") for row in rows):
+        notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
+    if any(AGAINST_ONE in row and measures[0] == "step_s" for row in rows):
+        said = f"{AGAINST_ONE}: of an iteration, which on n GPUs takes n times the rows"
+        notes.append(Message("table.of-iterations", said))
+    if any(EFFICIENCY in row for row in rows):
+        said = f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; the papers' tables call {AGAINST_ONE} in percent efficiency"
+        notes.append(Message("table.efficiency", said))
+    return notes
 
 
 def _setting(panel: Panel) -> str:
@@ -283,8 +312,7 @@ def of_datasets(runs: Sequence[Run]) -> Table:
     found = printed.figures(printed.DATASETS)
     rows = [_dataset_row(name, runs) for name in dict.fromkeys(figure.cell["dataset"] for figure in found)]
     texts = [[_size_text(value) for value in row.values()] for row in rows]
-    sources = ", ".join(dict.fromkeys(figure.source for figure in found))
-    return Table(DATASETS_TITLE, DATASETS_HEADINGS, texts, rows, [f"paper: {sources}", *DATASETS_NOTES])
+    return Table(DATASETS_TITLE, DATASETS_HEADINGS, texts, rows, [same_setting.sources(found), *DATASETS_NOTES])
 
 
 def _dataset_row(name: str, runs: Sequence[Run]) -> dict[str, Any]:

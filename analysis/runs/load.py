@@ -14,6 +14,7 @@ import numpy as np
 
 from analysis.runs.columns import columns
 from multicard.config.job import count
+from multicard.messages import Message, Refusal
 from multicard.records import run_folder, steps
 from multicard.records.output import Skipped
 from multicard.records.run_folder import RESULT
@@ -21,7 +22,7 @@ from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Prediction
 
-UNFINISHED = "no result.json: it is still being measured, or was cut off"
+UNFINISHED = Message("runs.unfinished", "no result.json: it is still being measured, or was cut off")
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,30 @@ def read(folders: Sequence[Path], probes: bool = False, price: float | None = No
             runs.append(run) if isinstance(run, Run) else skipped.append(run)
     where = ", ".join(map(str, folders))
     if left_out and not runs and not skipped:
-        raise ValueError(f"no run under {where}, but {count(left_out, 'probe')}: measure without probe=true")
+        raise Refusal(
+            "runs.only-probes",
+            f"no run under {where}, but {count(left_out, 'probe')}: measure with `probe=false`",
+            key="probe",
+            folders=where,
+            probes=left_out,
+        )
     if not runs and not skipped:
-        raise ValueError(f"no run under {where}: a run leaves its record in {folders[0]}/<name>/<cell>/{RESULT}")
+        raise Refusal(
+            "runs.none",
+            f"no run under {where}: a run leaves its record in {folders[0]}/NAME/CELL/{RESULT}",
+            folders=where,
+        )
     if not runs:
-        first = skipped[0]
-        rest = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
-        raise ValueError(f"no run under {where} can be read: {first.folder}: {first.why}{rest}")
+        first, more = skipped[0], len(skipped) - 1
+        rest = f" (and {more} more)" if more else ""
+        raise Refusal(
+            "runs.unreadable",
+            f"no run under {where} can be read: {first.folder}: {first.why}{rest}",
+            folders=where,
+            folder=str(first.folder),
+            why=first.why,
+            more=more,
+        )
     return Found(runs, skipped)
 
 
@@ -97,7 +115,11 @@ def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     seen: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; runs are under multirun/ of where they were started")
+            raise Refusal(
+                "runs.no-folder",
+                f"{folder} is not a folder; runs are in multirun/ of the folder where they were started",
+                folder=str(folder),
+            )
         for parent, inner, files in os.walk(folder):
             if RESULT not in files and "config.yaml" not in files:
                 inner[:] = sorted(name for name in inner if not name.startswith("."))
@@ -116,14 +138,16 @@ def _read(folder: Path, probes: bool, price: float | None, originals: dict[bytes
         content = run_folder.read_bytes(folder / RESULT)
         record = run_folder.decode(content)
     except OSError as error:
-        return Skipped(folder, f"{RESULT} cannot be read ({error.strerror})")
+        why = f"{RESULT} cannot be read ({error.strerror})"
+        return Skipped(folder, Message("runs.closed-record", why, error=error.strerror))
     except ValueError as error:
         return Skipped(folder, str(error))
     if not probes and run_folder.is_probe(record, folder):
         return None
     original = originals.setdefault(sha256(content).digest(), folder)
     if record.total_s is not None and original != folder:  # two measurements differ in their times at least
-        return Skipped(folder, f"a copy of {original}, which counts once")
+        why = f"a copy of {original}, which counts once"
+        return Skipped(folder, Message("runs.copy", why, original=str(original)))
     steps.redefine(folder, record)
     record.config |= {} if price is None else {"price": {"gpu_hour": price}}
     return Run(folder, columns(folder, record), record.prediction)

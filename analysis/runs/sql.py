@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 
 from analysis.runs.load import Run
+from multicard.messages import Message, Refusal, typed
 
 NEAREST = 5  # columns that a message names
 # Neither a file nor a Python variable is read by an expression, and nothing goes to disk
@@ -30,7 +31,9 @@ OPTIONS: dict[str, Any] = {
     "temp_directory": "",
 }
 MOST_S, MOST_BYTES = 10.0, 2 << 30  # for a query
-BEYOND_MEMORY = f"takes more than {MOST_BYTES >> 30} GB; write a simpler condition"
+BEYOND_MEMORY = Message(
+    "list.too-much-memory", f"takes more than {MOST_BYTES >> 30} GB; write a simpler condition", gb=MOST_BYTES >> 30
+)
 ROW = "row number"  # the table's own column, beside the runs'
 
 
@@ -46,14 +49,17 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
     if where is None and sort is None:
         return list(runs)
     if where is not None and not where.strip():
-        raise ValueError('--where: is empty; give a condition, as "gpus>=2"')
+        raise Refusal(
+            "list.empty-condition", '--where: is empty; write a condition, as `--where "gpus>=2"`', key="--where"
+        )
     names = column_names(runs)
     order = ", ".join([*([] if sort is None else _order(sort, names)), f'"{ROW}"'])
     mentioned = as_arrow([run.columns for run in runs], _mentioned(f"{where or ''} {order}", names))
     numbers = pa.array(range(len(runs)), pa.int64())
     answer = _within_bounds(pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]), where, order)
     if isinstance(answer, str):
-        raise ValueError(f"--where: {_short(answer, names)}")
+        reason = _short(answer, names)
+        raise Refusal("list.condition", f"--where: {reason}", key="--where", reason=reason)
     return [runs[row] for (row,) in answer]
 
 
@@ -65,7 +71,9 @@ def _within_bounds(table: pa.Table, where: str | None, order: str) -> list[tuple
     process.start()
     says.close()
     try:
-        return answer.recv() if answer.poll(MOST_S) else f"takes longer than {MOST_S:.0f} s; write a simpler condition"
+        if answer.poll(MOST_S):
+            return answer.recv()
+        return Message("list.too-long", f"takes longer than {MOST_S:.0f} s; write a simpler condition", s=MOST_S)
     except EOFError:  # ended for its memory
         return BEYOND_MEMORY
     finally:
@@ -101,7 +109,8 @@ def known(name: str, names: Sequence[str], option: str) -> str:
     """The column of this name in any case; raises ValueError, with the nearest names, where there is none."""
     match = next((column for column in names if column.casefold() == name.strip().strip('"').casefold()), None)
     if match is None:
-        raise ValueError(f"{option}: {_unknown(name.strip(), names)}")
+        reason = _unknown(name.strip(), names)
+        raise Refusal("list.column", f"{option}: {reason}", key=option, reason=reason)
     return match
 
 
@@ -141,20 +150,29 @@ def _array(values: list[Any]) -> pa.Array:
     return pa.array([v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string())
 
 
-def _short(message: str, names: Sequence[str]) -> str:
+def _short(message: str, names: Sequence[str]) -> Message:
     """DuckDB's message without the query around it; where a column is unknown, what was probably meant."""
+    if isinstance(message, Message):
+        return message
     unknown = re.search(r'Referenced (?:column|table) "(.*?)" not found', message)
     if unknown is not None:
-        return f"{_unknown(unknown[1], names)}; a text needs single quotes: \"precision='bf16'\""
+        reason = _unknown(unknown[1], names)
+        said = f"{reason}; a text needs single quotes, as in `--where \"precision='bf16'\"`"
+        return Message("list.column-in-condition", said, reason=reason)
     lines = [line for line in message.split("\n\n", maxsplit=1)[0].splitlines() if not line.startswith("LINE ")]
-    remedy = "; write an SQL condition, as \"gpus>=2 and precision='bf16'\"" if message.startswith("Parser") else ""
-    return " ".join(" ".join(lines).split()) + remedy
+    error = " ".join(" ".join(lines).split())
+    if not message.startswith("Parser"):
+        return Message("list.database", error, error=error)
+    said = f"{error}; write an SQL condition, as `--where \"gpus>=2 and precision='bf16'\"`"
+    return Message("list.not-sql", said, error=error)
 
 
-def _unknown(name: str, names: Sequence[str]) -> str:
+def _unknown(name: str, names: Sequence[str]) -> Message:
     folded = {column.casefold(): column for column in names}
     close = difflib.get_close_matches(name.casefold(), folded, n=NEAREST, cutoff=0.5)
     containing = [column for column in folded if len(name) > 2 and name.casefold() in column]
     near = [folded[column] for column in dict.fromkeys([*close, *containing])][:NEAREST]
     quoted = ", ".join(f'"{column}"' if "." in column else column for column in near)
-    return f'no column "{name}"{f"; did you mean {quoted}?" if near else ""} (list --csv FILE writes all columns)'
+    meant = f"; did you mean {quoted}?" if near else ""
+    listed = f"`{typed('-m analysis')} list --csv FILE` writes all columns"
+    return Message("list.no-column", f'no column "{name}"{meant} ({listed})', column=name, near=near)

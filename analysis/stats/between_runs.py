@@ -34,13 +34,16 @@ from multicard.measure.repeated_runs import (
     variance_between,
 )
 from multicard.measure.series import mean_variance
+from multicard.messages import Message, Refusal
 from multicard.records import figures
 from multicard.records.text_table import clean
 
 PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
 BETA = "method.beta"  # a factor in DPO's loss: losses of several are not compared
 LOSS_APART = 0.01  # relative difference below which two losses count as equal
-REMEDY = "repeat=3 (accuracies, losses: seed=0,1,2) shows how runs differ"  # where nothing was repeated
+REMEDY = Message(  # where nothing was repeated
+    "spread.repeat", "`repeat=3` (accuracies, losses: `seed=0,1,2`) shows how runs differ"
+)
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,18 @@ class Machines:
         """A line for each kind of these runs and machine: by how much runs of one setting differ there."""
         lines = []
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
-            spread, place = self.of(run), f"{clean(str(hardware))} ({kind}"
+            spread, sd = self.of(run), self.of(run).variance ** 0.5
+            machine, place = clean(str(hardware)), f"{clean(str(hardware))} ({kind}"
+            about = {"hardware": machine, "kind": kind, "prior_sd": self.prior_sd}
             if spread.degrees:
-                known = count(spread.degrees, "repetition")
-                known += f", and {self.prior_sd:.0%} before the first)" if spread.prior_degrees else ")"
-                lines.append(f"runs of one setting differ by {spread.variance**0.5:.1%} on {place}; {known}")
+                before = f", and {self.prior_sd:.0%} before the first" if spread.prior_degrees else ""
+                known = f"{count(spread.degrees, 'repetition')}{before}"
+                said = f"runs of one setting differ by {sd:.1%} on {place}; {known})"
+                about |= {"degrees": spread.degrees, "prior_degrees": spread.prior_degrees}
+                lines.append(Message("spread.known", said, sd=sd, **about))
             else:
-                lines.append(f"nothing was repeated on {place}), and {self.prior_sd:.0%} is assumed: {REMEDY}")
+                said = f"nothing was repeated on {place}), and {self.prior_sd:.0%} is assumed: {REMEDY}"
+                lines.append(Message("spread.assumed", said, remedy=REMEDY, **about))
         return lines
 
 
@@ -227,10 +235,10 @@ def ratio(
         ValueError: a side without samples, or samples that took no time.
     """
     if not a or not b or not all(len(samples) for samples in (*a, *b)):
-        raise ValueError("none beyond the warm-up")
+        raise Refusal("spread.no-steps", "none beyond the warm-up")
     means = [[float(samples.mean()) for samples in side] for side in (a, b)]
     if min(*means[0], *means[1]) <= 0:
-        raise ValueError("samples that took no time")
+        raise Refusal("spread.no-time", "samples that took no time")
     estimate = float(np.mean(means[1]) / np.mean(means[0]))
     between = variance_between(spreads, len(a), len(b))
     share = 1.0 if between is None else _share_beyond([*a, *b], max(spread.within for spread in spreads))

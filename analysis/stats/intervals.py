@@ -12,6 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 from multicard.measure.repeated_runs import CONFIDENCE, MOST_LOG, student_quantile
+from multicard.messages import Refusal
 from multicard.records import figures
 
 MOST_TIMES = 1000  # a ratio that is written out
@@ -124,7 +125,7 @@ def exact_ratio(top: Sequence[float], bottom: Sequence[float], confidence: float
     side of one value has no scatter. Raises ValueError for a mean that is not above 0."""
     sides = [np.asarray(side, dtype=float) for side in (top, bottom)]
     if min(side.mean() for side in sides) <= 0:
-        raise ValueError("nothing to compare with: it is 0")
+        raise Refusal("spread.zero", "nothing to compare with: it is 0")
     estimate = float(sides[0].mean() / sides[1].mean())
     scattered = [side for side in sides if len(side) > 1]
     if not scattered:

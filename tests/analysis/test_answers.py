@@ -13,14 +13,17 @@ import pytest
 from analysis import rerun_commands
 from analysis.answers import Answer, answers
 from analysis.commands.best import known_rankings
-from analysis.figures.effect_charts import what_matters
+from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.setting_charts import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
 from analysis.report.sections import NO_GAIN, of_effects
 from analysis.runs import load
+from analysis.runs.columns import MARKS
+from analysis.stats import intervals
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread
 from tests.helpers import records
+from tests.helpers.messages import Told, codes, find, says, told
 from tests.helpers.records import write_all as write
 
 
@@ -40,73 +43,136 @@ MISSED: dict[str, Any] = {"target_accuracy": 0.9, "stop_at_target": True}
 AT_TARGET = MISSED | {"time_to_target_s": 39.0}
 
 
+Said = tuple[str, dict[str, Any]]  # a message's code, and some of its facts
+
+
+def said(code: str, **facts: Any) -> Said:
+    return code, facts
+
+
+def run_two(**facts: Any) -> Said:
+    """That gpus=2 is faster than one GPU, of single runs."""
+    about = {"setting": "gpus=2", "against": "gpus=1", "ratio": 1.66667, "low": None, "high": None, "n": [1, 1]}
+    return said("answer.run", **about | facts)
+
+
+SAME = said("answer.same-accuracy", accuracy=0.99)
+ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accuracy=0.99))
+
+
 @pytest.mark.parametrize(
-    ("each", "sentence"),
+    ("each", "expected"),
     [
-        ([run(**DEFAULT), run(**TWO)], "Run gpus=2: 1.67x faster than one GPU (one run each), same accuracy (99.0%)."),
+        ([run(**DEFAULT), run(**TWO)], [run_two(cpu_ranks=False), SAME]),
         (
             [run(**DEFAULT, layout="nchw"), run(**TWO, layout="nhwc")],
-            "Run gpus=2 layout=nhwc: 1.67x faster than the default gpus=1 layout=nchw (one run each), "
-            "same accuracy (99.0%).",
+            [run_two(setting="gpus=2 layout=nhwc", against="gpus=1 layout=nchw", is_default=True), SAME],
         ),
-        ([run(**DEFAULT), run(gpus=2, total_s=130.0)], "Keep gpus=1: the defaults are the fastest of 2 settings"),
-        ([run(**DEFAULT), run(gpus=2, total_s=99.5)], "No setting is clearly faster: gpus=2 was 1.01x faster than"),
-        ([run(**DEFAULT), run(gpus=2, total_s=99.7)], "No setting is clearly faster: gpus=2 was 1.003x faster than"),
-        ([run(**DEFAULT, compile_s=65.0)], "One setting was measured: 100 s, not counting 65.0 s of compilation, 99.0"),
+        (
+            [run(**DEFAULT), run(gpus=2, total_s=130.0)],
+            [said("answer.keep", setting="gpus=1", settings=2, time=100.0, is_fastest=True), ALONE[1]],
+        ),
+        (
+            [run(**DEFAULT), run(gpus=2, total_s=99.5)],
+            [said("answer.not-clearly-faster", setting="gpus=2", against="gpus=1", ratio=1.00503), SAME],
+        ),
+        (
+            [run(**DEFAULT, compile_s=65.0)],
+            [ALONE[0], said("answer.compilation", compile_s=65.0), ALONE[1]],
+        ),
         # the fastest setting is less accurate, at chance, or too short to tell
-        ([run(**DEFAULT), run(**TWO), run(0.9, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
-        ([run(**DEFAULT), run(**TWO), run(0.1, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
-        ([run(**DEFAULT), run(**TWO), run(steps=3, **FAST)], "Run gpus=2: 1.67x faster than one GPU"),
-        ([run(0.1, **DEFAULT), run(**TWO)], "gpus=2 is the only setting that can be recommended: 60 s, 99.00%"),
+        ([run(**DEFAULT), run(**TWO), run(0.9, **FAST)], [run_two(), SAME]),
+        ([run(**DEFAULT), run(**TWO), run(0.1, **FAST)], [run_two(), SAME]),
+        ([run(**DEFAULT), run(**TWO), run(steps=3, **FAST)], [run_two(), SAME]),
+        (
+            [run(0.1, **DEFAULT), run(**TWO)],
+            [said("answer.only-one", setting="gpus=2", time=60.0), said("answer.accuracy", accuracy=0.99)],
+        ),
         (
             [run(0.1, **DEFAULT), run(0.1, **TWO)],
-            "No recommendation yet: gpus=2 is 1.67x faster than one GPU (one run each), same accuracy (10.0%); but its "
-            "accuracy of 10.0% is at chance level.",
+            [
+                said("answer.none", setting="gpus=2", ratio=1.66667, n=[1, 1]),
+                said("answer.same-accuracy", accuracy=0.1),
+                said("answer.at-chance", accuracy=0.1),
+            ],
         ),
-        ([run(**DEFAULT)], "One setting was measured: 100 s, 99.00% accuracy."),
-        ([run(**DEFAULT), run(gpus=2, total_s=0.0)], "One setting was measured: 100 s, 99.00% accuracy."),
-        # what it costs, and its marks
+        ([run(**DEFAULT)], [*ALONE]),
+        ([run(**DEFAULT), run(gpus=2, total_s=0.0)], [*ALONE]),
+        # what it costs
         (
             [run(**DEFAULT) | {"peak_memory_bytes": {"max": 10, "source": "x"}}, run(**TWO)],
-            "Run gpus=2: 1.67x faster than one GPU (one run each), same accuracy (99.0%), ",
+            [run_two(), SAME, said("answer.times-as-much", of="memory", ratio=5e8)],
         ),
-        (
-            [run(device="cpu", **DEFAULT), run(device="cpu", **TWO)],
-            "Run gpus=2: 1.67x faster than one CPU rank (one run each), same accuracy (99.0%) [CPU ranks, not GPUs].",
-        ),
-        (
-            [run(**DEFAULT), run(gpus=2, total_s=25.0)],
-            "Run gpus=2: 4.00x faster than one GPU (one run each), same accuracy (99.0%) [200% of the ideal: "
-            "measure the slower one again].",
-        ),
+        ([run(device="cpu", **DEFAULT), run(device="cpu", **TWO)], [run_two(cpu_ranks=True), SAME]),
+        ([run(**DEFAULT), run(gpus=2, total_s=25.0)], [run_two(ratio=4.0), SAME]),
         (
             [run(0.1, **DEFAULT), run(0.1, gpus=2, total_s=130.0)],
-            "No recommendation yet: gpus=1 is the fastest of 2 settings (100 s), 10.00% accuracy; but its accuracy of",
+            [
+                said("answer.none-but-fastest", setting="gpus=1", settings=2, time=100.0),
+                said("answer.accuracy", accuracy=0.1),
+                said("answer.at-chance", accuracy=0.1),
+            ],
         ),
-        ([run(0.1, **TWO), run(0.1, **FAST)], "No recommendation yet: gpus=4 is "),
-        # whatever is passed over, nothing is called faster that runs do not tell so
-        ([run(**DEFAULT), run(gpus=2, total_s=99.5), run(0.1, **FAST)], "No setting is clearly faster: gpus=2 was"),
-        ([run(0.9, **DEFAULT), run(gpus=2, total_s=99.5)], "Run gpus=2: 1.01x faster than one GPU (one run each), 9.0"),
+        (
+            [run(0.1, **TWO), run(0.1, **FAST)],
+            [
+                said("answer.none", setting="gpus=4", against="gpus=2", ratio=1.5),
+                said("answer.same-accuracy", accuracy=0.1),
+                said("answer.at-chance", accuracy=0.1),
+            ],
+        ),
+        # whatever is passed over, nothing is called faster unless it is clearly so
+        (
+            [run(**DEFAULT), run(gpus=2, total_s=99.5), run(0.1, **FAST)],
+            [said("answer.not-clearly-faster", setting="gpus=2"), SAME],
+        ),
+        (
+            [run(0.9, **DEFAULT), run(gpus=2, total_s=99.5)],
+            [run_two(ratio=1.00503), said("answer.more-accurate", accuracy=0.99, other=0.9)],
+        ),
         # fewer images tell accuracies apart less: that is not the same accuracy
         (
             [run(0.9, images=50, **DEFAULT), run(0.8, images=50, **TWO)],
-            "Run gpus=2: 1.67x faster than one GPU (one run each), accuracy not told apart (80.0%, not 90.0%).",
+            [run_two(), said("answer.accuracy-within-noise", accuracy=0.8, other=0.9)],
         ),
         # where runs stop at a target, more than it is not asked for, and a run that missed it is of no use
         (
             [run(0.99, **AT_TARGET, **DEFAULT), run(0.91, **AT_TARGET, **TWO), run(0.89, **MISSED, **FAST)],
-            "Run gpus=2: 1.67x faster than one GPU (one run each), 8.0 points less accurate (91.0%).",
+            [run_two(), said("answer.less-accurate", accuracy=0.91, other=0.99)],
         ),
         # slower, but more accurate than the defaults
         (
             [run(0.9, **TWO, precision="fp32"), run(0.99, gpus=2, total_s=80.0, precision="fp64")],
-            "Run precision=fp64: 1.33x slower than the default precision=fp32 (one run each), 9.0 points more accurate",
+            [
+                said("answer.run", setting="precision=fp64", against="precision=fp32", is_default=True, ratio=0.75),
+                said("answer.more-accurate", accuracy=0.99, other=0.9),
+            ],
         ),
     ],
 )
-def test_the_sentence(tmp_path: Path, each: list[dict[str, Any]], sentence: str):
-    found = answer(tmp_path, *each).sentence
-    assert found == sentence if sentence.endswith(".") else found.startswith(sentence)
+def test_the_sentence(tmp_path: Path, each: list[dict[str, Any]], expected: list[Said]):
+    found = told(answer(tmp_path, *each).statement)
+    assert [one.code for one in found] == [code for code, _ in expected]
+    for message, (_, facts) in zip(found, expected, strict=True):
+        assert {name: message.facts[name] for name in facts} == facts
+
+
+def test_marks_of_the_runs_and_what_cannot_be_stand_beside_the_sentence(tmp_path: Path):
+    on_cpu = answer(tmp_path / "cpu", run(device="cpu", **DEFAULT), run(device="cpu", **TWO))
+    assert on_cpu.marks == [mark.meaning for mark in MARKS if mark.column == "cpu_ranks"]
+    doubtful = answer(tmp_path / "doubtful", run(**DEFAULT), run(gpus=2, total_s=25.0))
+    assert [told(mark) for mark in doubtful.marks] == [[Told("answer.impossible", None, {"efficiency": 2.0})]]
+    assert doubtful.sentence == f"{doubtful.statement} [{doubtful.marks[0]}]."
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(1.0030, "1.003x"), (1.01, "1.01x"), (5 / 3, "1.67x"), (1 / 0.75, "1.33x"), (12.3, "12x"), (1e4, ">1000x")],
+)
+def test_a_ratio_has_as_many_digits_as_can_be_told(ratio: float, text: str):
+    assert intervals.times(ratio) == text
+    assert intervals.faster(ratio).startswith(text) and intervals.faster(1 / ratio).startswith(text)
+    assert intervals.faster(ratio) != intervals.faster(1 / ratio)
 
 
 def test_repeated_runs_give_an_interval(tmp_path: Path):
@@ -114,11 +180,12 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
     each = [run(gpus=gpus, total_s=time_s, repetition=n % 3 + 1) for n, (gpus, time_s) in enumerate(times)]
     found = answer(tmp_path, *each)
     assert found.is_told
-    assert found.evidence.startswith("95% interval ") and found.evidence.endswith(", 3 runs each")
-    low, _, high = found.evidence.removesuffix(", 3 runs each").split()[2:]
-    assert 1.6 < float(low) < 101 / 60.5 < float(high) < 1.75
+    facts = found.lead.facts
+    assert facts["n"] == [3, 3] and 1.6 < facts["low"] < 101 / 60.5 < facts["high"] < 1.75
+    assert f"{facts['low']:.2f} to {facts['high']:.2f}" in found.evidence
     wild = [run(gpus=1, total_s=0.01 * 100.0**n, repetition=n) for n in (1, 2, 3)]
-    assert answer(tmp_path / "wild", *wild, run(gpus=2)).evidence.endswith(" to >1000, 1 and 3 runs")
+    widest = answer(tmp_path / "wild", *wild, run(gpus=2))
+    assert " to >1000" in widest.evidence and widest.lead.facts["n"] == [1, 3]
 
 
 def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path):
@@ -145,17 +212,19 @@ def test_the_workload_that_was_measured_last_comes_first(tmp_path: Path):
 def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
     loss = {"loss": {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}}
     found = answer(tmp_path, records.llm(total_s=9.0) | loss, records.llm(gpus=2, total_s=5.0) | loss)
-    assert "but its loss did not fall (2.000 to 2.000)" in found.sentence
-    assert found.next.sentence.startswith("Train longer")
+    assert says(found.sentence, "answer.loss-did-not-fall", first=2.0, last=2.0)
+    assert found.next.sentence.code == "answer.train-longer"
 
 
 def test_faster_settings_that_are_passed_over_and_fewer_gpus_that_are_not_told_slower_are_named(tmp_path: Path):
     found = answer(tmp_path / "faster", run(**DEFAULT), run(**TWO), run(0.9, **FAST))
-    assert found.others == ["Faster, but passed over: gpus=4 (9.0 points less accurate)."]
+    (passed,) = found.others
+    assert passed.code == "answer.passed-over" and [*passed.facts["reasons"]] == ["gpus=4"]
+    assert says(passed.facts["reasons"]["gpus=4"], "answer.fewer-points", points=9.0)
     each = [run(gpus=1, total_s=62.0, layout="nhwc"), run(gpus=1, total_s=99.0, layout="nchw"), run(**TWO)]
     found = answer(tmp_path, *each)
-    assert found.others == ["Not told from it by these runs: gpus=1 layout=nhwc."]
-    assert found.statement.endswith(", not told from gpus=1 layout=nhwc on fewer GPUs")
+    assert [(one.code, one.facts["settings"]) for one in found.others] == [("answer.equals", ["gpus=1 layout=nhwc"])]
+    assert says(found.statement, "answer.fewer-ranks", setting="gpus=1 layout=nhwc")
 
 
 def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_work(tmp_path: Path):
@@ -164,9 +233,12 @@ def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_wo
         record["epochs"][0]["samples"] = 100 * gpus
         record["tokens_per_s"] = {"non_padding": 500.0 * gpus**0.5}
     found = answer(tmp_path, *each)
-    assert found.statement.startswith("Run gpus=2: 1.41x faster than one GPU (one run each)")
-    assert "loss not compared: trained on 200 rows, not 100 rows" in found.statement
-    assert found.takes.startswith("1,414 s a million tokens on 2 GPUs") and "energy" not in found.statement
+    assert says(found.statement, "answer.run", setting="gpus=2", against="gpus=1", ratio=1.41421, n=[1, 1])
+    assert says(found.statement, "answer.other-amounts", trained="200 rows", other="100 rows")
+    assert codes(found.statement) == ["answer.run", "answer.other-amounts"]  # nor their energy
+    assert find(found.takes, "answer.takes").facts["time"] == pytest.approx(1414.2, abs=0.1)
+    assert says(found.takes, "answer.takes", column="pace_s", gpus=2)
+    assert found.ranking.time(found.best).startswith("1,414 s ")
     (time,) = [one for one in what_matters([found.ranking]) if one.measure == "total_s"]
     assert math.exp(time.by_axis[0][0].gain.estimate) == pytest.approx(2**0.5)
     assert {column.name for column in found.ranking.columns()} > {"pace_s", "pace_s_low"}
@@ -184,24 +256,26 @@ def test_rows_that_make_no_whole_step_are_no_speed_up(tmp_path: Path):
 
 
 def test_times_of_sentence_and_chart_have_one_unit(tmp_path: Path):
-    for factor, took, axis in ((1, ("60 s on", "took 100 s"), "(s)"), (400, ("6.67 h on", "took 11.1 h"), "(h)")):
+    for factor, unit, took in ((1, "s", ["60 s", "100 s"]), (400, "h", ["6.67 h", "11.1 h"])):
         each = [run(**one | {"total_s": factor * one["total_s"]}) for one in (DEFAULT, TWO)]
         found = answer(tmp_path / str(factor), *each)
         chart = trade_off_of(found.ranking, "trade_off")
-        assert found.takes.startswith(took[0]) and found.takes.endswith(took[1])
-        assert f"training time {axis}" in json.dumps(chart and chart.chart)
+        assert says(found.takes, "answer.takes", time=60.0 * factor, other=100.0 * factor, unit=unit, gpus=2)
+        assert found.against is not None and [*map(found.ranking.time, (found.best, found.against))] == took
+        assert f"({unit})" in json.dumps(chart and chart.chart)
 
 
 def test_losses_of_random_weights_and_of_dpo_with_several_betas_are_not_compared(tmp_path: Path):
     lower = {"loss": {"first": 7.0, "last": 1.0, "mean_of_last_tenth": 1.0}}
     each = [records.llm(total_s=50.0), records.llm(method="full", total_s=90.0) | lower]
-    assert answer(tmp_path / "a", *each).sentence.startswith("Keep method=lora: the defaults are the fastest of 2 sett")
+    assert says(answer(tmp_path / "a", *each).sentence, "answer.keep", setting="method=lora", settings=2)
     each = [
         records.llm(method="dpo", method__beta=beta, weights="pretrained", total_s=time_s)
         | {"loss": {"first": 0.69, "last": loss, "mean_of_last_tenth": loss}}
         for beta, time_s, loss in [(0.1, 60.0, 0.6), (0.5, 90.0, 0.3)]
     ]
-    assert " loss " not in (found := answer(tmp_path, *each).sentence) and "method.beta=0.1" in found
+    found = told(answer(tmp_path, *each).sentence)
+    assert not [one for one in found if "loss" in one.facts] and "method.beta=0.1" in found[0].facts["setting"]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +303,9 @@ def test_what_to_sweep_next_has_the_value_of_the_runs(tmp_path: Path):
 def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
     sentence = "bound by input: waiting for input is 62% of a step of 30.0 ms. To try next: loader=device"
     found = answer(tmp_path, run(**DEFAULT) | {"diagnosis": {"bound": "input", "sentence": sentence}})
-    assert found.limit.sentence == "Waiting for input is 62% of a step of 30.0 ms."
-    assert found.next.sentence == "Try loader=device."
+    assert found.limit.sentence.code == "answer.diagnosed"
+    assert found.limit.sentence.facts == {"limit": "waiting for input is 62% of a step of 30.0 ms"}
+    assert (found.next.sentence.code, found.next.sentence.facts) == ("answer.try", {"advice": "loader=device"})
 
 
 BASES = {"a": 0, "b": 0}
@@ -292,7 +367,7 @@ def test_effects_and_interactions_of_noise_are_called_so_in_5_percent_of_the_swe
     assert max(wrong.values()) <= 0.07 * 400 and min(wrong.values()) > 0
 
 
-def test_gains_and_what_they_depend_on_are_said_in_words(tmp_path: Path):
+def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
     times_s = {("nchw", 1): 100.0, ("nchw", 2): 90.0, ("nhwc", 1): 80.0, ("nhwc", 2): 45.0}
     for (layout, gpus), time_s in times_s.items():
         for repetition, drift in enumerate((0.99, 1.01)):
@@ -301,13 +376,18 @@ def test_gains_and_what_they_depend_on_are_said_in_words(tmp_path: Path):
     runs = load.read([tmp_path]).runs
     time, accuracy = what_matters(known_rankings(runs))
     (layout,), (gpus,) = time.by_axis
-    assert (time.change(layout), time.change(gpus)) == ("layout=nhwc, not nchw", "gpus=2, not 1")
-    assert time.gain(layout).startswith("1.58x faster (1.5") and time.gain(gpus).startswith("1.41x faster (1.3")
-    sentence = "layout=nhwc, not nchw: 1.25x faster with gpus=1, but 2.00x faster with gpus=2"
-    assert time.interactions == [sentence]
-    assert accuracy.gain(accuracy.by_axis[0][0]) == "no difference (-0.0 points to +0.0 points)"
+    assert [(one.axis, one.level, one.base) for one in (layout, gpus)] == [("layout", "nhwc", "nchw"), ("gpus", 2, 1)]
+    for effect, factor in ((layout, (1.25 * 2) ** 0.5), (gpus, (10 / 9 * 16 / 9) ** 0.5)):
+        assert math.exp(effect.gain.estimate) == pytest.approx(factor, rel=1e-3) and effect.gain.is_told
+    (depends,) = interactions(time.points, [layout, gpus])
+    assert (depends.effect, depends.axis) == (layout, "gpus") and len(time.interactions) == 1
+    gains = {gpus: math.exp(gain) for gpus, gain in depends.gains.items()}
+    assert gains == {1: pytest.approx(1.25), 2: pytest.approx(2.0)}
+    same = accuracy.by_axis[0][0].gain
+    assert not same.is_told and (same.low, same.high) == pytest.approx((0.0, 0.0), abs=5e-4)
     blocks = of_effects(known_rankings(runs)).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
     single = of_effects(known_rankings(runs[::2])).blocks
-    assert any(isinstance(block, Paragraph) and "repeat=3" in block.text for block in single)
-    assert Paragraph(f"It depends: {sentence}.") in blocks and Paragraph(NO_GAIN, quiet=True) in blocks
+    assert any(isinstance(block, Paragraph) and UNREPEATED in block.text for block in single)
+    assert not any(isinstance(block, Paragraph) and UNREPEATED in block.text for block in blocks)
+    assert Paragraph(NO_GAIN, quiet=True) in blocks

@@ -19,6 +19,7 @@ from multicard.measure.repeated_runs import Term, combined
 from multicard.records import text_table
 from tests.conftest import ROOT
 from tests.helpers import records
+from tests.helpers.messages import refused
 from tests.measure.test_series import autocorrelated
 
 Random = np.random.Generator
@@ -206,9 +207,9 @@ def test_runs_of_one_seed_do_not_show_how_losses_differ(tmp_path: Path):
 
 
 def test_samples_that_took_no_time_or_were_not_taken_have_no_ratio():
-    with pytest.raises(ValueError, match="none beyond the warm-up"):
+    with refused("spread.no-steps"):
         between_runs.ratio([np.empty(0)], [np.ones(9)], (Spread(), Spread()))
-    with pytest.raises(ValueError, match="took no time"):
+    with refused("spread.no-time"):
         between_runs.ratio([np.zeros(9)], [np.ones(9)], (Spread(), Spread()))
 
 
@@ -245,16 +246,16 @@ def test_means_and_ratios_of_few_runs_have_students_interval_and_single_ones_non
     interval = intervals.mean(values, 0.95, "3 runs")
     assert (interval.low, interval.high) == (pytest.approx(1.1 - half, rel=1e-9), pytest.approx(1.1 + half, rel=1e-9))
     assert intervals.mean([7.0]).low is None
-    with pytest.raises(ValueError, match="no value"):
+    with pytest.raises(ValueError):
         intervals.mean([])
-    with pytest.raises(ValueError, match="two values"):
+    with pytest.raises(ValueError):
         intervals.student_quantile(0.95, 0)
     ratio = intervals.exact_ratio(values, [2.2], 0.95, "1 and 3 runs")
     assert ratio.estimate == pytest.approx(0.5)
     assert ratio.high == pytest.approx(0.5 * math.exp(half / 1.1), rel=1e-3)
     assert intervals.exact_ratio([4.0], [2.0], 0.95, "exact") == Interval(2.0, 2.0, 2.0, "exact")
     assert intervals.difference(Interval(2.0, None, None, "1 run"), Interval(1.0, 0.5, 1.5, "")).low is None
-    with pytest.raises(ValueError, match="it is 0"):
+    with refused("spread.zero"):
         intervals.exact_ratio([1.0], [0.0], 0.95, "exact")
 
 

@@ -22,6 +22,7 @@ from tests.helpers import claim_runs, records
 from tests.helpers.claim_runs import REPEATED_LR, write
 from tests.helpers.claim_worlds import CASES, Cell, ending
 from tests.helpers.fooling_worlds import FOOLING, OTHER_WORLDS, SPOILED
+from tests.helpers.messages import Told, find, says, told
 
 STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
@@ -97,13 +98,15 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeyp
         (fewer,), (few,) = (judge(runs, claims=[claim]) for runs in (rest, [*cell, *hold[-10:]]))
         read = sum(not figure.beyond for figure in fewer.figures) < base.asked and claim.needs == "all"
         assert fewer.verdict in (("half measured", "not measured") if read else ("holds",))
-        assert bool(fewer.command) == read and ("missing: " in fewer.why) == (fewer.verdict == "half measured")
+        assert bool(fewer.command) == read
+        assert says(fewer.why, "claim.missing") == (fewer.verdict == "half measured")
         assert few.verdict in ("half measured", "not measured") or base.asked == 1 or claim.needs == "one"
     updated = [replace(run, columns=run.columns | {"seed": 99}) for run in hold if run["lr"] != REPEATED_LR]
     monkeypatch.setattr(Readings, "versions", lambda _, run: "torch 9.9.1" if run["seed"] == 99 else "torch 2.11.0")
     (mixed,) = judge(hold + updated, claims=[claim])
     assert mixed.said == ("holds" if claim.counted else "illustrated: holds")
-    assert mixed.unlike == ("several versions: torch 2.11.0 or torch 9.9.1",)
+    (apart,) = mixed.unlike
+    assert says(apart, "claim.several-versions", versions=["torch 2.11.0", "torch 9.9.1"])
 
 
 @pytest.mark.parametrize(("name", "world", "verdict"), [(*case, "does not hold")[:3] for case in FOOLING])
@@ -143,7 +146,9 @@ def test_runs_of_several_drivers_or_torches_only_illustrate(
     monkeypatch.setattr(claim_runs, "MACHINE", claim_runs.MACHINE | changes)
     table2(tmp_path / "other", seed=1)
     (judgement,) = judged(tmp_path, "fp16-over-fp64")
-    assert judgement.said == "illustrated: holds" and said in judgement.unlike[-1]
+    assert judgement.said == "illustrated: holds"
+    versions = find(judgement.unlike[-1], "claim.several-versions").facts["versions"]
+    assert len(versions) == 2 and any(said in version for version in versions)
 
 
 @pytest.mark.parametrize(
@@ -182,23 +187,22 @@ def test_a_copied_folder_repeats_nothing_and_is_said(tmp_path: Path):
     assert len(found.runs) == len(once.runs) == len(found.skipped)
     assert judge(found.runs, claims=named(["fp16-over-fp64"]))[0].n == 8
     first = found.skipped[0]
-    assert first.why == f"a copy of {tmp_path / 'runs' / first.folder.name}, which counts once"
+    assert says(first.why, "runs.copy", original=str(tmp_path / "runs" / first.folder.name))
 
 
 def test_memory_and_photographs_other_than_the_papers_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     digits = {"dataset": "digits", "scale": "smoke"}
     write(tmp_path / "digits", "loaders", *CASES["dataloader-copies-alike"].at(1.0), **digits)
     (judgement,) = judged(tmp_path / "digits", "dataloader-copies-alike")
-    assert judgement.verdict == "not measured" and "not of photographs: dataset=images" in judgement.why
+    assert judgement.verdict == "not measured" and says(judgement.why, "claim.no-photographs", key="dataset")
     size = {"memory_bytes": 24 * 2**30}
     monkeypatch.setattr(claim_runs, "MACHINE", records.environment(cpu=size, gpus=[{"uuid": "GPU-1", **size}]))
-    for name, memory in (("qat-needs-4-gpus", "gpu memory=24"), ("dataloader-needs-memory", "host memory=24")):
+    for name, memory in (("qat-needs-4-gpus", "gpu"), ("dataloader-needs-memory", "host")):
         (claim,) = named([name])
         write(tmp_path / name, claim.experiment, *CASES[name].at(CASES[name].fails))
         (judgement,) = judged(tmp_path / name, name)
-        assert judgement.said == "illustrated: does not hold" and judgement.unlike[0].startswith(
-            f"{memory} GiB (papers"
-        )
+        assert judgement.said == "illustrated: does not hold"
+        assert says(judgement.unlike[0], "claim.other-memory", memory=memory, gib=24)
 
 
 def test_what_was_not_measured_has_its_command(tmp_path: Path):
@@ -218,11 +222,15 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
     for figure in verdict.figures:
         assert (figure.unit, figure.over, figure.basis, figure.runs) == ("% faster", 94.0, "1 run", 2)
         assert figure.estimate == pytest.approx(150.0) and figure.confidence == pytest.approx(1 - 0.05 / 4)
-        assert figure.text == f"faster by 150.0 % ({figure.low:.1f} to {figure.high:.1f})"
+        ends = [f"{figure.low:.1f}", f"{figure.high:.1f}"]
+        assert says(figure.text, "claim.figure", unit="% faster", number="150.0", opposite=False, ends=ends)
     alone = [run for run in runs_of(tmp_path) if run["gpus"] == 1]  # the repeated ones are among them
     (single,) = judge(alone, claims=named(["fp16-over-fp64"]))
     assert (single.verdict, single.asked, single.command) == ("half measured", 4, experiments.load("table2").command)
-    assert single.why == "1 of 4 comparisons; missing: gpus=2, gpus=3, gpus=4"
+    assert told(single.why) == [
+        Told("claim.measured", None, {"measured": 1, "asked": 4}),
+        Told("claim.missing", None, {"missing": ["gpus=2", "gpus=3", "gpus=4"]}),
+    ]
     ours, all_four = single.figures[0], verdict.figures[0]
     assert ours.confidence == pytest.approx(0.95) and all_four.low < ours.low < 150  # pyright: ignore[reportOptionalOperand]
 
@@ -232,10 +240,17 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
     table2(tmp_path / "smoke", 1.5, **smoke)
     (small,) = judged(tmp_path, "fp16-over-fp64")
     assert (small.said, small.marks, small.decides) == ("illustrated: does not hold", "cs", False)
-    assert small.unlike == ("scale=smoke (papers: full)", "device=cpu (papers: cuda)", "dataset=digits (papers: mnist)")
-    said = render.summary([small])
-    assert said[0].startswith("1 claim: 0 hold, 0 do not hold, 0 undecided, 0 half measured, 1 illustrated, 0 not")
-    assert "neither confirm nor refute the papers" in said[1]
+    unlike = [told(difference)[0].facts for difference in small.unlike]
+    assert [(one["column"], one["values"], one["wanted"], one["printed"]) for one in unlike] == [
+        ("scale", "smoke", "full", True),
+        ("device", "cpu", "cuda", True),
+        ("dataset", "digits", "mnist", True),
+    ]
+    counts, illustrated = render.summary([small])
+    assert find(counts, "claim.counts").facts["counts"] == {
+        kind: int(kind == "illustrated") for kind in render.SUMMARISED
+    }
+    assert says(illustrated, "claim.illustrated")
     table2(tmp_path / "full")
     table2(tmp_path / "later", 1.8, commit="f" * 40, started_at="2026-12-01T00:00:00Z")
     (verdict,) = judged(tmp_path, "fp16-over-fp64")
@@ -250,7 +265,8 @@ def test_settings_are_judged_apart_and_the_most_telling_decides(tmp_path: Path):
 def test_the_figures_of_each_rule_are_listed_with_what_they_compare(tmp_path: Path):
     write(tmp_path, named(["time-by-file-size"])[0].experiment, *CASES["time-by-file-size"].at(2.5))
     listed = render.listed(*judged(tmp_path, "time-by-file-size"))
-    assert [line for line in listed if line.startswith("least")] == ["least and greatest of 8: 8 do not hold"] * 2
+    counted = [one for line in listed[2::3] for one in told(line)]
+    assert counted == [Told("claim.least-and-greatest", None, {"n": 8, "counts": {"does not hold": 8}})] * 2
     assert [line.partition("template=")[2].split()[0] for line in listed[::3]] == ["instruct", "summarize"]
 
 
@@ -259,8 +275,10 @@ def test_a_cell_that_failed_is_named_and_no_figure(tmp_path: Path):
     write(tmp_path, "peak_memory", lambda cell: CASES["qat-memory"].world(cell, 3.0) | ending(cell, ends))
     memory, needs = judged(tmp_path, "qat-memory", "qat-needs-4-gpus")
     assert memory.verdict == needs.verdict == "holds" and memory.asked == len(memory.figures) == 6
-    assert "6 of 6 comparisons; not ok: method=qat template=instruct gpus=1 oom, method=qat" in memory.why
-    assert "9 cells did not end ok" in " ".join(render.table([memory], 200))
+    measured, lost = told(memory.why)
+    assert measured == Told("claim.measured", None, {"measured": 6, "asked": 6})
+    assert lost.code == "claim.not-ok" and len(lost.facts["cells"]) == 9
+    assert lost.facts["cells"][0] == "method=qat template=instruct gpus=1 oom"
     assert [figure.text for figure in needs.figures] == ["oom", "oom", "oom", "ok"]
     some = [run for run in runs_of(tmp_path) if run["gpus"] != 4]
     assert judge(some, claims=named(["qat-needs-4-gpus"]))[0].verdict == "half measured"
@@ -270,7 +288,7 @@ def test_one_cell_refutes_a_claim(tmp_path: Path):
     world = CASES["fp16-over-fp64"].world
     write(tmp_path / "one", "table2", lambda cell: world(cell, 1.5 if cell["gpus"] == 3 else 2.5))
     (verdict,) = judged(tmp_path / "one", "fp16-over-fp64")
-    assert verdict.verdict == "does not hold" and verdict.why.startswith("refuted by gpus=3;")
+    assert verdict.verdict == "does not hold" and says(verdict.why, "claim.refuted", by=["gpus=3"])
 
 
 def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
@@ -279,8 +297,9 @@ def test_memory_of_cpu_ranks_is_not_exact(tmp_path: Path):
         folder = tmp_path / f"{device}{repetitions}"
         write(folder, "peak_memory", *case.at(case.holds), repetitions=repetitions, device=device)
     alone, repeated, exact = (judged(tmp_path / name, "lora-memory")[0] for name in ("cpu0", "cpu10", "cuda0"))
-    assert alone.shows == "undecided" and "without repetitions; repeat=3 " in alone.why
-    assert alone.figures[0].text == "1.50 x" and alone.figures[0].low is None
+    assert alone.shows == "undecided" and says(alone.why, "claim.no-interval") and says(alone.why, "spread.repeat")
+    assert says(alone.figures[0].text, "claim.figure", unit="x", number="1.50", ends=[])
+    assert alone.figures[0].low is None
     assert repeated.shows == exact.verdict == "holds" and repeated.figures[0].low < 1.5 == exact.figures[0].low
 
 
@@ -319,20 +338,20 @@ def change(folder: Path, pattern: str, edit: Callable[[dict[str, Any]], None]) -
 
 
 @pytest.mark.parametrize(
-    ("name", "lacks", "why"),
+    ("name", "lacks", "code", "why"),
     [
-        ("precision-volume", {"transfer_bytes": None}, "a record has no h2d_bytes"),
-        ("loss-alike", {"epochs": []}, "its record has no losses above 0"),
-        ("pinned-copies", {"profile": None}, "its record has no profile"),
-        ("pinned-copies", {"profile": {"error": "no events"}}, "its profile could not be read (no events)"),
-        ("pinned-copies", {"profile": {"source": "kineto"}}, "its profile is broken"),
+        ("precision-volume", {"transfer_bytes": None}, "claim.no-column", "h2d_bytes"),
+        ("loss-alike", {"epochs": []}, "claim.no-losses", ""),
+        ("pinned-copies", {"profile": None}, "claim.no-profile", ""),
+        ("pinned-copies", {"profile": {"error": "no events"}}, "claim.no-profile", "no events"),
+        ("pinned-copies", {"profile": {"source": "kineto"}}, "claim.no-profile", ""),
     ],
 )
-def test_what_a_record_lacks_is_said(name: str, lacks: dict[str, Any], why: str, tmp_path: Path):
+def test_what_a_record_lacks_is_said(name: str, lacks: dict[str, Any], code: str, why: str, tmp_path: Path):
     write(tmp_path, named([name])[0].experiment, lambda _: {})
     change(tmp_path, "*", lambda record: record.update(lacks))
     (verdict,) = judged(tmp_path, name)
-    assert verdict.verdict == "not measured" and why in verdict.why
+    assert verdict.verdict == "not measured" and says(verdict.why, code) and why in verdict.why
 
 
 @pytest.mark.parametrize(
@@ -355,8 +374,8 @@ def test_a_loss_that_became_no_number_is_not_alike(lost: float | None, figure: s
 def test_an_unknown_claim_is_refused_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     records.write(tmp_path / "a", records.vision())
     assert main(["claims", str(tmp_path), "--only", "fp16-over-fp6"]) == 1
-    says = "refused: --only: no claim fp16-over-fp6 (did you mean fp16-over-fp64?); there are ddp-ds-scales"
-    assert capsys.readouterr().err.startswith(says)
+    refusal = find(capsys.readouterr().err, "claim.unknown", key="--only", name="fp16-over-fp6", near="fp16-over-fp64")
+    assert refusal.facts["known"] == [claim.name for claim in CLAIMS]
 
 
 def test_the_work_of_judging_grows_no_faster_than_the_runs(tmp_path: Path):
@@ -370,17 +389,24 @@ def test_the_work_of_judging_grows_no_faster_than_the_runs(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("unit", "figures", "text"),
+    ("unit", "figures", "opposite", "number", "ends"),
     [
-        ("faster", (25.0, 20.0, 30.0), "faster by 25.0 % (20.0 to 30.0)"),
-        ("faster", (-20.0, None, None), "slower by 25.0 %"),
-        ("faster", (-50.0, -60.0, -20.0), "slower by 100.0 % (25.0 to 150.0)"),
-        ("faster", (-20.0, -100.0, 10.0), "slower by 25.0 % (>1000x slower to faster by 10.0 %)"),
-        ("less", (-60.0, -60.0, -60.0), "more by 60.0 %"),
-        ("faster", (22.3, -78.8, 158.0), "faster by 22.3 % (4.72x slower to 2.58x faster)"),
-        ("less", (5.0, -2.0, 12.0), "less by 5.0 % (more by 2.0 % to less by 12.0 %)"),
-        ("points", (-1.5, -2.0, -1.0), "-1.50 points (-2.00 to -1.00)"),
+        ("faster", (25.0, 20.0, 30.0), False, "25.0", ["20.0", "30.0"]),
+        ("faster", (-20.0, None, None), True, "25.0", []),
+        ("faster", (-50.0, -60.0, -20.0), True, "100.0", ["25.0", "150.0"]),
+        ("faster", (-20.0, -100.0, 10.0), True, "25.0", [(True, ">1000x"), (False, "10.0")]),
+        ("less", (-60.0, -60.0, -60.0), True, "60.0", []),
+        ("faster", (22.3, -78.8, 158.0), False, "22.3", [(True, "4.72x"), (False, "2.58x")]),
+        ("less", (5.0, -2.0, 12.0), False, "5.0", [(True, "2.0"), (False, "12.0")]),
+        ("points", (-1.5, -2.0, -1.0), False, "-1.50", ["-2.00", "-1.00"]),
     ],
 )
-def test_no_figure_is_faster_by_less_than_nothing(unit: UnitName, figures: tuple[float, ...], text: str):
-    assert UNITS[unit].phrase(*figures) == text
+def test_no_figure_is_faster_by_less_than_nothing(
+    unit: UnitName, figures: tuple[float, ...], opposite: bool, number: str, ends: list[Any]
+):
+    """A bound beyond which lies the other side says so, with its own number."""
+    phrase = UNITS[unit].phrase(*figures)
+    assert (phrase.facts["opposite"], phrase.facts["number"]) == (opposite, number)
+    bounds = [one.facts for end in phrase.facts["ends"] for one in told(end)]
+    found = [(one["opposite"], one.get("number", one.get("times"))) for one in bounds]
+    assert (found or phrase.facts["ends"]) == ends

@@ -1,6 +1,7 @@
 """Intervals of ratios, and `compare`: two sweeps cell by cell."""
 
 import math
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from analysis.__main__ import main
 from analysis.commands import compare
 from analysis.runs import load
+from analysis.runs.columns import MARKS
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
 from multicard.records import run_folder
 from tests.analysis.conftest import Said
-from tests.helpers import records
+from tests.helpers import messages, records
+from tests.helpers.messages import says, told
 from tests.measure.test_series import autocorrelated
 
 
@@ -53,7 +56,7 @@ def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys
     assert all(one.step is not None and one.step.ratio == pytest.approx(1.1, rel=0.03) for one in cells)
     assert {one.verdict for one in compared(a, fast)} == {"faster"}
     assert main(["compare", str(a), str(slow), "--gate", "5%"]) == 1
-    assert "gate 5%: 4 of 4 cells slower by more" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "compare.gate-failed", gate=0.05, slower=4, cells=4)
     assert said("compare", a, slow, "--gate", "10%") and said("compare", a, slow)
     assert said("compare", a, fast, "--gate", "0%")
 
@@ -62,11 +65,12 @@ def test_without_a_repetition_nothing_is_decided(tmp_path: Path, said: Said):
     """Steps are sure that the runs differ by 5 %, but so may two runs of the same program."""
     a, b = sweep(tmp_path / "a", differ=0), sweep(tmp_path / "b", 1.05, seed=1, differ=0)
     cells = compared(a, b)
-    assert {one.verdict for one in cells} == {"undecided: one run a side"}
+    assert {one.verdict for one in cells} == {compare.ONE_RUN}
     bounds = [one.step.bounds() for one in cells if one.step is not None]
     assert len(bounds) == 4 and all(of_one is not None and of_one[0] > 1.005 for of_one in bounds)
-    printed = " ".join(said("compare", a, b, "--gate", "0.1%").split())
-    assert "passed; 4 with too few runs or steps to judge" in printed and "nothing was repeated" in printed
+    printed = said("compare", a, b, "--gate", "0.1%")
+    assert says(printed, "compare.gate-passed", unjudged=4, cells=4) and says(printed, "spread.assumed")
+    assert says(printed, "compare.counts", faster=0, slower=0, same=0, others=4)
     # One repeated cell tells how runs of the machine differ, and decides in all of them
     for seed in range(1, 6):
         write(tmp_path / "a" / str(seed), records.vision(precision="fp32", seed=seed), 0.1 * np.ones(50))
@@ -95,8 +99,9 @@ def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
             write(tmp_path / side / str(day), record, np.full(50, 0.1))
     a, b, c = (load.read([tmp_path / side]).runs for side in "abc")
     assert compare.differences(a, b) == []
-    for sides, older in (((a, c), "A are older than those of B"), ((c, a), "B are older than those of A")):
-        assert compare.differences(*sides) == [f"all runs of {older}: a drift of the machine counts as a difference"]
+    for sides, older in (((a, c), "A"), ((c, a), "B")):
+        (line,) = compare.differences(*sides)
+        assert says(line, "compare.not-by-turns", older=older)
 
 
 def test_the_gate_keeps_5_percent_over_all_cells():
@@ -132,18 +137,16 @@ def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
         assert load.read([folder]).runs[0]["step_s"] == 3.5
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("layout", "nhwc", "layout is nchw in A and nhwc in B (--by layout if that is what you compare)"),
-        ("epochs", 5, "epochs is 2 in A and 5 in B"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "a", "b"), [("layout", "nhwc", "nchw", "nhwc"), ("epochs", 5, "2", "5")])
 def test_other_axes_are_refused_unless_they_are_compared(
-    key: str, value: Any, text: str, tmp_path: Path, said: Said, refused: Said
+    key: str, value: Any, a: str, b: str, tmp_path: Path, said: Said, refused: Said
 ):
     sides = sweep(tmp_path / "a"), sweep(tmp_path / "b", **{key: value})
-    assert text in refused("compare", *sides) and said("compare", *sides, "--by", key)
+    assert says(refused("compare", *sides), "compare.other-work", key=key, a=a, b=b)
+    assert said("compare", *sides, "--by", key)
+    with messages.refused("compare.other-work") as caught:
+        compared(*sides)
+    assert messages.remedies(caught.value) == [f"--by {key}"]
 
 
 def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, said: Said):
@@ -157,26 +160,31 @@ def test_within_one_sweep_the_values_of_a_key_are_compared(tmp_path: Path, said:
     for one in by_precision:
         assert one.step is not None and one.step.ratio == pytest.approx(seconds[one.sides[1]] / seconds[one.sides[0]])
     assert [one.sides for one in compared(tmp_path, tmp_path, "gpus")] == [("gpus=1", "gpus=2")] * 3
-    assert said("compare", tmp_path, "--by", "precision").startswith(f"A, B: {tmp_path}, by precision\n")
+    assert said("compare", tmp_path, "--by", "precision").startswith(f"A, B: {tmp_path}")
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "code", "facts"),
     [
-        (["a"], "B is missing: name another sweep as B, or --by KEY"),
-        (["a", "a"], "A and B are the same runs"),
-        ([".", "a"], "4 runs in both A and B"),
-        (["a", "--by", "layout"], "--by layout: all runs have layout=nchw, and no other value to compare it with"),
-        (["b", "--by", "precision"], "precision=fp16 has no gpus=2 (--common"),
-        (["a", "b"], "B has no gpus=2 precision=fp16 (--common compares the cells that both have)"),
-        (["a", "refused"], "all runs of B were refused"),
-        (["a", "--by", "epochs,nothing"], 'no column "nothing"'),
-        (["a", "--by", "dataset.root"], "dataset.root says where data lie, not what they are; --by data compares"),
-        (["a", "--by", "total_s"], "total_s is no setting; name an axis or a key of the configuration"),
+        (["a"], "compare.no-other", {"missing": True}),
+        (["a", "a"], "compare.no-other", {"missing": False}),
+        ([".", "a"], "compare.overlap", {"runs": 4}),
+        (["a", "--by", "layout"], "compare.one-value", {"key": "--by", "by": ["layout"], "value": "layout=nchw"}),
+        (["b", "--by", "precision"], "compare.missing-cells", {"missing": {"precision=fp16": ["gpus=2"]}}),
+        (["a", "b"], "compare.missing-cells", {"missing": {"B": ["gpus=2 precision=fp16"]}, "common": True}),
+        (["a", "refused"], "compare.all-refused", {"side": "B"}),
+        (["a", "--by", "epochs,nothing"], "list.no-column", {"column": "nothing"}),
+        (["a", "--by", "dataset.root"], "compare.by-place", {"key": "--by", "name": "dataset.root"}),
+        (["a", "--by", "total_s"], "compare.by-figure", {"key": "--by", "name": "total_s"}),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(
-    words: list[str], text: str, tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    code: str,
+    facts: dict[str, Any],
+    tmp_path: Path,
+    refused: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     sweep(tmp_path / "a")
@@ -184,7 +192,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     for name in ("result.json", "config.yaml"):
         (b / "fp16-2" / name).unlink()
     records.write(tmp_path / "refused", records.vision(status="refused") | {"config": {}})
-    assert text in refused("compare", *words)
+    assert says(refused("compare", *words), code, **facts)
     assert len(compared(tmp_path / "a", b, common=True)) == len(compared(b, tmp_path / "a", common=True)) == 3
 
 
@@ -192,7 +200,8 @@ def test_cells_that_failed_are_shown_and_fail_the_gate(tmp_path: Path):
     a, b = sweep(tmp_path / "a"), sweep(tmp_path / "b")
     records.write(b / "fp16-2", records.vision(precision="fp16", gpus=2, status="oom"))
     cells = compared(a, b)
-    assert [one.verdict for one in cells if one.step is None] == ["A ok, B oom"]
+    (ended,) = [one.verdict for one in cells if one.step is None]
+    assert says(ended, "compare.ended", a="ok", b="oom")
     assert not compare.gated(cells, 0.5)[0] and compare.gated(compared(b, a), 0.5)[0]
 
 
@@ -206,8 +215,9 @@ def test_seeds_are_repetitions_and_commits_are_not_mixed(tmp_path: Path):
     assert len(one.a) == len(one.b) == 3 and one.step is not None and one.step.repeated
     assert any("3 and 3" in line for line in compare.output([one]).lines(None))
     records.write(tmp_path / "b" / "3", records.vision(seed=3, commit="f" * 40), records.steps(np.full(50, 0.1)))
-    with pytest.raises(ValueError, match=r"B mixes commits, machines, .* in one cell: 8fdd49003 on .*fffffffff"):
+    with messages.refused("compare.mixed", key="--mix", side="B") as caught:
         compared(tmp_path / "a", tmp_path / "b")
+    assert re.match("8fdd49003 on .*fffffffff", caught.value.facts["mixture"])
     assert len(compared(tmp_path / "a", tmp_path / "b", mix=True)[0].b) == 4
 
 
@@ -216,11 +226,12 @@ def test_few_or_no_steps_are_said(tmp_path: Path):
     for name, steps in {"a": few, "twin": few, "b": None}.items():
         records.write(tmp_path / name, records.vision(), steps)
     (one,), (none,) = compared(tmp_path / "a", tmp_path / "twin"), compared(tmp_path / "a", tmp_path / "b")
-    assert one.verdict == "undecided: too few steps" and one.step is not None and one.step.ratio == 1.0
-    assert compare.gated([one], 0.05) == (True, "gate 5%: passed; 1 with too few runs or steps to judge")
-    assert none.step is None and none.verdict.startswith("no steps: ")
+    assert one.verdict == compare.FEW_STEPS and one.step is not None and one.step.ratio == 1.0
+    passed, line = compare.gated([one], 0.05)
+    assert passed and says(line, "compare.gate-passed", gate=0.05, cells=1, unjudged=1)
+    assert none.step is None and says(none.verdict, "compare.no-steps")
     (tmp_path / "b" / "steps.parquet").write_bytes(b"PAR1 and no more")
-    assert compared(tmp_path / "a", tmp_path / "b")[0].verdict.startswith("no steps: ")
+    assert says(compared(tmp_path / "a", tmp_path / "b")[0].verdict, "compare.no-steps")
 
 
 def test_other_circumstances_are_said(tmp_path: Path):
@@ -239,16 +250,18 @@ def test_other_circumstances_are_said(tmp_path: Path):
     ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
     assert compare.differences(ours, ours) == []
     text = "\n".join(compare.differences(ours, theirs))
-    for line in (
-        "commit: 8fdd49003 in A, fffffffff in B",
-        "hardware: NVIDIA H200 in A, A100 in B",
-        "torch: 2.11.0 in A, 2.12.0 in B",
-        "driver: 580.1 in A, 570 in B",
-        "cudnn_allow_tf32: True in A, nothing in B",
-        "dataset.root: /data in A, /mnt in B",
-        "SM clock during the runs: 1,900 MHz in A, 1,500 MHz in B (means)",
-        "others used its GPUs meanwhile: nothing in A, yes in B",
-        "a step trains 100.0 samples or tokens in A, 105.0 in B",
-    ):
-        assert line in text
-    assert "torchvision" not in text
+    differing = {one.facts["name"]: (one.facts["a"], one.facts["b"]) for one in told(text) if "name" in one.facts}
+    (used,) = [mark.meaning for mark in MARKS if mark.column == "disturbed"]
+    expected = {
+        "commit": ("8fdd49003", "fffffffff"),
+        "hardware": ("NVIDIA H200", "A100"),
+        "torch": ("2.11.0", "2.12.0"),
+        "driver": ("580.1", "570"),
+        "cudnn_allow_tf32": ("True", "nothing"),
+        "dataset.root": ("/data", "/mnt"),
+        compare.CLOCKS["sm_clock_mean_mhz"]: (1900.0, 1500.0),
+        used: ("nothing", "yes"),
+    }
+    assert {name: differing[name] for name in expected} == expected
+    assert says(text, "compare.step-work", a=100.0, b=105.0)
+    assert "torchvision" not in differing

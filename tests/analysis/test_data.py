@@ -17,10 +17,14 @@ from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
 from analysis.runs.columns import MARKS
-from multicard.records.output import FORMATS
+from multicard.records.output import FORMATS, NAMED
+from multicard.records.text_table import CUT
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT
-from tests.helpers import records
+from tests.helpers import messages, records
+from tests.helpers.messages import Told, codes, find, says, told
+
+TABLE5 = "python tune_llm.py experiment=table5 name=table5"
 
 
 def keys(value: Any, depth: int) -> Any:
@@ -60,7 +64,7 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, said: S
         records.write(tmp_path / "bad" / name, {})
         path = tmp_path / "bad" / name / "result.json"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match="can be read"):
+    with messages.refused("runs.unreadable", more=len(broken) - 1):
         load.read([tmp_path])
     records.write(tmp_path / "good", records.vision())
     (records.write(tmp_path / "running", {}) / "result.json").unlink()
@@ -69,22 +73,26 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, said: S
     assert [run.folder.name for run in found.runs] == ["good"]
     why = {one.folder.name: one.why for one in found.skipped}
     assert set(why) == {*broken, "running"}
-    assert why["future"] == "schema_version 2 is newer than this program's 1: update multicard"
-    assert "$.total_s" in why["typed"] and "still being measured" in why["running"]
+    assert "2" in why["future"] and "$.total_s" in why["typed"]
+    assert says(why["running"], "runs.unfinished")
     printed = said("list", tmp_path)
-    assert "1 run" in printed and "skipped 3 more" in printed and f"skipped {tmp_path}/bad/bytes: " in printed
+    assert says(printed, "list.runs", shown=1, found=1, not_ok={})
+    assert printed.count("skipped") == NAMED + 1 and f"{tmp_path}/bad/bytes" in printed
 
 
 @pytest.mark.parametrize(
-    ("folder", "schema_versions", "says"),
-    [("", (), "no run under"), ("none", (), "is no folder"), ("", (9, 9), "schema_version 9 is newer than this")],
+    ("folder", "schema_versions", "code"),
+    [("", (), "runs.none"), ("none", (), "runs.no-folder"), ("", (9, 9), "runs.unreadable")],
 )
 def test_folders_without_a_run_that_can_be_read_are_refused(
-    folder: str, schema_versions: tuple[int, ...], says: str, tmp_path: Path, refused: Said
+    folder: str, schema_versions: tuple[int, ...], code: str, tmp_path: Path, refused: Said
 ):
     records.write_all(tmp_path, *({"schema_version": version} for version in schema_versions))
-    error = refused("list", tmp_path / folder)
-    assert says in error and ("(and 1 more)" in error) == bool(schema_versions)
+    refusal = find(refused("list", tmp_path / folder), code)
+    if schema_versions:
+        assert refusal.facts["more"] == 1 and "9" in str(refusal.facts["why"])
+    else:
+        assert str(tmp_path) in next(iter(refusal.facts.values()))
 
 
 def test_a_run_found_twice_counts_once(tmp_path: Path):
@@ -110,36 +118,45 @@ def test_where_and_sort_are_sql(tmp_path: Path):
     assert found("COLUMNS('gpus$') = 2 and true") == "12"
     assert found(None, "gpus desc, total_s") == "3210"
     assert found(None, "dataset.train_limit") == "1023"
-    message = r'^--sort: no column "gpu"; did you mean gpus, cpus_per_gpu, "price.gpu_hour"\? \(list --csv'
-    with pytest.raises(ValueError, match=message):
+    with messages.refused("list.column", key="--sort") as caught:
         found(None, "gpu")
+    near = ["gpus", "cpus_per_gpu", "price.gpu_hour"]
+    assert says(str(caught.value), "list.no-column", column="gpu", near=near)
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "code", "facts", "within"),
     [
-        ("presicion='fp16'", 'no column "presicion"; did you mean precision'),
-        ("nothing_alike=1", 'no column "nothing_alike" (list --csv FILE writes all columns)'),
-        ("train_limit=1", 'did you mean "dataset.train_limit"'),
-        ("precision=bf16 and gpus=1", "a text needs single quotes"),
-        ("gpus ==", "write an SQL condition, as "),
-        ("gpus = 'two'", "Conversion Error"),
-        ("1=1); drop table runs; select (1", "Parser Error"),
-        ("1=1 union all select 99", "Parser Error"),
-        ("1=1) union all (select 99", "Parser Error"),
-        (" ", "is empty"),
-        ("precision = '\udc80'", "cannot encode"),
-        ("exists(select * from read_text('/etc/hostname'))", "Permission Error"),
-        ("exists(select * from words)", "does not exist"),  # nor a Python variable
-        ("repeat('x', 3e9::bigint) = name", "takes more than 2 GB"),
-        ("(select count(*) from range(100000000000) t(i) where i % 7 = gpus) > 1", "takes longer than 1 s"),
+        ("presicion='fp16'", "list.no-column", {"column": "presicion"}, "precision"),
+        ("nothing_alike=1", "list.no-column", {"column": "nothing_alike", "near": []}, ""),
+        ("train_limit=1", "list.no-column", {"column": "train_limit"}, "dataset.train_limit"),
+        ("precision=bf16 and gpus=1", "list.column-in-condition", {}, ""),  # texts need quotes
+        ("gpus ==", "list.not-sql", {}, "Parser Error"),
+        ("gpus = 'two'", "list.database", {}, "Conversion Error"),
+        ("1=1); drop table runs; select (1", "list.not-sql", {}, "Parser Error"),
+        ("1=1 union all select 99", "list.not-sql", {}, "Parser Error"),
+        ("1=1) union all (select 99", "list.not-sql", {}, "Parser Error"),
+        (" ", "list.empty-condition", {"key": "--where"}, ""),
+        ("precision = '\udc80'", "list.database", {}, "cannot encode"),
+        ("exists(select * from read_text('/etc/hostname'))", "list.database", {}, "Permission Error"),
+        ("exists(select * from words)", "list.database", {}, "does not exist"),  # nor a Python variable
+        ("repeat('x', 3e9::bigint) = name", "list.too-much-memory", {"gb": 2}, ""),
+        (
+            "(select count(*) from range(100000000000) t(i) where i % 7 = gpus) > 1",
+            *("list.too-long", {"s": 1.0}, ""),
+        ),
     ],
 )
-def test_a_bad_expression_is_one_line(where: str, told: str, tmp_path: Path, refused: Said, monkeypatch):
-    monkeypatch.setattr(sql, "MOST_S", 1.0 if "longer" in told else 60.0)
+def test_a_bad_expression_is_one_line(
+    where: str, code: str, facts: dict[str, Any], within: str, tmp_path: Path, refused: Said, monkeypatch
+):
+    """`within`: the nearest column, or a part of DuckDB's own words."""
+    monkeypatch.setattr(sql, "MOST_S", 1.0 if code == "list.too-long" else 60.0)
     records.write(tmp_path / "a", records.vision())
-    error = refused("list", tmp_path, "--where", where)
-    assert error.startswith("--where: ") and told in error
+    line = refused("list", tmp_path, "--where", where)
+    found = find(line, code, **facts).facts
+    assert within in found.get("error", "") if "near" not in found else found["near"][:1] == [within] * bool(within)
+    assert code == "list.empty-condition" or says(line, "list.condition", key="--where")
 
 
 def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path):
@@ -156,7 +173,8 @@ def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path)
 def test_an_interrupted_command_ends_in_one_line(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(load, "read", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     assert main(["list", str(tmp_path)]) == 1
-    assert capsys.readouterr() == ("", "interrupted by SIGINT\n")
+    printed = capsys.readouterr()
+    assert (printed.out, told(printed.err)) == ("", [Told("analysis.interrupted", None, {"signal": "SIGINT"})])
 
 
 def test_headings_are_the_names_that_columns_takes(tmp_path: Path, said: Said):
@@ -180,12 +198,13 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
     found = load.read([tmp_path])
     for width in (120, 80):
         lines = list_runs.output(found, found.runs, None).lines(width)
-        assert max(len(line) for line in lines if not line.startswith("no room")) <= width
+        assert max(map(len, lines)) <= width
         assert "total_s" in lines[1] and [line.split()[-2] for line in lines[2:4]] != ["-", "-"]
-        assert any(line.startswith("no room for: ") for line in lines)
-        assert any(line.startswith("failed (2 runs): rank 0: batch_size=16: leaves a batch of one") for line in lines)
+        assert "list.no-room" in codes(" ".join(lines))
+        (cause,) = [line for line in lines if line.startswith("failed (2 runs): ")]
+        assert message.startswith(cause.partition(": ")[2].removesuffix(CUT))
     whole = list_runs.output(found, found.runs, None).lines(None)
-    assert f"failed (2 runs): {message}" in whole and not any("no room" in line for line in whole)
+    assert f"failed (2 runs): {message}" in whole and "list.no-room" not in codes(" ".join(whole))
 
 
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
@@ -219,8 +238,8 @@ def test_chosen_columns_are_written_as_they_are_also_without_a_run(tmp_path: Pat
     words = ["list", str(tmp_path / "r"), "--csv", str(tmp_path / "o.csv"), "--columns"]
     assert "gpus  total_s\n   1    1.235" in said(*words, "gpus,Total_s")
     assert (tmp_path / "o.csv").read_text().splitlines() == ["gpus,total_s", "1,1.23456789"]
-    assert "nothing" in refused(*words, "gpus,nothing")
-    assert "0 of 1 run\n" in said(*words, "gpus,Total_s", "--where", "gpus=9")
+    assert says(refused(*words, "gpus,nothing"), "list.no-column", column="nothing")
+    assert says(said(*words, "gpus,Total_s", "--where", "gpus=9"), "list.runs", shown=0, found=1)
     assert (tmp_path / "o.csv").read_text() == "gpus,total_s\n"
 
 
@@ -237,7 +256,7 @@ def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp
     records.write(tmp_path / "b", records.vision(status="refused", cause={"message": "gpus=0: no"}) | {"config": {}})
     for words, shown in (["--sort", "status"], False), (["--where", "status='refused'"], True):
         printed = said("list", tmp_path, *words)
-        assert ("gpus=0: no" in printed, "1 refused cell left out" in printed) == (shown, not shown)
+        assert ("gpus=0: no" in printed, says(printed, "list.refused-cells", n=1)) == (shown, not shown)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +280,7 @@ def test_a_dash_gets_what_a_command_found_and_nothing_else(words: list[str], whe
     for form in FORMATS:
         assert main([*words, f"--{form}", "-", str(tmp_path)]) == 0
         found[form], notes = capsys.readouterr()
-        assert notes.startswith("skipped ") and notes.count("\n") == 1
+        assert "skipped" in notes and notes.count("\n") == 1
     rows = json.loads(found["json"])
     assert rows["skipped"][0]["folder"] == str(tmp_path / "broken") and rows[where]
     assert len([*csv.DictReader(io.StringIO(found["csv"]))]) == len(rows[where])
@@ -272,52 +291,67 @@ def test_a_dash_gets_what_a_command_found_and_nothing_else(words: list[str], whe
 def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said):
     records.write(tmp_path / "r", records.vision())
     file, other = tmp_path / "a", tmp_path / "a.md"
-    assert "two of them have one file" in refused("list", tmp_path, "--csv", file, "--json", file)
+    assert refused("list", tmp_path, "--csv", file, "--json", file)
     assert not file.exists()
-    assert "1 run\n" in said("list", "--csv", file, tmp_path, "--markdown", other)
+    assert says(said("list", "--csv", file, tmp_path, "--markdown", other), "list.runs", found=1)
     assert other.read_text().startswith("| ")
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "code", "facts"),
     [
-        (["list", ".", "--csv", "no/o"], "there is no folder no"),
-        (["list", ".", "--json", "/dev/null"], "/dev/null: is no file"),
-        (["best", ".", "--gaol=time"], "unrecognized arguments: --gaol=time; did you mean --goal?"),
-        (["report", ".", "--open"], "unrecognized arguments: --open\n"),
-        (["list", ".", "--columns", ""], "--columns: '' has an empty name"),
-        (["compare", ".", "--by", "gpus,"], "--by: 'gpus,' has an empty name"),
-        *((["compare", ".", f"--gate={gate}"], "is no share; write") for gate in ("5", "1", "x%", "nan")),
-        (["list", ".", "--price", "dear"], "dear is no price of a GPU for an hour"),
-        (["best", ".", "--memory", "80"], "80 is no size; write 80GB or 80GiB"),
-        (["best", ".", "--gpus", "0"], "0 is no number of GPUs"),
-        (["best", ".", "--goal", "fun"], "invalid choice"),
-        (["table", "table9", "."], "no experiment table9; there are table2, "),
-        (["table", "table5", "."], "table5 is not measured; this measures it: python tune_llm.py experiment=table5 "),
-        (["figure", "table9", "."], "no figure table9; there are all, table2"),
-        (["figure", "table2", "."], "table2: not measured: python train_vision.py experiment=table2 name=table2"),
-        (["figure", "all", "."], f"experiment=table2 name=table2 (nor any of {len(experiments.names()) - 1} others)"),
-        (["figure", "efficiency", "."], "efficiency: of 1 run none has what it shows"),
-        (["figure", "phases", ".", "--out", "a.gif"], "--out a.gif: a figure is written as .svg, .pdf, .png"),
-        (["figure", "phases", ".", "--out", "-"], "--out -: a figure is written as"),
-        (["report", ".", "--out", "."], "is no file; name one"),
-        (["report", ".", "--out", "-"], "name a file"),
-        (["report", "absent"], "absent is no folder"),
-        (["dashboard", "--project", "a/b"], "--project: 'a/b' is no name in W&B: W&B takes names"),
-        (["dashboard", "--project", ""], "--project: '' is no name in W&B"),
-        (["dashboard", "--entity", "a b?"], "--entity: 'a b?' is no name in W&B"),
-        (["dashboard", "--dry-run", "no/o.json"], "there is no folder no"),
-        (["sync", "--project", "a/b"], "W&B takes names of"),
-        (["sync", "--entity", ""], "W&B takes names of"),
-        (["export", "."], "the following arguments are required: --anonymous"),
+        *((["compare", ".", f"--gate={gate}"], "analysis.share", {"value": gate}) for gate in ("5", "1", "x%", "nan")),
+        (["list", ".", "--columns", ""], "analysis.empty-name", {"value": ""}),
+        (["compare", ".", "--by", "gpus,"], "analysis.empty-name", {"value": "gpus,"}),
+        (["list", ".", "--price", "dear"], "analysis.price", {"value": "dear"}),
+        (["best", ".", "--memory", "80"], "analysis.size", {"value": "80"}),
+        (["best", ".", "--gpus", "0"], "analysis.gpus", {"value": "0"}),
+        (["table", "table9", "."], "analysis.no-experiment", {"name": "table9", "known": experiments.names()}),
+        (["table", "table5", "."], "table.not-measured", {"command": TABLE5}),
+        (["report", "absent"], "runs.no-folder", {"folder": "absent"}),
+        (["report", ".", "--watch", "--out", "a.html"], "analysis.out-of-watch", {"key": "--out"}),
+        (["dashboard", "--project", "a/b"], "analysis.wandb-name", {"value": "a/b"}),
+        (["dashboard", "--project", ""], "analysis.wandb-name", {"value": ""}),
+        (["dashboard", "--entity", "a b?"], "analysis.wandb-name", {"value": "a b?"}),
+        (["sync", "--project", "a/b"], "analysis.wandb-name", {"value": "a/b"}),
+        (["sync", "--entity", ""], "analysis.wandb-name", {"value": ""}),
     ],
 )
-def test_what_a_command_cannot_do_is_one_line_and_leaves_nothing(
-    words: list[str], text: str, tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
+def test_what_a_command_cannot_do_is_refused_and_leaves_nothing(
+    words: list[str], code: str, facts: dict[str, Any], tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
 ):
     records.write(tmp_path / "r", records.vision())
     monkeypatch.chdir(tmp_path)
-    assert text in f"{refused(*words)}\n" and [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert says(refused(*words), code, **facts) and [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["list", ".", "--csv", "no/o"], ["--csv", "no/o"]),
+        (["list", ".", "--json", "/dev/null"], ["--json", "/dev/null"]),
+        (["best", ".", "--gaol=time"], ["--gaol=time", "--goal"]),
+        (["report", ".", "--open"], ["--open"]),
+        (["best", ".", "--goal", "fun"], ["--goal", "fun"]),
+        (["figure", "table9", "."], ["table9", "table2"]),
+        (["figure", "table2", "."], ["python train_vision.py experiment=table2 name=table2"]),
+        (["figure", "all", "."], ["experiment=table2 name=table2", f"{len(experiments.names()) - 1}"]),
+        (["figure", "efficiency", "."], ["efficiency"]),
+        (["figure", "phases", ".", "--out", "a.gif"], ["--out", "a.gif", ".svg", ".pdf", ".png"]),
+        (["figure", "phases", ".", "--out", "-"], ["--out", ".svg"]),
+        (["report", ".", "--out", "."], ["--out"]),
+        (["report", ".", "--out", "-"], ["--out"]),
+        (["dashboard", "--dry-run", "no/o.json"], ["--dry-run", "no/o.json"]),
+        (["export", "."], ["--anonymous"]),
+    ],
+)
+def test_a_refusal_is_one_line_that_names_what_is_wrong(
+    words: list[str], named: list[str], tmp_path: Path, refused: Said, monkeypatch: pytest.MonkeyPatch
+):
+    records.write(tmp_path / "r", records.vision())
+    monkeypatch.chdir(tmp_path)
+    line = refused(*words)
+    assert all(part in line for part in named) and [path.name for path in tmp_path.iterdir()] == ["r"]
 
 
 @pytest.mark.usefixtures("processes")

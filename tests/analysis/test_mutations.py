@@ -22,6 +22,7 @@ from multicard.records import run_folder
 from multicard.records.run_folder import finite
 from multicard.records.schema_environment import Environment
 from tests.helpers import records
+from tests.helpers.messages import says
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "records_v1"  # measured by an early version
 GONE = "gone"  # instead of a value: the key is removed
@@ -95,8 +96,8 @@ def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
     assert len(found.runs) > len(WHOLE | OTHERS) and len(found.skipped) > 10
     for skipped in found.skipped:
         assert skipped.folder.parent.name == "mutated"
-        broken = r"result\.json is broken \(.*(\$|nested|field `(kind|schema_version)`)"
-        assert re.match(f"{broken}|schema_version|a copy of .*whole", skipped.why)
+        if not says(skipped.why, "runs.copy"):
+            assert re.search(r"\$|nested|field `(kind|schema_version)`|newer", skipped.why), skipped.why
     both = [str(root / "whole"), str(root / "mutated")]
     out = str(root / "out")
     for words in (
@@ -125,8 +126,8 @@ def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path):
     found = load.read([tmp_path])
     assert [run["kind"] for run in found.runs] == ["llm"]
     why = {skipped.folder.name: skipped.why for skipped in found.skipped}
-    assert set(why) == {*wrong, "refused"} and "`$.axes.gpus`" in why["refused"]
-    assert all(f"`$.{key}" in why[key] for key in wrong)
+    assert set(why) == {*wrong, "refused"} and "$.axes.gpus" in why["refused"]
+    assert all(f"$.{key}" in why[key] for key in wrong)
 
 
 def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
@@ -137,12 +138,13 @@ def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
     bad.write_text(bad.read_text().replace('"config": {', f'"config": {{"odd": {nested}, ', 1))
     found = load.read([tmp_path / "runs"])
     assert [run.environment() for run in found.runs] == [Environment()]
-    assert [skipped.why[:23] for skipped in found.skipped] == ["result.json is broken ("]
+    (skipped,) = found.skipped
+    assert skipped.folder == bad.parent and "broken" in skipped.why
     assert run_folder.read_json(bad) is None
     for name in ("rows.json", "rows.jsonl"):
         (tmp_path / name).write_text(nested)
-        with pytest.raises(ValueError, match=r"^dataset\.data_files=.*nested too deep"):
+        with pytest.raises(ValueError, match=r"dataset\.data_files.*nested"):
             row_sources.read_file(str(tmp_path / name))
     (tmp_path / "trace.json").write_text(f'{{"a": {nested}, "traceEvents": []}}')
-    with pytest.raises(ValueError, match=r"trace\.json: not a trace of Kineto: .*(nested too deeply|recursion depth)"):
+    with pytest.raises(ValueError, match=r"trace\.json.*(nested|recursion)"):
         profiles.read([tmp_path / "trace.json"])

@@ -17,12 +17,14 @@ from analysis.report.blocks import Facts, Fold
 from analysis.runs import load
 from analysis.runs.columns import flat
 from multicard.config.llm import DATASETS
+from multicard.messages import Message
 from multicard.records.figures import FIGURES
 from papers import printed
 from papers.printed import PrintedFigure
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT, composed
 from tests.helpers import grids, records
+from tests.helpers.messages import says
 
 TABLES = ("table2", "table3", "table5")
 UNITS = {"s", "%", "share", "px", "GB", "MB", "kB", "rows", "tokens", "epochs", "x"}
@@ -64,20 +66,33 @@ def test_every_note_stands_under_what_it_is_of():
     assert sum(note["kind"] == "misprint" for note in notes.values()) == 11
 
 
+def differing(difference: Message) -> tuple[str, str, str, bool]:
+    """A column, its values, what is wanted, and whether the papers print that."""
+    assert difference.code == "paper.unlike"
+    return tuple(difference.facts[name] for name in ("column", "values", "wanted", "printed"))
+
+
 def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     same = panel("table2", grids.write_papers(tmp_path / "same", "table2"))
     assert not same_setting.differences(same) and len(same_setting.beside(same, "total_s")) == 12
     other = panel("table2", grids.write_papers(tmp_path / "other", "table2", epochs=2, batch_size=64))
     assert not same_setting.beside(other, "total_s")
     (line,) = same_setting.notes(other, [])
-    assert line == "the papers' figures are of another setting: batch_size=64 (experiment: 32), epochs=2 (papers: 20)"
+    assert line.code == "paper.other-setting"
+    assert [differing(one) for one in line.facts["reasons"]] == [
+        ("batch_size", "64", "32", False),
+        ("epochs", "2", "20", True),
+    ]
     shrunk = panel("table2", grids.write_papers(tmp_path / "shrunk", "table2", scale="smoke"))
     assert shrunk.command == "python train_vision.py experiment=table2 name=table2 scale=smoke"
     assert not same_setting.beside(shrunk, "total_s") and not same_setting.notes(shrunk, [])
     few = panel("table5", grids.write_papers(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500))
     assert not same_setting.beside(few, "total_s")
     (line,) = same_setting.notes(few, [])
-    assert "dataset=synthetic (papers: alpaca_cleaned), dataset.rows=500 (papers: null)" in line
+    assert [differing(one) for one in line.facts["reasons"]][-2:] == [
+        ("dataset", "synthetic", "alpaca_cleaned", True),
+        ("dataset.rows", "500", "null", True),
+    ]
 
 
 def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
@@ -138,7 +153,7 @@ def test_table_4_has_the_papers_sizes_beside_those_of_whole_sets(tmp_path: Path,
     assert all(
         rows[name]["template"] == rows[name]["paper template"] for name in ("alpaca_cleaned", "grammar", "samsum")
     )
-    assert "no run here read the whole set" in said("table", "table4", tmp_path)
+    assert says(said("table", "table4", tmp_path), "table.no-rows")
 
 
 def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
@@ -149,4 +164,4 @@ def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
     folds = [block for block in sections.of_papers([], panels, []).blocks if isinstance(block, Fold)]
     (commands,) = (block for fold in folds for block in fold.blocks if isinstance(block, Facts))
     of_table2 = next(says for says, command in commands.rows if "experiment=table2 " in f"{command} ")
-    assert "In full: 12 cells on 1 to 4 GPUs, 7.9 hours (15.9 GPU hours), 100 MB on disk" in of_table2
+    assert printed.in_full("table2") in of_table2 and "7.9 hours" in of_table2

@@ -8,8 +8,11 @@ import pytest
 
 from analysis.commands import predictions
 from analysis.runs import load
+from analysis.runs.columns import MARKS
+from multicard.messages import Message
 from tests.analysis.conftest import Said
 from tests.helpers import records
+from tests.helpers.messages import says, told
 from tests.helpers.records import write_all as write
 
 ERRORS = (0.1, -0.2, 0.05, 0.25)  # with half-widths of 15 %, the second and the fourth lie outside
@@ -58,11 +61,16 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(tmp_path:
     assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == ["peak_memory_bytes"] * 2
     assert {each.run["seed"] for each in compared.figures if each.column == "step_s"} == {0, 6}
     assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
-    notes = [note for line in printed(said, tmp_path) for note in line]
-    for reason in ("others used its GPUs meanwhile", "others kept over a tenth of its cores busy", "ended diverged"):
-        assert f"times and energy left out, {reason}: 1 run" in notes
-    assert "times not known, no record like it: 1 run" in notes and "without a prediction: 1 run" in notes
-    assert any(note.startswith("memory of CPU ranks not compared: it is resident") for note in notes)
+    assert set(compared.left_out.values()) == {1}
+    lines = said("predictions", tmp_path)
+    for mark in MARKS:
+        reason = f"times and energy left out, {mark.meaning}"
+        told_so = Message("predictions.no-times", reason, reason=mark.meaning) in compared.left_out
+        assert told_so == (mark.column in ("disturbed", "loaded"))
+    assert says(lines, "predictions.ended", status="diverged")
+    assert says(lines, "predictions.unknown-times", about="no record like it")
+    assert says(lines, "predictions.none") and says(lines, "predictions.cpu-memory")
+    assert [one.facts["runs"] for one in told(lines) if one.code == "predictions.left-out"] == [1] * 6
 
 
 def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, said: Said):
@@ -83,5 +91,6 @@ def test_runs_without_a_prediction_are_refused_with_the_remedy(
 ):
     write(tmp_path, records.vision(prediction=prediction))
     line = refused("predictions", tmp_path, "--csv", tmp_path / "p.csv")
-    assert line.startswith(f"nothing can be compared of the runs under {tmp_path}") and "gpus=1,2" in line
+    assert says(line, "predictions.nothing", folders=str(tmp_path)) and says(line, "predictions.remedy")
+    assert predictions.REMEDY.remedies == ["-m gpus=1,2"]
     assert ("all records were disturbed" in line) == (prediction is not None) and not (tmp_path / "p.csv").exists()

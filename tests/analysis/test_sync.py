@@ -20,7 +20,8 @@ from multicard.tracking.history import Timeline
 from multicard.vision.workload import WORKLOAD
 from tests.analysis.conftest import Said
 from tests.conftest import SMALL, as_dict, composed, warm_up
-from tests.helpers import records
+from tests.helpers import messages, records
+from tests.helpers.messages import Told, find, says, told
 from tests.helpers.wandb_stand_in import SUMMARY, Server
 
 
@@ -45,7 +46,7 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     folders = written(tmp_path / "sweep")
     assert main(["sync", str(tmp_path), "--project", "trial"]) == 0
     printed = capsys.readouterr()
-    assert printed.out == "uploaded 3\n" and not printed.err
+    assert told(printed.out) == [Told("sync.uploaded", None, {"n": 3, "had": 0})] and not printed.err
     assert not wandb_server.unknown and set(ids(folders)) == set(wandb_server.runs)
 
     vision, memory, tuning = (wandb_server.runs[name] for name in ids(folders))
@@ -61,9 +62,10 @@ def test_every_record_is_uploaded_once(tmp_path: Path, wandb_server: Server, cap
     assert len(wandb_server.artifacts) >= 3
 
     calls = len(wandb_server.calls)
-    assert "uploaded 0; W&B had 3 already" in said("sync", tmp_path, "--project", "trial")
+    assert says(said("sync", tmp_path, "--project", "trial"), "sync.uploaded", n=0, had=3)
     assert len(wandb_server.calls) == calls
-    assert said("sync", tmp_path) == "uploaded 3\n" and len(wandb_server.runs) == 3  # another project, another place
+    assert says(said("sync", tmp_path), "sync.uploaded", n=3, had=0)  # another project, another place
+    assert len(wandb_server.runs) == 3
     assert {stored.variables["project"] for stored in wandb_server.runs.values()} == {"multicard"}
 
 
@@ -95,12 +97,16 @@ def test_what_fails_is_tried_again_and_named(tmp_path: Path, wandb_server: Serve
     monkeypatch.setattr(upload, "record", flaky)
     assert main(["sync", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert f"not uploaded: {first}: CommError: no answer\n" in printed and "uploaded 2" in printed
+    assert told(printed) == [
+        Told("sync.not-uploaded", None, {"folder": str(first), "why": "CommError: no answer"}),
+        Told("sync.uploaded", None, {"n": 2, "had": 0}),
+        Told("sync.failed", None, {"n": 1, "tries": 3}),
+    ]
     assert tries.count(first) == 3 and tries.count(second) == 2
     assert ids([second])[0] in wandb_server.runs and ids([first])[0] not in wandb_server.runs
 
     monkeypatch.setattr(upload, "record", whole)
-    assert "uploaded 1; W&B had 2 already" in said("sync", tmp_path)
+    assert says(said("sync", tmp_path), "sync.uploaded", n=1, had=2)
 
 
 def test_an_upload_that_was_cut_off_goes_on_where_it_ended(
@@ -128,7 +134,7 @@ def test_without_a_server_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.M
     written(tmp_path / "sweep")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()
-    assert refused("sync", tmp_path).startswith("cannot reach http://127.0.0.1:9")
+    assert says(refused("sync", tmp_path), "sync.no-server", url="http://127.0.0.1:9")
     wandb.teardown()
 
 
@@ -161,7 +167,7 @@ def test_lines_over_steps_and_epochs_are_left_to_w_and_b(built: dashboard.View):
 def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(monkeypatch: pytest.MonkeyPatch):
     spilled = Figure("spilled_bytes", "spilled bytes", "transfer_bytes.spilled", unit=BYTES)
     monkeypatch.setitem(FIGURES, "spilled_bytes", spilled)
-    with pytest.raises(ValueError, match=r"spilled_bytes: W&B has no such figure.*figures\.py"):
+    with messages.refused("dashboard.no-figure", column="spilled_bytes"):
         dashboard.workspace()
     logged = replace(spilled, keys=dict.fromkeys(ALL, ("transfer_bytes.spilled",)))
     monkeypatch.setitem(FIGURES, "spilled_bytes", logged)
@@ -171,10 +177,11 @@ def test_a_new_figure_appears_by_itself_and_one_that_nothing_logs_is_refused(mon
 def test_sending_twice_replaces_the_same_workspace(wandb_server: Server, built: dashboard.View, capfd):
     assert main(["dashboard", "--project", "multicard", "--entity", "someone"]) == 0
     (made,) = capfd.readouterr().out.splitlines()
-    assert not wandb_server.unknown and made.startswith(f"made {wandb_server.url}/someone/multicard?nw=")
+    address = find(made, "dashboard.made").facts["address"]
+    assert not wandb_server.unknown and address.startswith(f"{wandb_server.url}/someone/multicard?nw=")
     assert main(["dashboard"]) == 0  # the account's default entity, and the runs' own project
     (again,) = capfd.readouterr().out.splitlines()
-    assert again == made.replace("made", "replaced", 1)
+    assert says(again, "dashboard.replaced", address=address)
     (sent,) = wandb_server.views.values()
     assert {name: sent[name] for name in built} | {"spec": json.loads(sent["spec"])} == built  # what a dry run writes
 
@@ -192,9 +199,8 @@ def test_what_the_server_refuses_is_one_line(
         assert len(lines) == 1
         return lines[0]
 
-    missing = refused("--project", "elsewhere")
-    assert missing.startswith("refused: no project someone/elsewhere that this account can see: check --entity")
-    assert refused("--entity", "others").startswith("refused: no project others/multicard that")
+    assert says(refused("--project", "elsewhere"), "dashboard.no-project", project="someone/elsewhere")
+    assert says(refused("--entity", "others"), "dashboard.no-project", project="others/multicard")
     wandb_server.refused_views.add(built["name"])
     assert "quota exceeded" in refused() and not wandb_server.views
     with monkeypatch.context() as without_login:
@@ -202,8 +208,9 @@ def test_what_the_server_refuses_is_one_line(
         without_login.setenv("HOME", str(tmp_path))
         without_login.setenv("NETRC", str(tmp_path / "none"))
         wandb.teardown()
-        assert refused().startswith(f"refused: no login at {wandb_server.url}: `wandb login` makes one; --dry-run FILE")
+        line = refused()
+        assert says(line, "dashboard.no-login", url=wandb_server.url) and says(line, "dashboard.without")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()
     gone = refused()
-    assert gone.startswith("refused: cannot reach http://127.0.0.1:9 (") and "--dry-run FILE" in gone
+    assert says(gone, "dashboard.no-server", url="http://127.0.0.1:9") and says(gone, "dashboard.without")

@@ -16,6 +16,7 @@ from multicard.records.figures import FIGURES
 from papers import printed as papers
 from tests.analysis.conftest import Said
 from tests.helpers import grids, records
+from tests.helpers.messages import codes, says
 
 PRECISIONS = ("fp64", "fp32", "fp16")
 SETTING = grids.papers_setting("table2")
@@ -59,7 +60,7 @@ def test_the_papers_own_times_give_their_tables_back(name: str, ratio: str, tmp_
     gains = [one for one in papers.figures(name, papers.GAIN) if one.how == "derived"]
     ratios = {str(one.cell): one.value for one in papers.figures(name, papers.SPEEDUP)}
     assert {str(one.cell): pytest.approx(one.value + 100) for one in gains} == ratios
-    assert not any("another setting" in note for note in table.notes)
+    assert "paper.other-setting" not in codes(" ".join(table.notes))
 
 
 def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, said: Said):
@@ -74,7 +75,8 @@ def test_what_is_not_measured_is_marked_and_named(tmp_path: Path, said: Said):
     assert row(table, precision="fp16", gpus=2)["x fp64"] is None
     assert row(table, precision="fp16", gpus=1)["x fp64"] == 2.0
     output = said("table", "table2", tmp_path)
-    assert "8 cells not measured: python train_vision.py experiment=table2 name=table2" in output
+    command = "python train_vision.py experiment=table2 name=table2"
+    assert says(output, "table.missing", n=8, command=command)
     assert re.search(r"fp64 +3 +not measured +-", output)
 
 
@@ -93,7 +95,8 @@ def test_a_cell_is_the_mean_of_its_runs_and_says_how_many(tmp_path: Path):
     assert any(f"± {100 * math.sinh(half):.2g}" in text for texts in table.texts for text in texts)
     assert found["status"] == "3 ok, 1 failed"
     assert row(table, precision="fp32", gpus=1)["x fp64"] == 2.0
-    assert any("failed: a�[31m rank died" in note for note in table.notes)
+    assert says(" ".join(table.notes), "table.failed", status="failed", cell="precision=fp64 gpus=1")
+    assert not any("\x1b" in note for note in table.notes)
 
 
 def test_machines_commits_and_sizes_stand_apart(tmp_path: Path, said: Said):
@@ -117,7 +120,7 @@ def test_other_sweeps_do_not_bury_the_experiments_own(tmp_path: Path, said: Said
     table2(tmp_path / "b", {("fp32", 1): 9.0, ("fp16", 1): 8.0}, batch_size=64)
     table2(tmp_path / "c", {("fp32", gpus): 9.0 for gpus in (1, 2, 3, 4)}, batch_size=128)  # one precision: no Table 2
     output = said("table", "table2", tmp_path)
-    assert "--all shows 1 more setting with" in output and "batch_size=64" not in output
+    assert says(output, "table.others", n=1) and "batch_size=64" not in output
     output = said("table", "table2", tmp_path, "--all")
     assert "batch_size=64" in output and "batch_size=128" not in output
 
@@ -176,7 +179,7 @@ def test_profiles_of_whole_runs_are_in_seconds_of_all_ranks_beside_the_papers(tm
     assert [found[name] for name in ("pin_memory=true", "paper pin_memory=true")] == [20.0, 16.0]
     assert found["pin_memory=false"] == 100.0 and found["paper pin_memory=false"] is None  # a range is in the notes
     assert table.headings[2:] == ["pin_memory=true", "paper", "pin_memory=false"]
-    assert table.notes[0].startswith("seconds of all ranks") and "85 to 101 s" in " ".join(table.notes)
+    assert says(table.notes[0], "table.unit", whole=True, shares=False) and "85 to 101 s" in " ".join(table.notes)
 
 
 @pytest.mark.parametrize("name", experiments.names())

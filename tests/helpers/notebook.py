@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from multicard import messages  # before tests.conftest, which has messages printed as codes: readers want sentences
 from tests.conftest import ROOT
 from tests.goldens import freeze
 
@@ -50,4 +51,5 @@ def _outputs(source: str, namespace: dict[str, Any], number: int) -> list[dict[s
 
 
 if __name__ == "__main__":
+    assert not messages.BY_CODE
     NOTEBOOK.write_text(json.dumps(carried_out(json.loads(NOTEBOOK.read_text())), indent=1, ensure_ascii=False) + "\n")

@@ -200,23 +200,30 @@ MOST_BYTES_OF_PAGE = 1_300_000
 STALE = "python -m docs.pictures makes it again"
 
 
-def shown(page: Path) -> tuple[str, list[str]]:
-    """What to run, and the sections, of a report."""
+def shown(page: Path) -> tuple[list[str], list[str]]:
+    """The commands of what to run, and the sections, of a report; not its sentences, which may be improved."""
     text = page.read_text()
-    return text[text.index('<section id="answer') :].partition("</section>")[0], re.findall(r'<h2 id="(.*?)"', text)
+    answer = text[text.index('<section id="answer') :].partition("</section>")[0]
+    return re.findall(r"<code>(.*?)</code>", answer), re.findall(r'<h2 id="(.*?)"', text)
 
 
 def test_the_example_is_what_report_makes_of_its_records(tmp_path: Path):
     committed = pictures.DOCS / "example" / "report.html"
-    (answer, sections), (made_answer, made_sections) = shown(committed), shown(pictures.example(tmp_path))
-    assert sections == made_sections, STALE
-    assert re.sub("<.*?>", "", answer) == re.sub("<.*?>", "", made_answer), STALE
+    commands, sections = shown(committed)
+    assert len(commands) > 1 and (commands, sections) == shown(pictures.example(tmp_path)), STALE
     assert "multirun/example" in committed.read_text() and committed.stat().st_size < MOST_BYTES_OF_PAGE
+
+
+def drawn_rows(picture: Path) -> list[str]:
+    """The texts of a picture that begin with a number, as cells and rows of tables do; not its sentences."""
+    texts = [text.replace("&#160;", " ") for text in re.findall(r"<text[^>]*>(.*?)</text>", picture.read_text())]
+    return [text for text in texts if re.match(r"\s*\[?\d", text)]
 
 
 @pytest.mark.usefixtures("processes")
 def test_the_terminal_is_what_the_first_command_prints(tmp_path: Path):
-    assert pictures.terminal(tmp_path).read_text() == (pictures.DOCS / "demo.svg").read_text(), STALE
+    rows = drawn_rows(pictures.DOCS / "demo.svg")
+    assert len(rows) > 8 and drawn_rows(pictures.terminal(tmp_path)) == rows, STALE
     printed = re.sub("<.*?>", "", (tmp_path / "demo.svg").read_text()).replace("&#160;", " ")
     first = re.search(
         r"^python train_vision.py -m (.*)$", (pictures.DOCS.parent / "README.md").read_text(), re.MULTILINE
