@@ -96,7 +96,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    return json.dumps(finite(msgspec.to_builtins(value, enc_hook=_plain)), indent=1, allow_nan=False) + "\n"
+    return json.dumps(finite(builtins(value)), indent=1, allow_nan=False) + "\n"
+
+
+def builtins(value: Any) -> Any:
+    """A value, or a struct, in types that JSON has."""
+    return msgspec.to_builtins(value, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -285,7 +290,7 @@ def read_segments(folder: Path) -> list[Attempt]:
 
 
 def write_segments(folder: Path, segments: list[Attempt]) -> None:
-    write_json(folder / SEGMENTS, {"segments": segments})
+    write_json(folder / SEGMENTS, {"segments": builtins(segments)})
 
 
 def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = False) -> str:

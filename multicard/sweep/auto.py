@@ -17,6 +17,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 
 from multicard.config.job import Auto, Device, count
+from multicard.config.keys import require
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import place
 from multicard.config.sweeps import is_elsewhere, starts_nothing
@@ -26,7 +27,7 @@ from multicard.estimate.target import targets
 from multicard.machine import shares
 from multicard.measure.memory import available_memory_bytes
 from multicard.measure.timing import in_hours
-from multicard.messages import Message, Refusal, say
+from multicard.messages import say
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.records.text_table import in_bytes
@@ -34,7 +35,6 @@ from multicard.sweep.cells import NAMED_CELLS, Cell, Refused, cell_of, task_of
 from multicard.sweep.command import Command
 from multicard.sweep.task import run
 
-NOTHING_PREDICTED = Message("auto.nothing-predicted", "nothing is predicted of it")
 REPEATS = ("seed=", "repetition=")  # begin words in which cells of one value may differ
 LEAST = {Auto.gpus: 1, Auto.batch_size: 1, Auto.max_seq_len: 128}  # the first value that is tried
 MOST = 1 << 12  # of rows whose number is not known
@@ -42,9 +42,9 @@ TRIES = 3  # probes: where memory runs out, of the two next smaller sizes too
 PROBE_S = 5.0  # of training
 RANK_BYTES = 600_000_000  # of a CPU rank beside its tensors
 REMEDIES = {
-    Auto.gpus: "give the numbers, as `gpus=1,2`",
-    Auto.batch_size: "give the size, as `batch_size=32`",
-    Auto.max_seq_len: "give the length, as `max_seq_len=512`",
+    Auto.gpus: "give the numbers, as gpus=1,2",
+    Auto.batch_size: "give the size, as batch_size=32",
+    Auto.max_seq_len: "give the length, as max_seq_len=512",
 }
 
 
@@ -58,7 +58,7 @@ class Search:
     places: list[int] = field(default_factory=list)
     found: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    problem: str = NOTHING_PREDICTED
+    problem: str = "nothing is predicted of it"
     too_large: bool = False  # even the least, by prediction
 
     @property
@@ -90,7 +90,7 @@ class Search:
         cells = [cell for value, seed in seen if isinstance(cell := self.cell(value, seed), Cell)]
         own = {cell.config.identity(): cell.cfg[self.key] for cell in cells}
         alike = [value for run in runs for digits, value in own.items() if f"-{digits}" in run.folder.name]
-        self.found = dict.fromkeys(alike[:1], Message("auto.measured-before", "measured so before"))
+        self.found = dict.fromkeys(alike[:1], "measured so before")
 
     def on_each_number(self) -> list[Cell]:
         """The cells on the numbers of GPUs that can work."""
@@ -142,88 +142,41 @@ class Search:
         if status == "interrupted":
             raise KeyboardInterrupt
         if status == "oom":
-            value = probe.cfg[self.key]
             del self.found[self.value]
-            self.notes.append(Message("auto.ran-out", f"memory ran out at {value}", value=value))
-        elif seen:
-            note = Message("auto.confirmed", f"confirmed by {count(seen.steps, 'step')}", steps=seen.steps)
-            self.notes.append(note)
+            self.notes.append(f"memory ran out at {probe.cfg[self.key]}")
         else:
-            self.notes.append(Message("auto.probe-ended", f"its probe {status}", status=status))
+            self.notes.append(f"confirmed by {count(seen.steps, 'step')}" if seen else f"its probe {status}")
         return status != "oom"
 
 
 def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
     """Refuse `auto` where it has no meaning, with the remedy. With `packs` cells are processes on this machine, beside
     each other unless they want all of it."""
-    key = config.auto
+    key, remedy = config.auto, REMEDIES[config.auto]
     folders = [word for word in config.hydra.overrides.hydra if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
-    if len(folders) == 1 and folders[0].startswith("hydra.run.dir="):
-        raise Refusal(
-            "auto.run-dir",
-            f"{folders[0]}: {key}=auto makes a sweep; use `hydra.sweep.dir=FOLDER`",
-            key="hydra.run.dir",
-            auto=str(key),
-        )
-    if config.cpus_per_gpu < 1:
-        raise Refusal(
-            "auto.no-cores",
-            f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more",
-            key="cpus_per_gpu",
-            value=config.cpus_per_gpu,
-        )
-    beside = packs and config.exclusive is False
+    alone = len(folders) == 1 and folders[0].startswith("hydra.run.dir=")
+    require(not alone, f"{''.join(folders)}: {key}=auto makes a sweep; use hydra.sweep.dir")
+    require(config.cpus_per_gpu >= 1, f"cpus_per_gpu={config.cpus_per_gpu}: must be 1 or more")
+    beside, races, profile = packs and config.exclusive is False, config.race.figure is not None, config.profile.name
     if key is Auto.gpus:
-        _refuse_gpus(config, on_slurm, beside)
+        rules = (
+            (not beside or config.max_jobs == 1, "cells beside each other are for multicard plan, as its jobs; or"),
+            (not on_slurm, "is of this machine, not of SLURM's;"),
+            (not is_elsewhere(config), "is of this machine, not of predict.gpu;"),
+            (not races, "a race is by what cells measure, not by predictions;"),
+            (not config.probe.enabled, "is by predictions, which probes are made for;"),
+        )
     else:
-        _refuse_size(config, on_slurm, beside)
-
-
-def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
-    remedy = REMEDIES[Auto.gpus]
-    if beside and config.max_jobs != 1:
-        raise Refusal(
-            "auto.gpus-beside",
-            f"gpus=auto: cells beside each other are for multicard plan, as its jobs; or {remedy}",
-            key="gpus",
+        whole = config.global_batch_size if key is Auto.batch_size else None
+        rules = (
+            (whole is None, f"global_batch_size={whole} says what a step has; leave it out, or"),
+            (not races, "a race compares sizes that are given;"),
+            (not beside, "cells beside each other share their memory;"),
+            (str(profile) == "none", f"is confirmed by a probe; leave out profile={profile}, or"),
+            (not on_slurm or is_elsewhere(config), "SLURM's GPUs are not known; give predict.gpu, or"),
         )
-    if on_slurm:
-        raise Refusal("auto.gpus-slurm", f"gpus=auto: is of this machine, not of SLURM's; {remedy}", key="gpus")
-    if is_elsewhere(config):
-        raise Refusal("auto.gpus-elsewhere", f"gpus=auto: is of this machine, not of predict.gpu; {remedy}", key="gpus")
-    if config.race.figure is not None:
-        raise Refusal(
-            "auto.gpus-race", f"gpus=auto: a race is by what cells measure, not by predictions; {remedy}", key="gpus"
-        )
-    if config.probe.enabled:
-        raise Refusal(
-            "auto.gpus-probe", f"gpus=auto: is by predictions, which probes are made for; {remedy}", key="gpus"
-        )
-
-
-def _refuse_size(config: Any, on_slurm: bool, beside: bool) -> None:
-    key, remedy, profile = str(config.auto), REMEDIES[config.auto], str(config.profile.name)
-    if config.auto is Auto.batch_size and config.global_batch_size is not None:
-        whole = config.global_batch_size
-        raise Refusal(
-            "auto.global-batch",
-            f"batch_size=auto: global_batch_size={whole} says what a step has; leave it out, or {remedy}",
-            key="batch_size",
-            global_batch_size=whole,
-        )
-    if config.race.figure is not None:
-        raise Refusal("auto.race", f"{key}=auto: a race compares sizes that are given; {remedy}", key=key)
-    if beside:
-        raise Refusal("auto.beside", f"{key}=auto: cells beside each other share their memory; {remedy}", key=key)
-    if profile != "none":
-        raise Refusal(
-            "auto.profile",
-            f"{key}=auto: is confirmed by a probe; leave out profile={profile}, or {remedy}",
-            key=key,
-            profile=profile,
-        )
-    if on_slurm and not is_elsewhere(config):
-        raise Refusal("auto.slurm", f"{key}=auto: SLURM's GPUs are not known; give predict.gpu, or {remedy}", key=key)
+    for works, problem in rules:
+        require(works, f"{key}=auto: {problem} {remedy}")
 
 
 def resolve(
@@ -247,39 +200,13 @@ def resolve(
     for search in searches.values():
         labels = " ".join(f"[{place + 1}/{len(job_overrides)}]" for place in search.places)
         label = labels if len(search.places) <= NAMED_CELLS else count(len(search.places), "cell")
-        reason = search.found.get(search.value, search.problem)
-        why = ", ".join(filter(None, (reason, *search.notes)))
-        cells = [place + 1 for place in search.places]
+        why = ", ".join(filter(None, (search.found.get(search.value, search.problem), *search.notes)))
         told = search.found or key is Auto.gpus or isinstance(search.cell(search.value), Refused)
         told = told or (search.too_large and key is Auto.batch_size)  # `fit` decides
-        if not told:
-            raise Refusal(
-                "auto.unknown",
-                f"{label} {key}=auto: cannot be told ({why}); {REMEDIES[key]}",
-                key=str(key),
-                cells=cells,
-                reason=reason,
-                notes=search.notes,
-            )
-        message = Message(
-            "auto.chosen",
-            f"{label} {key}=auto: {search.value} ({why})",
-            key=str(key),
-            cells=cells,
-            value=search.value,
-            reason=reason,
-            notes=search.notes,
-        )
-        say(message)
+        require(bool(told), f"{label} {key}=auto: cannot be told ({why}); {REMEDIES[key]}")
+        say(f"{label} {key}=auto: {search.value} ({why})")
     if len(unknown) > 1:
-        numbers = ",".join(map(str, sorted(unknown)))
-        message = Message(
-            "auto.probe-first",
-            f"to choose by times, probe first: the same with `gpus={numbers} probe=true`",
-            key="gpus",
-            numbers=sorted(unknown),
-        )
-        say(message)
+        say(f"to choose by times, probe first: the same with gpus={','.join(map(str, sorted(unknown)))} probe=true")
     replaced = {key, "auto", "hydra.mode"}
     command.forget(*replaced)  # each cell has its own value
     values = {place: search.value for search in searches.values() for place in search.places}
@@ -312,20 +239,14 @@ def _by_time(searches: Sequence[Search]) -> set[int]:
         seconds = {each.config.gpus: each.prediction.total_s.value for each in fitting if each.prediction.total_s}
         if seconds:
             least_s, gpus = min((value, gpus) for gpus, value in seconds.items())
-            rest = {other: in_hours(value) for other, value in seconds.items() if other != gpus}
-            others = ", ".join(f"{other}: {time}" for other, time in rest.items())
-            search.found[gpus] = Message(
-                "auto.least-time",
-                f"the least predicted time, {in_hours(least_s)}; {others or 'of other numbers none is predicted'}",
-                time=in_hours(least_s),
-                others=rest,
-            )
+            others = ", ".join(f"{other}: {in_hours(value)}" for other, value in seconds.items() if other != gpus)
+            others = others or "of other numbers none is predicted"
+            search.found[gpus] = f"the least predicted time, {in_hours(least_s)}; {others}"
         elif own:
-            reason = Message("auto.all-there-are", "no time is predicted, so all there are")
-            search.found[max(each.config.gpus for each in fitting)] = reason
+            search.found[max(each.config.gpus for each in fitting)] = "no time is predicted, so all there are"
             unknown |= {each.config.gpus for each in own}
         else:
-            search.problem = Message("auto.no-number", "no number can work")
+            search.problem = "no number can work"
     return unknown
 
 
@@ -336,17 +257,11 @@ def _by_memory(searches: Sequence[Search], probes: bool) -> None:
         configs = [cell.config for _, cell in tried]
         answers = estimate(configs, tried[0][1].folder, targets(configs), Effort.all) if tried else []
         for (search, cell), answer in zip(tried, answers, strict=True):
-            fits, needs = _verdict(answer)
-            size = cell.cfg[search.key]
+            (fits, needs), size, none = _verdict(answer), cell.cfg[search.key], not answer.prediction.memory_bytes
             if fits:
-                search.found[size] = Message("auto.predicted", f"predicted {needs}", needs=needs)
+                search.found[size] = f"predicted {needs}"
             elif not search.found and size <= max(2, LEAST[search.key]):  # BatchNorm may not take 1
-                search.too_large = bool(answer.prediction.memory_bytes)
-                search.problem = needs
-                if search.too_large:
-                    search.problem = Message(
-                        "auto.least-too-large", f"not even {size} fits: {needs}", value=size, needs=needs
-                    )
+                search.too_large, search.problem = not none, needs if none else f"not even {size} fits: {needs}"
         searches = [search for search in searches if search.found]
     for _ in range(TRIES if probes else 0):
         pairs = [(search, search.cell(search.value, probes=True)) for search in searches if search.found]
@@ -366,5 +281,5 @@ def _verdict(answer: Estimate) -> tuple[bool, str]:
     if answer.target.device_type == "cpu":
         has, extra = available_memory_bytes() // answer.config.gpus, RANK_BYTES
         fits = prediction.fits != "no" and needed.high + extra <= has
-    likely, most, room = in_bytes(needed.value + extra), in_bytes(needed.high + extra), in_bytes(has)
-    return fits, Message("auto.needs", f"{likely}, at most {most} of {room}", likely=likely, most=most, room=room)
+    high = in_bytes(needed.high + extra)
+    return fits, f"{in_bytes(needed.value + extra)}, at most {high} of {in_bytes(has)}"

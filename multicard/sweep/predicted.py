@@ -11,7 +11,7 @@ from multicard.estimate.estimates import Effort, Estimate, estimate, printing_er
 from multicard.estimate.target import Target, named, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
-from multicard.messages import Message, say
+from multicard.messages import say
 from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
 from multicard.sweep import cells, prediction_table, slurm_submit
@@ -19,16 +19,12 @@ from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 from multicard.sweep.prediction_table import Row
 
 SLURM_NODES = {  # by device
-    "cuda": Message(
-        "predict.nodes-unknown",
-        "SLURM's nodes are not known here: name their GPU, as `predict.gpu=h100-80gb`",
-        key="predict.gpu",
-    ),
-    "cpu": Message("predict.nodes-as-here", "SLURM's nodes are taken to have this machine's processor"),
+    "cuda": "SLURM's nodes are not known here: name their GPU with predict.gpu, as predict.gpu=h100-80gb",
+    "cpu": "SLURM's nodes are taken to have this machine's processor",
 }
 REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
     "vision": "use a smaller batch_size or dataset.image_size",
-    "llm": "use a smaller batch_size, `method=lora` or `method=qlora`, or more GPUs",
+    "llm": "use a smaller batch_size, method=lora or qlora, or more GPUs",
     "script": "use a smaller batch, as the script's arguments have it",
 }
 Predicted = tuple[Cell, Estimate]
@@ -43,8 +39,8 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
     sound = sorted(sweep.cells, key=lambda cell: cell.number)
     members: list[tuple[Cell, Target]] = []
     for cell, target in zip(sound, targets([cell.config for cell in sound], on_slurm=on_slurm), strict=True):
-        crowd = _crowd(cell, target, on_slurm) if cell.result is None else None
-        if crowd is not None:
+        crowd = _crowd(cell, target, on_slurm) if cell.result is None else ""
+        if crowd:
             sweep.refuse(cell, crowd)
         else:
             members.append((cell, target))
@@ -58,20 +54,14 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
     cells.say_refused(sweep)
 
 
-def _crowd(cell: Cell, target: Target, on_slurm: bool) -> Message | None:
-    """The reason for which more CPU ranks than cores are not predicted; None for others."""
+def _crowd(cell: Cell, target: Target, on_slurm: bool) -> str:
+    """The reason for which more CPU ranks than cores are not predicted; empty for others."""
     config = cell.config
     cores = resources(config).cpus if on_slurm else environment.cores()
     if target.device_type != "cpu" or config.gpus <= cores:
-        return None
-    return Message(
-        "predict.crowd",
-        f"gpus={config.gpus}: {config.gpus} CPU ranks would take turns on {count(cores, 'core')}, "
-        f"whose time no run tells; use `gpus={cores}` or fewer",
-        key="gpus",
-        value=config.gpus,
-        cores=cores,
-    )
+        return ""
+    crowd = f"gpus={config.gpus}: {config.gpus} CPU ranks would take turns on {count(cores, 'core')}"
+    return f"{crowd}, whose time no run tells; use gpus={cores} or fewer"
 
 
 def _show(predicted: Sequence[Predicted]) -> None:
@@ -80,13 +70,7 @@ def _show(predicted: Sequence[Predicted]) -> None:
         experiment = str(cell.composed.hydra.runtime.choices.get("experiment") or "")
         sections.setdefault(experiment, {}).setdefault(cell.config.identity(), []).append((cell, answer))
     where = ", ".join(dict.fromkeys(answer.target.in_words for _, answer in predicted))
-    message = Message(
-        "predict.shown",
-        f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:",
-        key="predict",
-        where=where,
-    )
-    say(message)
+    say(f"predict=true: nothing is started. Predicted for {where}, with 90% intervals and (runs) behind them:")
     every = list[Row]()
     for experiment, groups in sections.items():
         rows = _rows([*groups.values()])
@@ -134,32 +118,15 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
     for cell, found in estimated:
         fits = found.prediction.fits
         if fits == "no" and cell.cfg.race.figure is not None:
-            needs = _needs(found)
-            reason = Message("fit.out-of-race", f"{needs}; `fit=off` tries it", key="fit", needs=needs)
-            sweep.refuse(cell, reason, is_mistake=False)
+            sweep.refuse(cell, f"{_needs(found)}; fit=off tries it", is_mistake=False)
         elif fits == "no" and cell.cfg.fit == Fit.refuse:
-            needs = _needs(found)
-            reason = Message(
-                "fit.refused", f"fit=refuse: {needs}; {remedy}, or `fit=warn` to try", key="fit", needs=needs
-            )
-            sweep.refuse(cell, reason)
+            sweep.refuse(cell, f"fit=refuse: {_needs(found)}; {remedy}, or fit=warn to try")
         elif fits in unfit:
             unfit[fits].setdefault(cell.config.identity(), f"{cell.label}{cell.folder.name} {_needs(found)}")
-    if members := unfit["no"].values():
-        named_cells = prediction_table.listed(members, NAMED_CELLS)
-        line = Message(
-            "fit.will-not",
-            f"{count(len(members), 'cell')} will not fit: {named_cells}; {remedy}, or `fit=off`",
-            key="fit",
-            cells=[*members],
-        )
-        say(line, error=True)
-    if members := unfit["tight"].values():
-        named_cells = prediction_table.listed(members, NAMED_CELLS)
-        line = Message(
-            "fit.may-not", f"{count(len(members), 'cell')} may not fit: {named_cells}", key="fit", cells=[*members]
-        )
-        say(line, error=True)
+    for fits, verdict, hint in (("no", "will not fit", f"; {remedy}, or fit=off"), ("tight", "may not fit", "")):
+        if members := unfit[fits].values():
+            named_cells = prediction_table.listed(members, NAMED_CELLS)
+            say(f"{count(len(members), 'cell')} {verdict}: {named_cells}{hint}", error=True)
 
 
 def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
@@ -182,22 +149,13 @@ def _needs_check(cell: Cell) -> bool:
     return not (cfg.fit == Fit.off or no_figure or again)
 
 
-def _needs(found: Estimate) -> Message:
+def _needs(found: Estimate) -> str:
     """The memory that a cell needs, and that of the GPU."""
     gpu, prediction = found.target.gpu or "the GPU", found.prediction
     memory = prediction.memory_bytes
     if prediction.memory_basis == peaks.RAN_OUT:
-        return Message("fit.ran-out", f"ran out of memory on {gpu} before", gpu=gpu)
+        return f"ran out of memory on {gpu} before"
     if memory is None:
-        basis = prediction.memory_basis
-        return Message("fit.unknown", f"{basis} ({gpu})", basis=basis, gpu=gpu)
+        return f"{prediction.memory_basis} ({gpu})"
     needed = f"{in_bytes(memory.value)} ({in_bytes(memory.low)} to {in_bytes(memory.high)})"
-    return Message(
-        "fit.needs",
-        f"needs {needed} of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}",
-        bytes=memory.value,
-        low_bytes=memory.low,
-        high_bytes=memory.high,
-        gpu=gpu,
-        has_bytes=prediction.gpu_memory_bytes,
-    )
+    return f"needs {needed} of memory, and {gpu} has {in_bytes(prediction.gpu_memory_bytes)}"

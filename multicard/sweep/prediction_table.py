@@ -3,14 +3,12 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from multicard.config import prices
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
 from multicard.estimate.observations import Basis
-from multicard.messages import Message
 from multicard.records import comparable, text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
 from multicard.records.schema_parts import Interval
@@ -19,9 +17,9 @@ WIDTH = 120  # of notes
 NAMED = 3  # reasons or cells that are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
 MARKS = {
-    comparable.LOADED: Message("predict.loaded", "others kept its cores busy: the estimate rests on such runs alone"),
-    comparable.DISTURBED: Message("predict.disturbed", "others used its GPUs: the estimate rests on such runs alone"),
-    comparable.DOUBTFUL: Message("predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"),
+    comparable.LOADED: "others kept its cores busy: the estimate rests on such runs alone",
+    comparable.DISTURBED: "others used its GPUs: the estimate rests on such runs alone",
+    comparable.DOUBTFUL: "cells that scaled beyond linear; carried on as linear",
 }
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 DURATION = Unit("s", seconds, tuple(Scale(name, size, size) for name, size in _TIMES.items()))
@@ -86,23 +84,14 @@ def _digits(value: float, scale: Scale) -> str:
 def notes(rows: Sequence[Row]) -> list[str]:
     """Lines on the bases of the figures, and on cells that will not fit or are unknown."""
     found = [row.estimate.prediction for row in rows]
-    lines: list[str] = []
+    lines = []
     if any(each.fits for each in found):
-        line = Message(
-            "predict.fits",
-            "fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above",
-        )
-        lines.append(line)
+        lines.append("fits: yes, where all of the needed memory's interval is below the GPU's; no, where all is above")
     for basis in Basis:
         abouts = listed(each.about for each in found if each.basis == basis)
         lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
-        line = Message(
-            "predict.probe-first",
-            "to know times that are unknown or published: `probe=true` in place of `predict=true`, on such a node",
-            key="probe",
-        )
-        lines.append(line)
+        lines.append("to know times that are unknown or published: probe=true in place of predict=true, on such a node")
     marks = {mark for each in found for mark in each.marks}
     lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
     memory = listed(each.memory_basis for each in found)
@@ -110,15 +99,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for fits, meaning in (("no", "likely to run out of memory"), ("tight", "may run out of memory")):
         members = [row.axes for row in rows if row.estimate.prediction.fits == fits]
         names = listed(" ".join(f"{axis}={value}" for axis, value in axes.items()) for axes in members)
-        if members:
-            line = Message(
-                "predict.memory",
-                f"{meaning}: {count(len(members), 'cell')}: {names}",
-                fits=fits,
-                cells=len(members),
-                names=names,
-            )
-            lines.append(line)
+        lines += [f"{meaning}: {count(len(members), 'cell')}: {names}"] if members else []
     return text_table.folded(lines, WIDTH)
 
 
@@ -127,7 +108,7 @@ def listed(words: Iterable[str], most: int = NAMED) -> str:
     return text_table.first_few(list(dict.fromkeys(filter(None, words))), most, "; ")
 
 
-def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
+def sums(rows: Sequence[Row], on_gpus: bool) -> str:
     """The time of runs that are not measured yet: one after the other, of all their GPUs, and their energy.
 
     Runs that will not fit do not count. Ends of intervals are added up: the cause of one error may make all estimates
@@ -138,35 +119,22 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
     timed = [row for row in left if row.estimate.prediction.total_s is not None]
     runs, unknown = sum(row.left for row in left), sum(row.left for row in left if row not in timed)
     measured = sum(row.runs - row.left for row in rows)
-    facts: dict[str, Any] = {"runs": runs, "measured": measured, "unknown": unknown, "unfit": unfit}
     said = f"{count(runs, 'run') if runs else 'nothing'} to measure"
-    if measured:
-        said += f", {measured} measured before"
-    is_part = bool(unknown)
+    said += f", {measured} measured before" if measured else ""
     if timed:
-        facts["time"] = _sum(timed, "total", is_part)
-        least = "at least " if is_part else ""
-        said += f": {least}{facts['time']} one after the other"
-        if on_gpus:
-            facts["gpu_time"] = _sum(timed, "total", is_part, each_gpu=True)
-            said += f", {facts['gpu_time']} of GPUs"
+        said += f": {'at least ' * bool(unknown)}{_sum(timed, 'total', bool(unknown))} one after the other"
+        said += f", {_sum(timed, 'total', bool(unknown), each_gpu=True)} of GPUs" if on_gpus else ""
         if all(row.estimate.prediction.energy_joules is not None for row in timed):
-            facts["energy"] = _sum(timed, "energy", is_part)
-            said += f", {facts['energy']}"
-        if costs := _money(timed, is_part):
-            facts["costs"] = costs
-            said += f", costs {costs}"
-        if unknown:
-            said += f", and {count(unknown, 'run')} whose time is unknown"
+            said += f", {_sum(timed, 'energy', bool(unknown))}"
+        said += _money(timed, bool(unknown))
+        said += f", and {count(unknown, 'run')} whose time is unknown" if unknown else ""
     elif runs:
         said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
-    if unfit:
-        said += f"; without {count(unfit, 'run')} that will not fit"
-    return Message("predict.sum", said, **facts)
+    return said + (f"; without {count(unfit, 'run')} that will not fit" if unfit else "")
 
 
 def _money(rows: Sequence[Row], is_part: bool) -> str:
-    """The price of all runs' GPU hours: "5.2 (4.8 to 5.6)"; empty where some have no price."""
+    """The price of all runs' GPU hours: ", costs 5.2 (4.8 to 5.6)"; empty where some have no price."""
     found = [prices.gpu_hour(plain(row.estimate.config), row.estimate.target.gpu) for row in rows]
     if None in found or any(row.estimate.target.device_type == "cpu" for row in rows):
         return ""
@@ -175,7 +143,7 @@ def _money(rows: Sequence[Row], is_part: bool) -> str:
         MONEY.text(sum(getattr(row.estimate.prediction.total_s, end) * n for row, n in zip(rows, hours, strict=True)))
         for end in ("low", "value", "high")
     )
-    return f"at least {low}" if is_part else f"{value} ({low} to {high})"
+    return f", costs at least {low}" if is_part else f", costs {value} ({low} to {high})"
 
 
 def _sum(rows: Sequence[Row], quantity: str, is_part: bool, each_gpu: bool = False) -> str:
