@@ -63,6 +63,17 @@ class Message(str):
         """The overrides and commands that the sentence offers, as they are pasted."""
         return REMEDY.findall(self.sentence)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The message as JSON-ready values, from which another process makes it again (`of`)."""
+        facts = json.loads(json.dumps(dict(self.facts), default=str))
+        return {"code": self.code, "sentence": str(self.sentence), "key": self.key, "facts": facts}
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any]) -> "Message":
+        """The message that had these `parts`."""
+        return cls(parts["code"], parts["sentence"], key=parts["key"], **parts["facts"])
+
     def __reduce__(self) -> Any:
         return _message, (self.code, str(self.sentence), self.key, dict(self.facts))
 
@@ -93,6 +104,11 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
     def __init__(self, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> None:
         self.message = Message(code, sentence, key=key, **facts)
         super().__init__(self.message)
+
+    @classmethod
+    def of(cls, message: Message) -> "Refusal":
+        """The refusal with a message that was made elsewhere."""
+        return _refusal(message.code, message.sentence, message.key, dict(message.facts))
 
     @property
     def code(self) -> str:

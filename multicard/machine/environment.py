@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config import compilation
-from multicard.config.keys import require
 from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
+from multicard.messages import Refusal
 
 PACKAGES = ("torch", "torchvision", "timm", "hydra-core", "omegaconf", "torchtune", "torchao", "datasets", "numpy")
 PACKAGES += ("pyarrow", "wandb", "transformers", "accelerate", "lightning")  # the last three are of scripts
@@ -52,8 +52,16 @@ def require_compilers(compile_value: bool | str | None, device: str) -> None:
     missing = [] if any(map(shutil.which, (compiler, *others))) else [f"{compiler} (package {package})"]
     if device != "cpu" and not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         missing.append(f"Python.h (package python{sysconfig.get_python_version()}-dev or -devel)")
-    problem = f"compile={compilation.word(compile_value)}: torch compiles with {' and '.join(missing)}, absent here"
-    require(not missing, f"{problem}; install it, or use compile=false")
+    if missing:
+        value = compilation.word(compile_value)
+        raise Refusal(
+            "compile.no-compiler",
+            f"compile={value}: torch compiles with {' and '.join(missing)}, absent here; install it, "
+            "or use `compile=false`",
+            key="compile",
+            value=value,
+            missing=missing,
+        )
 
 
 def host() -> str:

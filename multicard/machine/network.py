@@ -6,6 +6,8 @@ from threading import Thread
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
+from multicard.messages import Message
+
 ANSWERS_WITHIN_S = 4.0  # the resolution of its name and the connection included
 
 
@@ -19,7 +21,14 @@ def problem(url: str) -> str | None:
     thread = Thread(target=lambda: answers.append(_ask(url)), daemon=True)
     thread.start()
     thread.join(ANSWERS_WITHIN_S)
-    return answers[0] if answers else f"no answer within {ANSWERS_WITHIN_S:g} s"
+    if answers:
+        return answers[0]
+    return Message("network.no-answer", f"no answer within {ANSWERS_WITHIN_S:g} s", seconds=ANSWERS_WITHIN_S)
+
+
+def unreachable(url: str, reason: str) -> Message:
+    """The message on a server that cannot be reached."""
+    return Message("network.unreachable", f"cannot reach {url} ({reason})", url=url, reason=reason)
 
 
 def _ask(url: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from multicard.config.keys import require
+from multicard.messages import Refusal
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,8 +17,8 @@ def folder(path: Path, remedy: str) -> Path:
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
-    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    require(own, f"{path}: belongs to another user, or is a link; {remedy}")
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise Refusal("private.not-own", f"{path}: belongs to another user, or is a link; {remedy}", folder=str(path))
     path.chmod(0o700)
     return path
 
@@ -43,8 +43,12 @@ def opened(path: str) -> Path:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
-    own = status.st_uid == os.geteuid() and not status.st_mode & 0o077
-    require(own, f"{path}: belongs to another user, or is open to others: nothing in it is run")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise Refusal(
+            "private.open-to-others",
+            f"{path}: belongs to another user, or is open to others: nothing in it is run",
+            folder=path,
+        )
     return Path(f"/proc/self/fd/{descriptor}")
 
 

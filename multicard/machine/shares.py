@@ -26,7 +26,7 @@ from multicard.config.base import RunConfig
 from multicard.config.job import Device, count
 from multicard.machine import devices, topology
 from multicard.measure.timing import clock_s, pause
-from multicard.messages import say
+from multicard.messages import Message, say
 
 VARIABLE = "MULTICARD_LEASES"  # names another folder
 LOCKS, NAME = "/run/lock", "multicard-leases"
@@ -144,8 +144,13 @@ class Machine:
         try:
             share = self._leased(wanted)
         except OSError as error:
-            problem = f"no leases in {folder()} ({error.strerror})"
-            self._say_once([problem], f"{problem}: other commands may take the same GPUs and cores", error=True)
+            problem = Message(
+                "leases.none",
+                f"no leases in {folder()} ({error.strerror}): other commands may take the same GPUs and cores",
+                folder=str(folder()),
+                reason=error.strerror,
+            )
+            self._say_once([problem], problem, error=True)
             share = allocate(wanted, self.free)
         if share is None:
             self.looked_s[wanted] = clock_s()
@@ -169,8 +174,15 @@ class Machine:
         missing = self.free.without(left)
         held_by = holders(missing.names)
         parts = [count(len(part), noun) for part, noun in ((missing.gpus, "GPU"), (missing.cpus, "core")) if part]
-        waiting = f"waiting for {' and '.join(parts)}: leased by"
-        self._say_once(held_by or [waiting], f"{waiting} {' and '.join(held_by) or 'another command'}")
+        wanted_parts = " and ".join(parts)
+        line = Message(
+            "leases.waiting",
+            f"waiting for {wanted_parts}: leased by {' and '.join(held_by) or 'another command'}",
+            gpus=len(missing.gpus),
+            cores=len(missing.cpus),
+            held_by=held_by,
+        )
+        self._say_once(held_by or [wanted_parts], line)
         return None
 
     def _say_once(self, about: Iterable[str], line: str, error: bool = False) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from multicard.machine.environment import host
+from multicard.messages import Message, Refusal
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORT_PAIRS = 20_000, 5_000  # two ports a job; below those that Linux hands out by itself
@@ -97,11 +98,16 @@ class State:
         return self.held or (self.queued and any(each.match(self.reason) for each in reasons))
 
 
-class SilentError(ValueError):
+class SilentError(Refusal):
     """SLURM does not answer, for example while its controller restarts: nothing is known of its jobs."""
 
     def __init__(self) -> None:
-        super().__init__("hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when it does")
+        message = Message(
+            "slurm.silent",
+            "hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when it does",
+            key="hydra/launcher",
+        )
+        super().__init__(message.code, message.sentence, key=message.key)
 
 
 def ask(*words: str, timeout_s: float = 60.0) -> str | None:

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from multicard.config.keys import require
 from multicard.machine import private
 from multicard.machine.environment import host
+from multicard.messages import Refusal
 from multicard.ranks.process import Rank, max_over_ranks, meet
 from multicard.records import run_folder
 
@@ -29,7 +29,7 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
     import torch
 
     path = _rank_file(folder, steps, rank.rank)
-    private.folder(_latest_file(folder).parent, "start again with rerun=true")
+    private.folder(_latest_file(folder).parent, "start again with `rerun=true`")
     with run_folder.replacing(path) as file:
         torch.save(state, file)
     meet(rank)
@@ -46,13 +46,29 @@ def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
     import torch
 
     saved = {"steps": 0, "world_size": rank.world_size} | (run_folder.read_json(_latest_file(folder)) or {})
-    ranks, world_size = saved["world_size"], rank.world_size
-    problem = f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {world_size}"
-    require(ranks == world_size, f"{problem}; use as many as before, or start again with rerun=true")
-    newest = max_over_ranks(rank, saved["steps"])
-    seen = f"the checkpoint after step {saved['steps']}" if saved["steps"] else "no checkpoint"
-    problem = f"rank {rank.rank} on {host()} sees {seen} in {folder}, another rank the one after step {newest}"
-    require(saved["steps"] == newest, f"{problem}: the file system shows files late; start the command again")
+    ranks = saved["world_size"]
+    if ranks != rank.world_size:
+        raise Refusal(
+            "checkpoint.other-ranks",
+            f"gpus: the run was stopped on {ranks} ranks, and cannot go on with {rank.world_size}; "
+            "use as many as before, or start again with `rerun=true`",
+            key="gpus",
+            before=ranks,
+            now=rank.world_size,
+        )
+    seen = saved["steps"]
+    newest = max_over_ranks(rank, seen)
+    if seen != newest:
+        what = f"the checkpoint after step {seen}" if seen else "no checkpoint"
+        raise Refusal(
+            "checkpoint.late",
+            f"rank {rank.rank} on {host()} sees {what} in {folder}, another rank the one after step {newest}: "
+            "the file system shows files late; start the command again",
+            rank=rank.rank,
+            host=host(),
+            seen=seen,
+            newest=newest,
+        )
     if newest == 0:
         return None
     return torch.load(_rank_file(folder, saved["steps"], rank.rank), map_location="cpu", weights_only=True)

@@ -30,8 +30,8 @@ from multicard.config.placement import Placement
 from multicard.machine import devices, environment, private
 from multicard.machine.environment import host
 from multicard.measure import memory
-from multicard.messages import say
-from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space
+from multicard.messages import Message, say
+from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, unwritable, was_killed
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 # Option of the resource tracker's interpreter: it says nothing of what ranks that were ended left to it to remove
 NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
-KILLED = ("killed by SIGKILL", "killed by signal: Killed")  # a rank; a DataLoader's worker
 # Of a rank's log, and of each of the two parts that are kept of a longer one; seconds between two looks at them
 MOST_LOG_BYTES, KEPT_LOG_BYTES, LOG_LOOK_S = 16 << 20, 1 << 20, 0.5
 MEETING_S = 300.0  # within which all nodes of a run must have come up
@@ -121,12 +120,18 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
 def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure | None:
     """The failure of a rank, or of a process that it waits for, which the kernel killed for want of memory, by the
     kills (`memory.oom_kills`) before the ranks started."""
-    if failure is None or not any(words in failure.message for words in KILLED):
+    if failure is None or not was_killed(failure):
         return failure
     if kills_before is None or (memory.oom_kills() or 0) <= kills_before:
         return failure
-    why = "the kernel's out-of-memory killer ended it; memory_gb gives a SLURM job more, --memory a container"
-    return msgspec.structs.replace(failure, kind="oom", ran_out="host", message=f"{failure.message}: {why}")
+    message = Message(
+        "rank.out-of-memory",
+        f"{failure.message}: the kernel's out-of-memory killer ended it; "
+        "give a SLURM job more by `memory_gb=GB`, a container by --memory",
+        key="memory_gb",
+        reason=failure.message,
+    )
+    return msgspec.structs.replace(failure, kind="oom", ran_out="host", message=message)
 
 
 def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job) -> Failure | None:
@@ -157,7 +162,9 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
     except Exception as error:  # raised by the agent, not by a rank
         if (full := no_space(error, job.folder)) is not None:
             return Failure("disk", full)
-        return Failure("launch", f"the ranks could not be started or watched: {in_a_line(error)}")
+        reason = in_a_line(error)
+        message = Message("rank.not-started", f"the ranks could not be started or watched: {reason}", reason=reason)
+        return Failure("launch", message)
     finally:
         shutil.rmtree(agent_logs, ignore_errors=True)
     return None
@@ -165,7 +172,11 @@ def _launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Jo
 
 def _saying_what_it_waits_for(close: Callable[..., None]) -> Callable[..., None]:
     def said(*arguments: Any, **keywords: Any) -> None:
-        line = f"waiting for ranks that go on after SIGTERM: they are killed {PATIENCE_S} s after it"
+        line = Message(
+            "rank.goes-on",
+            f"waiting for ranks that go on after SIGTERM: they are killed {PATIENCE_S} s after it",
+            seconds=PATIENCE_S,
+        )
         waiting = Timer(SILENT_S, say, [line], {"error": True})
         waiting.daemon = True
         waiting.start()
@@ -274,8 +285,12 @@ def shorten_logs(folder: Path, left_out: dict[Path, int]) -> None:
             last = log.read()
             left_out[path] = left_out.get(path, 0) + size - 2 * KEPT_LOG_BYTES
             log.truncate(KEPT_LOG_BYTES)
-            note = f"\n... about {left_out[path]:,} bytes are left out here: a log keeps its first and last part ...\n"
-            log.write(note.encode() + last)
+            note = Message(
+                "log.shortened",
+                f"... about {left_out[path]:,} bytes are left out here: a log keeps its first and last part ...",
+                bytes=left_out[path],
+            )
+            log.write(f"\n{note}\n".encode() + last)
 
 
 def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
@@ -288,8 +303,10 @@ def _failure(folder: Path, rank: int, exitcode: int) -> Failure:
         report = msgspec.json.decode(error_file(folder, rank).read_bytes(), type=Failure)
         return msgspec.structs.replace(report, message=f"rank {rank}: {report.message}", **where)
     if exitcode == UNWRITABLE:
-        return Failure("disk", f"hydra.run.dir: rank {rank} cannot write to {folder}; free some space", **where)
+        return Failure("disk", unwritable(folder, rank=rank), **where)
     if exitcode < 0:
         name = signal.Signals(-exitcode).name if -exitcode in {*signal.Signals} else f"signal {-exitcode}"
-        return Failure("signal", f"rank {rank} was killed by {name}", **where)
-    return Failure("exit", f"rank {rank} exited with code {exitcode}", **where)
+        message = Message("rank.killed", f"rank {rank} was killed by {name}", rank=rank, signal=name)
+        return Failure("signal", message, **where)
+    message = Message("rank.exited", f"rank {rank} exited with code {exitcode}", rank=rank, exit_code=exitcode)
+    return Failure("exit", message, **where)

@@ -13,6 +13,7 @@ from threading import main_thread
 from multicard.config import compilation
 from multicard.machine.environment import host
 from multicard.measure.memory import SHARED_MEMORY, DeviceMemory
+from multicard.messages import Message, Refusal
 from multicard.ranks import interruption
 from multicard.records.schema_parts import Cause as Failure
 
@@ -48,14 +49,23 @@ def _interrupted(number: int) -> Interrupted:
     return Interrupted(_ENDING.pop() if _ENDING else by_signal)
 
 
+def words_of(error: BaseException) -> str:
+    """The text of an error: its `Message` where it was made of one."""
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, Message) else str(error)
+
+
 def in_a_line(error: BaseException) -> str:
     """The error as a user reads it: the message of a ValueError, else type and message, with memory in GB."""
     from multicard.records.text_table import in_bytes  # imports rich
 
+    if isinstance(words_of(error), Message):
+        return words_of(error)
     text = BINARY.sub(lambda size: in_bytes(float(size[1]) * 1024 ** " KMGT".index(size[2])), str(error).strip())
     lines = text.splitlines() or [""]
     if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
-        return lines[-1].removeprefix("ValueError: ")  # the last line of the worker's own traceback
+        # the last line of the worker's own traceback
+        return lines[-1].removeprefix("ValueError: ").removeprefix("multicard.messages.Refusal: ")
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
@@ -69,15 +79,54 @@ def disk_full(error: BaseException) -> OSError | None:
     return None
 
 
-def no_space(error: BaseException, folder: Path) -> str | None:
-    """The sentence on the full disk behind an error of a run in `folder`: that of the file which the error names, else
+def no_space(error: BaseException, folder: Path) -> Message | None:
+    """The message on the full disk behind an error of a run in `folder`: that of the file which the error names, else
     the fullest of those that a run writes to. None where it has another cause."""
     full = disk_full(error)
     if full is None:
         return None
     disks = [path for path in (folder, tempfile.gettempdir(), SHARED_MEMORY) if Path(path).exists()]
-    fullest = full.filename or min(disks, key=lambda path: shutil.disk_usage(path).free)
-    return f"no space left on the disk of {fullest} ({full.strerror}); free some"
+    fullest = str(full.filename or min(disks, key=lambda path: shutil.disk_usage(path).free))
+    return Message(
+        "disk.full",
+        f"no space left on the disk of {fullest} ({full.strerror}); free some",
+        path=fullest,
+        reason=full.strerror,
+    )
+
+
+def unwritable(
+    folder: Path, error: OSError | None = None, key: str = "hydra.run.dir", rank: int | None = None
+) -> Message:
+    """The message where nothing can be written to a folder.
+
+    Args:
+        error: the reason, where it is known.
+        key: names the folder.
+        rank: that cannot write; None: the controller.
+    """
+    reason = None if error is None else str(error.strerror or error)
+    who = "" if rank is None else f"rank {rank} "
+    why = "" if reason is None else f" ({reason})"
+    return Message(
+        "folder.unwritable",
+        f"{key}: {who}cannot write to {folder}{why}; free some space, or choose another folder",
+        key=key,
+        folder=str(folder),
+        reason=reason,
+        rank=rank,
+    )
+
+
+# In records without codes, and in torch's error of a DataLoader whose worker got SIGKILL
+KILLED = ("killed by SIGKILL", "killed by signal: Killed")
+
+
+def was_killed(failure: Failure) -> bool:
+    """True of a rank, or of a process that it waits for, that SIGKILL ended."""
+    if failure.code == "rank.killed":
+        return failure.facts["signal"] == "SIGKILL"
+    return any(words in failure.message for words in KILLED)
 
 
 # Words of errors for want of memory: of the host, by torch's allocator and the system; of torch, the driver and NCCL;
@@ -122,5 +171,12 @@ def compile_explained(compile_value: bool | str | None) -> Iterator[None]:
         if is_oom(error) or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        problem = f"compile={compilation.word(compile_value)}: torch cannot compile the model here ({line})"
-        raise ValueError(f"{problem}; it needs a C++ compiler (g++); use compile=false to do without") from error
+        value = compilation.word(compile_value)
+        raise Refusal(
+            "compile.failed",
+            f"compile={value}: torch cannot compile the model here ({line}); install a C++ compiler (g++), "
+            "or use `compile=false`",
+            key="compile",
+            value=value,
+            reason=line,
+        ) from error

@@ -15,6 +15,7 @@ from multicard.config.base import Malloc
 from multicard.machine.slurm import Allocation
 from multicard.measure.memory import device_memory, held_memory_bytes
 from multicard.measure.timing import pause
+from multicard.messages import Message
 from multicard.ranks import os_calls
 from multicard.ranks.failures import Failure, disk_full, in_a_line, is_host_oom, is_oom, no_space
 from multicard.records.run_folder import write_json
@@ -193,13 +194,21 @@ def _end_compilers() -> None:
 
 def _report(job: Job, rank: int, error: BaseException) -> None:
     """Leave a report of the exception for the controller."""
-    memory, message = device_memory(job.device), in_a_line(error)
+    memory = device_memory(job.device)
+    message = in_a_line(error)
     failure = Failure("exception", message)
     if (full := no_space(error, job.folder)) is not None:
         failure = Failure("disk", full)
     elif is_oom(error, memory):
         if memory is not None and not is_oom(error):  # it does not say so itself
-            message += f" ({in_bytes(memory.free_bytes)} of {in_bytes(memory.total_bytes)} free)"
+            free, total = in_bytes(memory.free_bytes), in_bytes(memory.total_bytes)
+            message = Message(
+                "rank.gpu-full",
+                f"{message} ({free} of {total} free)",
+                reason=message,
+                free_bytes=memory.free_bytes,
+                total_bytes=memory.total_bytes,
+            )
         ran_out = "host" if job.device == "cpu" or is_host_oom(error) else "gpu"
         failure = Failure("oom", message, ran_out=ran_out, memory_bytes=held_memory_bytes(job.device))
     with suppress(OSError):  # a full disk may have ended the rank; its log and exit code remain

@@ -9,6 +9,7 @@ from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.measure import formulas
+from multicard.messages import Message
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
 from multicard.records.schema_parts import TextRows
 
@@ -26,9 +27,11 @@ SHARED, DISTURBED, LOADED, CROWD, PROFILED, STALLED, MIXED = AT_END = "*!&>tzm"
 NOTED = "*>tzmps+"  # marks that a note below a table counts
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
 DOUBTFUL = "?"  # marks an efficiency above the possible
-DOUBTFUL_MEANING = (
+DOUBTFUL_MEANING = Message(
+    "notes.doubtful",
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
-    "slower for another cause (fewer cores, load of others, clocks); measure it again"
+    "slower for another cause (fewer cores, load of others, clocks); measure it again",
+    above=formulas.DOUBTFUL_EFFICIENCY,
 )
 
 
@@ -187,35 +190,82 @@ def cell(record: AnyRecord, name: str) -> str:
 
 def notes(records: Sequence[AnyRecord]) -> list[str]:
     """Notes below a table of these records: several commits or machines, shared GPUs, restarts."""
-    lines = []
+    lines: list[str] = []
     measured = [record for record in records if record.config]
     commits = {str(record.commit)[:9] + "+changes" * bool(record.dirty) for record in measured}
     for name, found in (("commits", commits), ("machines", {str(record.hardware) for record in measured})):
         if len(found) > 1:
-            lines.append(f"measured on several {name}, not compared with one another: {', '.join(sorted(found))}")
+            line = Message(
+                "notes.several",
+                f"measured on several {name}, not compared with one another: {', '.join(sorted(found))}",
+                what=name,
+                found=sorted(found),
+            )
+            lines.append(line)
     inputs = [record.input or {} for record in measured if isinstance(record, VisionRecord)]
     if streamed := sum((read.get("train") or {}).get("mode") == "streamed" for read in inputs):
-        lines.append(f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by batch")
+        line = Message(
+            "notes.streamed",
+            f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by batch",
+            key="dataset.device_budget_bytes",
+            runs=streamed,
+        )
+        lines.append(line)
     skipped = [sum(part["skipped"] for part in (read.get("decoded") or {}).values()) for read in inputs]
     if any(skipped):
-        lines.append(f"up to {max(skipped)} broken images left out: see input in the records")
+        line = Message(
+            "notes.broken-images",
+            f"up to {max(skipped)} broken images left out: see input in the records",
+            images=max(skipped),
+        )
+        lines.append(line)
     rows = [record.text_rows for record in measured if isinstance(record, LlmRecord) and record.text_rows]
     if broken := max((counts.broken or 0 for counts in rows), default=0):
-        lines.append(f"up to {broken} broken rows left out: see text_rows in the records")
+        line = Message(
+            "notes.broken-rows", f"up to {broken} broken rows left out: see text_rows in the records", rows=broken
+        )
+        lines.append(line)
     cut = max(rows, key=lambda counts: counts.cut or 0, default=TextRows())
     if cut.cut:
         left_out = f", {cut.left_out} of them left out: no label remained" if cut.left_out else ""
-        lines.append(f"up to {cut.cut} of {cut.read} rows cut at max_seq_len{left_out} (see text_rows in the records)")
+        line = Message(
+            "notes.cut-rows",
+            f"up to {cut.cut} of {cut.read} rows cut at max_seq_len{left_out} (see text_rows in the records)",
+            key="max_seq_len",
+            cut=cut.cut,
+            read=cut.read,
+            left_out=cut.left_out,
+        )
+        lines.append(line)
     if disturbed := [record.gpu.disturbed_by for record in measured if record.gpu and record.gpu.disturbed_by]:
         names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
-        shared = f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)})"
-        lines.append(f"{shared}: see gpu.disturbed_by in the records")
+        line = Message(
+            "notes.disturbed",
+            f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)}): "
+            "see gpu.disturbed_by in the records",
+            runs=len(disturbed),
+            names=names,
+        )
+        lines.append(line)
     if busy := [record for record in measured if busy_share(record) > BUSY_SHARE]:
         most = max(busy, key=busy_share)
-        cores = f"up to {busy_share(most) * (most.cores or 0):.1f} of {most.cores} cores"
-        lines.append(f"{LOADED} others kept {cores} busy during {count(len(busy), 'run')}: see load in the records")
+        cores = busy_share(most) * (most.cores or 0)
+        line = Message(
+            "notes.loaded",
+            f"{LOADED} others kept up to {cores:.1f} of {most.cores} cores busy during {count(len(busy), 'run')}: "
+            "see load in the records",
+            cores=round(cores, 1),
+            of=most.cores,
+            runs=len(busy),
+        )
+        lines.append(line)
     marked = {mark: sum(map(mark.applies, measured)) for mark in MARKS if mark.sign in NOTED}
     for mark, runs in marked.items():
+        if runs == 0:
+            continue
         sign = f"{mark.sign} " if mark.sign in AT_END else ""  # where the table has it
-        lines += [f"{sign}{mark.meaning}: {count(runs, 'run')}"] * (runs > 0)
+        line = Message(
+            "notes.mark", f"{sign}{mark.meaning}: {count(runs, 'run')}", sign=sign.strip(), mark=mark.column, runs=runs
+        )
+        lines.append(line)
     return lines

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from multicard.messages import Refusal
 from multicard.records.schema_parts import Data
 
 BUDGET_BYTES = 64 << 20
@@ -51,6 +52,16 @@ def text_blob(name: str, text: str) -> Blob:
     return name, memoryview(text.encode())
 
 
+def unreadable(error: OSError) -> Refusal:
+    """The refusal of data that cannot be read."""
+    return Refusal(
+        "data.unreadable",
+        f"{error.filename}: cannot be read ({error.strerror}); see that it is there, and whole",
+        file=str(error.filename),
+        reason=error.strerror,
+    )
+
+
 def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
     """The digits of a part, its bytes, and how many of them were hashed."""
     try:
@@ -67,7 +78,7 @@ def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
                 digest.update(piece)
                 hashed_bytes += len(piece)
     except OSError as error:
-        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is whole") from None
+        raise unreadable(error) from None
     return digest.hexdigest()[:DIGITS], sum(sizes), hashed_bytes
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from multicard.config.keys import require
 from multicard.machine import environment, private
+from multicard.messages import Message, Refusal
 
 
 class JournalError(OSError):
@@ -40,7 +40,9 @@ class Journal:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise ValueError(f"{owner}: another command has it now; choose another name") from None
+            raise Refusal(
+                "journal.in-use", f"{owner}: another command has it now; choose another name", owner=owner
+            ) from None
         text = path.read_text() if path.exists() and not anew else ""
         self.entries: list[dict[str, Any]] = []
         for line in text.split("\n"):
@@ -48,9 +50,16 @@ class Journal:
                 self.entries.append(dict(json.loads(line)))
         if head is not None and self.entries:
             before = self.entries.pop(0)
-            changed = " and ".join(key for key, value in head.items() if before.get(key) != value)
-            remedy = f"choose another name, or remove {path}"
-            require(not changed, f"{owner}: it was cut off with another {changed}; {remedy}")
+            changed = [key for key, value in head.items() if before.get(key) != value]
+            if changed:
+                raise Refusal(
+                    "journal.other-head",
+                    f"{owner}: it was cut off with another {' and '.join(changed)}; choose another name, "
+                    f"or remove {path}",
+                    owner=owner,
+                    changed=changed,
+                    file=str(path),
+                )
             head = None
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if text else os.O_TRUNC)
         self._file = os.fdopen(private.no_link(path, flags), "a" if text else "w")
@@ -75,7 +84,13 @@ class Journal:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
         except OSError as error:
-            raise JournalError(f"cannot write to {self.path}: {error.strerror}") from None
+            message = Message(
+                "journal.unwritable",
+                f"cannot write to {self.path}: {error.strerror}",
+                file=str(self.path),
+                reason=error.strerror,
+            )
+            raise JournalError(message) from None
 
 
 def code_and_machine() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multicard.messages import Message, Refusal
 from multicard.records.run_folder import json_text, write_text
 from multicard.records.text_table import Table, clean, terminal_width, to_csv
 
@@ -58,8 +59,13 @@ class Output:
         what goes to STDOUT. skipped: None for a command that reads no run folders."""
         chosen = {form: path for form in FORMATS if (path := getattr(options, form)) is not None}
         if len({*chosen.values()}) < len(chosen):
-            named = ", ".join(f"--{form}" for form in chosen)
-            raise ValueError(f"{named}: two of them have one file; name another, or - once")
+            flags = [f"--{form}" for form in chosen]
+            raise Refusal(
+                "output.one-file",
+                f"{', '.join(flags)}: two of them have one file; name another, or - once",
+                key=flags[0],
+                flags=flags,
+            )
         rows = [*self.rows] if {"json", "csv"} & {*chosen} else []
         contents = {path: FORMATS[form](self, rows, skipped) for form, path in chosen.items()}
         for path, content in contents.items():
@@ -90,11 +96,18 @@ def file(text: str) -> Path:
     """A file to write, in an existing folder."""
     path = Path(text)
     if path == STDOUT:
-        raise argparse.ArgumentTypeError("-: the standard output has what this command says; name a file")
+        message = Message("output.stdout", "-: the standard output has what this command says; name a file")
+        raise argparse.ArgumentTypeError(message)
     if path.exists() and not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text}: is no file; name one")
+        raise argparse.ArgumentTypeError(Message("output.not-a-file", f"{text}: is not a file; name one", file=text))
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}; make it, or name another file")
+        message = Message(
+            "output.no-folder",
+            f"{text}: there is no folder {path.parent}; make it, or name another file",
+            file=text,
+            folder=str(path.parent),
+        )
+        raise argparse.ArgumentTypeError(message)
     return path
 
 
@@ -105,6 +118,12 @@ def target(text: str) -> Path:
 
 def skipped_lines(records: Sequence[Skipped]) -> list[str]:
     """A line for each record that could not be used, and one for those beyond the first few."""
-    named = [f"skipped {clean(str(record.folder))}: {clean(record.why)}" for record in records[:NAMED]]
-    rest = [f"skipped {len(records) - NAMED} more (--json FILE names all)"] if len(records) > NAMED else []
-    return named + rest
+    lines = []
+    for record in records[:NAMED]:
+        folder = clean(str(record.folder))
+        line = Message("output.skipped", f"skipped {folder}: {clean(record.why)}", folder=folder, reason=record.why)
+        lines.append(line)
+    more = len(records) - NAMED
+    if more > 0:
+        lines.append(Message("output.skipped-more", f"skipped {more} more (`--json FILE` names all)", records=more))
+    return lines

@@ -23,10 +23,10 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from multicard.config.keys import require
 from multicard.machine import private, slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import age_s, pause, start_ticks
+from multicard.messages import Refusal
 from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json
 from multicard.records.steps import STEPS
 
@@ -65,9 +65,10 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     Raises:
         ValueError: another process, or job, is measuring into it, or it holds a measurement that cannot be read.
     """
-    key, undo = f"name={folder.parent.name}", _drop
+    undo = _drop
     _drop(folder)
-    keep, who = keep or (job is not None and is_held_by(folder, job)), None
+    keep = keep or (job is not None and is_held_by(folder, job))
+    who = None
     try:
         for _ in range(TRIES):
             _mark(folder, job)
@@ -76,18 +77,15 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
                 break
             _drop(folder)  # both may have just begun
             pause(random.uniform(0, RETRY_S))
-        where = ", ".join(map(str, claims(folder)))
-        require(who is None, f"{key}: {who} is measuring {folder.name}; wait for it (if it is gone, remove {where})")
+        if who is not None:
+            raise _in_use(folder, who)
         _forget(folder, job)
         if keep:
             return True
         measured = finished(folder) is not None
         status = (read_json(folder / RESULT) or {}).get("status")
-        why, remedy = f"{RESULT} is of another version of multicard, or altered", "use that version"
-        if read(folder) is not None:
-            why, remedy = f"{STEPS}, whose steps {RESULT} counts, is cut off or gone", "put it back"
-        remedy = f"{remedy}, choose another name=, or remove the folder to measure again"
-        require(measured or status not in DONE, f"{key}: {folder.name}/{why}; {remedy}")
+        if not measured and status in DONE:
+            raise _broken(folder)
         if measured and not _aside(folder).exists():
             folder.rename(_aside(folder))
         undo = disclaim
@@ -98,6 +96,39 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
         undo(folder)
         raise
     return False
+
+
+def _in_use(folder: Path, who: str) -> Refusal:
+    files = [str(path) for path in claims(folder)]
+    return Refusal(
+        "claim.in-use",
+        f"name={folder.parent.name}: {who} is measuring {folder.name}; wait for it "
+        f"(if it is gone, remove {', '.join(files)})",
+        key="name",
+        cell=folder.name,
+        who=who,
+        files=files,
+    )
+
+
+def _broken(folder: Path) -> Refusal:
+    """The refusal to replace a measurement that cannot be read."""
+    name, cell = folder.parent.name, folder.name
+    if read(folder) is None:
+        return Refusal(
+            "claim.other-record",
+            f"name={name}: {cell}/{RESULT} is of another version of multicard, or altered; use that version, "
+            "choose another `name=NAME`, or remove the folder to measure again",
+            key="name",
+            cell=cell,
+        )
+    return Refusal(
+        "claim.no-steps",
+        f"name={name}: {cell}/{STEPS}, whose steps {RESULT} counts, is cut off or gone; put it back, "
+        "choose another `name=NAME`, or remove the folder to measure again",
+        key="name",
+        cell=cell,
+    )
 
 
 def disclaim(folder: Path) -> None:

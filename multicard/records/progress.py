@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multicard.machine import private
+from multicard.messages import Message
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,13 @@ class Board:
         stop after has passed, after which other ranks may have stopped."""
         stop_at = self.stop_at
         if stop_at and steps > stop_at:
-            raise RuntimeError(f"asked to stop after step {stop_at}, but {steps} were done when this was seen")
+            message = Message(
+                "rank.stop-missed",
+                f"asked to stop after step {stop_at}, but {steps} were done when this was seen",
+                stop_at=stop_at,
+                steps=steps,
+            )
+            raise RuntimeError(message)
         return steps == stop_at
 
     def post(

@@ -39,6 +39,7 @@ from msgspec import Struct
 
 from multicard.config.base import NOT_IDENTITY
 from multicard.machine import private
+from multicard.messages import Message, Refusal
 from multicard.records import steps
 from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord
 from multicard.records.schema_environment import Environment
@@ -186,7 +187,8 @@ def _report(mismatch: str) -> None:
     """
     if os.environ.get("MULTICARD_STRICT"):
         raise TypeError(mismatch)
-    print(f"{mismatch}; please report this error of multicard", file=sys.stderr)
+    message = Message("record.not-of-schema", f"{mismatch}; please report this error of multicard", mismatch=mismatch)
+    print(message, file=sys.stderr)
 
 
 def read_environment(folder: Path) -> Environment:
@@ -367,12 +369,16 @@ def decode(content: bytes) -> AnyRecord:
     alone, as all else may then differ too."""
     try:
         if (version := msgspec.json.decode(content, type=_Version).schema_version) > SCHEMA_VERSION:
-            newer = f"schema_version {version} is newer than this program's {SCHEMA_VERSION}"
-            raise ValueError(f"{newer}: update multicard")
+            raise Refusal(
+                "record.newer",
+                f"schema_version {version} is newer than this program's {SCHEMA_VERSION}: update multicard",
+                version=version,
+                known=SCHEMA_VERSION,
+            )
         record = msgspec.json.decode(content, type=AnyRecord)
         msgspec.convert({"axes": record.axes, "config": record.config}, _Counted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{RESULT} is broken ({error})") from None
+        raise Refusal("record.broken", f"{RESULT} is broken ({error})", reason=str(error)) from None
     return record
 
 

@@ -4,6 +4,9 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
+
+from multicard.messages import Message
 
 MOST = 10**18  # beyond any figure: sums and powers of what is larger are no numbers
 Scalar = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None  # seeds have 63 bits
@@ -27,7 +30,7 @@ def described(hint: Any) -> tuple[list[Any], str]:
 
 
 class Cause(Struct, frozen=True):
-    """Why a run did not end ok."""
+    """Why a run did not end ok. A `Message` as its `message` brings its code, its key and its facts."""
 
     kind: Annotated[
         str,
@@ -35,12 +38,22 @@ class Cause(Struct, frozen=True):
         "timeout, preempted, requeued or diverged",
     ] = ""
     message: Annotated[str, "one line"] = ""
+    code: Annotated[str | None, "what the message says, as programs read it; null of libraries' errors"] = None
+    key: Annotated[str | None, "the key of the configuration that has to change"] = None
+    facts: Annotated[dict[str, Any], "values in the message"] = {}
     rank: Annotated[Count, "the first rank to fail"] = None
     host: Annotated[str | None, "its node"] = None
     ran_out: Annotated[str | None, "memory of the gpu or of the host; null of other causes and in older records"] = None
     memory_bytes: Annotated[Count, "bytes that the rank held when memory ran out"] = None
     log: Annotated[str | None, "the rank's log, relative to the run folder"] = None
     log_tail: Annotated[tuple[str, ...], "its last lines"] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.message, Message):
+            for name, value in self.message.parts.items():
+                if name != "sentence":
+                    force_setattr(self, name, value)
+            force_setattr(self, "message", str(self.message))  # plain text, which is written as it is
 
 
 class Divergence(Struct):

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from multicard.measure import formulas
+from multicard.messages import Refusal
 from multicard.records.schema import AnyRecord, ScriptRecord
 from multicard.records.schema_parts import Segment, Statistics
 
@@ -92,7 +93,10 @@ def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
         rows = pq.read_table(path, columns=columns and [*columns])
         return rows.select([*COLUMNS, *(name for name in rows.column_names if name not in COLUMNS)])
     except (OSError, pa.ArrowException, KeyError) as error:
-        raise ValueError(f"{path}: no steps can be read ({str(error).splitlines()[0]})") from None
+        reason = str(error).splitlines()[0]
+        raise Refusal(
+            "steps.unreadable", f"{path}: no steps can be read ({reason})", file=str(path), reason=reason
+        ) from None
 
 
 def _warmup(record: AnyRecord, steps: int) -> np.ndarray:

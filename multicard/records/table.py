@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from multicard.measure import formulas
-from multicard.messages import link, say
+from multicard.messages import Message, link, say
 from multicard.records import comparable, figures, text_table
 from multicard.records.comparable import REPEATED
 from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
@@ -17,7 +17,9 @@ from multicard.records.schema import AnyRecord
 AGAINST_ONE = "x 1 GPU"
 OPTIONAL = [figure.heading() for figure in FIGURES.values() if figure.at_end and figure.better is None]
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
-NOTE_ON_PROBES = "Probes are no results: they feed predictions (predict=true), and stand in no other table."
+NOTE_ON_PROBES = Message(
+    "table.probes", "Probes are no results: they feed predictions (`predict=true`), and stand in no other table."
+)
 
 
 def show(runs: Sequence[Run], probes: bool = False) -> None:
@@ -43,14 +45,19 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     rows = [_setting(group, axes) | _figures(group, settings) for group in settings]
     notes = list[str]()
     if len(settings) < len(records):
-        notes.append("±: standard deviation of the n runs")
+        notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
     rate, skipped = RECORDS[kind].rate, RECORDS[kind].skips
     unmeasured = [record for record in records if record.status == "ok" and FIGURES[rate].value(record) is None]
     if any(record.steps is None or not record.steps.count for record in unmeasured):
-        remedy = f"train longer, or set a smaller {skipped}"
-        notes.append(
-            f"{FIGURES[rate].heading()} is missing where a run has no more steps than {skipped} leaves out: {remedy}"
+        heading = FIGURES[rate].heading()
+        note = Message(
+            "table.no-rate",
+            f"{heading} is missing where a run has no more steps than {skipped} leaves out: "
+            f"train longer, or set a smaller {skipped}",
+            key=skipped,
+            figure=heading,
         )
+        notes.append(note)
     if any(row[AGAINST_ONE].endswith(comparable.DOUBTFUL) for row in rows):
         notes.append(f"{comparable.DOUBTFUL} {comparable.DOUBTFUL_MEANING}")
     return _table(rows, [*notes, *comparable.notes(records)], width)
@@ -91,7 +98,11 @@ def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | No
     sizes = text_table.least_widths(shown, [[row[heading] for heading in shown] for row in rows])
     fits = width is None or sum(sizes) + text_table.GAP * (len(sizes) - 1) <= width
     shown = [heading for heading in shown if fits or heading not in OPTIONAL]
-    once = ["the same in all rows: " + ", ".join(f"{name} {rows[0][name]}" for name in alike)] if alike else []
+    once = []
+    if alike:
+        named = ", ".join(f"{name} {rows[0][name]}" for name in alike)
+        values = {name: rows[0][name] for name in alike}
+        once.append(Message("table.alike", f"the same in all rows: {named}", values=values))
     cells = [[row[heading] for heading in shown] for row in rows]
     return text_table.Table(shown, cells, below=[*once, *notes]).lines(width)
 

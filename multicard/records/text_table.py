@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
+from multicard.messages import Message
+
 GAP = 2  # cells between two columns
 LEAST_WIDTH = 8  # a column of text is not made narrower
 CUT = "…"
@@ -47,7 +49,10 @@ class Table(NamedTuple):
 
     def html(self) -> str:
         """As notebooks show it, the first MOST_ROWS rows; nothing of a line or a cell is markup."""
-        below = [*([f"{len(self.rows) - MOST_ROWS:,} more rows"] if len(self.rows) > MOST_ROWS else []), *self.below]
+        below = [*self.below]
+        more = len(self.rows) - MOST_ROWS
+        if more > 0:
+            below.insert(0, Message("table.more-rows", f"{more:,} more rows", rows=more))
         table = self._replace(rows=self.rows[:MOST_ROWS])._tabulated(clean, "html")
         table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)  # notebooks align to the right otherwise
         return "\n".join([*paragraphs(self.above), table, *paragraphs(below)])

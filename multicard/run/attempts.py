@@ -7,6 +7,7 @@ from typing import Any
 
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import timestamp
+from multicard.messages import Refusal
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import ended_file
@@ -49,9 +50,14 @@ def begin(
 def require_same_data(folder: Path, data: Data) -> None:
     """Refuse (ValueError) to resume from a checkpoint on other data than it was trained on."""
     before = next((attempt.data for attempt in reversed(run_folder.read_segments(folder)) if attempt.data), None)
-    if checkpoint.latest(folder) is not None and (changed := content.difference(before, data)) is not None:
-        remedy = "put that data back, or start the run again with rerun=true"
-        raise ValueError(f"the data is no longer that of the run's checkpoint ({changed}); {remedy}")
+    changed = content.difference(before, data)
+    if checkpoint.latest(folder) is not None and changed is not None:
+        raise Refusal(
+            "checkpoint.other-data",
+            f"the data is no longer that of the run's checkpoint ({changed}); put that data back, "
+            "or start the run again with `rerun=true`",
+            changed=changed,
+        )
 
 
 def end(

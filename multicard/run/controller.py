@@ -14,7 +14,7 @@ from multicard.config.sweeps import pauses
 from multicard.machine import environment
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
-from multicard.messages import link, say
+from multicard.messages import Message, link, say
 from multicard.observe.sampler import Sampler
 from multicard.ranks import elastic, failures
 from multicard.ranks.failures import Failure, Interrupted
@@ -30,7 +30,10 @@ from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
 from multicard.run.workload import Workload
 from multicard.tracking.upload import Mirror
 
-TAKEN = Failure("claim", "another process took its folder, as this one was silent for minutes; nothing is recorded")
+TAKEN = Failure(
+    "claim",
+    Message("claim.taken", "another process took its folder, as this one was silent for minutes; nothing is recorded"),
+)
 
 
 def measure(
@@ -98,14 +101,23 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
     """Run the ranks, unless an earlier start did, and note how they ended. Returns what ended the run early."""
     failure, load, beside = None, None, None
     if run.load is None:
-        say(f"{cell.title}trained before, and cut off before its record was written: {run.folder}")
+        message = Message(
+            "run.trained-before",
+            f"trained before, and cut off before its record was written: {run.folder}",
+            folder=str(run.folder),
+        )
+        say(f"{cell.title}{message}")
     else:
         if not cell.title:  # else the sweep has said what is alike in all its cells, and the title has the rest
             where = run.placement.ranks(run.config.gpus)
             say(Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(link(run.folder)))
         cores = environment.cores()
         if run.placement.crowded(cores):
-            say(f"  {CROWDED}: {run.placement.processes} ranks on {count(cores, 'core')}")
+            ranks = run.placement.processes
+            message = Message(
+                "run.crowded", f"{CROWDED}: {ranks} ranks on {count(cores, 'core')}", ranks=ranks, cores=cores
+            )
+            say(f"  {message}")
         failure = _run_ranks(run, mirror, peers, cell)
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # in a race the other cells run beside this one by design
@@ -125,12 +137,20 @@ def _run_ranks(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) ->
         if mirror.live:
             mirror.open()
     except RuntimeError as error:
-        remedy = "see that there is network and you are logged in (wandb login), or use tracker.mode=offline"
-        return Failure("tracker", f"tracker.mode={config.tracker.mode}: {error}; {remedy}")
+        reason = failures.words_of(error)
+        message = Message(
+            "tracker.not-opened",
+            f"tracker.mode={config.tracker.mode}: {reason}; see that there is network and you are logged in "
+            "(`wandb login`), or use `tracker.mode=offline`",
+            key="tracker.mode",
+            value=str(config.tracker.mode),
+            reason=reason,
+        )
+        return Failure("tracker", message)
     try:
         board = Board(folder, placement.world_size, create=True, node=0)
     except OSError as error:
-        return Failure("disk", f"hydra.run.dir: cannot write to {folder} ({error.strerror}); free some space")
+        return Failure("disk", failures.unwritable(folder, error))
     try:
         resumable = workload.resumable and not config.probe.enabled
         stop = StopOnWarning(run.allocation, board, placement, folder, resumable, peers)

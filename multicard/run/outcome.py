@@ -15,10 +15,10 @@ from rich.text import Text
 from multicard.config.base import TrackerMode, plain
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.observe import diagnosis, gpu_record
 from multicard.ranks import checkpoint
-from multicard.ranks.failures import Failure, in_a_line, no_space
+from multicard.ranks.failures import Failure, in_a_line, no_space, words_of
 from multicard.ranks.process import LOG_LINES, log_file
 from multicard.records import comparable, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
@@ -50,7 +50,7 @@ def begin(workload: Workload, cfg: DictConfig, folder: Path, job: str | None = N
 
 
 def refuse(run: Run, message: str, keep: bool = True, title: str = "") -> Run:
-    """Say why a run is refused, and complete its record.
+    """Say why a run is refused, and complete its record, which has the code of a `Message`.
 
     Args:
         keep: write the record, unless the folder is in use or holds a measurement.
@@ -98,9 +98,16 @@ def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
         try:
             mirror.close(msgspec.convert(run_folder.content_of(record), AnyRecord), steps)
         except Exception as error:  # whatever it is: the record is there, and stays as it is
-            why = str(error) if isinstance(error, RuntimeError) else in_a_line(error)
-            mode = config.tracker.mode
-            say(f"tracker.mode={mode}: W&B failed ({why}); the record is in {folder}", error=True)
+            why = words_of(error) if isinstance(error, RuntimeError) else in_a_line(error)
+            message = Message(
+                "tracker.failed",
+                f"tracker.mode={config.tracker.mode}: W&B failed ({why}); the record is in {folder}",
+                key="tracker.mode",
+                value=str(config.tracker.mode),
+                reason=why,
+                folder=str(folder),
+            )
+            say(message, error=True)
             run.tracker_error = why
     return run
 
@@ -168,14 +175,30 @@ def not_recorded(run: Run, error: Exception) -> Run:
     """The record of a run that an error kept from being recorded; what it was to be made of stays in the folder."""
     run.record.status = "failed"
     if isinstance(error, OSError) and error.strerror:
-        message = f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some space"
+        message = Message(
+            "folder.not-recorded",
+            f"hydra.run.dir: could not record the run in {run.folder} ({error.strerror}); free some space",
+            key="hydra.run.dir",
+            folder=str(run.folder),
+            reason=error.strerror,
+        )
         run.record.cause = Failure("disk", no_space(error, run.folder) or message)
         return run
-    remedy = "its measurements are kept: the same command tries again to record them, rerun=true measures again"
-    message = f"the run ended, but could not be recorded ({in_a_line(error)}); {remedy}"
-    if not any(log_file(run.folder, 0).parent.glob("*")):
-        places = "TMPDIR, whose path must be short, the environment and the limits of the shell"
-        message = f"no rank could be started ({in_a_line(error)}); see {places}"
+    reason = in_a_line(error)
+    if any(log_file(run.folder, 0).parent.glob("*")):
+        message = Message(
+            "run.not-recorded",
+            f"the run ended, but could not be recorded ({reason}); its measurements are kept: "
+            "the same command tries again to record them, `rerun=true` measures again",
+            reason=reason,
+        )
+    else:
+        message = Message(
+            "run.no-rank",
+            f"no rank could be started ({reason}); see TMPDIR, whose path must be short, "
+            "the environment and the limits of the shell",
+            reason=reason,
+        )
     lines = "".join(traceback.format_exception(error)).splitlines()[-LOG_LINES:]
     run.record.cause = Failure("record", message, log_tail=tuple(lines))
     if run_folder.finished(run.folder) is None:
@@ -236,9 +259,18 @@ def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
     """The cause of a run whose ranks ended by themselves; None where its last losses are finite."""
     if divergence is None:
         return None
-    epoch, step, rank = (divergence.epoch or 0) + 1, (divergence.step or 0) + 1, divergence.rank  # from 1, as the bar
+    epoch, step = (divergence.epoch or 0) + 1, (divergence.step or 0) + 1  # from 1, as the bar
+    rank = divergence.rank
     where = "" if rank is None else f", first on rank {rank}"
-    return Failure("diverged", f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{where}", rank=rank)
+    message = Message(
+        "run.diverged",
+        f"the loss is not finite from epoch {epoch}/{epochs}, step {step} on{where}",
+        epoch=epoch,
+        epochs=epochs,
+        step=step,
+        rank=rank,
+    )
+    return Failure("diverged", message, rank=rank)
 
 
 def line(run: Run, title: str = "") -> Text:

@@ -22,6 +22,7 @@ import msgspec
 
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s, pause
+from multicard.messages import Message, Refusal
 from multicard.ranks import failures
 from multicard.ranks.elastic import MEETING_S
 from multicard.ranks.failures import Failure, Interrupted
@@ -50,14 +51,25 @@ class Peers:
         try:
             server = socket.create_server((self._allocation.head_address(), port))
         except OSError as error:
-            message = f"node {hosts[0]}: cannot listen on port {port} ({error.strerror})"
+            message = Message(
+                "node.no-port",
+                f"node {hosts[0]}: cannot listen on port {port} ({error.strerror})",
+                host=hosts[0],
+                port=port,
+                reason=error.strerror,
+            )
             raise Interrupted(Failure("node", message, host=hosts[0])) from None
         met = Event()
         Thread(target=self._accept, args=(server, met), daemon=True).start()
         if not met.wait(MEETING_S):
             met.set()
             absent = [host for node, host in enumerate(hosts) if node and node not in self._connections]
-            message = f"no controller came up on {', '.join(absent)} within {MEETING_S:.0f} s"
+            message = Message(
+                "node.absent",
+                f"no controller came up on {', '.join(absent)} within {MEETING_S:.0f} s",
+                hosts=absent,
+                seconds=MEETING_S,
+            )
             raise Interrupted(Failure("node", message, host=absent[0]))
 
     def _accept(self, server: socket.socket, met: Event) -> None:
@@ -96,7 +108,7 @@ class Peers:
             if checked is None:
                 raise Interrupted(_lost(host))
             if checked["refusal"] is not None:
-                raise ValueError(f"{checked['refusal']} (on {host})")
+                raise _refused(checked["refusal"], host)
         for node, connection in self._connections.items():
             self._ended[node] = Event()
             _send(connection, start={"attempt": attempt, "arguments": arguments})
@@ -128,7 +140,8 @@ class Peers:
         for node, ended in self._ended.items():
             if not ended.wait(max(0.0, deadline_s - clock_s())) and failure is None:
                 name = self._allocation.hosts[node]
-                failure = Failure("node", f"node {name} did not end with the others", host=name)
+                message = Message("node.not-ended", f"node {name} did not end with the others", host=name)
+                failure = Failure("node", message, host=name)
         return self._failure or failure
 
     def close(self) -> None:
@@ -163,7 +176,7 @@ class Guest:
             The number of the run's start and the ranks' arguments after configuration and folder; None where node 0
             does not start the run.
         """
-        _send(self._connection, refusal=refusal)
+        _send(self._connection, refusal=refusal.parts if isinstance(refusal, Message) else refusal)
         start = (_receive(self._connection) or {}).get("start")
         return None if start is None else (start["attempt"], tuple(start["arguments"]))
 
@@ -176,7 +189,8 @@ class Guest:
             on_stop(message["stop"])
         with self._lock:
             if not self._finishing:
-                failures.end(_lost(self._head) if message is None else Failure("node", "node 0 ended the run"))
+                ended = Failure("node", Message("node.ended-by-first", "node 0 ended the run"))
+                failures.end(_lost(self._head) if message is None else ended)
         self._released.set()
 
     def finish(self, failure: Failure | None) -> None:
@@ -188,7 +202,15 @@ class Guest:
 
 
 def _lost(name: str) -> Failure:
-    return Failure("node", f"node {name} was lost: its controller is gone", host=name)
+    message = Message("node.lost", f"node {name} was lost: its controller is gone", host=name)
+    return Failure("node", message, host=name)
+
+
+def _refused(refusal: dict[str, Any] | str, host: str) -> Refusal:
+    """The refusal of another node: the parts of its message, or its text."""
+    reason = refusal if isinstance(refusal, str) else Message.of(refusal)
+    key = reason.key if isinstance(reason, Message) else None
+    return Refusal("node.refused", f"{reason} (on {host})", key=key, host=host, reason=reason)
 
 
 def _connect(address: tuple[str, int], key: bytes) -> Connection:
@@ -199,7 +221,12 @@ def _connect(address: tuple[str, int], key: bytes) -> Connection:
             return connection
         except (OSError, EOFError, AuthenticationError, AssertionError):  # not up yet, or another program
             if clock_s() > deadline_s:
-                message = f"node {address[0]}: its controller did not come up within {MEETING_S:.0f} s"
+                message = Message(
+                    "node.first-absent",
+                    f"node {address[0]}: its controller did not come up within {MEETING_S:.0f} s",
+                    host=address[0],
+                    seconds=MEETING_S,
+                )
                 raise Interrupted(Failure("node", message, host=address[0])) from None
             pause(RETRY_S)
 

@@ -9,6 +9,7 @@ from multicard.config.placement import Placement
 from multicard.machine import slurm
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
+from multicard.messages import Message
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.failures import Failure
 from multicard.ranks.gates import LEAD
@@ -19,10 +20,12 @@ WARNINGS = {signal.SIGTERM, signal.SIGUSR2}
 SAVING_SHARE = 0.8  # of the time between the warning and the kill: ranks that take longer to save are ended
 POLL_S = 0.25
 MESSAGES = {
-    "timeout": "the job reached its time limit",
-    "preempted": "SLURM preempted the job",
-    "requeued": "SLURM put the job back into the queue (its node failed, or by scontrol requeue)",
-    "cancelled": "the job was cancelled (scancel)",
+    "timeout": Message("job.time-limit", "the job reached its time limit"),
+    "preempted": Message("job.preempted", "SLURM preempted the job"),
+    "requeued": Message(
+        "job.requeued", "SLURM put the job back into the queue (its node failed, or by scontrol requeue)"
+    ),
+    "cancelled": Message("job.cancelled", "the job was cancelled (scancel)"),
 }
 
 

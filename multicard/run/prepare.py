@@ -13,15 +13,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import FOLLOWING, ProfileName, RunConfig, plain
 from multicard.config.job import Numa, count
-from multicard.config.keys import require
 from multicard.config.placement import Placement, place
 from multicard.machine import devices, environment
 from multicard.machine.load import Load
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.observe.profiles import nsys
-from multicard.ranks import checkpoint
+from multicard.ranks import checkpoint, failures
 from multicard.ranks.process import Job
 from multicard.records import content, ownership, run_folder
 from multicard.records.schema_environment import Environment
@@ -62,7 +61,8 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
     try:
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+        line = str(error).splitlines()[0]
+        raise Refusal("run.not-typed", line, reason=line) from None
     assert isinstance(config, RunConfig)
     for name in FOLLOWING:  # what follows from others stands in the record's axes and in config.yaml too
         if name in cfg:
@@ -78,9 +78,16 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
     placement = place(config, len(devices.visible_gpus()), allocation.nodes)
     cores = environment.cores()
     most = MOST_RANKS_A_CORE * cores
-    crowd = f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on {count(cores, 'core')}"
-    problem = f"{crowd}, and each takes some 600 MB of memory; use gpus={most} or fewer"
-    require(placement.device != "cpu" or config.gpus <= most, problem)
+    if placement.device == "cpu" and config.gpus > most:
+        raise Refusal(
+            "run.too-many-ranks",
+            f"gpus={config.gpus}: {count(config.gpus, 'CPU rank')} would take turns on {count(cores, 'core')}, "
+            f"and each takes some 600 MB of memory; use `gpus={most}` or fewer",
+            key="gpus",
+            value=config.gpus,
+            cores=cores,
+            most=most,
+        )
     if config.profile.name is ProfileName.nsys:
         nsys.check(placement.device)
     workload.fits(config, placement)
@@ -108,7 +115,7 @@ def data_now(workload: Workload, config: RunConfig) -> Data | None:
 
 def changed_data(
     workload: Workload, config: RunConfig, data: Data | None, known: dict[str, Data | None] | None = None
-) -> str | None:
+) -> Message | None:
     """Why the record of this configuration is of other `data` than lies there now; None where it is not, or where that
     cannot be told: an older record, or a machine that does not hold the data.
 
@@ -122,8 +129,14 @@ def changed_data(
     if key not in known:
         known[key] = data_now(workload, config)
     changed = content.difference(data, known[key])
-    remedy = "put that data back, measure again with rerun=true, or choose another name="
-    return changed and f"the data is no longer that of the record ({changed}); {remedy}"
+    if changed is None:
+        return None
+    return Message(
+        "record.other-data",
+        f"the data is no longer that of the record ({changed}); put that data back, "
+        "measure again with `rerun=true`, or choose another `name=NAME`",
+        changed=changed,
+    )
 
 
 def prepare(
@@ -153,7 +166,8 @@ def prepare(
             run_folder.remove_partial(folder)
             if restarted and trained:
                 problem = changed_data(workload, config, attempts.last(folder).data)
-                require(problem is None, problem or "")
+                if problem is not None:
+                    raise Refusal.of(problem)
                 return PreparedRun(workload, config, placement, folder, allocation)
             if restarted and checkpoint.latest(folder) is None:
                 ownership.clear(folder)  # nothing to resume from: start over
@@ -178,8 +192,7 @@ def prepare(
                 ownership.disclaim(folder)
             raise
     except OSError as error:
-        remedy = "free some space, or choose another folder (hydra.run.dir, hydra.sweep.dir)"
-        raise ValueError(f"hydra.run.dir: cannot write to {folder} ({error.strerror or error}); {remedy}") from None
+        raise Refusal.of(failures.unwritable(folder, error)) from None
     return PreparedRun(workload, config, placement, folder, allocation, load, others, arguments)
 
 
@@ -187,8 +200,13 @@ def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
     """The configuration with the profiler that `profile=auto` is here, and a line where it is the lesser one."""
     own = nsys.chosen(config, placement.device)
     if own is not config and own.profile.name is ProfileName.kineto and placement.device == "cuda":
-        lacks = "which does not record cudaEventDestroy, and holds all events in memory"
-        say(f"profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto) instead, {lacks}")
+        message = Message(
+            "profile.no-nsys",
+            "profile=auto: no nsys on the PATH (Nsight Systems): torch's own profiler (kineto) instead, "
+            "which does not record cudaEventDestroy, and holds all events in memory",
+            key="profile",
+        )
+        say(message)
     return own
 
 
@@ -198,7 +216,7 @@ def _untimed(workload: Workload, config: RunConfig, family: int | None) -> tuple
     try:
         data = content.fingerprint(workload.data(config))
     except OSError as error:
-        raise ValueError(f"{error.filename}: cannot be read ({error.strerror}); see that it is there") from None
+        raise content.unreadable(error) from None
     load = Load(family)
     return data, load, clock_s() - began_s
 

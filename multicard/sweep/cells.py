@@ -21,7 +21,7 @@ from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count
 from multicard.config.placement import place
 from multicard.machine.slurm import Allocation
-from multicard.messages import link, say
+from multicard.messages import Message, link, say
 from multicard.records import run_folder, text_table
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -70,8 +70,15 @@ class Axes:
         for entry in self.exclude:
             named = {f"{key}={value}" for key, value in entry.items()}
             within = [overrides for overrides in cells if not named <= {*overrides}]
-            if len(within) < len(cells):
-                tell(f"{count(len(cells) - len(within), 'cell')} left out by the experiment: {' '.join(sorted(named))}")
+            left_out = len(cells) - len(within)
+            if left_out > 0:
+                message = Message(
+                    "cells.excluded",
+                    f"{count(left_out, 'cell')} left out by the experiment: {' '.join(sorted(named))}",
+                    cells=left_out,
+                    values=sorted(named),
+                )
+                tell(message)
             cells = within
         return cells
 
@@ -194,8 +201,13 @@ class Sweep:
     def say_left(self, ended: str = "interrupted") -> None:
         """Say why a sweep ended early, how many cells it has left, and the command that measures them."""
         left = sum(cell.result is None or cell.result.status == "interrupted" for cell in self.every)
-        say(f"{ended}: {left} of {len(self.every)} cells are left", error=True)
-        say(f"To resume: {self.resume_command()}", error=True)
+        every = len(self.every)
+        message = Message(
+            "sweep.left", f"{ended}: {left} of {every} cells are left", ended=ended, left=left, cells=every
+        )
+        say(message, error=True)
+        command = self.resume_command()
+        say(Message("sweep.resume", f"To resume: `{command}`", command=command), error=True)
         self.command.abandoned = True
 
     def resume_command(self) -> str:
@@ -230,7 +242,11 @@ def compose(
         if isinstance(cell, Cell):
             setting = (cell.folder.parent, f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}")
         if setting in placed:
-            alike.append(f"{label}measures the same as [{placed[setting].number}/{total}]: left out")
+            first = placed[setting].number
+            message = Message(
+                "cells.alike", f"measures the same as [{first}/{total}]: left out", cell=number, as_cell=first
+            )
+            alike.append(f"{label}{message}")
             continue
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = first + number - 1
@@ -239,8 +255,15 @@ def compose(
     words_of = [[w for w in job_overrides[cell.number - 1] if not w.startswith("auto=")] for cell in placed.values()]
     for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
         cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
-    several = f"{len(alike)} of {total} cells measure the same as others: left out"
-    for line in alike if len(alike) <= NAMED_CELLS else [several]:
+    if len(alike) > NAMED_CELLS:
+        message = Message(
+            "cells.many-alike",
+            f"{len(alike)} of {total} cells measure the same as others: left out",
+            alike=len(alike),
+            cells=total,
+        )
+        alike = [message]
+    for line in alike:
         say(line)
     return Sweep.of(command, placed.values())
 
@@ -297,7 +320,13 @@ def settle(sweep: Sweep) -> None:
             continue
         changed = prepare.changed_data(cell.workload, cell.config, run.record.data, fingerprints)
         if run.record.identity not in (None, cell.config.identity()):
-            changed = f"name={cell.folder.parent.name}: {cell.folder.name} holds the record of another cell; remove it"
+            name = cell.folder.parent.name
+            changed = Message(
+                "cells.other-record",
+                f"name={name}: {cell.folder.name} holds the record of another cell; remove it",
+                key="name",
+                cell=cell.folder.name,
+            )
         if changed is not None:
             sweep.refuse(cell, changed)
             continue
@@ -327,13 +356,23 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
     others; `queued` are cells whose jobs are in the queue already."""
     number = sum(len(members) for _, members in groups)
     plan = f"{count(number, 'cell')}, to be measured as {how}:" if number else "No cell is left to measure."
-    say(f"dry_run=true: nothing is started. {plan}")
+    message = Message(
+        "sweep.dry-run", f"dry_run=true: nothing is started. {plan}", key="dry_run", cells=number, how=how
+    )
+    say(message)
     rows = [(str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():
         say(line)
     measured = len(sweep.cells) - len(sweep.left)
     refused = sum(cell.is_mistake for cell in sweep.refused)
-    say(f"measured before: {measured}; in the queue: {queued}; refused: {refused}")
+    message = Message(
+        "sweep.counts",
+        f"measured before: {measured}; in the queue: {queued}; refused: {refused}",
+        measured=measured,
+        queued=queued,
+        refused=refused,
+    )
+    say(message)
     say_refused(sweep)
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from multicard.machine import private
 from multicard.measure.timing import clock_s, process_started_s
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.ranks.failures import in_a_line
 from multicard.records import run_folder, table
 from multicard.records.run_folder import Run, is_probe
@@ -63,7 +63,13 @@ class Command:
                 self._show_conclusion(measured)
         for sweep in {run.folder.parent for run in self.runs if run.folder.exists()}:
             if (others := private.writers(sweep)) is not None:
-                say(f"{others} may write to {sweep}, and falsify its records; chmod go-w {sweep}", error=True)
+                message = Message(
+                    "sweep.open-to-others",
+                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w {sweep}`",
+                    who=others,
+                    folder=str(sweep),
+                )
+                say(message, error=True)
         bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
         return 1 if bad or self.abandoned or self.would_refuse else 0
 
@@ -73,7 +79,8 @@ class Command:
             for line in self.conclude(measured):
                 say(line)
         except Exception as error:
-            say(f"no conclusion: {in_a_line(error)}", error=True)
+            reason = in_a_line(error)
+            say(Message("sweep.no-conclusion", f"no conclusion: {reason}", reason=reason), error=True)
 
 
 def _show_profiles(runs: list[Run]) -> None:
@@ -82,7 +89,13 @@ def _show_profiles(runs: list[Run]) -> None:
     for run in runs:
         profile = run.record.profile
         if profile is not None and profile.error is not UNSET:
-            say(f"profile: {profile.error} ({run.folder})", error=True)
+            message = Message(
+                "profile.error",
+                f"profile: {profile.error} ({run.folder})",
+                reason=profile.error,
+                folder=str(run.folder),
+            )
+            say(message, error=True)
         elif profile is not None:
             profiles.append(profile)
     if len(runs) == 1 and profiles:
@@ -90,6 +103,7 @@ def _show_profiles(runs: list[Run]) -> None:
         from multicard.observe.profiles.metrics import Profile
 
         say("\n".join(["", *lines_of(profile_tables(Profile.of(profiles[0]), top=10))]))
-        say(f"Traces: {runs[0].folder}/profile; {VIEWERS[profiles[0].source]} opens them")
+        traces, viewer = f"{runs[0].folder}/profile", VIEWERS[profiles[0].source]
+        say(Message("profile.traces", f"Traces: {traces}; {viewer} opens them", folder=traces))
     elif profiles:
-        say("Profiles: python -m multicard profile FOLDER/profile")
+        say(Message("profile.show", "Profiles: `python -m multicard profile FOLDER/profile`"))

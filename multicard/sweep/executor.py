@@ -21,7 +21,7 @@ from multicard.config.placement import require_nodes
 from multicard.machine.shares import Machine, MachineShare
 from multicard.measure.memory import SHARED_MEMORY
 from multicard.measure.timing import clock_s, in_hours, pause
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.records.run_folder import Run
@@ -32,11 +32,11 @@ from multicard.sweep.job import STARTS_JOBS, CellJob, LocalJob, jobs_folder, mak
 POLL_S = 0.2
 SAY_EVERY_S = 60.0  # lines about how far a sweep is
 NO_LIMIT_MIN = 60 * 24 * 365
-NO_RECORD = "ended without a record"  # of a process: it was killed
 
 IN_A_ROW = 3  # failures of one cause that end a sweep
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # keys of the folder that a run cannot write to
+UNWRITABLE = ("folder.unwritable", "job.log-unwritable")  # codes of refusals for a folder that cannot be written to
+CODE = "job.other-code"  # code of the refusal of a job whose code was changed
 # Keys of the places of data, with which refusals and errors begin
 PLACES = ("dataset.root", "dataset.data_files", "dataset.source", "dataset.download", "dataset.cache_dir")
 PLACES += ("tokenizer.path", "tokenizer.merges_file")
@@ -116,9 +116,15 @@ class Executor:
         cell.result = run_folder.read(cell.folder)
         if cell.result is None:
             log = self.folder / f"{process.job.job_id}_0_log.err"
-            failure = Failure("exit", f"the process of {cell.folder.name} {NO_RECORD}", log=str(log))
             if interrupted:
-                failure = Failure("interrupt", "SIGINT before it began")
+                failure = Failure("interrupt", Message("cell.interrupted-early", "SIGINT before it began"))
+            else:
+                message = Message(
+                    "cell.no-record",
+                    f"the process of {cell.folder.name} ended without a record",
+                    cell=cell.folder.name,
+                )
+                failure = Failure("exit", message, log=str(log))
             cell.result = outcome.fail(outcome.begin(cell.workload, cell.cfg, cell.folder), failure)
             ownership.release(cell.folder)
         if self.reports:
@@ -151,9 +157,11 @@ def ending_on_error(executor: Executor) -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(OSError):  # the disk may be full, or the terminal gone
-            interrupted = isinstance(error, KeyboardInterrupt)
-            why = f"interrupted by {str(error) or 'SIGINT'}" if interrupted else f"{type(error).__name__}: {error}"
-            say(f"{why}: ending what runs", error=True)
+            if isinstance(error, KeyboardInterrupt):
+                why = f"interrupted by {str(error) or 'SIGINT'}"
+            else:
+                why = f"{type(error).__name__}: {error}"
+            say(Message("sweep.ending", f"{why}: ending what runs", reason=why), error=True)
         executor.interrupt()
         raise
 
@@ -186,11 +194,21 @@ class Pace:
         if left_s and not self.has_bar and self.ended_s - self.said_s >= SAY_EVERY_S:
             self.said_s = self.ended_s
             elapsed = in_hours(self.ended_s - self.started_s)
-            say(f"  {self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left")
+            message = Message(
+                "sweep.pace",
+                f"{self.ended} of {count(self.total, 'cell')} ended in {elapsed}; about {in_hours(left_s)} left",
+                ended=self.ended,
+                cells=self.total,
+                left_s=left_s,
+            )
+            say(f"  {message}")
 
 
 class SameFailureError(Exception):
     """Cells in a row have failed for one cause, which the message says."""
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class Streak:
@@ -213,7 +231,16 @@ class Streak:
     def error(self) -> SameFailureError:
         result = self.cells[-1].result
         assert result is not None and result.record.cause is not None
-        return SameFailureError(f"{len(self.cells)} cells in a row failed for one cause: {result.record.cause.message}")
+        cause = result.record.cause
+        message = Message(
+            "sweep.same-failure",
+            f"{len(self.cells)} cells in a row failed for one cause: {cause.message}",
+            cells=len(self.cells),
+            cause=cause.code,
+            key=cause.key,
+            reason=cause.message,
+        )
+        return SameFailureError(message)
 
 
 def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
@@ -228,13 +255,22 @@ def cause_of(cell: Cell) -> str:
     cause = cell.result and cell.result.record.cause
     if cause is None:
         return ""
-    kind, message = cause.kind, cause.message
-    if kind in EVERYWHERE and f"disk of {SHARED_MEMORY}" not in message:
-        return kind
-    key = re.split("[=:]", message)[0] if kind == "refused" else ""
-    if key in FOLDERS and "cannot write to" in message:
+    is_shared_memory = cause.code == "disk.full" and cause.facts["path"].startswith(str(SHARED_MEMORY))
+    if cause.kind in EVERYWHERE and not is_shared_memory:
+        return cause.kind
+    if cause.kind != "refused":
+        return ""
+    if cause.code in UNWRITABLE:
         return "disk"
-    return key if key == "code" else f"data, {key}" if key in PLACES else ""
+    if cause.code == CODE:
+        return "code"
+    key = cause.key or re.split("[=:]", cause.message)[0]  # a refusal without a code begins with its key
+    return f"data, {key}" if key in PLACES else ""
+
+
+def left_no_record(cause: Failure) -> bool:
+    """True where a cell's process ended without a record: it was killed."""
+    return cause.code == "cell.no-record"
 
 
 def _data(cell: Cell) -> tuple[str, ...]:
@@ -272,7 +308,8 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
                     waiting.remove(cell)
                     executor.start(cell, share)
                     where = count(len(share.cpus), "core") if share.gpus is None else f"GPUs {','.join(share.gpus)}"
-                    say(f"{cell.title}started on {where}")
+                    message = Message("cell.started", f"started on {where}", where=where)
+                    say(f"{cell.title}{message}")
             pause(POLL_S)
             ended = executor.collect_ended()
             for cell in ended:

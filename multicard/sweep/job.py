@@ -19,6 +19,7 @@ from multicard.estimate import estimates
 from multicard.machine import environment, private, shares, slurm
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import pause, process_started_s
+from multicard.messages import Message
 from multicard.observe.profiles import nsys
 from multicard.observe.sampler import Sampler
 from multicard.ranks import elastic, failures, os_calls
@@ -77,8 +78,15 @@ class CellJob(ABC):
         code = environment.git(Path(__file__).parent)
         if code == self.code or self.cfg.code == Code.latest:
             return None
-        remedy = "submit again, or use code=latest to run what is there"
-        problem = f"code=submitted: submitted on {_code_in_words(self.code)}, found {_code_in_words(code)}; {remedy}"
+        submitted, found = _code_in_words(self.code), _code_in_words(code)
+        problem = Message(
+            "job.other-code",
+            f"code=submitted: submitted on {submitted}, found {found}; submit again, "
+            "or use `code=latest` to run what is there",
+            key="code",
+            submitted=submitted,
+            found=found,
+        )
         return outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, job), problem).status
 
 

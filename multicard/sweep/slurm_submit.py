@@ -19,9 +19,9 @@ from filelock import FileLock
 from omegaconf import OmegaConf
 
 from multicard.config.job import Resources, count, resources
-from multicard.config.keys import require
 from multicard.machine import slurm
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
+from multicard.ranks.failures import unwritable
 from multicard.records import run_folder
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, make_jobs, submission, terminal_blocked
@@ -53,10 +53,15 @@ def submit(sweep: Sweep) -> dict[int, str]:
     """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the cell's number; a
     ValueError where SLURM cannot be asked, or refuses what is the same for all jobs.
     """
-    remedy = "log in to a node of the cluster, or leave the launcher out to run here"
     for program in ("sbatch", "srun"):  # submitit wants both
-        has = shutil.which(program) is not None
-        require(has, f"hydra/launcher=submitit_slurm: no {program} on this machine; {remedy}")
+        if shutil.which(program) is None:
+            raise Refusal(
+                "slurm.absent",
+                f"hydra/launcher=submitit_slurm: no {program} on this machine; "
+                "log in to a node of the cluster, or leave the launcher out to run here",
+                key="hydra/launcher",
+                program=program,
+            )
     left = sweep.left
     arrays(left)  # refuses options before anything is written
     folder = jobs_folder(left[0].folder.parent)
@@ -64,16 +69,19 @@ def submit(sweep: Sweep) -> dict[int, str]:
         jobs = queued_jobs(left)
         for cell in left:
             if cell.number in jobs:
-                say(f"{cell.title}job {jobs[cell.number]} was submitted before")
+                job = jobs[cell.number]
+                message = Message("job.submitted-before", f"job {job} was submitted before", job=job)
+                say(f"{cell.title}{message}")
         for array in arrays([cell for cell in left if cell.number not in jobs]):
             try:
                 with submission() as umask:
                     jobs |= submit_array(folder, array, umask)
             except ValueError as error:
+                key = error.key if isinstance(error, Refusal) else None
                 for path in folder.iterdir():  # nobody else submits now, and what was submitted has its job's name
                     if UNSUBMITTED.fullmatch(path.name):
                         path.unlink()
-                if str(error).startswith("hydra") and not jobs:
+                if key is not None and key.startswith("hydra") and not jobs:
                     Path(lock.lock_file).unlink()
                     run_folder.remove_empty(folder)
                     raise
@@ -106,8 +114,14 @@ def arrays(left: list[Cell]) -> list[JobArray]:
     groups: dict[str, JobArray] = {}
     for cell in left:
         place = cell.folder.parent.absolute()
-        problem = f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a placeholder"
-        require("%" not in str(place), f"{problem}; choose a folder without it")
+        if "%" in str(place):
+            raise Refusal(
+                "slurm.percent",
+                f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a placeholder; "
+                "choose a folder without it",
+                key="hydra.sweep.dir",
+                value=str(place),
+            )
         options = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         assert isinstance(options, dict)
         request = resources(cell.config)
@@ -121,13 +135,33 @@ def check_options(options: Mapping[Any, Any], request: Resources) -> None:
     """Refuse options of the launcher that have the wrong type, or that no job can keep, before anything is written."""
     for key in ("array_parallelism", "signal_delay_s"):
         value = options[key]
-        require(type(value) is int and value > 0, f"hydra.launcher.{key}={value}: must be a whole number above 0")
-    early_s, limit_s = options["signal_delay_s"], request.time_min * 60
-    problem = f"hydra.launcher.signal_delay_s={early_s}: must be less than the time limit (time_min={request.time_min})"
-    require(early_s < limit_s, f"{problem}; else a job is asked to save before it has begun")
+        if type(value) is not int or value <= 0:
+            raise Refusal(
+                "slurm.whole-number",
+                f"hydra.launcher.{key}={value}: must be a whole number above 0",
+                key=f"hydra.launcher.{key}",
+                value=value,
+            )
+    early_s = options["signal_delay_s"]
+    if early_s >= request.time_min * 60:
+        raise Refusal(
+            "slurm.early-signal",
+            f"hydra.launcher.signal_delay_s={early_s}: must be less than the time limit "
+            f"(time_min={request.time_min}); else a job is asked to save before it has begun",
+            key="hydra.launcher.signal_delay_s",
+            value=early_s,
+            time_min=request.time_min,
+        )
     for key, types, form in (("setup", list, "[command,...]"), ("additional_parameters", dict, "{option: value}")):
         value = options[key]
-        require(isinstance(value, types | None), f"hydra.launcher.{key}={value}: write it as {form}, or null")
+        if not isinstance(value, types | None):
+            raise Refusal(
+                "slurm.form",
+                f"hydra.launcher.{key}={value}: write it as {form}, or null",
+                key=f"hydra.launcher.{key}",
+                value=value,
+                form=form,
+            )
 
 
 def _array_jobs(job: str, count: int) -> list[str]:
@@ -147,8 +181,13 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         executor.update_parameters(**parameters(name, request, options))
     except NameError as error:
         key = next(key for key in options if f"'slurm_{key}'" in str(error))
-        remedy = f"use hydra.launcher.additional_parameters={{{key}: {options[key]}}}"
-        raise ValueError(f"hydra.launcher.{key}: submitit has no such option; {remedy}") from None
+        raise Refusal(
+            "slurm.no-option",
+            f"hydra.launcher.{key}: submitit has no such option; "
+            f"use `hydra.launcher.additional_parameters={{{key}: {options[key]}}}`",
+            key=f"hydra.launcher.{key}",
+            value=options[key],
+        ) from None
     grace_s, key = float(options["signal_delay_s"]), secrets.token_hex(16)
     jobs = make_jobs(cells, SlurmJob, umask=umask, key=key, grace_s=grace_s)
     file, content = folder / f"{name}.json", {"cells": [cell.folder.name for cell in cells], "key": key}
@@ -160,14 +199,20 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:
         file.unlink()
-        raise ValueError(explain(str(error), request, options)) from None
+        raise explain(str(error), request, options) from None
     except OSError as error:
         file.unlink()
-        problem = f"hydra.sweep.dir: cannot write to {folder} ({error.strerror})"
-        raise ValueError(f"{problem}; free some space, or choose another folder") from None
+        raise Refusal.of(unwritable(folder, error, "hydra.sweep.dir")) from None
     job = submitted[0].job_id.partition("_")[0]
     run_folder.write_json(file, content | {"job": job})
-    say(f"submitted job {job}: {count(len(cells), 'cell')}, {request.in_words()} each")
+    message = Message(
+        "job.submitted",
+        f"submitted job {job}: {count(len(cells), 'cell')}, {request.in_words()} each",
+        job=job,
+        cells=len(cells),
+        each=request.in_words(),
+    )
+    say(message)
     return {cell.number: task for cell, task in zip(cells, _array_jobs(job, len(cells)), strict=True)}
 
 
@@ -204,17 +249,34 @@ REFUSALS = (
 )
 
 
-def explain(output: str, request: Resources, options: Options) -> str:
-    """One line for a refusal of sbatch, with the key and the remedy."""
+def explain(output: str, request: Resources, options: Options) -> Refusal:
+    """A refusal of sbatch in one line, with the key and the remedy."""
     lines = [line.strip() for line in output.splitlines() if line.strip().startswith("sbatch:")]
     reason = (lines[-1] if lines else output.strip().splitlines()[-1]).removeprefix("sbatch: error: ")
     reason = reason.removeprefix("Batch job submission failed: ")
     if "node configuration" in reason.lower() or "node count" in reason.lower():
-        remedy = "`sinfo -o '%P %D %G %c %m'` shows what the nodes have"
-        keys = "gpus, cpus_per_gpu, nodes or memory_gb"
-        return f"{keys}: no node takes a job with {request.in_words()} (SLURM: {reason}); {remedy}"
+        return Refusal(
+            "slurm.no-node",
+            f"gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with {request.in_words()} "
+            f"(SLURM: {reason}); `sinfo -o '%P %D %G %c %m'` shows what the nodes have",
+            key="gpus",
+            asked=request.in_words(),
+            reason=reason,
+        )
     for word, key, remedy in REFUSALS:
         if word in reason.lower():
             value = request.time_min if key == "time_min" else options.get(key.rpartition(".")[2])
-            return f"{key}={'null' if value is None else value}: SLURM refuses it ({reason}); {remedy}"
-    return f"hydra/launcher=submitit_slurm: SLURM refuses the job ({reason}); mend hydra.launcher or ask the site"
+            typed = "null" if value is None else value
+            return Refusal(
+                "slurm.refuses",
+                f"{key}={typed}: SLURM refuses it ({reason}); {remedy}",
+                key=key,
+                value=value,
+                reason=reason,
+            )
+    return Refusal(
+        "slurm.refuses-job",
+        f"hydra/launcher=submitit_slurm: SLURM refuses the job ({reason}); mend hydra.launcher or ask the site",
+        key="hydra/launcher",
+        reason=reason,
+    )

@@ -8,7 +8,7 @@ from multicard.config.job import count
 from multicard.machine import slurm
 from multicard.machine.slurm import State
 from multicard.measure.timing import clock_s, pause
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.ranks import interruption
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import LOG_LINES
@@ -102,7 +102,8 @@ class Queue:
 
     def stop(self) -> None:
         """Cancel the jobs that have not begun; what runs goes on."""
-        self.stopped, queued = self.streak.error(), self._not_begun()
+        stopped = self.stopped = self.streak.error()
+        queued = self._not_begun()
         if not queued:
             return
         slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))  # some may have begun by now
@@ -116,9 +117,18 @@ class Queue:
                 del self.jobs[number]
         cancelled = len(queued.keys() - self.jobs.keys())
         self.pace.total -= cancelled
-        say(f"{self.stopped}; cancelled: {count(cancelled, 'job')} of {len(queued)} that had not begun", error=True)
+        message = Message(
+            "job.cancelled-rest",
+            f"{stopped}; cancelled: {count(cancelled, 'job')} of {len(queued)} that had not begun",
+            reason=str(stopped),
+            cancelled=cancelled,
+            queued=len(queued),
+        )
+        say(message, error=True)
         if left := self._not_begun():
-            say(f"To cancel those that are left: scancel {' '.join(slurm.ranges([*left.values()]))}", error=True)
+            names = slurm.ranges([*left.values()])
+            message = Message("job.left", f"To cancel those that are left: `scancel {' '.join(names)}`", jobs=names)
+            say(message, error=True)
 
     def _not_begun(self) -> dict[int, str]:
         states = self.states
@@ -133,7 +143,12 @@ class Queue:
         late = {self.jobs[cell.number] for cell in gone if missing_s[cell.number] > ACCOUNTING_LAG_S} - states.keys()
         if new := late - self.unknown:
             names = " ".join(slurm.ranges([*new]))
-            say(f"job {names} has left the queue, and SLURM does not say how it ended; asking on", error=True)
+            message = Message(
+                "job.end-unknown",
+                f"job {names} has left the queue, and SLURM does not say how it ended; asking on",
+                job=names,
+            )
+            say(message, error=True)
         self.unknown = late
         lost = list[Cell]()
         for cell in gone:
@@ -151,10 +166,20 @@ class Queue:
 def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     """The status and the cause of a job that left no record in `folder`, by its last state."""
     if not state.name:  # SLURM has forgotten the job
-        return "failed", Failure("slurm", f"job {job} left the queue without a record, and SLURM does not account jobs")
+        message = Message(
+            "job.forgotten", f"job {job} left the queue without a record, and SLURM does not account jobs", job=job
+        )
+        return "failed", Failure("slurm", message)
     if state.exit_code == NO_OUTPUT:
-        message = f"hydra.sweep.dir: node {state.nodes} cannot write to {folder.parent}"
-        return "refused", Failure("refused", f"{message}; choose a folder on a file system that the nodes share")
+        message = Message(
+            "job.log-unwritable",
+            f"hydra.sweep.dir: node {state.nodes} cannot write to {folder.parent}; "
+            "choose a folder on a file system that the nodes share",
+            key="hydra.sweep.dir",
+            host=state.nodes,
+            folder=str(folder.parent),
+        )
+        return "refused", Failure("refused", message)
     log = folder.parent / SUBMITTED / f"{job}_0_log.err"
     tail: tuple[str, ...] = ()
     with suppress(OSError):
@@ -162,11 +187,26 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):  # an earlier record of the cell is kept
         return "refused", Failure("refused", tail[-1].removeprefix(REFUSED), host=state.nodes)
     if state.name == "CANCELLED" and state.nodes in ("", "None assigned", "(null)"):
-        return "interrupted", Failure("slurm", f"job {job} was cancelled (scancel) before it began")
-    message = f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code})"
-    message += ", and no controller was left to record it"
+        message = Message("job.cancelled-early", f"job {job} was cancelled (scancel) before it began", job=job)
+        return "interrupted", Failure("slurm", message)
     if state.name == "COMPLETED":
-        message = f"job {job} ended on {state.nodes} without leaving a record in {folder}; do all nodes share it?"
+        message = Message(
+            "job.no-record",
+            f"job {job} ended on {state.nodes} without leaving a record in {folder}; do all nodes share it?",
+            job=job,
+            host=state.nodes,
+            folder=str(folder),
+        )
+    else:
+        message = Message(
+            "job.ended",
+            f"SLURM ended job {job} on {state.nodes} as {state.name} (exit code {state.exit_code}), "
+            "and no controller was left to record it",
+            job=job,
+            host=state.nodes,
+            state=state.name,
+            exit_code=state.exit_code,
+        )
     status = STATUS_OF.get(state.name, "failed")
     ran_out = "host" if status == "oom" else None
     return status, Failure("slurm", message, host=state.nodes, ran_out=ran_out, log=str(log), log_tail=tail)
@@ -185,17 +225,36 @@ def _watch(queue: Queue) -> None:
             queue.stop()
         for reason, jobs in queue.newly_stuck().items():
             names = " ".join(slurm.ranges(jobs))
-            if slurm.NEVER_BEGINS.match(reason):
-                say(f"job {names} never begins ({reason}); to give it up: scancel {names}", error=True)
-            elif slurm.NODES_AWAY.match(reason):
-                away = "waits for nodes that are down, drained or reserved"
-                say(f"job {names} {away} ({reason}); `sinfo -R` says why, scancel {names} gives it up", error=True)
-            else:
-                say(f"SLURM holds job {names} ({reason}); to let it go on: scontrol release {names}", error=True)
+            say(_why_stuck(names, reason), error=True)
         queue.pace.say_progress(ended)
         changed_s = clock_s() if ended else changed_s
         if queue.jobs:
             pause(min(max((clock_s() - changed_s) / 10, SHORTEST_POLL_S), LONGEST_POLL_S))
+
+
+def _why_stuck(names: str, reason: str) -> Message:
+    """The message on jobs that do not begin by themselves, by SLURM's reason."""
+    if slurm.NEVER_BEGINS.match(reason):
+        return Message(
+            "job.never-begins",
+            f"job {names} never begins ({reason}); to give it up: `scancel {names}`",
+            job=names,
+            reason=reason,
+        )
+    if slurm.NODES_AWAY.match(reason):
+        return Message(
+            "job.nodes-away",
+            f"job {names} waits for nodes that are down, drained or reserved ({reason}); `sinfo -R` says why, "
+            f"`scancel {names}` gives it up",
+            job=names,
+            reason=reason,
+        )
+    return Message(
+        "job.held",
+        f"SLURM holds job {names} ({reason}); to let it go on: `scontrol release {names}`",
+        job=names,
+        reason=reason,
+    )
 
 
 def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
@@ -207,7 +266,14 @@ def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
             if input(f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] ").strip().lower() in ("y", "yes"):
                 slurm.ask("scancel", *names)
                 return True
-    say(f"left in the queue: {len(queue.jobs)} jobs. To cancel them: scancel {' '.join(names)}", error=True)
-    say(f"To wait for them again: {sweep.resume_command()}", error=True)
+    message = Message(
+        "job.left-in-queue",
+        f"left in the queue: {count(len(queue.jobs), 'job')}. To cancel them: `scancel {' '.join(names)}`",
+        jobs=len(queue.jobs),
+        names=names,
+    )
+    say(message, error=True)
+    command = sweep.resume_command()
+    say(Message("job.wait-again", f"To wait for them again: `{command}`", command=command), error=True)
     sweep.command.abandoned = True
     return False

@@ -7,10 +7,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from multicard.config.keys import require
 from multicard.estimate import estimates
 from multicard.machine import shares
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.run import controller
 from multicard.run.progress_bar import ALONE, InSweep
 from multicard.sweep import cells, predicted
@@ -30,9 +29,21 @@ class Task:
         folder, words = Path(composed.hydra.runtime.output_dir), list(composed.hydra.overrides.task)
         sweep = Sweep.of(self.command, [cells.cell_of(self.command.workload, composed, cfg, folder, words)])
         try:
-            require(cfg.repeat == "1", f"repeat={cfg.repeat}: several runs are a sweep; add -m")
+            if cfg.repeat != "1":
+                raise Refusal(
+                    "sweep.repeat-alone",
+                    f"repeat={cfg.repeat}: several runs are a sweep; add -m",
+                    key="repeat",
+                    value=cfg.repeat,
+                )
             race = cfg.race.figure
-            require(race is None, f"race={race}: needs cells to choose from, a sweep; add -m")
+            if race is not None:
+                raise Refusal(
+                    "sweep.race-alone",
+                    f"race={race}: needs cells to choose from, a sweep; add -m",
+                    key="race",
+                    value=race,
+                )
             cells.settle(sweep)
             if cfg.predict.enabled and sweep.cells:
                 predicted.show(sweep)
@@ -46,7 +57,14 @@ class Task:
         if sweep.refused:
             sweep.refused[0].record(keep=False)
         elif cfg.dry_run and sweep.left:
-            say(f"dry_run=true: nothing is started. To be measured in this process: {sweep.cells[0].folder}")
+            run_folder = sweep.cells[0].folder
+            message = Message(
+                "sweep.dry-run-alone",
+                f"dry_run=true: nothing is started. To be measured in this process: {run_folder}",
+                key="dry_run",
+                folder=str(run_folder),
+            )
+            say(message)
         elif sweep.left:
             with shares.announced([sweep.cells[0].config]):
                 run(self.command, sweep.cells[0], keep_refused=False)

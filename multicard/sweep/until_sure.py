@@ -15,7 +15,7 @@ from multicard.config.job import count
 from multicard.config.sweeps import LEAST_AUTO, share
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import Spread
-from multicard.messages import say
+from multicard.messages import Message, say
 from multicard.records import comparable
 from multicard.records.schema import AnyRecord
 from multicard.sweep.cells import Cell
@@ -75,18 +75,19 @@ class UntilSure:
         words = [words for name in unsure for words in self.settings[name].words]
         self.batch = [[*each, f"repetition={self.rounds}"] for each in words]
 
-    def unsure(self) -> dict[str, str]:
+    def unsure(self) -> dict[str, Message]:
         """What is not known well enough of each setting."""
-        spreads, unsure = self.spreads(), dict[str, str]()
+        spreads, unsure = self.spreads(), dict[str, Message]()
         for key, setting in self.settings.items():
             half = self.half_width(setting, spreads)
             if setting.unusable or half <= self.error:
                 continue
-            interval = "without an interval"
-            if math.isfinite(half):  # on the logarithm: what is wide is no ± of the mean, which would reach below 0
-                wide = f"mean step known to a factor of {math.exp(half):.1f}"
-                interval = f"mean step ±{math.expm1(half):.1%}" if half < math.log(2) else wide
-            unsure[key] = f"{setting.name}: {interval}"
+            unsure[key] = Message(
+                "repeat.interval",
+                f"{setting.name}: {_interval(half)}",
+                cell=setting.name,
+                half=math.expm1(half) if math.isfinite(half) else None,
+            )
         return unsure
 
     def say(self) -> None:
@@ -95,11 +96,24 @@ class UntilSure:
         unsure = self.unsure()
         unusable = [setting.name for setting in self.settings.values() if setting.unusable]
         sure = len(self.settings) - len(unsure) - len(unusable)
-        say(f"repeat=auto: {count(runs, 'run')} of {count(len(self.settings), 'cell')}; {sure} are sure enough")
+        message = Message(
+            "repeat.ended",
+            f"repeat=auto: {count(runs, 'run')} of {count(len(self.settings), 'cell')}; {sure} are sure enough",
+            key="repeat",
+            runs=runs,
+            cells=len(self.settings),
+            sure=sure,
+        )
+        say(message)
         for key, problem in unsure.items():
-            say(f"  undecided after {count(self.settings[key].runs, 'run')}: {problem}")
+            own = self.settings[key].runs
+            message = Message(
+                "repeat.undecided", f"undecided after {count(own, 'run')}: {problem}", runs=own, reason=problem
+            )
+            say(f"  {message}")
         for name in unusable:
-            say(f"  not repeated further, without a mean step: {name}")
+            message = Message("repeat.unusable", f"not repeated further, without a mean step: {name}", cell=name)
+            say(f"  {message}")
 
     def spreads(self) -> dict[str, Spread]:
         """How runs of one setting differ, by hardware."""
@@ -120,3 +134,12 @@ class UntilSure:
         keys = comparable.measured_settings(plain(cell.config))
         keys.pop("seed", None)  # which scripts have not
         return self.settings.setdefault(str(sorted(keys.items())), Setting(cell.folder.name, []))
+
+
+def _interval(half: float) -> str:
+    """A mean step with half of its interval on the logarithm, in words."""
+    if not math.isfinite(half):
+        return "without an interval"
+    if half < math.log(2):
+        return f"mean step ±{math.expm1(half):.1%}"
+    return f"mean step known to a factor of {math.exp(half):.1f}"  # what is wide would reach below 0

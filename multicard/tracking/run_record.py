@@ -26,7 +26,7 @@ CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+)
 OF_COMMANDS = (*PREDICTION, "objective", "tracker")  # keys of a configuration that say nothing of its run
 # Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
-LISTS = ("profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
+LISTS = ("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
 RECORD = "run-record"  # type of an artifact
 FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, "torchtune.yaml")
 PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")

@@ -119,7 +119,7 @@ class Mirror:
     def open(self) -> None:
         """Start the W&B run, or go on with that of an earlier start of the same job."""
         if (why := network.problem(url := server())) is not None:
-            raise RuntimeError(f"cannot reach {url} ({why})")
+            raise RuntimeError(network.unreachable(url, why))
         about = run_record.about(self._folder, self._so_far([], None))
         self._run = WandbRun.open(about, self._target, self._folder)
 

@@ -25,6 +25,7 @@ from multicard.sweep.command import Command
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT
 from tests.helpers import records
+from tests.helpers.messages import Told, refused, says, told
 
 CPU = Placement("cpu", "gloo", 1, False)
 
@@ -55,10 +56,11 @@ def test_a_folder_is_closed_to_others(tmp_path: Path):
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "theirs")
-    with pytest.raises(ValueError, match="link: belongs to another user, or is a link; remove it"):
-        private.folder(tmp_path / "link", "remove it")
+    with refused("private.not-own", folder=str(tmp_path / "link")) as refusal:
+        private.folder(tmp_path / "link", "the remedy")
+    assert refusal.value.message.sentence.endswith("the remedy")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(ValueError, match="theirs: belongs to another user"):
+    with refused("private.not-own", folder=str(tmp_path / "theirs")):
         private.folder(tmp_path / "theirs", "")
 
 
@@ -107,8 +109,8 @@ def test_a_sweeps_folder_that_others_may_write_to_is_said(
     assert command.close() == 1 and not capsys.readouterr().err  # nothing is written
     (folder / "cell").mkdir()
     command.close()
-    said = f"{writers} may write to {folder}, and falsify its records; chmod go-w {folder}\n"
-    assert capsys.readouterr().err == (said if writers else "")
+    said = Told("sweep.open-to-others", facts={"who": writers, "folder": str(folder)})
+    assert told(capsys.readouterr().err) == ([said] if writers else [])
 
 
 def test_compiled_code_is_kept_where_only_the_owner_can_put_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -121,10 +123,8 @@ def test_compiled_code_is_kept_where_only_the_owner_can_put_any(tmp_path: Path, 
     failure = elastic.launch(
         "tests.helpers.rank_work:says_hello", (), CPU, Job(tmp_path, "cpu", "gloo", 0, 1, "system")
     )
-    assert (
-        failure is not None
-        and f"{cache}: belongs to another user, or is a link; set TORCHINDUCTOR_CACHE_DIR" in failure.message
-    )
+    assert failure is not None and failure.code == "rank.not-started"
+    assert says(failure.message, "private.not-own", folder=str(cache))
     monkeypatch.setenv(elastic.CODE_CACHE, "mine")
     assert elastic._variables(CPU, 1)[elastic.CODE_CACHE] == "mine"
 

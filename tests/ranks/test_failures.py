@@ -1,6 +1,8 @@
 """What ends a rank, above all for want of memory, and what it leaves: checkpoints and logs."""
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +15,13 @@ import torch
 
 from multicard.measure import memory
 from multicard.measure.memory import DeviceMemory
+from multicard.messages import Refusal
 from multicard.ranks import checkpoint, elastic, failures, process
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import Job, Rank
 from tests.conftest import warm_up
 from tests.helpers.launching import launch
+from tests.helpers.messages import Told, refused, told
 
 
 @pytest.mark.parametrize(
@@ -69,13 +73,29 @@ def test_a_rank_reports_an_engine_that_is_not_there_by_its_memory(tmp_path: Path
     error = RuntimeError("GET was unable to find an engine to execute this computation")
     (tmp_path / "ranks").mkdir()
     monkeypatch.setattr(process, "held_memory_bytes", lambda _: 79 << 30)
-    full = Failure("oom", f"RuntimeError: {error} (250 MB of 80 GB free)", ran_out="gpu", memory_bytes=79 << 30)
-    other = Failure("exception", f"RuntimeError: {error}")
-    memories = DeviceMemory(250_000_000, 80_000_000_000, 0), DeviceMemory(40 << 30, 80 << 30, 0), None
-    for held, report in zip(memories, (full, other, other), strict=True):
-        monkeypatch.setattr(process, "device_memory", lambda _, held=held: held)
+
+    def reported(held: DeviceMemory | None) -> Failure:
+        monkeypatch.setattr(process, "device_memory", lambda _: held)
         process._report(Job(tmp_path, "cuda", "nccl", 1, 1, "system"), 0, error)
-        assert msgspec.json.decode(process.error_file(tmp_path, 0).read_bytes(), type=Failure) == report
+        return msgspec.json.decode(process.error_file(tmp_path, 0).read_bytes(), type=Failure)
+
+    full = reported(DeviceMemory(250_000_000, 80_000_000_000, 0))
+    assert (full.kind, full.ran_out, full.memory_bytes) == ("oom", "gpu", 79 << 30)
+    memory_bytes = {"free_bytes": 250_000_000, "total_bytes": 80_000_000_000}
+    assert full.code == "rank.gpu-full" and full.facts == {"reason": f"RuntimeError: {error}"} | memory_bytes
+    for held in (DeviceMemory(40 << 30, 80 << 30, 0), None):
+        assert reported(held) == Failure("exception", f"RuntimeError: {error}")
+
+
+def test_a_refusal_of_a_rank_keeps_its_code_on_the_way_to_the_record(tmp_path: Path):
+    (tmp_path / "ranks").mkdir()
+    refusal = Refusal("batch.too-large", "batch_size=9: too large", key="batch_size", value=9)
+    process._report(Job(tmp_path, "cpu", "gloo", 1, 1, "system"), 0, refusal)
+    failure = elastic._failure(tmp_path, 0, 1)
+    assert (failure.kind, failure.code, failure.key, failure.facts) == (
+        ("exception", "batch.too-large", "batch_size", {"value": 9})
+    )
+    assert failure.message == f"rank 0: {refusal}"
 
 
 @pytest.mark.usefixtures("processes")
@@ -90,8 +110,9 @@ def test_a_full_disk_as_ranks_start_is_one_line_that_names_it(tmp_path: Path, ca
     capfd.readouterr()
     failure = launch("print_to_a_full_disk", folder=folder)
     assert failure is not None and failure.kind == "disk"
-    named = "No space left on device); free some" if opens else f"cannot write to {folder}; free some space"
-    assert failure.message.endswith(named) and len(failure.message.splitlines()) == 1
+    assert failure.code == ("disk.full" if opens else "folder.unwritable")
+    named = {"reason": os.strerror(errno.ENOSPC)} if opens else {"folder": str(folder), "rank": 0}
+    assert failure.facts | named == failure.facts and len(failure.message.splitlines()) == 1
     assert "".join(capfd.readouterr()) == ""
 
 
@@ -106,8 +127,8 @@ def test_a_full_disk_that_its_error_does_not_name_is_the_fullest_of_those_that_r
     error = OSError(errno.ENOSPC, "No space left on device")
     process._report(job, 0, error)
     report = msgspec.json.decode(process.error_file(job.folder, 0).read_bytes(), type=Failure)
-    said = f"no space left on the disk of {shared} (No space left on device); free some"
-    assert report == Failure("disk", said)
+    assert (report.kind, report.code) == ("disk", "disk.full")
+    assert report.facts == {"path": str(shared), "reason": "No space left on device"}
     monkeypatch.setattr(elastic, "_config", mock.Mock(side_effect=error))  # before there is a rank
     assert launch("fail", folder=job.folder) == report
 
@@ -143,17 +164,20 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_oom(tmp_path, monke
     count.write_text(text.format(2))
     assert memory.oom_kills() == 2
 
-    def judged(message: str) -> Failure | None:
-        return elastic._oom_if_killed(Failure("signal", message, rank=1), 2)
+    def judged(failure: Failure) -> Failure | None:
+        return elastic._oom_if_killed(failure, 2)
 
-    killed = "rank 1 was killed by SIGKILL"
-    assert judged(killed) == Failure("signal", killed, rank=1)
+    killed, crashed = (elastic._failure(tmp_path, 1, -number) for number in (signal.SIGKILL, signal.SIGSEGV))
+    assert killed.code == "rank.killed" and judged(killed) == killed
     count.write_text(text.format(3))
-    for message in (killed, "rank 0: RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "):
-        failure = judged(message)
-        assert failure is not None and (failure.kind, failure.ran_out, failure.rank) == ("oom", "host", 1)
-        assert failure.message.startswith(message) and "memory_gb" in failure.message
-    assert judged("rank 1 was killed by SIGSEGV") == Failure("signal", "rank 1 was killed by SIGSEGV", rank=1)
+    of_torch = Failure("exception", "rank 1: RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. ")
+    older = Failure("signal", "rank 1 was killed by SIGKILL")  # of a record without codes
+    for ended in (killed, of_torch, older):
+        failure = judged(ended)
+        assert failure is not None and (failure.kind, failure.ran_out, failure.rank) == ("oom", "host", ended.rank)
+        assert failure.code == "rank.out-of-memory" and failure.key == "memory_gb"
+        assert failure.facts == {"reason": ended.message}
+    assert crashed.facts["signal"] == "SIGSEGV" and judged(crashed) == crashed
     assert elastic._oom_if_killed(None, 2) is None
 
 
@@ -180,16 +204,16 @@ def test_the_last_checkpoint_replaces_those_before(tmp_path: Path):
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path):
     checkpoint.save(tmp_path, alone(), 5, {})
-    with pytest.raises(ValueError, match=r"gpus: .* stopped on 1 ranks, and cannot go on with 3; .* rerun=true"):
+    with refused("checkpoint.other-ranks", key="gpus", before=1, now=3):
         checkpoint.load(tmp_path, alone(world_size=3))
 
 
-@pytest.mark.parametrize(("seen", "words"), [(0, "sees no checkpoint in"), (5, "the checkpoint after step 5")])
-def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(tmp_path, monkeypatch, seen: int, words: str):
+@pytest.mark.parametrize("seen", [0, 5])
+def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(tmp_path, monkeypatch, seen: int):
     if seen:
         checkpoint.save(tmp_path, alone(), seen, {})
     monkeypatch.setattr(checkpoint, "max_over_ranks", lambda rank, steps: max(steps, 9))
-    with pytest.raises(ValueError, match=rf"rank 0 on .*{words}.* after step 9: .* late; start the command again"):
+    with refused("checkpoint.late", rank=0, seen=seen, newest=9):
         checkpoint.load(tmp_path, alone())
 
 
@@ -207,4 +231,5 @@ def test_a_long_log_keeps_its_first_and_last_part(tmp_path: Path, monkeypatch: p
     log.write_bytes(b"first part" + bytes(101) + b"last part.")
     elastic.shorten_logs(tmp_path, {})
     kept = log.read_text()
-    assert kept.startswith("first part\n... about 101 bytes are left out") and kept.endswith("...\nlast part.")
+    assert kept.startswith("first part\n") and kept.endswith("\nlast part.")
+    assert told(kept) == [Told("log.shortened", facts={"bytes": 101})]

@@ -19,6 +19,7 @@ from multicard.run import prepare
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, Called, composed, typed, typed_llm
+from tests.helpers.messages import find, refused, says
 
 
 def photographs(root: Path, red: int = 0) -> Path:
@@ -108,7 +109,7 @@ def test_a_difference_names_the_parts():
     changed = content.difference(old, new)
     assert changed == f"dataset {old.parts['dataset']}, now {new.parts['dataset']}"
     assert content.difference(old, old) is content.difference(None, new) is None
-    with pytest.raises(ValueError, match=r"nowhere: cannot be read"):
+    with refused("data.unreadable", file="nowhere"):
         digest(("rows", Path("nowhere")))
 
 
@@ -172,10 +173,10 @@ def test_the_record_has_it_and_a_measurement_of_other_data_is_refused_not_taken(
     photographs(root, red=9)
     for more in ([], ["dry_run=true"]):
         ended, printed = called(*words, *more)
-        assert ended == 1 and "refused: the data is no longer that of the record (dataset " in printed
-        assert "rerun=true" in printed and json.loads(result.read_text()) == record
+        assert ended == 1 and find(printed, "record.other-data").facts["changed"].startswith("dataset ")
+        assert "refused: " in printed and json.loads(result.read_text()) == record
     single = [*(word for word in words if word != "-m" and "hydra" not in word), f"hydra.run.dir={tmp_path}/sweep"]
-    assert "the data is no longer" in called(*single)[1]
+    assert says(called(*single)[1], "record.other-data")
 
     shutil.rmtree(root)
     moved.rename(root)
@@ -208,6 +209,7 @@ def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_pa
     run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
     begin()
     replace(red=9)
-    with pytest.raises(ValueError, match=r"no longer that of the run's checkpoint \(dataset .*rerun=true"):
+    with refused("checkpoint.other-data") as refusal:
         begin()
+    assert refusal.value.facts["changed"].startswith("dataset ")
     assert (folder / "checkpoint" / "latest.json").exists()

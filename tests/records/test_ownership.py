@@ -5,7 +5,6 @@ import fcntl
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from multicard.records import ownership, run_folder
 from multicard.run import attempts
 from tests.conftest import ROOT, awaited
 from tests.helpers import records
+from tests.helpers.messages import refused, says
 from tests.helpers.records import GONE
 
 REFUSE = "def fcntl(*_): raise OSError(errno.ENOLCK, 'No locks available')"  # as some file systems do
@@ -65,7 +65,7 @@ def race(sweep: Path, rounds: int, number: int, barrier: Any, wins: Any, locks: 
             (folder / "mine").write_text(str(number))
             wins[2 * each + number] = 1
         except ValueError as error:
-            assert "is measuring" in str(error), error
+            assert says(str(error), "claim.in-use"), error
         barrier.wait()
         if wins[2 * each + number]:
             assert (folder / "mine").read_text() == str(number)  # nobody has removed it, or written into it
@@ -132,7 +132,7 @@ def test_a_claim_counts_as_long_as_its_process_lives(tmp_path: Path, case: str):
     if owner is None:
         assert not ownership.claim(folder) and not [*folder.iterdir()] and not path.exists()
     else:
-        with pytest.raises(ValueError, match=f"^name=sweep: {owner.format(**who)} is measuring cell; .*remove {path}"):
+        with refused("claim.in-use", key="name", who=owner.format(**who), cell="cell", files=[str(path)]):
             ownership.claim(folder)
         ownership.release(folder)  # of what is not its own nothing is undone
         assert [*folder.parent.glob(".*")] == [path] and (folder / "kept").exists()
@@ -163,7 +163,7 @@ def test_processes_of_two_containers_do_not_take_each_others_folders(processes: 
             pytest.skip("needs PID namespaces")
         assert said == "claimed\n"
         second = subprocess.run([*unshared, str(folder), locks], **pipes | {"stdin": subprocess.DEVNULL}, check=True)
-        assert "process 1 is measuring cell" in second.stdout
+        assert says(second.stdout, "claim.in-use", who="process 1", cell="cell")
         first.kill()
     path = ownership.claims(folder)[0]
     if locks == "refused":
@@ -205,8 +205,7 @@ def changed(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: run_folder.write_json(folder / "result.json", records.vision() | changes)
 
 
-OTHER = "result.json is of another version of multicard, or altered; use that version"
-GONE_STEPS = "steps.parquet, whose steps result.json counts, is cut off or gone; put it back"
+OTHER, GONE_STEPS = "claim.other-record", "claim.no-steps"
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a newer schema": (changed(schema_version=99), OTHER),
     "another type": (changed(total_s="long"), OTHER),
@@ -221,12 +220,11 @@ def test_a_measurement_that_cannot_be_read_is_not_replaced(tmp_path: Path, wrong
     folder = tmp_path / "sweep" / "cell"
     records.put_whole(folder, records.vision())
     assert run_folder.finished(folder) is not None
-    spoil, says = WRONG[wrong]
+    spoil, code = WRONG[wrong]
     spoil(folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert run_folder.finished(folder) is None
-    remedy = "choose another name=, or remove the folder to measure again"
-    with pytest.raises(ValueError, match=f"^name=sweep: cell/{re.escape(f'{says}, {remedy}')}$"):
+    with refused(code, key="name", cell="cell"):
         ownership.claim(folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before and not ownership.claims(folder)
 

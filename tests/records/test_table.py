@@ -10,6 +10,7 @@ from multicard.measure import formulas
 from multicard.records import comparable, table, text_table
 from tests.conftest import calls_of
 from tests.helpers import records
+from tests.helpers.messages import Told, find, says, told
 
 TUNED = {
     "kind": "llm",
@@ -48,8 +49,8 @@ def test_efficiency_is_against_one_gpu_of_the_same_kind():
         ["40.0", "1.00", "(100%)"],
         ["25.0", "1.60", "(80%)"],
     ]
-    figures = "images/s 1,234, accuracy 98.77%, peak memory 5.43 GB, to device 999 B"
-    assert alike == f"the same in all rows: status ok, {figures}"
+    figures = {"images/s": "1,234", "accuracy": "98.77%", "peak memory": "5.43 GB", "to device": "999 B"}
+    assert find(alike, "table.alike").facts["values"] == {"status": "ok"} | figures
     assert printed(made[:1])[1] == ["fp64", "1", "ok", "100.0", "1,234", "98.77%", "5.43", "GB", "999", "B"]
 
 
@@ -57,14 +58,15 @@ def test_repetitions_and_seeds_are_one_row_with_their_mean_and_deviation():
     made = [result(100.0), result(104.0, repetition=2), result(60.0, gpus=2), result(58.0, gpus=2, seed=7)]
     made[1] |= {"peak_memory_bytes": {"max": 6_000_000_000}, "test_accuracy": 0.98}
     rows = printed([*made, result(1.0, status="failed", gpus=2, seed=8)])
-    assert [" ".join(words) for words in rows[:4]] == [
-        "gpus n status total s images/s x 1 GPU accuracy peak memory to device",
-        "1 2 ok 102.0 ± 2.8 1,234 1.00 (100%) 98.38% ± 0.54 6 GB 999 B",
-        "2 2 ok 59.0 ± 1.4 1,234 1.73 (86%) 98.77% 5.43 GB 999 B",
-        "2 - failed - - - - - -",
+    cells = [
+        ("gpus", "n", "status", "total s", "images/s", "x 1 GPU", "accuracy", "peak memory", "to device"),
+        ("1", "2", "ok", "102.0 ± 2.8", "1,234", "1.00 (100%)", "98.38% ± 0.54", "6 GB", "999 B"),
+        ("2", "2", "ok", "59.0 ± 1.4", "1,234", "1.73 (86%)", "98.77%", "5.43 GB", "999 B"),
+        ("2", "-", "failed", *["-"] * 6),
     ]
+    assert [" ".join(words) for words in rows[:4]] == [" ".join(row) for row in cells]
     made[3]["images_per_s"] = None  # too short: the other run alone is no mean
-    assert " ".join(printed(made)[2]).startswith("2 59.0 ± 1.4 - 1.73 (86%)")
+    assert printed(made)[2][:7] == ["2", "59.0", "±", "1.4", "-", "1.73", "(86%)"]
     narrow = table.lines([records.as_run(record) for record in made], 70)
     assert "to device" not in narrow[0] and len(narrow[0]) <= 70 and "peak memory" in narrow[0]
 
@@ -100,7 +102,7 @@ def test_an_efficiency_that_cannot_be_is_marked_with_the_likely_reason():
     lines = lines_of([on_ranks(100.0, 1), on_ranks(45.6, 2), on_ranks(22.0, 4, threads=1)])
     assert lines[2].endswith("2.19 (110%)") and "4.55 (114%)?" in lines[3]
     (why,) = [line for line in lines if line.startswith("? ")]
-    assert "110% of the ideal" in why and "the run on one was slower" in why
+    assert says(why, "notes.doubtful", above=1.1)
     assert not any(line.startswith("?") for line in lines_of([on_ranks(100.0, 1), on_ranks(45.5, 2)]))
 
 
@@ -118,21 +120,20 @@ def test_a_loaded_machine_and_ranks_that_take_turns_are_marked():
     busy = {"others_cores": 1.6, "stolen_cores": 0.0}
     lines = lines_of([on_ranks(9.0, 1, load=busy), on_ranks(9.0, 8, threads=1), on_ranks(9.0, 2, beside=1)])
     assert [line.split()[1] for line in lines[1:4]] == ["ok&", "ok>", "ok"]
-    assert "& others kept up to 1.6 of 4 cores busy during 1 run: see load in the records" in lines
-    assert "> more CPU ranks than cores: they took turns: 1 run" in lines
-    assert "beside other runs on its machine: 1 run" in lines
+    assert says("\n".join(lines), "notes.loaded", cores=1.6, of=4, runs=1)
+    assert says("\n".join(lines), "notes.mark", sign=">", mark="crowded", runs=1)
+    assert says("\n".join(lines), "notes.mark", sign="", mark="beside_others", runs=1)
     stolen = [{"others_cores": 0.2, "stolen_cores": 1.0}, {"others_cores": None, "stolen_cores": 2.0}]
     lines = lines_of([on_ranks(9.0, gpus, load=load) for gpus, load in enumerate(stolen, 1)])
-    assert "& others kept up to 2.0 of 4 cores busy during 2 runs: see load in the records" in lines
+    assert says("\n".join(lines), "notes.loaded", cores=2.0, of=4, runs=2)
     quiet = lines_of([on_ranks(9.0, 1, load={"others_cores": 0.3, "stolen_cores": 0.05})])
-    assert not any(line.startswith("&") for line in quiet)
+    assert not says("\n".join(quiet), "notes.loaded")
 
 
 def test_a_short_run_says_why_it_has_no_throughput():
     short = result(5.0, gpus=2) | {"images_per_s": None, "step_s": None}
-    lines = [" ".join(words) for words in printed([result(10.0), short])]
-    assert any(line.startswith("images/s is missing") and "warmup_steps" in line for line in lines)
-    assert not any("missing" in word for words in printed([result(10.0), result(9.0, status="oom")]) for word in words)
+    assert says("\n".join(lines_of([result(10.0), short])), "table.no-rate", key="warmup_steps", figure="images/s")
+    assert not says("\n".join(lines_of([result(10.0), result(9.0, status="oom")])), "table.no-rate")
 
 
 def test_units_suit_their_figures():
@@ -316,7 +317,6 @@ def read_in(mode: str) -> Any:
     return on_cpu({"input": {"loader": "device", "train": {"mode": mode}}})
 
 
-SEE_ROWS = "(see text_rows in the records)"
 SKIPPED = {"decoded": {"train": {"skipped": 2}, "test": {"skipped": 1}}}
 SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}]}
 
@@ -328,26 +328,29 @@ SHARED = {"disturbed_by": [{"name": "solve", "pid": 7}, {"name": None, "pid": 8}
         (
             [on_cpu(), on_cpu(commit="def", dirty=True, hardware="H200")],
             [
-                "measured on several commits, not compared with one another: 8fdd49003, def+changes",
-                "measured on several machines, not compared with one another: AMD EPYC, H200",
+                Told("notes.several", facts={"what": "commits", "found": ["8fdd49003", "def+changes"]}),
+                Told("notes.several", facts={"what": "machines", "found": ["AMD EPYC", "H200"]}),
             ],
         ),
-        ([in_segments(9), in_segments(4, 5)], ["in several segments: stopped and started again: 1 run"]),
+        (
+            [in_segments(9), in_segments(4, 5)],
+            [Told("notes.mark", facts={"sign": "", "mark": "restarted", "runs": 1})],
+        ),
         (
             [read_in("resident"), read_in("streamed"), on_cpu()],
-            ["1 with more images than dataset.device_budget_bytes: they crossed batch by batch"],
+            [Told("notes.streamed", "dataset.device_budget_bytes", {"runs": 1})],
         ),
-        ([on_cpu({"input": SKIPPED})], ["up to 3 broken images left out: see input in the records"]),
+        ([on_cpu({"input": SKIPPED})], [Told("notes.broken-images", facts={"images": 3})]),
         ([on_cpu({"gpu": {"disturbed_by": []}}), on_cpu({"gpu": None}), tuned(0, 0)], []),
         (
             [tuned(12, 3), tuned(0, 0)],
-            [f"up to 12 of 40 rows cut at max_seq_len, 3 of them left out: no label remained {SEE_ROWS}"],
+            [Told("notes.cut-rows", "max_seq_len", {"cut": 12, "read": 40, "left_out": 3})],
         ),
         (
             [on_cpu(), *[on_cpu({"gpu": SHARED})] * 2],
-            ["! others used the GPUs of 2 while they were measured (8, solve): see gpu.disturbed_by in the records"],
+            [Told("notes.disturbed", facts={"runs": 2, "names": ["8", "solve"]})],
         ),
     ],
 )
-def test_notes_say_what_a_table_cannot(runs: list[Any], said: list[str]):
-    assert comparable.notes(runs) == said
+def test_notes_say_what_a_table_cannot(runs: list[Any], said: list[Told]):
+    assert told("\n".join(comparable.notes(runs))) == said

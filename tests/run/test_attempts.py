@@ -30,6 +30,7 @@ from multicard.run import controller as run
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, awaited, composed, warm_up
+from tests.helpers.messages import refused
 from tests.helpers.records import GONE, as_record, claim, vision
 
 CPU = Placement("cpu", "gloo", 1, False)
@@ -102,7 +103,7 @@ def test_a_folder_is_not_taken_from_another_job_that_is_alive(tmp_path: Path, mo
     claimed = claim(folder, job="12_3", pid=GONE)
     monkeypatch.setattr(slurm, "is_alive", lambda job: job == "12_3")
     for other in ("13", None):
-        with pytest.raises(ValueError, match=r"name=sweep: job 12_3 is measuring cell; wait for it"):
+        with refused("claim.in-use", key="name", who="job 12_3", cell="cell"):
             ownership.claim(folder, other)
     monkeypatch.setattr(slurm, "is_alive", lambda _: False)
     assert ownership.claim(folder, "13") is False
@@ -250,7 +251,8 @@ def test_an_error_while_recording_leaves_the_cause_and_what_the_record_is_made_o
         record = start(trained.cfg, folder, replace(WORKLOAD, summarise=fail))
         assert record is not None
         assert (record["status"], record["cause"]["kind"]) == ("failed", "record")
-        assert "ZeroDivisionError: weights sum to zero); its measurements are kept" in record["cause"]["message"]
+        assert record["cause"]["code"] == "run.not-recorded"
+        assert record["cause"]["facts"] == {"reason": "ZeroDivisionError: weights sum to zero"}
         assert "in fail" in "".join(record["cause"]["log_tail"])
     assert start(trained.cfg, folder) == trained.record
     assert files(folder) == files(trained.folder)

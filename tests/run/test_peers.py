@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from multicard.machine.slurm import Allocation
+from multicard.messages import Message
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 from multicard.run import peers
 from multicard.run.peers import Guest, Peers
 from tests.conftest import PATIENCE_S, awaited, free_port
+from tests.helpers.messages import refused
 
 HOSTS = ("localhost", "second", "third")
 PORT = 0
@@ -126,10 +128,14 @@ def test_a_node_that_is_gone_is_named_on_either_side(endings: list[Failure]):
 def test_what_a_node_refuses_is_refused_by_all(endings: list[Failure]):
     head, guests = meet()
     with ThreadPoolExecutor(len(guests)) as pool:
-        refusals = (None, "dataset.root=data: no such folder")
+        gone = Message("data.gone", "dataset.root=data: is not there", key="dataset.root", value="data")
+        refusals = (None, gone)
         starting = [pool.submit(guest.wait_for_start, refusal) for guest, refusal in zip(guests, refusals, strict=True)]
-        with pytest.raises(ValueError, match=r"dataset.root=data: no such folder \(on third\)"):
+        with refused("node.refused", key="dataset.root", host="third") as refusal:
             head.begin(0, ())
+        reason = refusal.value.facts["reason"]
+        assert (reason, reason.code, reason.key, reason.facts) == (gone, gone.code, gone.key, gone.facts)
+        assert refusal.value.message.sentence.endswith("(on third)")
         head.close()
         assert [start.result(PATIENCE_S) for start in starting] == [None, None]
     assert endings == []
@@ -140,14 +146,16 @@ def test_a_node_that_is_lost_during_its_checks_is_named():
     cut(guests[0]._connection)
     with pytest.raises(failures.Interrupted) as lost:
         head.begin(0, ())
-    assert lost.value.failure.host == "second"
+    assert (lost.value.failure.code, lost.value.failure.host) == ("node.lost", "second")
     head.close()
 
 
 def test_a_node_that_does_not_come_up_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "MEETING_S", 0.3)
-    with pytest.raises(failures.Interrupted, match="no controller came up on second, third"):
+    with pytest.raises(failures.Interrupted) as absent:
         Peers(allocation(0)).meet()
+    failure = absent.value.failure
+    assert (failure.code, failure.facts["hosts"], failure.host) == ("node.absent", ["second", "third"], "second")
 
 
 def test_a_stranger_is_not_let_in(monkeypatch: pytest.MonkeyPatch):
@@ -207,5 +215,7 @@ def test_node_0_listens_at_its_own_address_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_an_address_that_is_not_of_this_machine_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "192.0.2.5")  # for documentation: nobody has it
-    with pytest.raises(failures.Interrupted, match="node localhost: cannot listen on port"):
+    with pytest.raises(failures.Interrupted) as ended:
         Peers(allocation(0)).meet()
+    failure = ended.value.failure
+    assert (failure.code, failure.facts["host"], failure.host) == ("node.no-port", "localhost", "localhost")

@@ -1,5 +1,6 @@
 """Cells that share one machine, and sweeps whose cells fail for one cause."""
 
+import errno
 import json
 import os
 import re
@@ -12,12 +13,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from omegaconf import DictConfig
 from submitit.core.utils import DelayedSubmission
 
 from multicard.machine import private
 from multicard.machine.shares import Machine, MachineShare, Pool
+from multicard.messages import Message
+from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
 from multicard.run import outcome
@@ -29,6 +33,7 @@ from multicard.vision.workload import WORKLOAD
 from tests.conftest import SMALL, Called, command, composed, typed, warm_up
 from tests.helpers import cells, records
 from tests.helpers.cells import cell, sweep
+from tests.helpers.messages import find, says, told
 
 
 def cells_of(folder: Path, number: int, *words: str) -> Sweep:
@@ -62,10 +67,11 @@ def test_max_jobs_bounds_the_cells_at_a_time_and_a_full_disk_ends_them(
         beside = ends(monkeypatch, Failure("exception", "no"), polls=3)
         executor.run_all(cells_of(tmp_path / f"sweep{most}", 6, "exclusive=false", "cpus_per_gpu=1", *words))
         assert (len(beside), max(beside)) == (6, most)
-    ends(monkeypatch, Failure("disk", "hydra.run.dir: cannot write to /x; free some space"))
+    ends(monkeypatch, Failure("disk", failures.unwritable(Path("/x"))))
     cells = cells_of(tmp_path / "full", 6, "exclusive=false", "max_jobs=1")
-    with pytest.raises(executor.SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir"):
+    with pytest.raises(executor.SameFailureError) as stopped:
         executor.run_all(cells)
+    assert says(str(stopped.value), "sweep.same-failure", cells=3, cause="folder.unwritable", key="hydra.run.dir")
     assert [cell.result is None for cell in cells.cells] == [False] * 3 + [True] * 3
 
 
@@ -114,8 +120,8 @@ def test_several_nodes_are_refused_before_anything_starts(launcher: str, called:
     words = ["-m", *SMALL, "nodes=2,3", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     code, printed = called(*words)
     assert (code, started) == (1, [])
-    assert "[1/2] nodes=2   refused: nodes=2: the run has 1; submit it with hydra/launcher=submitit_slurm" in printed
-    assert "[2/2] nodes=3   refused: nodes=3: the run has 1" in printed
+    assert "[1/2] nodes=2   refused: " in printed and "[2/2] nodes=3   refused: " in printed
+    assert [(said.code, said.key) for said in told(printed)] == [("placement.nodes", "nodes")] * 2
     assert not (tmp_path / "sweep" / ".submitit").exists()
 
 
@@ -126,10 +132,11 @@ def test_a_job_that_another_user_put_there_is_not_run(tmp_path: Path):
     tmp_path.chmod(0o755)
     variables = os.environ | {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "1"}
     line = [*shlex.split(STARTS_JOBS), "-u", "-m", "submitit.core._submit", str(tmp_path)]
-    for mode, says, runs in ((0o755, "open to others: nothing in it is run", False), (0o700, "DelayedSub", True)):
+    for mode, runs in ((0o755, False), (0o700, True)):
         tmp_path.chmod(mode)
         done = subprocess.run(line, env=variables, capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 1 and says in done.stderr
+        assert done.returncode == 1 and ("DelayedSub" in done.stderr) is runs
+        assert says(done.stderr, "private.open-to-others") is not runs
         assert ("run" in done.stdout.split()) is runs
 
 
@@ -159,28 +166,32 @@ def test_a_job_finds_its_work_where_the_command_was_killed_before_it_could_name_
     assert done.returncode == 0 and [row for row in done.stdout.splitlines() if row.startswith("ran")] == ["ran b"]
 
 
-DISK = ("disk", "hydra.run.dir: cannot write to /x/seed=1 (No space left on device); free some space")
-FULL = ("refused", "hydra.run.dir: cannot write to /x/seed=2 (No space left on device); free some space")
-GONE = ("refused", "dataset.root=/data: no such folder")
-OOM = ("oom", "CUDA out of memory")
-MODEL = ("exception", "RuntimeError: expected scalar type Float but found Half")
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/multicard/x.u8")
+DISK = Failure("disk", failures.unwritable(Path("/x/seed=1"), NO_SPACE))
+FULL = Failure("refused", failures.unwritable(Path("/x/seed=2"), NO_SPACE))
+GONE = Failure("refused", Message("data.gone", "no such folder", key="dataset.root"))
+OOM = Failure("oom", "CUDA out of memory")
+MODEL = Failure("exception", "RuntimeError: expected scalar type Float but found Half")
 
 
-def failed_cell(cause: tuple[str, str] | None = None, **dataset: Any) -> Cell:
-    kind, message = cause or (None, None)
-    result = {"status": "ok" if cause is None else "failed", "cause": cause and {"kind": kind, "message": message}}
+def failed_cell(cause: Failure | None = None, **dataset: Any) -> Cell:
+    result = {"status": "ok" if cause is None else "failed", "cause": cause and msgspec.to_builtins(cause)}
     return cells.cell(cfg=DictConfig({"dataset": {"name": "images", **dataset}}), result=records.as_run(result))
 
 
-def stops(*causes: tuple[str, str] | None, left: int = 1, **dataset: Any) -> bool:
+def stops(*causes: Failure | None, left: int = 1, **dataset: Any) -> bool:
     streak = Streak()
     for cause in causes:
         streak.add(failed_cell(cause))
     return streak.ends([failed_cell(**dataset)] * left)
 
 
-@pytest.mark.parametrize("cause", [DISK, GONE, ("refused", "code=submitted: submitted on a, found b")])
-def test_three_in_a_row_end_it(cause: tuple[str, str]):
+OTHER_CODE = Failure("refused", Message("job.other-code", "the code was changed", key="code"))
+WITHOUT_CODE = Failure("refused", "dataset.root=/data: no such folder")  # begins with its key
+
+
+@pytest.mark.parametrize("cause", [DISK, GONE, WITHOUT_CODE, OTHER_CODE])
+def test_three_in_a_row_end_it(cause: Failure):
     assert stops(cause, cause, cause) and stops(None, cause, cause, cause, cause)
     assert not stops(cause, cause) and not stops(cause, None, cause, cause) and not stops(cause, OOM, cause, cause)
     assert not stops(cause, cause, cause, left=0)
@@ -193,7 +204,7 @@ def test_failures_of_several_causes_do_not():
 
 def test_a_full_disk_is_one_cause_whether_a_run_ended_or_could_not_begin():
     assert stops(DISK, FULL, FULL)
-    assert not stops(FULL, FULL, ("refused", "hydra.run.dir: another run measures there"))
+    assert not stops(FULL, FULL, Failure("refused", Message("run.other", "another run", key="hydra.run.dir")))
 
 
 @pytest.mark.parametrize(
@@ -201,31 +212,31 @@ def test_a_full_disk_is_one_cause_whether_a_run_ended_or_could_not_begin():
     [
         OOM,
         MODEL,
-        ("diverged", "the loss is not finite"),
-        ("signal", "rank 0 was killed"),
-        ("exception", "OSError: [Errno 24] Too many open files"),  # gpus, num_workers
-        ("disk", "no space left on the disk of /dev/shm/multicard/x.u8 (No space left on device); free some"),
-        ("refused", "dataset.rows=8: is less than one step (gpus x batch_size = 16); use 16 or more"),
-        ("refused", "dataset.cache=process: 2 processes need 9 GB of memory, 4 GB are free"),  # gpus, image_size
+        Failure("diverged", "the loss is not finite"),
+        Failure("signal", "rank 0 was killed"),
+        Failure("exception", "OSError: [Errno 24] Too many open files"),  # gpus, num_workers
+        Failure("disk", failures.no_space(NO_SPACE, Path("x")) or ""),
+        Failure("refused", Message("data.too-short", "less than a step", key="dataset.rows")),
+        Failure("refused", Message("data.memory", "too little memory", key="dataset.cache")),  # gpus, image_size
+        Failure("refused", "dataset.rows=8: is less than one step"),
     ],
 )
-def test_what_the_settings_may_have_caused_does_not(cause: tuple[str, str]):
+def test_what_the_settings_may_have_caused_does_not(cause: Failure):
     assert cause_of(failed_cell(cause)) == "" and not stops(cause, cause, cause, cause)
 
 
 def test_where_data_is_gone_cells_that_read_other_data_are_measured():
     assert not stops(GONE, GONE, GONE, name="mnist") and not stops(GONE, GONE, GONE, root="/elsewhere")
     assert stops(DISK, DISK, DISK, name="mnist") and stops(GONE, GONE, GONE, image_size=7)
-    fetched = "refused", "dataset.download=true: could not fetch MNIST into /data"
+    fetched = Failure("refused", Message("data.fetch", "could not fetch MNIST", key="dataset.download"))
     assert stops(fetched, fetched, fetched) and not stops(fetched, fetched, fetched, download=True)
 
 
-@pytest.mark.parametrize(
-    ("size", "left"), [(2, "1 of 2"), (3, "3 of 3")]
-)  # the third fails within a batch, or stops one
-def test_batches_of_a_sweep_are_one_row(called: Called, tmp_path: Path, size: int, left: str):
+@pytest.mark.parametrize(("size", "left", "of"), [(2, 1, 2), (3, 3, 3)])  # the third fails within a batch, or stops one
+def test_batches_of_a_sweep_are_one_row(called: Called, tmp_path: Path, size: int, left: int, of: int):
     words = ["dataset=mnist", f"dataset.root={tmp_path}", "seed=1,2,3,4,5,6", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     code, printed = called("-m", *SMALL, *words, f"hydra.sweeper.max_batch_size={size}")
-    assert code == 1 and printed.count("refused: dataset.") == 3 and "\nTo resume: " in printed
-    (line,) = (line for line in printed.splitlines() if line.startswith("stopped, 3 cells in a row failed"))
-    assert "for one cause: dataset." in line and line.endswith(f": {left} cells are left")
+    assert code == 1 and printed.count("refused: ") == 3 and says(printed, "sweep.resume")
+    (stopped,) = (said for said in told(printed) if said.code == "sweep.left")
+    assert stopped.has({"left": left, "cells": of})
+    assert find(printed, "sweep.same-failure", cells=3).key == "dataset.root"

@@ -21,6 +21,7 @@ from multicard.sweep.cells import Cell
 from multicard.sweep.until_sure import Setting, UntilSure
 from tests.conftest import Called
 from tests.helpers import records
+from tests.helpers.messages import find, says, told
 
 Measured = list[tuple[str, int, int]]  # precision, seed and repetition of each run, in their order
 
@@ -89,11 +90,12 @@ def test_only_repetitions_that_are_missing_are_measured(sweep: Callable[..., Any
     assert more == [("fp32", 0, 2), ("bf16", 0, 2), ("fp32", 0, 3), ("bf16", 0, 3)]
     assert printed.count("measured before: ok") == 2
     rows = [line.split()[0] for line in printed.splitlines() if line.startswith(("fp32", "bf16"))]
-    assert rows == ["fp32", "bf16"] and "gpus 1, n 3, status ok" in printed
+    alike = find(printed, "table.alike").facts["values"]
+    assert rows == ["fp32", "bf16"] and (alike["gpus"], alike["n"], alike["status"]) == ("1", "3", "ok")
     results = {path.parent.name: run_folder.read_json(path) or {} for path in tmp_path.glob("s/*/result.json")}
     assert all(name.endswith(f"-r{r['repetition']}") == (r["repetition"] > 1) for name, r in results.items())
     _, printed, none = sweep("precision=fp32,bf16", "repeat=3", "dry_run=true")
-    assert none == [] and "measured before: 6; in the queue: 0; refused: 0" in printed
+    assert none == [] and says(printed, "sweep.counts", measured=6, queued=0, refused=0)
     _, _, again = sweep("precision=fp32", "repetition=2", "rerun=true")
     assert again == [("fp32", 0, 2)]
 
@@ -117,19 +119,22 @@ def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Ca
     assert code == 0 and runs[:6] == [(p, 0, r) for r in (1, 2) for p in ("fp32", "bf16", "fp64")]
     more_of_two = [(p, 0, r) for r in range(3, runs[-1][2] + 1) for p in ("fp32", "bf16")]
     assert runs[6:] == more_of_two  # what ran out of memory would do so again
-    assert f"repeat=auto: {len(runs)} runs of 3 cells; 2 are sure enough" in printed and "undecided" not in printed
-    assert "not repeated further, without a mean step: device=cpu,precision=fp64" in printed
+    assert says(printed, "repeat.ended", runs=len(runs), cells=3, sure=2) and not says(printed, "repeat.undecided")
+    assert find(printed, "repeat.unusable").facts["cell"].startswith("device=cpu,precision=fp64")
     _, printed, more = sweep(*words, "repeat_error=0.0001%", step_s=steps_of(0.05))
     assert more == [(p, 0, r) for r in range(runs[-1][2] + 1, 5) for p in ("fp32", "bf16")]
-    assert printed.count("undecided after 4 runs: device=cpu,precision=") == 2 and "mean step ±" in printed
+    undecided = [message for message in told(printed) if message.code == "repeat.undecided"]
+    reasons = [message.facts["reason"].facts for message in undecided if message.facts["runs"] == 4]
+    assert len(reasons) == 2 and all(reason["half"] > 0 for reason in reasons)
+    assert all(reason["cell"].startswith("device=cpu,precision=") for reason in reasons)
     _, printed, none = sweep(*words, "repeat_error=0.0001%", "dry_run=true")
     assert none == [] and printed.count("measured before: ok") == 8
 
 
 def test_a_dry_run_of_auto_says_that_more_follows(sweep: Callable[..., Any]):
     _, printed, none = sweep("precision=fp32,bf16", "repeat=auto", "dry_run=true", "seed=7")
-    assert none == [] and "nothing is started. 4 cells" in printed
-    assert "then as often as needed, at most repeat_max=10 times each" in printed
+    assert none == [] and says(printed, "sweep.dry-run", cells=4)
+    assert says(printed, "launch.until-sure", most=10)
 
 
 def until_sure(random: np.random.Generator, sd: float) -> UntilSure:
@@ -177,7 +182,9 @@ def test_an_undecided_mean_has_its_interval_in_percent_of_it():
     """Of the mean, not of its logarithm, as `repeat_error` is: 79 % of it are 120 %."""
     rounds = until_sure(np.random.default_rng(4), 0.5)
     half = rounds.half_width(rounds.settings["1fp32"], rounds.spreads())
-    assert half > 0.2 and rounds.unsure()["1fp32"] == f"1fp32: mean step ±{math.expm1(half):.1%}"
+    unsure = rounds.unsure()["1fp32"]
+    assert half > 0.2 and unsure.facts == {"cell": "1fp32", "half": math.expm1(half)}
+    assert f"±{math.expm1(half):.1%}" in unsure.sentence
 
 
 def test_the_record_of_another_cell_is_not_taken(sweep: Callable[..., Any], tmp_path: Path):
@@ -186,4 +193,4 @@ def test_the_record_of_another_cell_is_not_taken(sweep: Callable[..., Any], tmp_
     run_folder.write_json(result, (run_folder.read_json(result) or {}) | {"identity": "of another"})
     code, printed, measured = sweep("precision=fp32", "seed=0,1")
     assert (code, measured) == (1, [("fp32", 1, 1)])
-    assert f"{result.parent.name} holds the record of another cell; remove it" in printed
+    assert says(printed, "cells.other-record", key="name", cell=result.parent.name)

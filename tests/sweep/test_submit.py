@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
@@ -20,6 +21,7 @@ from multicard.sweep.job import SlurmJob
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, typed
 from tests.helpers import cells, records
+from tests.helpers.messages import Told, remedies, says, told
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
 SITE = {
@@ -69,22 +71,24 @@ def test_parameters_are_those_of_the_job_and_the_site():
     assert "--kill-on-bad-exit=0" in several["slurm_srun_args"]
 
 
-SBATCH = {  # what sbatch says, and the key and remedy
+SBATCH: dict[str, tuple[str, str, dict[str, Any]]] = {  # what sbatch says, and the code, key and facts
     "Batch job submission failed: Invalid partition name specified":
-        "hydra.launcher.partition=long: SLURM refuses it (Invalid partition name specified); `sinfo -s`",
+        ("slurm.refuses", "hydra.launcher.partition", {"value": "long", "reason": "Invalid partition name specified"}),
     "Batch job submission failed: Requested node configuration is not available":
-        "gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with 1 node, 2 GPUs, 4 cores, 60 min (SLURM: Req",
-    "Batch job submission failed: Requested time limit is invalid": "time_min=60: SLURM refuses it",
+        ("slurm.no-node", "gpus", {"asked": ONE.in_words()}),
+    "Batch job submission failed: Requested time limit is invalid": ("slurm.refuses", "time_min", {"value": 60}),
     "Batch job submission failed: Invalid account or account/partition combination specified":
-        "hydra.launcher.account=null: SLURM refuses it",
-    "Unable to contact slurm controller": "hydra/launcher=submitit_slurm: SLURM refuses the job",
+        ("slurm.refuses", "hydra.launcher.account", {"value": None}),
+    "Unable to contact slurm controller": ("slurm.refuses-job", "hydra/launcher", {}),
 }  # fmt: skip
 
 
 def test_what_sbatch_refuses_names_the_key():
-    for reason, line in SBATCH.items():
+    for reason, (code, key, facts) in SBATCH.items():
         said = f"sbatch: error: for a user\nsbatch: error: {reason}"
-        assert slurm_submit.explain(said, ONE, SITE).startswith(line), reason
+        refusal = slurm_submit.explain(said, ONE, SITE)
+        assert (refusal.code, refusal.key, refusal.facts | facts) == (code, key, refusal.facts), reason
+    assert remedies(slurm_submit.explain("sbatch: error: Invalid partition name", ONE, SITE)) == ["sinfo -s"]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +212,9 @@ def test_of_a_cell_that_was_submitted_twice_the_queued_job_counts(tmp_path: Path
 @pytest.mark.parametrize("said", [{}, {"squeue": "CLUSTER: other\n7|RUNNING|n1|None\n"}], ids=["none", "garbage"])
 def test_no_answer_of_slurm_is_not_an_empty_queue(answers: Answers, said: dict[str, str]):
     answers(**said, sacct="7|FAILED|n1|1:0\n")
-    with pytest.raises(ValueError, match="SLURM does not answer"):
+    with pytest.raises(slurm.SilentError) as silent:
         slurm.queued(["7"])
+    assert (silent.value.code, silent.value.key) == ("slurm.silent", "hydra/launcher")
     assert slurm.is_alive("7")
     answers(sacct="7|FAILED|n1|1:0\n")
     with pytest.raises(slurm.SilentError):  # else a job of a command that was killed as it submitted comes twice
@@ -231,8 +236,7 @@ def test_variables_of_the_user_change_neither_answers_nor_what_a_job_asks_for(tm
     assert left == {"SLURM_CONF", "SBATCH_WCKEY"} and dict(os.environ) == before
 
 
-AWAY = "job 7 waits for nodes that are down, drained or reserved ({}); `sinfo -R` says why, scancel 7 gives it up"
-NEVER = "job 7 never begins ({}); to give it up: scancel 7"
+AWAY, NEVER = "job.nodes-away", "job.never-begins"
 REASONS = {  # of a job that is pending, and what is said
     "ReqNodeNotAvail, UnavailableNodes:n[1-2]": AWAY,  # as a drained node is told
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": AWAY,
@@ -261,8 +265,8 @@ def test_why_a_job_does_not_begin_is_said_once_where_waiting_alone_does_not_help
     monkeypatch.setattr(slurm_wait, "pause", lambda _: pytest.fail("waits on") if next(looks) == 3 else None)
     with pytest.raises(pytest.fail.Exception, match="waits on"):
         slurm_wait._watch(slurm_wait.Queue([cells.cell(0, tmp_path / "cell")], {0: "7"}, Streak()))
-    said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if "7" in line] == [REASONS[reason].format(reason)] * bool(REASONS[reason])
+    said = Told(REASONS[reason], facts={"job": "7", "reason": reason})
+    assert told(capsys.readouterr().err) == ([said] if REASONS[reason] else [])
 
 
 @pytest.mark.parametrize("has_left", ["its folder", "the queue"])
@@ -300,9 +304,9 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(monkeypatc
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
         slurm_wait._watch(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}, Streak()))
-    line = "SLURM holds job {0} (launch failed requeued held); to let it go on: scontrol release {0}"
-    said = capsys.readouterr().err.splitlines()
-    assert [line.format(job) for job in ("4_[1]", "4_[0]", "4_[0]")] == [each for each in said if "holds" in each]
+    said = [message for message in told(capsys.readouterr().err) if message.code == "job.held"]
+    assert [message.facts["job"] for message in said] == ["4_[1]", "4_[0]", "4_[0]"]
+    assert {message.facts["reason"] for message in said} == {"launch failed requeued held"}
 
 
 def test_a_job_of_whose_end_nobody_knows_is_named_once(monkeypatch, capsys: pytest.CaptureFixture[str]):
@@ -313,7 +317,8 @@ def test_a_job_of_whose_end_nobody_knows_is_named_once(monkeypatch, capsys: pyte
     for now_s in (0.0, 30.0, 61.0, 122.0):
         monkeypatch.setattr(slurm_wait, "clock_s", lambda now_s=now_s: now_s)
         assert queue.poll() == []
-    assert capsys.readouterr().err.count("job 4_[0] has left the queue, and SLURM does not say how it ended") == 1
+    said = [message for message in told(capsys.readouterr().err) if message.code == "job.end-unknown"]
+    assert [message.facts for message in said] == [{"job": "4_[0]"}]
 
 
 def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(tmp_path: Path, monkeypatch, capsys):
@@ -324,7 +329,7 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(tmp_p
 
     def end(job: str) -> None:
         del states[job]
-        cause = {"kind": "disk", "message": "hydra.run.dir: no space left; free some", "host": "n1"}
+        cause = {"kind": "disk", "message": "no space", "code": "disk.full", "facts": {"path": "/x"}, "host": "n1"}
         result = records.vision(job=job, status="failed", cause=cause)
         run_folder.write_json(tmp_path / job.removeprefix("4_") / "result.json", result)
 
@@ -346,45 +351,52 @@ def test_what_has_not_begun_is_cancelled_after_three_failures_of_one_cause(tmp_p
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm, "ended", lambda jobs: {job: State("CANCELLED") for job in jobs})
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
-    with pytest.raises(SameFailureError, match=r"3 cells in a row failed for one cause: hydra\.run\.dir: no space"):
+    with pytest.raises(SameFailureError) as stopped:
         slurm_wait.wait(sweep, {number: f"4_{number}" for number in range(7)}, Streak())
+    assert says(str(stopped.value), "sweep.same-failure", cells=3, cause="disk.full", reason="no space")
     assert cancelled == [("scancel", "--state=PENDING", "4_[4,5,6]")]
     assert [cell.result is None for cell in sweep.cells] == [False] * 5 + [True] * 2
     assert not (tmp_path / "5").exists()
-    assert "; cancelled: 2 jobs of 3 that had not begun\n" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert says(printed, "job.cancelled-rest", cancelled=2, queued=3) and says(printed, "sweep.same-failure")
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "words"),
+    ("state", "status", "code"),
     [
-        (State("TIMEOUT", "n1", "0:0"), "timeout", "as TIMEOUT"),
-        (State("PREEMPTED", "n1", "0:15"), "preempted", "as PREEMPTED"),
-        (State("OUT_OF_MEMORY", "n1", "0:125"), "oom", "as OUT_OF_MEMORY"),
-        (State("NODE_FAIL", "n[1-2]", "1:0"), "failed", "on n[1-2] as NODE_FAIL (exit code 1:0)"),
-        (State("FAILED", "n1", "0:53"), "refused", "hydra.sweep.dir: node n1 cannot write to"),
-        (State("COMPLETED", "n1", "0:0"), "failed", "do all nodes share it?"),
-        (State("CANCELLED", "None assigned", "0:0"), "interrupted", "job 4_1 was cancelled (scancel) before it began"),
-        (State(""), "failed", "does not account jobs"),
+        (State("TIMEOUT", "n1", "0:0"), "timeout", "job.ended"),
+        (State("PREEMPTED", "n1", "0:15"), "preempted", "job.ended"),
+        (State("OUT_OF_MEMORY", "n1", "0:125"), "oom", "job.ended"),
+        (State("NODE_FAIL", "n[1-2]", "1:0"), "failed", "job.ended"),
+        (State("FAILED", "n1", "0:53"), "refused", "job.log-unwritable"),
+        (State("COMPLETED", "n1", "0:0"), "failed", "job.no-record"),
+        (State("CANCELLED", "None assigned", "0:0"), "interrupted", "job.cancelled-early"),
+        (State(""), "failed", "job.forgotten"),
     ],
 )
-def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(tmp_path, state: State, status: str, words: str):
+def test_the_end_of_a_job_without_a_record_is_judged_by_accounting(tmp_path, state: State, status: str, code: str):
     (tmp_path / ".submitit").mkdir()
     (tmp_path / ".submitit" / "4_1_0_log.err").write_text("a\nslurmstepd: error: the end\n")
     judged, failure = slurm_wait.judge("4_1", state, tmp_path / "cell")
-    assert judged == status and words in failure.message
+    assert (judged, failure.code) == (status, code)
+    if code == "job.ended":
+        known = {"job": "4_1", "host": state.nodes, "state": state.name, "exit_code": state.exit_code}
+        assert failure.facts == known
+    if code == "job.log-unwritable":
+        assert (failure.key, failure.facts["host"]) == ("hydra.sweep.dir", "n1")
     if failure.log:
         assert failure.log_tail == ("a", "slurmstepd: error: the end")
 
 
 @pytest.mark.parametrize(
-    ("reason", "gpus", "line"),
+    ("reason", "gpus", "key"),
     [
-        ("Invalid account or account/partition combination specified", "1,2", "hydra.launcher.account=null: SLURM "),
-        ("Requested node configuration is not available", "1", "gpus, cpus_per_gpu, nodes or memory_gb: no node takes"),
+        ("Invalid account or account/partition combination specified", "1,2", "hydra.launcher.account"),
+        ("Requested node configuration is not available", "1", "gpus"),
     ],
 )
 def test_a_refused_submission_is_a_line_and_leaves_no_job(
-    reason: str, gpus: str, line: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reason: str, gpus: str, key: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for program in ("sbatch", "srun"):
         path = tmp_path / "bin" / program
@@ -396,15 +408,16 @@ def test_a_refused_submission_is_a_line_and_leaves_no_job(
     sweep = tmp_path / "sweep"
     words = ["-m", f"gpus={gpus}", "seed=1,2", "device=cpu", "hydra/launcher=submitit_slurm"]
     code, printed = called(*words, f"hydra.sweep.dir={sweep}")
-    refusals = [row for row in printed.splitlines() if "refused: " in row]
+    refusals = [told(row)[0] for row in printed.splitlines() if "refused: " in row]
     assert code == 1 and "sbatch:" not in printed
-    assert refusals and all(f"refused: {line}" in row and reason in row for row in refusals)
+    assert refusals and all(refusal.key == key and refusal.facts["reason"] == reason for refusal in refusals)
     left = {path.name for path in sweep.rglob("*") if path.is_file()}
     assert left <= {"multirun.yaml", "result.json", "lock"}
-    assert sweep.exists() == (not line.startswith("hydra"))  # what holds for all cells leaves nothing
+    assert sweep.exists() == (not key.startswith("hydra"))  # what holds for all cells leaves nothing
 
 
 def test_without_sbatch_the_launcher_says_so(called: Called, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slurm_submit.shutil, "which", lambda _: None)
     code, printed = called("-m", "gpus=1", "device=cpu", "hydra/launcher=submitit_slurm", "name=never")
-    assert code == 1 and printed.startswith("refused: hydra/launcher=submitit_slurm: no sbatch on this machine")
+    assert code == 1 and printed.startswith("refused: ")
+    assert says(printed, "slurm.absent", key="hydra/launcher", program="sbatch")

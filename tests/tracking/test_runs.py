@@ -25,6 +25,7 @@ from multicard.vision.workload import WORKLOAD
 from tests.cli.test_network import served
 from tests.conftest import ROOT, Measured, command, ok, typed
 from tests.helpers import records, wandb_file
+from tests.helpers.messages import says, told
 from tests.helpers.records import as_record
 
 OFFLINE = ("tracker.mode=offline", "tracker.project=trial", "tracker.tags=[a,b]")
@@ -217,8 +218,9 @@ def test_a_tracker_that_fails_is_an_error_and_leaves_the_record(tmp_path: Path, 
     stand_in = upload.Mirror(typed(*OFFLINE).tracker, tmp_path, Mock())
     result = completed(records.vision() | {"folder": str(tmp_path)}, stand_in, tmp_path, monkeypatch)
     assert result.status == "ok" and json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tracker.mode=offline: W&B failed (CommError: no space left on device)")
+    (said,) = told(capsys.readouterr().err)
+    assert (said.code, said.key, said.facts["value"]) == ("tracker.failed", "tracker.mode", "offline")
+    assert said.facts["reason"] == "CommError: no space left on device" and said.facts["folder"] == str(tmp_path)
     command = Command(WORKLOAD)
     command.runs.append(result)
     assert command.close() == 1  # though the run itself is fine
@@ -247,9 +249,10 @@ def test_online_without_a_login_ends_before_anything_is_trained(tmp_path: Path):
     (path,) = tmp_path.glob("run/*/result.json")
     result = json.loads(path.read_text())
     assert result["status"] == "failed" and result["epochs"] == []
-    message = result["cause"]["message"]
-    assert message.startswith("tracker.mode=online") and "cannot reach" not in message
-    assert "wandb login" in done.stdout and "\n" not in message
+    cause = result["cause"]
+    assert (cause["code"], cause["key"], cause["facts"]["value"]) == ("tracker.not-opened", "tracker.mode", "online")
+    assert not says(cause["message"], "network.unreachable")
+    assert says(done.stdout, "tracker.not-opened") and "\n" not in cause["message"]
 
 
 NAN = float("nan")

@@ -26,14 +26,14 @@ from multicard.estimate.observations import NORMAL_90
 from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import Message, say
-from multicard.ranks.elastic import KILLED
+from multicard.ranks.failures import was_killed
 from multicard.records import comparable, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import Journal, code_and_machine
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import NO_RECORD, Executor, SameFailureError, ending_on_error, would_fail_too
+from multicard.sweep.executor import Executor, SameFailureError, ending_on_error, left_no_record, would_fail_too
 
 FOLDER = ".race"  # of a sweep: the journals of its races
 FINAL_RUNS = 3  # of each finalist
@@ -333,5 +333,5 @@ def out_line(cell: Cell, reason: str) -> Message:
 def _may_want_memory(record: AnyRecord) -> bool:
     """True where a cell's process ran out of memory, or was killed, as the host's out-of-memory killer does: it is not
     always seen to have done so."""
-    message = "" if record.cause is None else record.cause.message
-    return record.status == "oom" or any(words in message for words in (*KILLED, NO_RECORD))
+    cause = record.cause
+    return record.status == "oom" or (cause is not None and (was_killed(cause) or left_no_record(cause)))
