@@ -175,6 +175,11 @@ class RunConfig(RepeatedConfig):
         check_raced_run(self)
         check_name(self.name)
 
+    @property
+    def processes(self) -> int:
+        """The ranks of each node."""
+        return self.gpus
+
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}

@@ -66,4 +66,4 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     require(on_cuda or not nccl, "backend=nccl: needs CUDA devices; use backend=gloo or backend=auto on CPU")
     remedy = "use backend=gloo or backend=auto"
     require(not (nccl and oversubscribed), f"backend=nccl: two of its ranks cannot share a GPU; {remedy}")
-    return Placement(str(device), str(backend), config.gpus, oversubscribed, nodes)
+    return Placement(str(device), str(backend), config.processes, oversubscribed, nodes)
