@@ -219,6 +219,11 @@ class RunConfig(RepeatedConfig):
                 key="probe",
             )
 
+    @property
+    def processes(self) -> int:
+        """The ranks of each node."""
+        return self.gpus
+
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
         measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}

@@ -98,4 +98,4 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
             "backend=nccl: two of its ranks cannot share a GPU; use `backend=gloo` or `backend=auto`",
             key="backend",
         )
-    return Placement(str(device), str(backend), config.gpus, oversubscribed, nodes)
+    return Placement(str(device), str(backend), config.processes, oversubscribed, nodes)

@@ -35,6 +35,11 @@ class DdpConfig(Option):
 
 
 @dataclass
+class DpConfig(Option):
+    """`DataParallel`, one process for all GPUs of the node, has no options."""
+
+
+@dataclass
 class WorkersConfig(Option):
     """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
 
@@ -252,7 +257,7 @@ class VisionConfig(TrainingConfig):
     kind: ClassVar[str] = "vision"
 
     precision: Option = key(MISSING, "number format of weights, activations and gradients")
-    strategy: DdpConfig = key(MISSING, "how ranks share the data and their gradients")
+    strategy: Option = key(MISSING, "how ranks share the data and their gradients")
     loader: Option = key(MISSING, "how batches are made and brought to the device")
     layout: LayoutConfig = key(MISSING, "memory layout of images: nchw, or nhwc (channels last)")
     dataset: DatasetConfig = key(MISSING, "what is trained on")
@@ -274,6 +279,15 @@ class VisionConfig(TrainingConfig):
     )
     target_accuracy: Optional[float] = key(None, "test accuracy, in (0, 1], to which the time is recorded; null: none")
     stop_at_target: bool = key(False, "stop when target_accuracy is reached")
+
+    @property
+    def processes(self) -> int:
+        return 1 if isinstance(self.strategy, DpConfig) else self.gpus
+
+    @property
+    def rank_batch_size(self) -> int:
+        """The images that a rank loads for a step: `batch_size` for each of its GPUs."""
+        return self.batch_size * self.gpus // self.processes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,7 +330,7 @@ class VisionConfig(TrainingConfig):
                 "model.blocks=fused: computes in float32 at most; use another precision, or `model.blocks=plain`",
                 key="model.blocks",
             )
-        if self.strategy.sync_batchnorm:
+        if isinstance(self.strategy, DdpConfig) and self.strategy.sync_batchnorm:
             raise Refusal(
                 "config.fused-batchnorm",
                 "model.blocks=fused: has each rank's own statistics; use `strategy.sync_batchnorm=false`",

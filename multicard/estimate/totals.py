@@ -121,7 +121,7 @@ def ranks(config: RunConfig) -> int:
 
 def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
     """An epoch on `train` images, as the strategies share them (`multicard.vision.strategy`)."""
-    strategy, batch = STRATEGIES[config.strategy.name], config.batch_size
+    strategy, batch = STRATEGIES[config.strategy.name], config.rank_batch_size
     if strategy.shards:
         train = -(-train // ranks(config))
     batches = -(-train // batch)

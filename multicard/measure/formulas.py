@@ -1,6 +1,7 @@
 """Statistics and formulas on measured times, bytes and losses."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,6 +99,27 @@ def parallel_efficiency(one_gpu_s: float, time_s: float, gpus: int) -> float:
 def ring_all_reduce_bytes(payload_bytes: int, world_size: int) -> float:
     """Bytes each rank sends, and receives, in a ring all-reduce: 2 (w - 1) / w x payload (Patarasuk, Yuan 2009)."""
     return 2 * (world_size - 1) / world_size * payload_bytes
+
+
+class FurtherGpus(NamedTuple):
+    """What all GPUs but the first one get: samples, and replicas of the model."""
+
+    samples: int
+    replicas: int
+
+
+def on_further_gpus(batches: Mapping[int, int], gpus: int) -> FurtherGpus:
+    """How nn.DataParallel divides batches, which it does as `torch.chunk`.
+
+    Args:
+        batches: how many there are, by size.
+    """
+    samples = replicas = 0
+    for size, count in batches.items():
+        on_first = -(-size // gpus)
+        samples += count * (size - on_first)
+        replicas += count * (-(-size // on_first) - 1)
+    return FurtherGpus(samples, replicas)
 
 
 def not_finite(table: Mapping[str, np.ndarray], finite: np.ndarray) -> tuple[int, tuple[int, int, int] | None]:

@@ -103,25 +103,31 @@ def identify(pid: int) -> tuple[bool | None, str | None]:
 
 
 class Counters:
-    """Energy counter of a rank's GPU, read where a span begins and ends whose energy is to be known: between the
+    """Energy counters of a rank's GPUs, read where a span begins and ends whose energy is to be known: between the
     controller's samples, a second apart, power rises as training begins, and the energy of 3 s is off by a tenth.
 
     readings: time on `clock_s`, the GPU's UUID and joules; none on CPU ranks, or where NVML gives none.
     """
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, used: Sequence[Any]) -> None:
         self.readings: list[tuple[float, str, float]] = []
-        self._uuid, self._handle = devices.used_gpu(device), None
+        self._handles: dict[str, Any] = {}
+        uuids = [uuid for device in used if (uuid := devices.used_gpu(device)) is not None]
+        if not uuids:
+            return
         self._open = ExitStack()  # kept until the process ends: NVML is shut down as its context is collected
-        if self._uuid is not None and (library := self._open.enter_context(devices.nvml())) is not None:
-            self._library = library
-            self._handle = devices.ask(library, library.nvmlDeviceGetHandleByUUID, self._uuid)
+        self._library = self._open.enter_context(devices.nvml())
+        if self._library is None:
+            return
+        for uuid in uuids:
+            handle = devices.ask(self._library, self._library.nvmlDeviceGetHandleByUUID, uuid)
+            if handle is not None:
+                self._handles[uuid] = handle
 
     def read(self) -> None:
-        """Read the counter. Call it right before a span begins and right after it has ended."""
-        if self._handle is None or self._uuid is None:
-            return
-        time_s = clock_s()
-        mj = devices.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, self._handle)
-        if mj is not None:
-            self.readings.append((time_s, self._uuid, 1e-3 * mj))
+        """Read the counters. Call it right before a span begins and right after it has ended."""
+        for uuid, handle in self._handles.items():
+            time_s = clock_s()
+            mj = devices.ask(self._library, self._library.nvmlDeviceGetTotalEnergyConsumption, handle)
+            if mj is not None:
+                self.readings.append((time_s, uuid, 1e-3 * mj))

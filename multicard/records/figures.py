@@ -129,7 +129,7 @@ class Figure:
 
 
 COLLECTIVES = {
-    VISION: ("communication_bytes.all_reduce", "communication_bytes.broadcast"),
+    VISION: tuple(f"communication_bytes.{name}" for name in ("all_reduce", "broadcast", "scatter", "gather", "reduce")),
     LLM: tuple(f"communication_bytes.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter")),
 }
 

@@ -87,11 +87,14 @@ class RankReport(Struct, kw_only=True):
 
 
 class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
-    """Segments are training between two stops; their `trained_s` are seconds of training and evaluation."""
+    """Segments are training between two stops; their `trained_s` are seconds of training and evaluation.
+    `device_peaks_bytes` are the peaks of each device of the rank."""
 
     epochs: list[VisionRankEpoch] = []
     segments: list[Segment] = []
     num_workers: int | None = None
+    device_peaks_bytes: list[int] = []
+    classes: int = 0
     steps_per_epoch: int = 0
     distinct_samples: int = 0
     gradient_bytes: int = 0
@@ -174,7 +177,11 @@ def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:
     """The record's `peak_memory_bytes`: the highest and every rank's, by `measure.memory.peak_memory_bytes`."""
     kind = "cuda_allocated" if device == "cuda" else "rss"
     per_rank = [report.peak_memory_bytes for report in reports]
-    return Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)
+    memory = Memory(max((peak for peak in per_rank if peak is not None), default=None), per_rank, kind)
+    for report in reports:
+        if isinstance(report, VisionReport) and len(report.device_peaks_bytes) > 1:
+            memory.per_gpu = report.device_peaks_bytes
+    return memory
 
 
 def of_ended_epochs(table: Any, ranks: Sequence[AnyReport]) -> tuple[int, dict[str, np.ndarray]]:

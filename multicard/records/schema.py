@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import astuple
 
 from multicard.config import prices
 from multicard.records.schema_parts import (
@@ -182,8 +183,7 @@ class Record(Struct, kw_only=True):
         moved = self.communication_bytes
         if moved is None:
             return None
-        counts = [moved.all_gather, moved.reduce_scatter, moved.all_reduce, moved.broadcast]
-        known = [count for count in counts if isinstance(count, int)]
+        known = [count for count in astuple(moved) if isinstance(count, int)]
         return sum(known) if known else None
 
     @property

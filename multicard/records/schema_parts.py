@@ -149,6 +149,7 @@ class Memory(Struct):
     max: Annotated[Count, "of the rank that held most"] = None
     per_rank: list[Count] = []
     kind: Annotated[str | None, "cuda_allocated (torch's allocator, and CUDA graphs) or rss (of a CPU rank)"] = None
+    per_gpu: Annotated[list[Int] | UnsetType, "strategy=dp: of each GPU of its one rank"] = UNSET
     setup: Annotated[Count | UnsetType, "tuning: while the model was built"] = UNSET
     train: Annotated[Count | UnsetType, "tuning: while it was trained"] = UNSET
 
@@ -171,12 +172,16 @@ class Transfers(Struct):
 
 
 class Communication(Struct):
-    """Bytes that a rank receives in collectives while it trains (ring algorithms)."""
+    """Bytes that a rank receives in collectives while it trains (ring algorithms); of `strategy=dp`, bytes that cross
+    between the GPUs of its one rank."""
 
     all_gather: Int | UnsetType = UNSET
     reduce_scatter: Int | UnsetType = UNSET
     all_reduce: Int | UnsetType = UNSET
     broadcast: Int | UnsetType = UNSET
+    scatter: Annotated[Int | UnsetType, "strategy=dp: images, and gradients of outputs, to further GPUs"] = UNSET
+    gather: Annotated[Int | UnsetType, "strategy=dp: outputs to the first GPU"] = UNSET
+    reduce: Annotated[Int | UnsetType, "strategy=dp: gradients to the first GPU"] = UNSET
     per: Annotated[str | None, "rank"] = None
     source: Annotated[str | None, "computed from sizes and steps, or counted"] = None
 

@@ -1,9 +1,9 @@
 """A rank's report, which it writes between epochs, so that an interrupted run keeps its measurements."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,23 +15,42 @@ from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
 from multicard.records.rank_files import LlmReport, ScriptReport, VisionReport
 
+if TYPE_CHECKING:
+    import torch
+
 Content = TypeVar("Content", VisionReport, LlmReport, ScriptReport)
 
 
 class Report(Generic[Content]):
-    """A rank's report and its steps. The files are written between epochs, outside all timed steps."""
+    """A rank's report and its steps. The files are written between epochs, outside all timed steps.
 
-    def __init__(self, kind: type[Content], rank: Rank, folder: Path, flags: dict[str, Any], **figures: Any) -> None:
+    Args:
+        devices: those that the rank computes on, if it has more than its own.
+    """
+
+    def __init__(
+        self,
+        kind: type[Content],
+        rank: Rank,
+        folder: Path,
+        flags: dict[str, Any],
+        devices: "Sequence[torch.device]" = (),
+        **figures: Any,
+    ) -> None:
         import pyarrow.parquet  # noqa: F401 - now, and not between two epochs
         import torch
 
         self.rank, self.folder = rank, folder
-        self.counters = Counters(rank.device)
+        self.devices = devices or [rank.device]
+        self.counters = Counters(self.devices)
+        names = ["cpu"]
+        if rank.device.type == "cuda":
+            names = sorted({torch.cuda.get_device_name(device) for device in self.devices})
         self.content = kind(
             rank=rank.rank,
             host=host(),
             pid=os.getpid(),
-            device=torch.cuda.get_device_name(rank.device) if rank.device.type == "cuda" else "cpu",
+            device=", ".join(names),
             gpu=used_gpu(rank.device),
             threads=rank.threads,
             cpus=spans(os.sched_getaffinity(0)),  # left to it by NUMA binding, or by whoever started the command

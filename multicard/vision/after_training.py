@@ -105,7 +105,7 @@ def measured(loop: Loop, feed: Iterator[Batch], step_s: float, prepared: int) ->
         taken_by["alone"] = lambda count: alone(feed, count)
         taken_by["core"] = lambda count: alone(cycle(on_device), count)
     size = len(on_device[0].labels) // 2
-    if size > 1:
+    if size > 1 and len(share.devices) == 1:
         halves = [Batch(batch.images[:size], batch.labels[:size], 0, 0) for batch in on_device]
         taken_by["half"] = lambda count: alone(cycle(halves), count, size)
     refill = {name: whole for name in ("whole", "alone") if name in taken_by} | {"input": fetch}

@@ -52,14 +52,14 @@ def prepare(loop: Loop, evaluated: int) -> float | None:
     share = loop.share
     started_s = timing.clock_s()
     buffers = [buffer.clone() for buffer in share.plain.buffers()]
-    with torch.random.fork_rng([loop.rank.device] if loop.rank.device.type == "cuda" else []):
+    with torch.random.fork_rng([device for device in share.devices if device.type == "cuda"]):
         with compile_explained(loop.config.compile):
             for _ in range(compilation.GRAPH_PASSES if loop.cuda_graphs else 1):
                 train_on_zeros(loop, share.model, share.batch_size)
                 evaluate_zeros(loop, share.batch_size)
         full, odd = divmod(len(share.sampler), share.batch_size)
         if full % share.batches_per_step == share.turn:  # not under DDP: other ranks may have no odd batch
-            train_on_zeros(loop, share.plain, odd)
+            train_on_zeros(loop, share.evaluated, odd)
         evaluate_zeros(loop, evaluated % share.batch_size)
     with torch.no_grad():
         for buffer, before in zip(share.plain.buffers(), buffers, strict=True):
@@ -82,8 +82,8 @@ def train_on_zeros(loop: Loop, model: nn.Module, size: int) -> None:
 def evaluate_zeros(loop: Loop, size: int) -> None:
     """An evaluation of `size` images; none for 0."""
     if size:
-        loop.share.plain.eval()
-        loop.outputs(loop.share.plain, zeros(loop, size))
+        loop.share.evaluated.eval()
+        loop.outputs(loop.share.evaluated, zeros(loop, size))
 
 
 def zeros(loop: Loop, size: int) -> torch.Tensor:

@@ -204,7 +204,7 @@ class Loop:
         Returns:
             The figures, and `diverged`: True if any rank's was not.
         """
-        model = self.share.plain
+        model = self.share.evaluated
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
         self.post(evaluating=True)

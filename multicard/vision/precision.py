@@ -80,6 +80,11 @@ PRECISIONS = {
 }
 
 
+def value_bytes(dtype: str) -> int:
+    """The bytes of a value of a type, by torch's name of it: "float16"."""
+    return int(dtype.removeprefix("b").removeprefix("float")) // 8
+
+
 def choose(name: str, device: "torch.device") -> Precision:
     """The precision that `name` means on this device."""
     precision = PRECISIONS[name]

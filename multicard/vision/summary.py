@@ -1,6 +1,7 @@
 """The summary of a training run, from the files of its ranks."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Communication, Divergence, Parts, Transfers
 from multicard.records.steps import Counted
 from multicard.run.workload import settings
+from multicard.vision.precision import PRECISIONS, value_bytes
 from multicard.vision.strategy import STRATEGIES, Traffic
 
 AXES = (
@@ -144,10 +146,32 @@ def _communication(
     first = ranks[0] if ranks else VisionReport(rank=0)
     sizes = (first.parameter_bytes, first.gradient_bytes, first.buffer_bytes, first.statistics_bytes)
     steps = full_steps = 0
+    trained: Counter[int] = Counter()
     if table:
         steps = int((table["rank"] == 0).sum())
+        trained.update(table["samples"][table["rank"] == 0].tolist())
         without_batch = table["samples"] == 0  # of rows, each a rank's step
         full_steps = steps - len(set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True)))
-    traffic = Traffic(len(ranks), steps, full_steps, len(first.epochs), *sizes)
+    evaluated: Counter[int] = Counter()
+    for epoch in first.epochs:
+        evaluated += _batches(epoch.test_samples or 0, config.rank_batch_size)
+    precision = PRECISIONS[config.precision.name]
+    traffic = Traffic(
+        len(ranks),
+        steps,
+        full_steps,
+        len(first.epochs),
+        *sizes,
+        trained=trained,
+        evaluated=evaluated,
+        image_bytes=3 * config.dataset.image_size**2 * value_bytes(precision.transfer),
+        output_bytes=first.classes * value_bytes(precision.autocast or precision.model),
+    )
     received = STRATEGIES[config.strategy.name].received(config, traffic)
     return None if received is None else Communication(**received, per="rank", source="computed")
+
+
+def _batches(samples: int, size: int) -> Counter[int]:
+    """How many batches of each size make these samples: full ones, and a last one."""
+    full, last = divmod(samples, size)
+    return Counter({size: full}) + Counter({last: min(last, 1)})

@@ -32,7 +32,12 @@ from multicard.vision.trial import Trial
 
 ENDLESS = 10**6  # epochs
 EPOCH = VisionRankEpoch.__struct_fields__
-MEASURED = ("epochs", "segments", "peak_memory_bytes")  # kept over a restart; the rest is of this process
+MEASURED = (
+    "epochs",
+    "segments",
+    "peak_memory_bytes",
+    "device_peaks_bytes",
+)  # kept over a restart; the rest is of this process
 
 
 @dataclass
@@ -54,6 +59,7 @@ class TrainingReport(Report[VisionReport]):
             rank,
             folder,
             flags | {"fused_blocks": getattr(share.plain, "fused_blocks", 0)},
+            share.devices,
             num_workers=workers,
             steps_per_epoch=share.steps,
             distinct_samples=share.distinct,
@@ -103,8 +109,10 @@ class TrainingReport(Report[VisionReport]):
         *before, segment = self.content.segments
         segment.steps = steps - segment.first_step
         segment.trained_s = elapsed_s - sum(earlier.trained_s or 0.0 for earlier in before)
-        peak_bytes = memory.peak_memory_bytes(self.rank.device)
-        self.content.peak_memory_bytes = max(self.content.peak_memory_bytes or 0, peak_bytes)
+        now = [memory.peak_memory_bytes(device) for device in self.devices]
+        before = self.content.device_peaks_bytes or [0] * len(now)
+        self.content.device_peaks_bytes = [max(peaks) for peaks in zip(before, now, strict=True)]
+        self.content.peak_memory_bytes = max(self.content.device_peaks_bytes)
         self.write()
 
 
@@ -153,16 +161,22 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
 
     # ---- loop
     torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
+    for number, used in enumerate(share.devices):
+        if used.type == "cuda":  # and between the GPUs of a rank
+            with torch.cuda.device(used):
+                torch.cuda.manual_seed(config.seed + rank.rank + number)
     loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
     report = TrainingReport(rank, folder, share, flags, workers)
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
     report.content.input = facts
+    report.content.classes = data.classes
     report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if compiling.is_slow_at_first(loop):
         report.content.compile_s = compiling.prepare(loop, len(test_sampler))
     start = restore(loop, report)
-    memory.reset_peak_memory(device)
+    for used in share.devices:
+        memory.reset_peak_memory(used)
     # from here on, garbage is collected at fixed steps (loop.COLLECT_EVERY)
     gc.collect()
     gc.freeze()
@@ -190,7 +204,8 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
     """Refuse (ValueError) a batch of one image where the last feature map is 1 x 1: BatchNorm would see one value a
     channel.
     """
-    if (len(share.sampler) % share.batch_size or share.batch_size) > 1:
+    last = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
+    if len(last.chunk(len(share.devices))[-1]) > 1:
         return
     size = config.dataset.image_size
     alone = Trial(replace(config.model, weights=models.RANDOM), classes, size, batch_size=1)
@@ -215,7 +230,7 @@ def run_epochs(
     if start.random is not None:
         # start the workers now, as they were ahead of the step at the stop; then restore the random state
         batches = iter(training)
-        set_random(start.random, rank.device)
+        set_random(start.random, share.devices)
     report.started(loop.steps)
     if loop.probing is not None:
         loop.probing.begin()
@@ -273,7 +288,7 @@ def save(loop: Loop, report: TrainingReport, epoch: int, trained: dict[str, Any]
     state = {
         "model": loop.share.plain.state_dict(),
         **loop.optim.state(),
-        "random": get_random(loop.rank.device),
+        "random": get_random(loop.share.devices),
         "steps": loop.steps,
         "samples": loop.samples,
         "epoch": epoch,
@@ -306,13 +321,13 @@ def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, An
     return {key: before[key] + after[key] for key in after if key != "phases_s"} | {"phases_s": phases_s}
 
 
-def get_random(device: torch.device) -> list[torch.Tensor]:
-    """The states of the random number generators: the host's, and then the CUDA device's."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def get_random(devices: list[torch.device]) -> list[torch.Tensor]:
+    """The states of the random number generators: the host's, and then those of the CUDA devices."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda")]
 
 
-def set_random(states: list[torch.Tensor], device: torch.device) -> None:
+def set_random(states: list[torch.Tensor], devices: list[torch.device]) -> None:
     """Restore the states that `get_random` returned."""
     torch.set_rng_state(states[0])
-    for state in states[1:]:
+    for device, state in zip(devices, states[1:], strict=False):
         torch.cuda.set_rng_state(state, device)

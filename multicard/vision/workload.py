@@ -14,7 +14,6 @@ from multicard.config.sweeps import starts_nothing
 from multicard.config.vision import (
     Blocks,
     CacheMode,
-    DdpConfig,
     ImagesConfig,
     LayoutConfig,
     LayoutName,
@@ -23,7 +22,7 @@ from multicard.config.vision import (
 )
 from multicard.machine import environment
 from multicard.measure import memory
-from multicard.messages import say
+from multicard.messages import Refusal, say
 from multicard.records.schema import VisionRecord
 from multicard.records.text_table import in_bytes
 from multicard.run.workload import Named, Workload, untried
@@ -32,7 +31,7 @@ from multicard.vision.data import datasets
 from multicard.vision.data.datasets import DATASETS
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.optim import OPTIMIZERS
-from multicard.vision.precision import PRECISIONS
+from multicard.vision.precision import PRECISIONS, value_bytes
 from multicard.vision.strategy import STRATEGIES, compiles
 from multicard.vision.trial import Trial
 
@@ -51,7 +50,14 @@ def refuse(config: VisionConfig) -> None:
         name = getattr(config, group).name
         require(name in options, f"{group}.name={name}: no such {group}; use {group}= with one of {', '.join(options)}")
     LOADERS[config.loader.name].refuse(config)
-    strategy, several = STRATEGIES[config.strategy.name], config.gpus * config.nodes > 1
+    strategy, several = STRATEGIES[config.strategy.name], config.processes * config.nodes > 1
+    if not isinstance(config.strategy, strategy.options):
+        raise Refusal(
+            "strategy.name-of-another",
+            f"strategy.name={config.strategy.name}: has other options; choose it by `strategy={config.strategy.name}`",
+            key="strategy.name",
+            name=config.strategy.name,
+        )
     works = config.global_batch_size is None or strategy.shards or strategy.takes_turns or not several
     problem = f"strategy={config.strategy.name}: trains more samples an epoch on more ranks"
     require(works, f"{problem}, which no global_batch_size makes the same; use ddp_ds or ddp_rr")
@@ -85,9 +91,9 @@ def has_room(config: VisionConfig, placement: Placement) -> None:
     free_bytes = memory.free_shared_memory_bytes()
     if not ahead or free_bytes is None:
         return
-    dataset, batch_size = config.dataset, config.batch_size
-    value_bytes = int(PRECISIONS[config.precision.name].transfer[-2:]) // 8
-    batch_bytes = batch_size * (3 * dataset.image_size**2 * value_bytes + 8)  # and an int64 label
+    dataset, batch_size = config.dataset, config.rank_batch_size
+    image_bytes = 3 * dataset.image_size**2 * value_bytes(PRECISIONS[config.precision.name].transfer)
+    batch_bytes = batch_size * (image_bytes + 8)  # and an int64 label
     batches = math.inf if dataset.train_limit is None else -(-dataset.train_limit // batch_size)
     pinned = config.pin_memory and placement.device == "cuda"
     least = 1 if pinned else placement.processes * min(ahead + 1, batches)
@@ -114,7 +120,7 @@ def check(config: VisionConfig) -> None:
         model = config.model
         if starts_nothing(config) and model.weights == models.PRETRAINED:  # which are not fetched for it
             model = replace(model, weights=models.RANDOM)
-        classes, ranks = dataset.read(config.dataset, config.seed).classes, config.gpus * config.nodes
+        classes, ranks = dataset.read(config.dataset, config.seed).classes, config.processes * config.nodes
         trial.check(Trial(model, classes, config.dataset.image_size, min(2, config.batch_size), ranks > 1))
 
 
@@ -124,20 +130,23 @@ def workers(config: VisionConfig, placement: Placement) -> int:
         return config.num_workers
     if placement.device == "cpu":
         return 0
-    return min(8, environment.cores() // placement.processes)
+    gpus_each = config.gpus // placement.processes
+    return min(8 * gpus_each, environment.cores() // placement.processes)
 
 
 def describe(config: VisionConfig) -> list[str]:
     """What will run, in parts of a line."""
     model = f"{models.describe(config.model)} on {config.dataset.name} {config.dataset.image_size} px"
     options = [config.precision.name, str(config.layout.name), config.strategy.name]
-    return [model, *options, f"batch {config.batch_size} a rank", count(config.epochs, "epoch")]
+    whose = "a rank" if config.processes == config.gpus else "a GPU"
+    return [model, *options, f"batch {config.batch_size} {whose}", count(config.epochs, "epoch")]
 
 
 def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
     """The option to try next against `bound`, what bounds a run: the best that the run does not have yet."""
     on_cuda, loader, dataset = placement.device == "cuda", config.loader.name, config.dataset
-    not_compiled = on_cuda and not compiles(config, placement.device)
+    can_compile = on_cuda and STRATEGIES[config.strategy.name].compiles
+    not_compiled = can_compile and not compiles(config, placement.device)
     undecoded = isinstance(dataset, ImagesConfig) and dataset.cache is CacheMode.none
     options = {
         "input": [
@@ -157,7 +166,7 @@ def advise(config: VisionConfig, placement: Placement, bound: str) -> str:
         ],
         "launch": [
             ("compile=true", not_compiled),
-            ("compile=reduce-overhead", on_cuda and not has_cuda_graphs(config.compile)),
+            ("compile=reduce-overhead", can_compile and not has_cuda_graphs(config.compile)),
         ],
         "compute": [
             ("precision=half", on_cuda and not PRECISIONS[config.precision.name].transfer.endswith("16")),
@@ -177,7 +186,7 @@ WORKLOAD = Workload(
     entry="train_vision.py",
     schema=VisionConfig,
     options={
-        "strategy": dict.fromkeys(STRATEGIES, DdpConfig),
+        "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
         "loader": {name: loader.options for name, loader in LOADERS.items()},
         "layout": {str(name): LayoutConfig for name in LayoutName},
         "precision": dict.fromkeys(PRECISIONS, Option),

@@ -129,6 +129,12 @@ def test_pairs_hold_the_references_output_of_the_step_before():
     assert every.active_bytes - first.active_bytes == pytest.approx(logits, abs=1024)
 
 
+def test_the_first_gpu_of_dataparallel_has_all_of_the_batch():
+    alone, parallel = images(), images("gpus=2", "strategy=dp")
+    assert parallel.by_kind["batch"] == 2 * 4 * 3 * 64 * 64 * 4 + 512  # two GPUs' batches
+    assert parallel.by_kind["activations"] == alone.by_kind["activations"]
+
+
 def test_what_training_adds_on_a_gpu():
     """A resident data set is as large as its images, labels and order; a fused optimiser takes what another does."""
     alone = images()
@@ -329,6 +335,7 @@ RANKS = [(f"gpus={count}",) for count in (2, 3, 4)]
         (typed, [(*ranks, "num_workers=1", "seed=7") for ranks in RANKS] + [("gpus=2", "fit=off", "repeat=2")], 1),
         (typed, [(), ("gpus=2",), ("optimizer=adamw",), ("batch_size=5",), ("loader=batched", "pin_memory=true")], 5),
         (typed, [(*ranks, "loader=device") for ranks in RANKS], 3),  # each has a share of the data set
+        (typed, [(*ranks, "strategy=dp") for ranks in RANKS], 3),
         (typed_llm, [("method=qlora",), ("method=qlora", "seed=1"), ("method=qlora", "batch_size=3")], 2),
     ],
 )

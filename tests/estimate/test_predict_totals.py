@@ -69,6 +69,8 @@ def test_the_steps_of_an_epoch_are_those_of_the_strategies(strategy: str, ranks:
 
 
 def test_the_length_of_a_run_by_hand():
+    of_dp = typed("strategy=dp", "gpus=4", "batch_size=16")
+    assert totals.length_of_images(of_dp, 130, 7) == totals.Length(3, 7)
     tuning = typed_llm("gpus=2", "batch_size=3", "gradient_accumulation_steps=2", "device=cpu")
     assert totals.length_of_rows(tuning, 41) == totals.Length(3)  # 21 rows a rank, 7 batches
     tuning.max_steps = 2

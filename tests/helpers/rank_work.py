@@ -37,6 +37,7 @@ from multicard.vision.loop import Loop
 from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, Share
 from multicard.vision.train import train
+from tests.helpers.gpu_stand_ins import stand_ins
 
 
 def save(rank: Rank, folder: Path, value: Any) -> None:
@@ -74,7 +75,7 @@ def reads(rank: Rank, configs: list[VisionConfig], folder: Path, sizes: list[int
 def feed(
     split: splits.Split, sampler: splits.Sampler, config: VisionConfig, transfer: torch.dtype = torch.float32
 ) -> Input:
-    return LOADERS[config.loader.name].load(Source(split, sampler, config.batch_size, 0, config, transfer))
+    return LOADERS[config.loader.name].load(Source(split, sampler, config.rank_batch_size, 0, config, transfer))
 
 
 def quiet_model(config: VisionConfig) -> nn.Module:
@@ -97,17 +98,19 @@ def loop_of(rank: Rank, config: VisionConfig, folder: Path, model: nn.Module, sa
 
 
 def train_quietly(rank: Rank, config: VisionConfig, folder: Path) -> None:
-    """Train `epochs` with the quiet model; parameters and momentum of this rank."""
+    """Train `epochs` with the quiet model; parameters, momentum and losses of this rank."""
     content = datasets.load(config.dataset, config.seed)
     loop, share = loop_of(rank, config, folder, quiet_model(config), len(content.train))
     precision = PRECISIONS[config.precision.name]
     batches = feed(content.train, share.sampler, config, precision.transfer_dtype)
+    losses = []
     for epoch in range(config.epochs):
         share.sampler.set_epoch(epoch)
-        loop.train_epoch(epoch, batches)
+        losses += loop.train_epoch(epoch, batches)["loss"]
     parameters = [p.detach() for p in share.plain.parameters()]
     momentum = [state["momentum_buffer"] for state in loop.optim.optimizer.state.values()]
-    save(rank, folder, {"parameters": parameters, "momentum": momentum, "scale": loop.optim.scaler.get_scale()})
+    scale = loop.optim.scaler.get_scale()
+    save(rank, folder, {"parameters": parameters, "momentum": momentum, "losses": losses, "scale": scale})
 
 
 def evaluate_only(rank: Rank, config: VisionConfig, folder: Path) -> None:
@@ -226,6 +229,13 @@ def train_and_skip_cuda_graphs(rank: Rank, config: VisionConfig, folder: Path, w
         train_slowly(rank, config, folder, workers)
     (report,) = rank_files.read(folder)
     save(rank, folder, {"steps": skips["cudagraph_skips"], "cuda_graphs": report.cuda_graphs})
+
+
+def train_on_stand_ins(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
+    """As `train`, with GPUs that are not there for DataParallel; the bytes that it copied between them."""
+    with stand_ins() as moved:
+        train_slowly(rank, config, folder, workers)
+    save(rank, folder, dict(moved))
 
 
 def train_deterministically(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:

@@ -89,7 +89,7 @@ def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(has_graphs: b
     asked: list[int] = []
     monkeypatch.setattr(diagnosis, "interleaved", lambda *arguments: asked.append(arguments[6]))
     batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), 0, 0)
-    share = SimpleNamespace(batches_per_step=1, batch_size=4)
+    share = SimpleNamespace(batches_per_step=1, batch_size=4, devices=[ALONE.device])
     loop = SimpleNamespace(
         share=share,
         rank=ALONE,
@@ -119,6 +119,7 @@ def advises(said: str, advice: str) -> bool:
         ((), CUDA, "launch", "compile=true"),
         (("preset=fast",), CUDA, "launch", "compile=reduce-overhead"),  # which compiles on CUDA
         (("compile=max-autotune",), CUDA, "launch", "batch_size"),
+        (("strategy=dp",), CUDA, "launch", "batch_size"),
         ((), CPU, "launch", "batch_size"),
         (("precision=fp64",), CUDA, "compute", "precision=half"),
         (("precision=fp64",), CPU, "compute", "precision=fp32"),

@@ -175,15 +175,15 @@ def test_ranks_read_the_counters_of_their_gpus(monkeypatch: pytest.MonkeyPatch):
     gpus = [Gpu("GPU-a", energy_mj=7000), Gpu("GPU-b", lacks=("TotalEnergyConsumption",))]
     install(monkeypatch, Nvml(*gpus))
     monkeypatch.setattr(devices, "used_gpu", lambda device: device)
-    counters = Counters("GPU-a")
+    counters = Counters(["GPU-a", "GPU-b", "GPU-unknown"])
     counters.read()
     gpus[0].energy_mj = 9000
     counters.read()
     assert [(uuid, joules) for _, uuid, joules in counters.readings] == [("GPU-a", 7.0), ("GPU-a", 9.0)]
     assert counters.readings[0][0] < counters.readings[1][0]
-    none = [Counters("GPU-b"), Counters("GPU-unknown"), Counters(None)]
+    none = [Counters(["GPU-b"]), Counters(["GPU-unknown"]), Counters([None])]
     install(monkeypatch, Nvml(driver=False))
-    for each in (*none, Counters("GPU-a")):
+    for each in (*none, Counters(["GPU-a"])):
         each.read()
         assert each.readings == []
 

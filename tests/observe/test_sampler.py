@@ -117,6 +117,7 @@ def test_the_gpus_of_a_run_are_counted_once(tmp_path: Path, monkeypatch: pytest.
     assert uuids(CUDA, "gpus=2", "oversubscribe=true") == ["GPU-c"]  # both ranks are on it
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,1")
     assert uuids(CUDA, "gpus=2") == ["GPU-c", "GPU-a"]
+    assert uuids(Placement("cuda", "nccl", 1, False), "gpus=2", "strategy=dp") == ["GPU-c", "GPU-a"]
     assert uuids(Placement("cpu", "gloo", 2, False), "gpus=2") == []
     assert Sampler.of_run(typed("gpus=2"), CUDA, tmp_path, 0, node=3)._ranks == range(6, 8)
 

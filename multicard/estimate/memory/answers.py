@@ -83,7 +83,8 @@ def identity(request: Request) -> str:
     if loader != "device":  # which keeps a share of the data set in a share of the GPU's memory
         memory_bytes = None
         facts.pop("test", None)
-    if loader not in (None, "device"):
+    in_processes = request.config.processes == request.config.gpus
+    if loader not in (None, "device") and in_processes:
         ranks = min(ranks, 2)  # a replica under DDP takes the same on any number of ranks above one
     kept = {key: config[key] for key in RELEVANT[request.config.kind]}
     matters = [request.config.kind, kept, ranks, facts, request.device, memory_bytes, _versions()]

@@ -48,7 +48,7 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     tracker = Tracker(device_type, CUDA_BLOCK_BYTES if device_type == "cuda" else 1)
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
-        synced = config.strategy.sync_batchnorm and config.gpus * config.nodes > 1
+        synced = getattr(config.strategy, "sync_batchnorm", False) and config.gpus * config.nodes > 1
         if synced:
             sentence = "strategy.sync_batchnorm=true: torch has no operators of it for tensors without values"
             raise FellBackError(Message("memory.sync-batchnorm", sentence, key="strategy.sync_batchnorm"))
@@ -112,7 +112,7 @@ def answer(request: answers.Request) -> answers.Answer:
 
 
 # ---- a step of an image model: the project's own model, strategy, optimiser and loop, what the loader keeps on the
-# device, and what stands for DistributedDataParallel without a network, with the same tensors
+# device, and what stands for DistributedDataParallel and DataParallel without a network, with the same tensors
 
 
 class DryLoop(Loop):
@@ -138,13 +138,17 @@ def train(
 ) -> None:
     """Train for a step as rank 0 does, under `tracker`. Call it within `fake(device)`."""
     strategy = STRATEGIES[config.strategy.name]
-    rank = Rank(0, 0, config.gpus * config.nodes, device, "gloo", 1)
+    rank = Rank(0, 0, config.processes * config.nodes, device, "gloo", 1)
     precision = choose(config.precision.name, device)
     with device:
         grey = facts.channels == 1 and config.dataset.alike
         model = models.build(config.model, facts.classes, config.dataset.image_size, grey)
     convert(model, precision.model_dtype, memory_format(config))
-    with tracker, patched({"torch.nn.parallel.DistributedDataParallel": replicated(tracker.note)}):
+    stand_ins: dict[str, Any] = {
+        "torch.nn.parallel.DistributedDataParallel": replicated(tracker.note),
+        "torch.nn.DataParallel": FirstOfParallel,
+    }
+    with tracker, patched(stand_ins):
         tracker.note_model(model)
         share = strategy.share(model, facts.train, config, rank)
         kept = resident(config, facts, share, device, memory_bytes)
@@ -191,7 +195,7 @@ def resident(
     image_bytes, budget = facts.side**2 * facts.channels, config.dataset.device_budget_bytes
     if budget is None:
         budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
-    ranks = config.gpus * config.nodes
+    ranks = config.processes * config.nodes
     sharded = STRATEGIES[config.strategy.name].shards and ranks > 1
     tested = -(-facts.test // ranks)
     kept: list[torch.Tensor] = []
@@ -226,6 +230,37 @@ def batches(
         following = batch() if sent_ahead else None
         yield ready
         del ready
+
+
+# ---- DataParallel
+
+
+class _Broadcast(torch.autograd.Function):
+    """Replicas of the parameters, and the sum of their gradients in memory of its own (`ReduceAddCoalesced`)."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(parameter.detach() for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty_like(gradient) for gradient in gradients)
+
+
+class FirstOfParallel(nn.Module):
+    """A module under DataParallel, as its first GPU sees it: all of the batch and the outputs, a share of the work, and
+    the gradients twice, its own and the sum."""
+
+    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+        super().__init__()
+        self.module, self.devices = module, len(device_ids)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        parameters = dict(self.module.named_parameters())
+        copies = _Broadcast.apply(*parameters.values())
+        part = images.chunk(self.devices)[0]
+        outputs = torch.func.functional_call(self.module, dict(zip(parameters, copies, strict=True)), (part,))
+        return torch.cat([outputs] * self.devices)[: len(images)]
 
 
 if __name__ == "__main__":
