@@ -18,9 +18,11 @@ from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.stats.between_runs import BETA, is_less
+from analysis.stats.between_runs import is_less
 from analysis.stats.intervals import faster, times
+from multicard.config import schema
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
 from multicard.records import figures
@@ -33,21 +35,12 @@ SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apa
 NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
 MOST_OTHERS = 3  # alternatives that are named
 TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
-COMPUTING = ("precision", "layout", "batch_size")
-PHASES = {  # what a step's largest phase is called, and the keys that may shrink it
-    "data": ("waiting for data", ("loader", "num_workers")),
-    "h2d": ("copying to the device", ("pin_memory", "loader")),
-    "forward": ("the forward pass", COMPUTING),
-    "backward": ("the backward pass", COMPUTING),
-    "optimizer": ("the optimiser", ("batch_size",)),
-}
-ALTERNATIVES = {  # values to try beside a setting's own
-    "precision": ("fp32", "bf16"),
-    "layout": ("nchw", "nhwc"),
-    "loader": ("torch", "device"),
-    "num_workers": ("1", "2", "4"),
-    "pin_memory": ("true", "false"),
-    "method": ("lora", "qlora"),
+PHASES = {  # what a step's largest phase is called
+    "data": "waiting for data",
+    "h2d": "copying to the device",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimiser",
 }
 FACTORS = (1, 2, 4)  # of a batch size, to try
 
@@ -189,7 +182,11 @@ class Answer:
         elif not did_as_much(best, other):
             amounts = (grouping.trained(one.runs[0]) for one in (best, other))
             yield f"loss not compared: trained on {', not '.join(amounts)}"
-        elif best.loss is not None and other.loss is not None and BETA not in self.apart:
+        elif (
+            best.loss is not None
+            and other.loss is not None
+            and not any(Role.loss in schema.of(key) for key in self.apart)
+        ):
             seem_apart = is_less(best.loss, other.loss) or is_less(other.loss, best.loss)
             same = f"loss not told apart ({best.loss:.3f}, not {other.loss:.3f})"
             same = same if seem_apart else f"the same loss ({best.loss:.3f})"
@@ -280,7 +277,7 @@ class Answer:
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
         why = f"{words} says why: it leaves out one cost at a time."
-        return Advice(f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. {why}", self._with(words))
+        return Advice(f"{capital(PHASES[largest])} takes {share:.0%} of a step. {why}", self._with(words))
 
     @cached_property
     def next(self) -> Advice:
@@ -293,14 +290,16 @@ class Answer:
             )
         first = self.best.runs[0]
         if self.failings:
-            lengths = (key for key in ("max_steps", STEPS, "epochs") if first[key] is not None)
+            steps_first = ("max_steps", STEPS, "epochs")  # no roles: advice, in this order
+            lengths = (key for key in steps_first if first[key] is not None)
             longer = next((f"{key.rpartition('.')[2]}={4 * first[key]}" for key in lengths), "")
             return Advice("Train longer: these runs are no measure of the setting.", self._with(longer))
         if len(self.best.runs) == 1:
             sure = "Repeat the runs: single ones do not show how runs differ."
             return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
-        keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else self._kind.to_sweep
+        largest = max(phases, key=lambda phase: phases[phase]) if phases else None
+        keys = self._kind.to_sweep if largest is None else schema.tries(first["kind"], largest)
         pairs = ["method"] if first["reward_accuracy"] is not None else []  # are read by dpo alone
         fixed = [*self.ranking.keys, *pairs]
         key = next((key for key in keys if key not in fixed), None)
@@ -329,7 +328,8 @@ def _values(run: Run, key: str) -> list[str]:
     own = grouping.typed(run[key])
     if key == "batch_size":
         return [str(factor * run[key]) for factor in FACTORS]
-    return list(dict.fromkeys([*([own] if own != "null" else []), *ALTERNATIVES[key]]))
+    others = schema.values_to_try(run["kind"])[key].values
+    return list(dict.fromkeys([*([own] if own != "null" else []), *others]))
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
@@ -348,7 +348,7 @@ def of_ranking(ranking: Ranking) -> Answer:
     _, _, apart = ranking.work.partition(" ")
     first = ranking.runs[0]
     size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
-    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
+    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))  # no roles: a title
     what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
     work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]

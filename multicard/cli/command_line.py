@@ -13,18 +13,15 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
+from multicard.config import schema
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
 from multicard.config.keys import require
-from multicard.config.sweeps import REPETITION, SWITCHED
+from multicard.config.roles import Role
 from multicard.messages import say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
-# Keys with one value for all cells of a sweep
-ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "auto")
-ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
-ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
 NO_PAIR = "is no key=value, written without spaces; --help lists the keys"
 FOLLOWS = f"batch_size_asked={GLOBAL}"
@@ -40,7 +37,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
-    keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
+    keys = schema.switches()
     autos = [word for word in words if word in AUTO]
     require(len(autos) < 2, f"{' '.join(autos)}: one key alone can be auto; give the value of the others")
     words = [part for word in words for part in AUTO.get(word, (word,))]
@@ -145,9 +142,9 @@ def check(chosen: list[Override], workload: Workload) -> None:
         require(not override.is_add(), f"{word}: the key is there already; write it without +")
         underscored = key.replace(".", "_")  # repeat.error, as repeat is no group
         value = str(word).partition("=")[2]
-        require(key in known or underscored not in REPETITION, f"{word}: write {underscored}={value}")
+        require(key in known or underscored not in known, f"{word}: write {underscored}={value}")
         sweeps = override.is_sweep_override()
-        require(not sweeps or key not in ONE_VALUE, f"{word}: takes one value, not a sweep")
+        require(not sweeps or Role.one_value not in schema.of(key), f"{word}: takes one value, not a sweep")
         require(not sweeps or override.is_discrete_sweep(), f"{word}: name the values, as {key}=1,2,3")
         values: list[Any] = list(override.sweep_iterator()) if sweeps else [override.value()]
         alone = f"{key}=auto" not in AUTO or "auto" not in values

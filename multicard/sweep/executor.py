@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
+from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
+from multicard.config.roles import Role
 from multicard.machine.shares import Machine, MachineShare
 from multicard.measure.memory import SHARED_MEMORY
 from multicard.measure.timing import clock_s, in_hours, pause
@@ -37,9 +39,6 @@ NO_RECORD = "ended without a record"  # of a process: it was killed
 IN_A_ROW = 3  # failures of one cause that end a sweep
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # keys of the folder that a run cannot write to
-# Keys of the places of data, with which refusals and errors begin
-PLACES = ("dataset.root", "dataset.data_files", "dataset.source", "dataset.download", "dataset.cache_dir")
-PLACES += ("tokenizer.path", "tokenizer.merges_file")
 
 
 @dataclass
@@ -234,12 +233,12 @@ def cause_of(cell: Cell) -> str:
     key = re.split("[=:]", message)[0] if kind == "refused" else ""
     if key in FOLDERS and "cannot write to" in message:
         return "disk"
-    return key if key == "code" else f"data, {key}" if key in PLACES else ""
+    return key if key == "code" else f"data, {key}" if key in schema.keys(Role.input) else ""
 
 
 def _data(cell: Cell) -> tuple[str, ...]:
     """Values of the keys that say which data the cell reads."""
-    return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *PLACES))
+    return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input)))
 
 
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
