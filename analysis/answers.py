@@ -20,9 +20,11 @@ from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.stats.between_runs import BETA, is_less
+from analysis.stats.between_runs import is_less
 from analysis.stats.intervals import faster, times
+from multicard.config import schema
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
 from multicard.messages import Message
@@ -36,21 +38,12 @@ SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apa
 NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
 MOST_OTHERS = 3  # alternatives that are named
 TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
-COMPUTING = ("precision", "layout", "batch_size")
-PHASES = {  # what a step's largest phase is called, and the keys that may shrink it
-    "data": ("waiting for data", ("loader", "num_workers")),
-    "h2d": ("copying to the device", ("pin_memory", "loader")),
-    "forward": ("the forward pass", COMPUTING),
-    "backward": ("the backward pass", COMPUTING),
-    "optimizer": ("the optimiser", ("batch_size",)),
-}
-ALTERNATIVES = {  # values to try beside a setting's own
-    "precision": ("fp32", "bf16"),
-    "layout": ("nchw", "nhwc"),
-    "loader": ("torch", "device"),
-    "num_workers": ("1", "2", "4"),
-    "pin_memory": ("true", "false"),
-    "method": ("lora", "qlora"),
+PHASES = {  # what a step's largest phase is called
+    "data": "waiting for data",
+    "h2d": "copying to the device",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimiser",
 }
 FACTORS = (1, 2, 4)  # of a batch size, to try
 
@@ -234,7 +227,7 @@ class Answer:
             own, others = (grouping.trained(one.runs[0]) for one in (best, other))
             said = f"loss not compared: trained on {own}, not {others}"
             yield Message("answer.other-amounts", said, trained=own, other=others)
-        elif best.loss is not None and other.loss is not None and BETA not in self.apart:
+        elif best.loss is not None and other.loss is not None and not self._has_other_loss:
             yield self._loss_beside(best.loss, other, other.loss)
         of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
@@ -242,6 +235,11 @@ class Answer:
             if own and others and abs(own / others - 1) > NOTABLE:
                 said = f"{own / others:.3g}x the {name}"
                 yield Message("answer.times-as-much", said, of=name, ratio=own / others)
+
+    @property
+    def _has_other_loss(self) -> bool:
+        """True where both settings have losses of another kind, as DPO's with another beta."""
+        return any(Role.loss in schema.of(key) for key in self.apart)
 
     def _accuracy_beside(self, accuracy: float, against: RankedSetting, other: float) -> Message:
         """The accuracy of the best setting, beside that of the one that it is compared with."""
@@ -370,9 +368,7 @@ class Answer:
             return Advice(Message("answer.limit-unknown", said, words=words), self._with(words))
         largest = max(phases, key=lambda phase: phases[phase])
         share = phases[largest] / sum(phases.values())
-        said = (
-            f"{capital(PHASES[largest][0])} takes {share:.0%} of a step. `{words}` says why: it leaves out one cost at "
-        )
+        said = f"{capital(PHASES[largest])} takes {share:.0%} of a step. `{words}` says why: it leaves out one cost at "
         said += "a time."
         return Advice(Message("answer.largest-phase", said, phase=largest, share=share, words=words), self._with(words))
 
@@ -387,7 +383,8 @@ class Answer:
             return Advice(Message("answer.try", said, advice=advice), self._with(first_word))
         first = self.best.runs[0]
         if self.failings:
-            lengths = (key for key in ("max_steps", STEPS, "epochs") if first[key] is not None)
+            steps_first = ("max_steps", STEPS, "epochs")  # no roles: advice, in this order
+            lengths = (key for key in steps_first if first[key] is not None)
             longer = next((f"{key.rpartition('.')[2]}={4 * first[key]}" for key in lengths), "")
             said = "Train longer: these runs do not measure the setting."
             return Advice(Message("answer.train-longer", said), self._with(longer))
@@ -395,7 +392,8 @@ class Answer:
             sure = Message("answer.repeat", "Repeat the runs: single ones do not show how runs differ.")
             return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
         phases = self._runs[0].phases_s
-        keys = PHASES[max(phases, key=lambda phase: phases[phase])][1] if phases else self._kind.to_sweep
+        largest = max(phases, key=lambda phase: phases[phase]) if phases else None
+        keys = self._kind.to_sweep if largest is None else schema.tries(first["kind"], largest)
         pairs = ["method"] if first["reward_accuracy"] is not None else []  # are read by dpo alone
         fixed = [*self.ranking.keys, *pairs]
         key = next((key for key in keys if key not in fixed), None)
@@ -425,7 +423,8 @@ def _values(run: Run, key: str) -> list[str]:
     own = grouping.typed(run[key])
     if key == "batch_size":
         return [str(factor * run[key]) for factor in FACTORS]
-    return list(dict.fromkeys([*([own] if own != "null" else []), *ALTERNATIVES[key]]))
+    others = schema.values_to_try(run["kind"])[key].values
+    return list(dict.fromkeys([*([own] if own != "null" else []), *others]))
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
@@ -444,7 +443,7 @@ def of_ranking(ranking: Ranking) -> Answer:
     _, _, apart = ranking.work.partition(" ")
     first = ranking.runs[0]
     size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
-    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
+    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))  # no roles: a title
     what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
     work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]

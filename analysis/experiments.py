@@ -20,16 +20,14 @@ from analysis.runs.columns import KINDS
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
-from multicard.config import CONF
+from multicard.config import CONF, schema
 from multicard.config.keys import flat
+from multicard.config.roles import Role
 from multicard.messages import Refusal, typed
 from multicard.records.comparable import DATA
 from papers import printed
 
 FOLDER = CONF / "experiment"
-# Groups that define an experiment where it sets them and does not sweep them. The rest (another data set, the device of
-# scale=smoke) may differ, which the titles of the panels then say
-DEFINING = ("strategy", "loader", "layout", "method")
 TRACING = {"none": False, "whole": True}  # by option of `profile`, which no record names, the column of runs
 
 EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
@@ -270,7 +268,9 @@ def _belongs(run: Run, experiment: Experiment) -> bool:
         return False  # the times of a training that was traced are not those of the training alone
     if grouping.ranks(run) == 1 and run["method.single_device"] and run[grouping.RECIPE] == run["method.distributed"]:
         return False  # recipe=distributed: a cell of one GPU is of the recipe for one
-    return all(run[group] == option for group, option in experiment.chosen.items() if group in DEFINING)
+    # Another data set, or the device of scale=smoke, may differ, which the titles of the panels then say
+    defining = {group: option for group, option in experiment.chosen.items() if Role.defining in schema.of(group)}
+    return all(run[group] == option for group, option in defining.items())
 
 
 def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated: RepeatedRuns) -> Panel:

@@ -9,11 +9,11 @@ from analysis import experiments
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS
 from analysis.runs.load import Run
-from multicard.config import strict_yaml
+from multicard.config import schema, strict_yaml
+from multicard.config.roles import Role
 from multicard.messages import typed
 
 SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
-OF_SWEEPS = ("repeat", "race")  # keys that mean nothing for a single cell
 NO_KEYS = (grouping.DATA, grouping.TRACED)  # columns that follow from others
 
 
@@ -59,7 +59,7 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
     if grouping.TRACED in words:
         words["profile"] = next(name for name, traced in experiments.TRACING.items() if traced is run[grouping.TRACED])
         del words[grouping.TRACED]
-    kept = {key: value for key, value in overrides.items() if key not in OF_SWEEPS}
+    kept = {key: value for key, value in overrides.items() if Role.sweeps not in schema.of(key)}
     return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})
 
 
@@ -122,5 +122,5 @@ def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     overrides = {key: sign + value for key, sign, value in (word.partition("=") for word in words)}
-    own = {key: value for key, value in overrides.items() if not key.startswith("tracker.") and key != "rerun"}
+    own = {key: value for key, value in overrides.items() if Role.once not in schema.of(key)}
     return next(((name, own) for name, kind in KINDS.items() if kind.entry == entry), None)

@@ -28,7 +28,9 @@ from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines, RepeatedRuns
 from analysis.table_columns import Column, rows, table
+from multicard.config import schema
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.messages import Message, Refusal
@@ -138,7 +140,7 @@ def _setting(name: str, runs: Sequence[Run]) -> str:
     """The key of this name, in any case; raises ValueError where it says nothing of what was measured."""
     settings, lower = grouping.settings(runs), name.strip().casefold()
     if lower not in map(str.casefold, settings):
-        if lower in grouping.PLACES:
+        if lower in schema.keys(Role.place):
             raise Refusal(
                 "compare.by-place",
                 f"--by: {lower} says where data lie, not what they are; `--by data` compares other data",
@@ -388,7 +390,7 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     yield from (("CPU", cpu.model), ("CPU cores", cpu.cores))
     for gpu in environment.gpus:
         yield from (("driver", gpu.driver), ("highest SM clock, MHz", gpu.sm_clock_max_mhz))
-    yield from ((name, run[name]) for name in ("threads", *grouping.PLACES, DATA))
+    yield from ((name, run[name]) for name in ("threads", *schema.keys(Role.place), DATA))
     yield from ((mark.meaning, "yes") for mark in MARKS if run[mark.column])
 
 

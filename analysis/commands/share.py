@@ -10,6 +10,7 @@ import msgspec
 
 from analysis.runs import grouping
 from analysis.runs.load import Run
+from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.estimate import history, shared_rows
@@ -51,7 +52,7 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
 def _row(runs: Sequence[Run]) -> SharedRow | None:
     """The row of a setting's runs; None where its model, its weights or its data set are the user's own."""
     record, machine = runs[0].record(), runs[0].environment()
-    config = {key: value for key, value in record.config.items() if key not in history.NOT_IDENTITY}
+    config = {key: value for key, value in record.config.items() if key not in schema.beside()}
     settings = {key: value for key, value in flat(config).items() if shared_rows.is_public(record.kind, key, value)}
     if "model.weights" in flat(config) and "model.weights" not in settings:
         return None

@@ -24,9 +24,10 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from analysis.table_columns import Column
-from multicard.config import CONF
+from multicard.config import CONF, schema
 from multicard.config.job import count
 from multicard.config.llm import DATASETS
+from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.records import text_table
@@ -41,7 +42,6 @@ UNMEASURED = "not measured"
 BOUNDS = ("_low", "_high")  # of a figure's interval, in CSV
 AGAINST_ONE, SAVED = "x 1 GPU", "saved"
 PAPER = "paper"  # above printed figures; in CSV with the name of their column
-SHARED = ("dataset", "image_size", "epochs", "model", "precision", "strategy", "loader", "layout", "method", "template")
 
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
 DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER, "tasks (paper)"]
@@ -301,7 +301,8 @@ def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list
 
 def _setting(panel: Panel) -> str:
     first = panel.runs[0]
-    known = [key for key in SHARED if key not in panel.experiment.swept and first[key] is not None]
+    titled = [key for key in schema.shown() if Role.titled in schema.of(key)]
+    known = [key for key in titled if key not in panel.experiment.swept and first[key] is not None]
     same = [f"{key}={grouping.typed(first[key])}" for key in known if len({run[key] for run in panel.runs}) == 1]
     place = grouping.mixture(panel.runs) or f"{grouping.commit(first)} on {grouping.machine(first)}"
     return f"all: {' '.join(same)}, {place}"

@@ -5,23 +5,14 @@ from typing import Any
 
 from analysis.runs import columns, grouping
 from analysis.runs.load import Run
+from multicard.config import schema
 from multicard.config.job import count
 from multicard.records import figures
 from multicard.records.figures import Scale
 from multicard.records.text_table import clean, first_few
 
-COLUMNS = {
-    "gpus": "GPUs",
-    "pin_memory": "pinned memory",
-    "dataset.image_size": "image size (px)",
-    "layout": "memory layout",
-    "strategy": "data distribution",
-}
 PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
 MOST_CELLS = 4  # named in a line
-# Settings that a subtitle names where all runs agree, in this order
-COMMON = ("dataset", "dataset.image_size", "model", "weights", "method", "template", "rows", "precision", "layout")
-COMMON += ("strategy", "loader", "batch_size", "epochs", "max_steps", "gpus", "nodes", "pin_memory")
 
 
 def unit(measure: str, largest: float) -> Scale:
@@ -43,7 +34,7 @@ def column(name: str, runs: Sequence[Run]) -> str:
     """A swept column in words; CPU ranks are not called GPUs."""
     if name == "gpus" and all(run["cpu_ranks"] for run in runs):
         return "CPU ranks"
-    return COLUMNS.get(name, name.rpartition(".")[2].replace("_", " "))
+    return schema.title(name) or name.rpartition(".")[2].replace("_", " ")
 
 
 def value(name: str, value: Any, runs: Sequence[Run]) -> str:
@@ -66,7 +57,7 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 def in_short(runs: Sequence[Run]) -> str:
     named = [
         first_few([*dict.fromkeys(grouping.typed(run[name]) for run in runs if run[name] is not None)], 2)
-        for name in ("script", "model", "dataset")
+        for name in ("script", "model", "dataset")  # no roles: the words of a count of runs
     ]
     return f"{count(len(runs), 'run')}: {' on '.join(filter(None, named))}"
 
@@ -75,7 +66,7 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
     """Data set, model, settings, machine and commit that all runs share, without the `varied` columns."""
     varied = {*varied}
     varied |= {name.rpartition(".")[2] for name in varied}
-    shared = {name: {run[name] for run in runs} for name in COMMON if name not in varied}
+    shared = {name: {run[name] for run in runs} for name in schema.shown() if name not in varied}
     cell = tuple((name.rpartition(".")[2], *values) for name, values in shared.items() if len(values) == 1)
     phrases = [grouping.label(cell, [name for name, value in cell if value is not None])]
     machines = sorted({clean(str(run["hardware"])) for run in runs})

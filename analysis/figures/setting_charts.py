@@ -35,7 +35,9 @@ from analysis.runs.columns import KINDS, Kind
 from analysis.runs.details import REST
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, did_work_of, of_setting
 from analysis.runs.load import Run
+from multicard.config import schema
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.estimate import shared_rows
 from multicard.measure import formulas, timing
 from multicard.records import figures as registry
@@ -199,7 +201,7 @@ def _phase_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
 def efficiency(runs: Sequence[Run]) -> list[Figure]:
     """Speed-up over one GPU and parallel efficiency, for each setting that was measured on one and on several."""
     figures = []
-    for group in groups(runs, MOST_SERIES, ("gpus", "nodes"), lambda own: len(times_s(own)) > 1):
+    for group in groups(runs, MOST_SERIES, schema.keys(Role.ranks), lambda own: len(times_s(own)) > 1):
         rows = [row for label, own in group.settings.items() for row in _speedup_rows(label, own)]
         ranks = captions.column("gpus", group.runs)
         notes = ["Ratios of means; thin grey: the ideal"]

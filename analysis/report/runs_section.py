@@ -22,7 +22,9 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.table_columns import Column
+from multicard.config import schema
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.measure import formulas, timing
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import FIGURES
@@ -203,7 +205,7 @@ def _figure(name: str, rows: Sequence[Row], repeated: RepeatedRuns) -> Column:
 def _speedup_columns(rows: Sequence[Row], mix: bool) -> list[Column]:
     """Each setting over that of one rank which is alike in all else but threads, as in the figure of efficiencies; None
     for that itself, where there is none, and for parts of a setting."""
-    alike = grouping.by_setting([row.runs[0] for row in rows if row.parent is None], grouping.RANKS, mix)
+    alike = grouping.by_setting([row.runs[0] for row in rows if row.parent is None], schema.keys(Role.ranks), mix)
     cells = {run.folder: cell for cell, own in alike.items() for run in own}
     keys = [(cells.get(row.runs[0].folder), row.runs[0].recipe) for row in rows]
     bases = {key: row.time_s for key, row in zip(keys, rows, strict=True) if row.parent is None and row.ranks == 1}

@@ -11,8 +11,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from multicard.config import schema
 from multicard.config.keys import flat
-from multicard.config.sweeps import PREDICTION
+from multicard.config.roles import Role
 from multicard.records.comparable import ALL_THREADS, MARKS
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
@@ -37,7 +38,6 @@ ABOUT = {
 }
 STEPS = "config.steps"  # a script's key `steps`: `steps` is the figure
 FOLDER, MARKED = "folder", "marks"
-OF_COMMANDS = (*PREDICTION, "objective")  # keys that say nothing of a run
 RESERVED = frozenset({FOLDER, MARKED, ALL_THREADS, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
 
 
@@ -47,7 +47,7 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     An axis goes before the configuration's key of the same name: it is what was in force (`device=auto` is `cpu`).
     """
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
-    own = {key: value for key, value in record.config.items() if key not in OF_COMMANDS}
+    own = {key: value for key, value in record.config.items() if key not in schema.keys(Role.forecast)}
     settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
     settings |= {STEPS: own["steps"]} if "steps" in own else {}
     config = {key: str(value) if _is_text(value) else value for key, value in settings.items()}
@@ -78,7 +78,6 @@ class Kind:
     """How runs of a kind are read.
 
     title: what headings call them. entry: the script that measures them.
-    work: columns that say what work was done; all other keys are ways to do it.
     setting: columns by which a claim's verdict names what was measured.
     package: whose version matters beside torch's and CUDA's.
     rest: what a step is beside its known phases.
@@ -90,7 +89,6 @@ class Kind:
 
     title: str
     entry: str
-    work: tuple[str, ...]
     setting: tuple[str, ...]
     package: str
     rest: str
@@ -104,26 +102,24 @@ KINDS = {
     "vision": Kind(
         "training",
         "train_vision.py",
-        ("dataset", "model", "image_size", "epochs", "target_accuracy", "stop_at_target", "scale"),
-        ("dataset", "dataset.image_size", "model", "epochs", "batch_size"),
+        ("dataset", "dataset.image_size", "model", "epochs", "batch_size"),  # no roles: the words of a verdict
         "torchvision",
         "what the slowest rank took more than the mean, and what lies between phases",
     ),
     "llm": Kind(
         "tuning",
         "tune_llm.py",
-        ("dataset", "model", "template", "tokenizer", "rows", "weights", "epochs", "max_seq_len", "scale"),
+        # no roles: the words of a verdict
         ("model", "dataset", "template", "method", "precision", "epochs", "batch_size"),
         "torchtune",
         "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
         "million tokens",
         curve="step",
-        to_sweep=("method", "batch_size", "precision"),
+        to_sweep=("method", "batch_size", "precision"),  # no roles: advice, best first
     ),
     "script": Kind(
         "script",
         "measure_script.py",
-        ("script", "words", STEPS, "scale"),  # arguments may be anything: they count as ways
         ("script",),
         "torch",
         "all but the wait for batches",

@@ -11,35 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import multicard.llm.methods  # noqa: F401 (its options have keys of their own)
 from analysis.runs.columns import KINDS, RESERVED, STEPS
 from analysis.runs.load import Run
-from multicard.config.base import NOT_IDENTITY
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.records import figures
-from multicard.records.comparable import ALL_THREADS, DATA, HAVE_DATA, MARKS, RECIPE, apart, following, kinds
+from multicard.records.comparable import ALL_THREADS, DATA, MARKS, RECIPE, apart, following, kinds
 from multicard.records.text_table import clean
 
 ACCURACY, MEMORY, LOSS, PACE = "test_accuracy", "peak_memory_bytes", "loss_last_tenth", "pace_s"
 REPEATED = "seed"
-# Where data lie; their fingerprint says what they are
-PLACES = (
-    "dataset.root",
-    "dataset.cache_dir",
-    "dataset.download",
-    "dataset.data_files",
-    "tokenizer.path",
-    "tokenizer.merges_file",
-)
 # A run's share of its machine: threads of a rank, or of all ranks, and whether other runs shared it
 CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")
-RANKS = ("gpus", "nodes")
 PROFILER, TRACED = "profile.name", "profiled"
-# These observe a run after it has ended, except nsys and profile.window=start, which observe the training itself
-AFTER, AROUND = ("profile", "diagnose"), "nsys"
+AROUND = "nsys"  # observes the training itself; other profilers do so with profile.window=start alone
 COMMIT = 9  # digits
 LEFT_OUT = 0.01  # of an epoch's rows, up to which they count as all
 ORIGIN = ("commit", "dirty", "hardware")  # runs that differ here are averaged and compared only on request
-WORK_GROUPS = ("dataset.", "model.", "tokenizer.")  # whose keys say what work was done, beside those of `kinds`
-WAYS_TO_HAVE_THE_DATA = ("dataset.device_budget_bytes", "dataset.cache", *PLACES)
 Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -49,11 +38,17 @@ def settings(runs: Sequence[Run]) -> list[str]:
     """Axes and configuration keys that say what was measured, with the data's fingerprint and without the seed."""
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     names = dict.fromkeys(name for shape in shapes for name in shape)
-    no_settings = {REPEATED, *RESERVED, *PLACES, *(f"{name}.name" for name in names)}  # an axis says what was in force
-    keys = [name for name in names if name not in no_settings and name.partition(".")[0] not in {*NOT_IDENTITY, *AFTER}]
+    no_settings = {*RESERVED, *(f"{name}.name" for name in names)}  # an axis says what was in force
+    keys = [name for name in names if name not in no_settings and _is_setting(name)]
     profiled, known = any(run[PROFILER] == AROUND for run in runs), any(run[DATA] is not None for run in runs)
     traced = any(run[TRACED] for run in runs)
     return [*keys, *[PROFILER] * profiled, *[TRACED] * traced, *[DATA] * known]
+
+
+def _is_setting(name: str) -> bool:
+    """True for the column of a key that changes what is measured, the seed and the places of data left out."""
+    group = schema.of(name.partition(".")[0])
+    return not group & (Role.beside | Role.observes) and not schema.of(name) & (Role.repetition | Role.place)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -109,7 +104,7 @@ def keys_of(cells: Iterable[Cell]) -> list[str]:
 
 def have_data(keys: Iterable[str]) -> bool:
     """True if other values of these keys may come with other data."""
-    return any(key in (*HAVE_DATA, *PLACES, "model.weights") for key in keys)
+    return any(Role.content in schema.of(key) for key in keys)
 
 
 def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False) -> dict[Cell, list[Run]]:
@@ -118,7 +113,7 @@ def by_setting(runs: Sequence[Run], without: Sequence[str] = (), mix: bool = Fal
     keys = [name for name in settings(runs) if name not in (*without, *brought)]
     if mix:
         return group(runs, ["kind", *keys])
-    own = () if {*RANKS} & {*without} else CORES
+    own = () if any(Role.ranks in schema.of(name) for name in without) else CORES
 
     def cell(run: Run) -> Cell:
         follows = set[str]() if own else following(run.columns)
@@ -135,20 +130,14 @@ def by_work(runs: Sequence[Run], mix: bool, at_pace: bool = False) -> dict[Cell,
         at_pace: the number of steps, or of epochs, is the amount, whatever the ranks trained in it: the time of as
             much work, `pace_s`, compares such runs.
     """
-    own = {name for kind in {run["kind"] for run in runs} for name in KINDS[kind].work}
-    keys = [
-        name
-        for name in settings(runs)
-        if (name in own or name == DATA or name.startswith(WORK_GROUPS)) and name not in WAYS_TO_HAVE_THE_DATA
-    ]
+    keys = [name for name in settings(runs) if name == DATA or Role.work in schema.of(name)]
     columns = ("kind", *keys, *(() if mix else ORIGIN))
     return grouped(runs, lambda run: (*((key, run[key]) for key in columns), ("trained", trained(run, at_pace))))
 
 
 def did_work_of(run: Run, kind: str, settings: Mapping[str, Any]) -> bool:
     """True for settings of a kind with the work of a run, wherever its data lie."""
-    work = [key for key in settings if key in KINDS[kind].work or key.startswith(WORK_GROUPS)]
-    own = {key: run[key] for key in work if key not in WAYS_TO_HAVE_THE_DATA}
+    own = {key: run[key] for key in settings if Role.work in schema.of(key)}
     return run["kind"] == kind and all(str(value) == str(settings[key]) for key, value in own.items())
 
 

@@ -19,7 +19,9 @@ from analysis.runs.grouping import ACCURACY, LOSS, by_seed, is_exact, of_setting
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
+from multicard.config import schema
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.measure.repeated_runs import (
     CONFIDENCE,
     PRIOR_SD,
@@ -39,11 +41,15 @@ from multicard.records import figures
 from multicard.records.text_table import clean
 
 PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
-BETA = "method.beta"  # a factor in DPO's loss: losses of several are not compared
 LOSS_APART = 0.01  # relative difference below which two losses count as equal
 REMEDY = Message(  # where nothing was repeated
     "spread.repeat", "`repeat=3` (accuracies, losses: `seed=0,1,2`) shows how runs differ"
 )
+
+
+def is_one_loss(a: Run, b: Run) -> bool:
+    """True for runs whose losses count the same, and so can be compared."""
+    return all(a[key] == b[key] for key in schema.keys(Role.loss))
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class RepeatedRuns:
         less by more than seeds differ, where several were measured."""
         if of_setting(a, ACCURACY) is None or of_setting(b, ACCURACY) is None:
             loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
-            if loss_a is None or loss_b is None or a[0][BETA] != b[0][BETA]:
+            if loss_a is None or loss_b is None or not is_one_loss(a[0], b[0]):
                 return False
             is_known = loss_a > 0 and self.of_column(LOSS).of(a[0]).degrees > 0  # how losses of seeds differ
             return is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))

@@ -13,17 +13,14 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import OverrideParseException
 
 from multicard import workloads
+from multicard.config import schema
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
-from multicard.config.sweeps import REPETITION, SWITCHED
+from multicard.config.roles import Role
 from multicard.messages import Message, Refusal, flag_of, say
 from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
-# Keys with one value for all cells of a sweep
-ONE_VALUE = ("experiment", "scale", *REPETITION[:-1], "probe.enabled", "fit", "max_jobs", "auto")
-ONE_VALUE += ("predict.enabled", "predict.gpu", "predict.memory")
-ONE_VALUE += ("race.figure", "race.confidence", "race.tolerance", "race.block")
 MULTIRUN = ("-m", "--multirun")
 FOLLOWS = f"batch_size_asked={GLOBAL}"
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
@@ -38,7 +35,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
-    keys = {name: f"{name}.enabled" for name in SWITCHED} | {"race": "race.figure"}
+    keys = schema.switches()
     autos = [word for word in words if word in AUTO]
     if len(autos) > 1:
         raise Refusal(
@@ -220,7 +217,7 @@ def _check_change(override: Override, workload: Workload, known: Container[str])
     if override.is_add():
         raise Refusal("words.added", f"{word}: the key is there already; write it without +", key=key, word=word)
     underscored = key.replace(".", "_")
-    if key not in known and underscored in REPETITION:
+    if key not in known and underscored in known:
         remedy = f"{underscored}={word.partition('=')[2]}"
         raise Refusal("words.repeat-is-no-group", f"{word}: write `{remedy}`", key=key, word=word, remedy=remedy)
 
@@ -230,7 +227,7 @@ def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[A
     key, word = override.key_or_group, str(override.input_line)
     values: list[Any] = [override.value()]
     if override.is_sweep_override():
-        if key in ONE_VALUE:
+        if Role.one_value in schema.of(key):
             raise Refusal("words.one-value", f"{word}: takes one value, not a sweep", key=key, word=word)
         if not override.is_discrete_sweep():
             raise Refusal("words.continuous-sweep", f"{word}: name the values, as {key}=1,2,3", key=key, word=word)

@@ -5,7 +5,7 @@ that can never work, `placement.place` what this machine cannot do. Nothing here
 and refusals are answered in well under a second.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
@@ -13,14 +13,12 @@ from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on e
 
 from omegaconf import MISSING
 
-from multicard.config.job import ASKED, Device
-from multicard.config.keys import flat, key
+from multicard.config.job import Device
+from multicard.config.keys import Group, Tries, flat, key, later_keys, option_name
 from multicard.config.prices import PriceConfig
+from multicard.config.roles import Role
 from multicard.config.sweeps import (
     AUTO,
-    PREDICTION,
-    RACE,
-    REPETITION,
     Fit,
     PredictConfig,
     ProbeConfig,
@@ -40,8 +38,8 @@ ProfileWindow = StrEnum("ProfileWindow", ["after", "start"])
 
 
 @dataclass
-class ProfileConfig:
-    name: ProfileName = MISSING
+class ProfileConfig(Group):
+    name: ProfileName = option_name()
 
 
 @dataclass
@@ -54,17 +52,31 @@ class WindowConfig(ProfileConfig):
     """
 
     window: ProfileWindow = key(
-        ProfileWindow.after, "after: steps of their own after training; start: training from its start, slowed by it"
+        ProfileWindow.after,
+        "after: steps of their own after training; start: training from its start, slowed by it",
+        Role.identity | Role.speed,
+        since=("steps", "after"),
     )
-    skip: int = key(3, "window=after: steps before the profiler is switched on", least=0)
-    warmup: int = key(3, "window=after: steps whose events are dropped, before those that are profiled", least=1)
-    steps: Optional[int] = key(10, "steps that are profiled; null, window=start: to the end of the training", least=1)
-    seconds: Optional[float] = key(None, "profile as many steps as these take, instead of profile.steps", above=0)
+    skip: int = key(3, "window=after: steps before the profiler is switched on", Role.identity, least=0)
+    warmup: int = key(
+        3, "window=after: steps whose events are dropped, before those that are profiled", Role.identity, least=1
+    )
+    steps: Optional[int] = key(
+        10,
+        "steps that are profiled; null, window=start: to the end of the training",
+        Role.identity | Role.speed,
+        least=1,
+    )
+    seconds: Optional[float] = key(
+        None, "profile as many steps as these take, instead of profile.steps", Role.identity | Role.speed, above=0
+    )
     budget_bytes: int = key(
         1_000_000_000,
         "kineto, window=start: host memory of a rank for events (200 bytes each), at which recording stops; "
         "writing them takes six times as much",
+        Role.identity | Role.speed,
         least=1,
+        since=("steps", 1_000_000_000),
     )
 
     def __post_init__(self) -> None:
@@ -86,10 +98,15 @@ PROFILES |= {"whole": WindowConfig}  # `auto` from the start of a training to it
 
 
 @dataclass
-class Option:
+class Option(Group):
     """An option of a group; those with keys of their own extend it."""
 
-    name: str = MISSING
+    name: str = option_name()
+
+
+@dataclass
+class PrecisionConfig(Option):
+    """A number format: none has keys beside its name."""
 
 
 WANDB_NAMES = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
@@ -105,11 +122,13 @@ def is_wandb_name(name: str) -> bool:
 @dataclass
 class TrackerConfig:
     mode: TrackerMode = key(
-        TrackerMode.offline, "offline writes a W&B run to the run folder, online sends it, disabled does neither"
+        TrackerMode.offline,
+        "offline writes a W&B run to the run folder, online sends it, disabled does neither",
+        Role.beside | Role.once,
     )
-    project: str = key("multicard", "W&B project")
-    entity: Optional[str] = key(None, "W&B user or team; null is the default of the account")
-    tags: list[str] = key(list, "W&B tags")
+    project: str = key("multicard", "W&B project", Role.beside | Role.once)
+    entity: Optional[str] = key(None, "W&B user or team; null is the default of the account", Role.beside | Role.once)
+    tags: list[str] = key(list, "W&B tags", Role.beside | Role.once)
 
     def __post_init__(self) -> None:
         for name, value in (("tracker.project", self.project), ("tracker.entity", self.entity)):
@@ -128,30 +147,6 @@ class TrackerConfig:
 
 GLOBAL = "global"  # the `batch_size_asked` of a batch size that follows from `global_batch_size`
 ACCUMULATED = "gradient_accumulation_steps"  # key of tuning; training does not accumulate
-FOLLOWING = ("batch_size", ACCUMULATED)  # keys that may follow from others
-
-# Keys that do not change what is measured, and so are no part of a cell's identity
-BESIDE = ("name", "rerun", "stop_on_divergence", "price", "tracker")
-OLDER = ("objective", "repeat_compare")  # in older records, as little part of it
-NOT_IDENTITY = (*BESIDE, *OLDER, *ASKED, *REPETITION, *PREDICTION, *RACE)
-# Keys that came later: a key of the same option that was there before, as other workloads may have had one of this name
-# all along, and what earlier runs did. At that value a run keeps its identity
-LATER: dict[str, tuple[str, Any]] = {
-    "custom_sharded_layers": ("recipe", []),
-    "engine": ("recipe", "torchtune"),
-    "sharding": ("recipe", "fsdp"),
-    "global_batch_size": ("batch_size", None),
-    "batch_size_asked": ("batch_size", None),
-    "dataset.split": ("dataset.skip_broken", None),
-    "dataset.revision": ("dataset.source", None),
-    "model.pointwise": ("model.width", "convolution"),
-    "model.depthwise": ("model.width", "convolution"),
-    "model.blocks": ("model.width", "plain"),
-    "model.weights": ("model.width", "random"),
-    "model.freeze": ("model.width", "none"),
-    "profile.window": ("profile.steps", "after"),
-    "profile.budget_bytes": ("profile.steps", 1_000_000_000),
-}
 
 
 @dataclass
@@ -160,19 +155,60 @@ class RunConfig(RepeatedConfig):
 
     kind: ClassVar[str]
 
-    name: str = key(MISSING, "folder under multirun/; the same command with the same name resumes a sweep")
-    scale: Scale = key(Scale.full, "smoke shrinks a command to minutes on 2 cores, to try the code (never for figures)")
-    oversubscribe: bool = key(False, "let ranks share a GPU, to try the code (never for figures)")
-    malloc: Malloc = key(Malloc.tuned, "CPU ranks: tuned has glibc keep freed memory for reuse; system does not")
-    rerun: bool = key(False, "measure again what the named folder already holds")
-    profile: ProfileConfig = key(MISSING, "profiler, for a few steps after the run or from its start")
-    diagnose: bool = key(False, "say what bounds the run, from short runs beside it that each leave one cost out")
-    predict: PredictConfig = key(PredictConfig, "what runs would take, without starting them")
-    probe: ProbeConfig = key(ProbeConfig, "runs no longer than predictions need")
-    race: RaceConfig = key(RaceConfig, "sweeps: the best cell alone, for a part of what all take")
-    fit: Fit = key(Fit.warn, "runs whose memory the GPU does not have, by prediction: warn, refuse them, or off")
-    price: PriceConfig = key(PriceConfig, "what runs cost, beside their time")
-    tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases")
+    name: str = key(
+        MISSING,
+        "folder under multirun/; the same command with the same name resumes a sweep",
+        Role.beside | Role.planned,
+    )
+    scale: Scale = key(
+        Scale.full,
+        "smoke shrinks a command to minutes on 2 cores, to try the code (never for figures)",
+        Role.identity | Role.work | Role.one_value,
+    )
+    oversubscribe: bool = key(
+        False, "let ranks share a GPU, to try the code (never for figures)", Role.identity | Role.speed
+    )
+    malloc: Malloc = key(
+        Malloc.tuned,
+        "CPU ranks: tuned has glibc keep freed memory for reuse; system does not",
+        Role.identity | Role.speed,
+    )
+    rerun: bool = key(
+        False, "measure again what the named folder already holds", Role.beside | Role.once | Role.planned
+    )
+    profile: ProfileConfig = key(
+        MISSING, "profiler, for a few steps after the run or from its start", Role.identity | Role.observes
+    )
+    diagnose: bool = key(
+        False,
+        "say what bounds the run, from short runs beside it that each leave one cost out",
+        Role.identity | Role.observes,
+    )
+    predict: PredictConfig = key(
+        PredictConfig,
+        "what runs would take, without starting them",
+        Role.beside | Role.forecast | Role.planned,
+        switch="enabled",
+    )
+    probe: ProbeConfig = key(
+        ProbeConfig,
+        "runs no longer than predictions need",
+        Role.beside | Role.forecast | Role.planned,
+        switch="enabled",
+    )
+    race: RaceConfig = key(
+        RaceConfig,
+        "sweeps: the best cell alone, for a part of what all take",
+        Role.beside | Role.sweeps | Role.planned,
+        switch="figure",
+    )
+    fit: Fit = key(
+        Fit.warn,
+        "runs whose memory the GPU does not have, by prediction: warn, refuse them, or off",
+        Role.beside | Role.forecast | Role.one_value,
+    )
+    price: PriceConfig = key(PriceConfig, "what runs cost, beside their time", Role.beside)
+    tracker: TrackerConfig = key(TrackerConfig, "mirror of the record in Weights & Biases", Role.beside | Role.once)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,9 +262,10 @@ class RunConfig(RepeatedConfig):
 
     def identity(self) -> str:
         """8 hex digits that two runs share exactly if they measure the same thing."""
-        measured = {key: value for key, value in asdict(self).items() if key not in NOT_IDENTITY}
+        beside = {each.name for each in fields(self) if Role.beside in each.metadata["roles"]}
+        measured = {name: value for name, value in asdict(self).items() if name not in beside}
         values = flat(measured)
-        for later, (before, value) in LATER.items():
+        for later, (before, value) in later_keys(self).items():
             group, _, name = later.rpartition(".")
             if before in values and later in values and values[later] == value:
                 del (measured[group] if group else measured)[name]
@@ -239,18 +276,54 @@ class RunConfig(RepeatedConfig):
 class TrainingConfig(RunConfig):
     """The keys of runs whose training is multicard's own."""
 
-    backend: Backend = key(Backend.auto, "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo")
-    seed: int = key(0, "seed of the weights, the order of samples and augmentation", least=0)
-    epochs: int = key(1, "passes over the training set", least=1)
-    batch_size: int = key(1, "samples per rank and step; auto: the most that fit each cell's memory", least=1)
-    global_batch_size: Optional[int] = key(
-        None, "samples of a step over all ranks, on any number of them; null is what batch_size makes", least=1
+    backend: Backend = key(
+        Backend.auto, "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo", Role.identity | Role.speed
     )
-    batch_size_asked: Optional[str] = key(None, "what global_batch_size without batch_size sets: global")
-    pin_memory: bool = key(True, "keep batches in page-locked host memory, so that they are copied without waiting")
-    lr: float = key(MISSING, "learning rate; the highest of a schedule", above=0)
+    seed: int = key(
+        0,
+        "seed of the weights, the order of samples and augmentation",
+        Role.identity | Role.repetition | Role.text,
+        least=0,
+    )
+    epochs: int = key(
+        1,
+        "passes over the training set",
+        Role.identity | Role.length | Role.work | Role.learning | Role.titled,
+        least=1,
+        shown=13,
+    )
+    batch_size: int = key(
+        1,
+        "samples per rank and step; auto: the most that fit each cell's memory",
+        Role.identity | Role.learning | Role.memory | Role.speed | Role.follows | Role.text,
+        least=1,
+        power=1.0,
+        shown=12,
+        tries=Tries(phases=("optimizer", "forward", "backward")),
+    )
+    global_batch_size: Optional[int] = key(
+        None,
+        "samples of a step over all ranks, on any number of them; null is what batch_size makes",
+        Role.identity | Role.learning,
+        least=1,
+        since=("batch_size", None),
+    )
+    batch_size_asked: Optional[str] = key(
+        None, "what global_batch_size without batch_size sets: global", Role.identity, since=("batch_size", None)
+    )
+    pin_memory: bool = key(
+        True,
+        "keep batches in page-locked host memory, so that they are copied without waiting",
+        Role.identity | Role.memory | Role.speed,
+        shown=17,
+        title="pinned memory",
+        tries=Tries(("true", "false"), ("h2d",)),
+    )
+    lr: float = key(MISSING, "learning rate; the highest of a schedule", Role.identity | Role.learning, above=0)
     stop_on_divergence: bool = key(
-        True, "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone"
+        True,
+        "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing alone",
+        Role.beside,
     )
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from multicard.config.base import check_name
+from multicard.config.keys import key
+from multicard.config.roles import Role
 from multicard.messages import Message
 
 _MADE: list[Path] = []  # by this command, the innermost first
@@ -21,24 +23,21 @@ _MADE: list[Path] = []  # by this command, the innermost first
 class ExperimentConfig:
     """Properties of an experiment beside its axes, which are in `hydra.sweeper.params`. They are no part of
     `hydra.sweeper`, as other sweepers (Hydra's own, Optuna's, Ax's) refuse keys that are not theirs.
-
-    entry: the command that the experiment belongs to.
-    view: how the analysis lays out what it measured.
-    smoke: with scale=smoke, values that take the place of the axes', key by key; null leaves a key out.
-    exclude: values of cells that are left out.
     """
 
-    entry: Optional[str] = None
-    view: Any = None
-    smoke: dict[str, Any] = field(default_factory=dict)
-    exclude: list[Any] = field(default_factory=list)
+    entry: Optional[str] = key(None, "the command that the experiment belongs to", Role.beside)
+    view: Any = key(None, "how the analysis lays out what it measured", Role.beside)
+    smoke: dict[str, Any] = key(
+        dict, "scale=smoke: values that take the place of the axes', key by key; null leaves a key out", Role.beside
+    )
+    exclude: list[Any] = key(list, "values of cells that are left out", Role.beside)
 
 
 @dataclass
 class HydraWithExperiment(HydraConf):
     """Hydra's own configuration, and `hydra.experiment`."""
 
-    experiment: ExperimentConfig = field(default_factory=ExperimentConfig)
+    experiment: ExperimentConfig = key(ExperimentConfig, "the experiment of a command", Role.beside)
 
 
 class Refused(BaseException):

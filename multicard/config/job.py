@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Optional  # OmegaConf reads Optional[...] on every Python that it supports
 
 from multicard.config.keys import check_bounds, key
+from multicard.config.roles import Role
 
 Device = StrEnum("Device", ["auto", "cuda", "cpu"])
 Code = StrEnum("Code", ["submitted", "latest"])
@@ -17,20 +18,6 @@ AUTO = {
     for key in Auto
     for word in (f"{key}=auto", f"auto={key}")
 }
-# Keys of `JobConfig` that do not change what is measured, and so are no part of a cell's identity
-ASKED = (
-    "auto",
-    "gpus_auto",  # of older records, as batch_size_auto
-    "batch_size_auto",
-    "cpus_per_gpu",
-    "memory_gb",
-    "time_min",
-    "max_requeues",
-    "exclusive",
-    "max_jobs",
-    "code",
-    "dry_run",
-)
 
 
 @dataclass
@@ -38,26 +25,60 @@ class JobConfig:
     """Where a run runs, and what its job asks for. Only launchers other than the default read the keys of jobs."""
 
     gpus: int = key(
-        1, "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times", least=1
+        1,
+        "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted times",
+        Role.identity | Role.ranks | Role.learning | Role.speed | Role.text | Role.planned,
+        least=1,
+        shown=15,
+        title="GPUs",
     )
-    auto: Optional[Auto] = key(None, "what gpus=auto and the like set: the key whose value is chosen for each cell")
-    nodes: int = key(1, "nodes; more than one needs hydra/launcher=submitit_slurm", least=1)
-    device: Device = key(Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device")
-    numa: Numa = key(Numa.node, "node binds each rank to the NUMA node of its GPU (needs numactl); none does not")
-    cpus_per_gpu: int = key(2, "submitit launchers: cores for each GPU or CPU rank", least=1)
-    memory_gb: Optional[int] = key(None, "SLURM: memory of a node, in GB; null is the site's default", least=1)
-    time_min: int = key(60, "SLURM: time limit of a job, in minutes", least=1)
-    max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue", least=0)
+    auto: Optional[Auto] = key(
+        None,
+        "what gpus=auto and the like set: the key whose value is chosen for each cell",
+        Role.beside | Role.one_value,
+    )
+    nodes: int = key(
+        1,
+        "nodes; more than one needs hydra/launcher=submitit_slurm",
+        Role.identity | Role.ranks | Role.learning | Role.speed | Role.planned,
+        least=1,
+        shown=16,
+    )
+    device: Device = key(
+        Device.auto, "auto, cuda or cpu; auto takes CUDA where there is a device", Role.identity | Role.speed
+    )
+    numa: Numa = key(
+        Numa.node,
+        "node binds each rank to the NUMA node of its GPU (needs numactl); none does not",
+        Role.identity | Role.speed,
+    )
+    cpus_per_gpu: int = key(
+        2, "submitit launchers: cores for each GPU or CPU rank", Role.beside | Role.planned, least=1
+    )
+    memory_gb: Optional[int] = key(
+        None, "SLURM: memory of a node, in GB; null is the site's default", Role.beside, least=1
+    )
+    time_min: int = key(60, "SLURM: time limit of a job, in minutes", Role.beside, least=1)
+    max_requeues: int = key(3, "SLURM: how often a stopped job is put back into the queue", Role.beside, least=0)
     exclusive: Optional[bool] = key(
-        None, "submitit launchers: true gives each run its machine or nodes alone; null is true here, false on SLURM"
+        None,
+        "submitit launchers: true gives each run its machine or nodes alone; null is true here, false on SLURM",
+        Role.beside | Role.planned,
     )
     max_jobs: Optional[int] = key(
-        None, "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine", least=1
+        None,
+        "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine",
+        Role.beside | Role.one_value,
+        least=1,
     )
     code: Code = key(
-        Code.submitted, "submitit launchers: submitted refuses a job whose code has changed since; latest runs it"
+        Code.submitted,
+        "submitit launchers: submitted refuses a job whose code has changed since; latest runs it",
+        Role.beside,
     )
-    dry_run: bool = key(False, "check everything and say what would be measured, without measuring it")
+    dry_run: bool = key(
+        False, "check everything and say what would be measured, without measuring it", Role.beside | Role.planned
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -1,25 +1,114 @@
 """Building blocks of the schemas: described keys, refusals, and keys as they are typed."""
 
-from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from math import inf
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
+from omegaconf import MISSING
+
+from multicard.config.roles import Role, problem
 from multicard.messages import Refusal
 
+Answer = TypeVar("Answer")
 
-def key(default: Any, description: str, *, least: int | None = None, above: int | None = None) -> Any:
-    """A key of a schema, with its default and the line that `--help` shows for it.
+_REMEMBERED: list[Any] = []
+
+
+def remembered(answer: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A function about keys whose answers are kept until another option is defined, which may have keys of its own."""
+    kept = cache(answer)
+    _REMEMBERED.append(kept)
+    return kept
+
+
+class Group:
+    """The schema of a group's options; an option with more keys extends it, wherever it is defined."""
+
+    def __init_subclass__(cls) -> None:
+        for kept in _REMEMBERED:
+            kept.cache_clear()
+
+
+@dataclass(frozen=True)
+class Tries:
+    """Values of a key to try beside a run's own, where nobody varied it.
+
+    values: as they are typed; none of a number that is multiplied.
+    phases: of a step, which other values may shorten: the one that they shorten most first.
+    """
+
+    values: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+
+
+def key(
+    default: Any,
+    description: str,
+    roles: Role,
+    *,
+    least: int | None = None,
+    above: int | None = None,
+    since: tuple[str, Any] | None = None,
+    switch: str | None = None,
+    power: float | None = None,
+    tries: Tries | None = None,
+    shown: int | None = None,
+    title: str | None = None,
+) -> Any:
+    """A key of a schema: its one entry, from which all that is known of it follows.
 
     Args:
         default: MISSING where a file under `conf/` sets it; a callable (`list`) makes a new value each time.
-        description: what the value means, with its unit, and what null stands for.
-        least: the least value. above: what the value must exceed, and be finite.
+        description: the line that `--help` shows: what the value means, with its unit, and what null stands for.
+        roles: what it means for cells, figures and tables: see `Role`.
+        least: the least value.
+        above: what the value must exceed, and be finite.
+        since: of a key that came later: a key of the same schema that was there before, as other schemas may have had
+            one of this name all along, and what earlier runs did. At that value a run keeps its identity.
+        switch: of a group: its key that the group's own name sets: `predict=true` is `predict.enabled=true`.
+        power: a step computes in proportion to the value to this power.
+        tries: values to try next.
+        shown: its place among the settings that a figure's subtitle names; None: it is not among them.
+        title: what figures call it; None: its name.
     """
-    metadata = {"help": description, "least": least, "above": above}
+    if (wrong := problem(roles)) is not None:
+        raise TypeError(f"a key that {wrong}: {description}")
+    metadata = {
+        "help": description,
+        "roles": roles,
+        "least": least,
+        "above": above,
+        "since": since,
+        "switch": switch,
+        "power": power,
+        "tries": tries,
+        "shown": shown,
+        "title": title,
+    }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def option_name() -> Any:
+    """The key `name` of a group's option, which the option's file sets: it has the roles of the group."""
+    return field(default=MISSING, metadata={"roles": Role.option})
+
+
+def later_keys(config: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
+    """The keys of a configuration that came later (`since`), with the key that was there before and the value of what
+    earlier runs did."""
+    found: dict[str, tuple[str, Any]] = {}
+    for each in fields(config):
+        since = each.metadata.get("since")
+        if since is not None:
+            found[f"{prefix}{each.name}"] = (f"{prefix}{since[0]}", since[1])
+        value = getattr(config, each.name, None)
+        if is_dataclass(value):
+            found |= later_keys(value, f"{prefix}{each.name}.")
+    return found
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:

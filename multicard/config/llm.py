@@ -11,8 +11,9 @@ from typing import ClassVar, Optional
 
 from omegaconf import MISSING
 
-from multicard.config.base import Option, TrainingConfig
-from multicard.config.keys import check_bounds, key
+from multicard.config.base import Option, PrecisionConfig, TrainingConfig
+from multicard.config.keys import Group, Tries, check_bounds, key, option_name
+from multicard.config.roles import Role
 from multicard.messages import Refusal
 
 PRECISIONS = ("fp32", "bf16")
@@ -27,57 +28,134 @@ ChatLoss = StrEnum("ChatLoss", ["answers", "all"])
 
 
 @dataclass
-class MethodConfig:
+class MethodConfig(Group):
     """A tuning method and the torchtune recipes that run it (`single_device`: null where torchtune has none).
 
     Methods with more options extend it: see `multicard.llm.methods`.
     """
 
-    name: str = MISSING
-    single_device: Optional[str] = key(None, "torchtune's recipe for one GPU; null where there is none")
-    distributed: str = key(MISSING, "torchtune's recipe for several GPUs")
+    name: str = option_name()
+    single_device: Optional[str] = key(
+        None,
+        "torchtune's recipe for one GPU; null where there is none",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+    )
+    distributed: str = key(
+        MISSING, "torchtune's recipe for several GPUs", Role.identity | Role.learning | Role.memory | Role.speed
+    )
 
 
 @dataclass
-class StoredTextConfig(Option):
+class TextConfig(Option):
+    """The keys of every set of texts: none but its name."""
+
+
+@dataclass
+class StoredTextConfig(TextConfig):
     """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
 
-    source: Optional[str] = key(None, "name on the Hugging Face hub")
-    revision: Optional[str] = key(None, "branch, tag or commit there; null: the latest")
-    data_files: Optional[str] = key(None, "local .json, .jsonl or .parquet file instead of the hub")
-    rows: Optional[int] = key(None, "a random sample of so many rows, by seed; null: all", least=1)
+    source: Optional[str] = key(
+        None, "name on the Hugging Face hub", Role.identity | Role.work | Role.input | Role.learning | Role.speed
+    )
+    revision: Optional[str] = key(
+        None,
+        "branch, tag or commit there; null: the latest",
+        Role.identity | Role.work | Role.learning | Role.speed,
+        since=("source", None),
+    )
+    data_files: Optional[str] = key(
+        None,
+        "local .json, .jsonl or .parquet file instead of the hub",
+        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+    )
+    rows: Optional[int] = key(
+        None,
+        "a random sample of so many rows, by seed; null: all",
+        Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
+        least=1,
+        shown=6,
+    )
 
 
 @dataclass
 class ChatConfig(StoredTextConfig):
     """Conversations: `messages` of role and content, or ShareGPT's `conversations`."""
 
-    loss: ChatLoss = key(ChatLoss.answers, "answers: loss on the assistant's turns alone; all: on every token")
-    chat_template: Optional[str] = key(None, "a .jinja file or a folder with one; null: the model's own, or Llama 3's")
-    skip_broken: bool = key(False, "leave out, and count, rows that are no conversation or that the template refuses")
+    loss: ChatLoss = key(
+        ChatLoss.answers,
+        "answers: loss on the assistant's turns alone; all: on every token",
+        Role.identity | Role.work | Role.learning | Role.loss | Role.speed,
+    )
+    chat_template: Optional[str] = key(
+        None,
+        "a .jinja file or a folder with one; null: the model's own, or Llama 3's",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    skip_broken: bool = key(
+        False,
+        "leave out, and count, rows that are no conversation or that the template refuses",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
 
 
 @dataclass
-class SyntheticConfig(Option):
+class SyntheticConfig(TextConfig):
     """Rows generated from the seed: no file, no download."""
 
-    rows: int = key(500, "how many rows to generate", least=1)
+    rows: int = key(
+        500,
+        "how many rows to generate",
+        Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
+        least=1,
+        shown=6,
+    )
 
 
 @dataclass
-class DecoderConfig:
+class DecoderConfig(Group):
     """Sizes of a decoder."""
 
-    name: str = MISSING
-    weights: str = key("random", "random, or a folder with Hugging Face's safetensors and config.json")
-    vocab_size: Optional[int] = key(None, "rows of the embedding; null follows the tokenizer")
-    num_layers: int = key(MISSING, "transformer layers", least=1)
-    num_heads: int = key(MISSING, "query heads", least=1)
-    num_kv_heads: int = key(MISSING, "key and value heads; must divide model.num_heads", least=1)
-    embed_dim: int = key(MISSING, "width of a layer", least=1)
-    intermediate_dim: int = key(MISSING, "width within the MLP", least=1)
-    max_seq_len: int = key(MISSING, "longest sequence that the model takes, in tokens", least=1)
-    tied: bool = key(False, "share the embedding with the output; of a Llama, makes it a Llama 3.2")
+    name: str = option_name()
+    weights: str = key(
+        "random",
+        "random, or a folder with Hugging Face's safetensors and config.json",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        shown=3,
+    )
+    vocab_size: Optional[int] = key(
+        None,
+        "rows of the embedding; null follows the tokenizer",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+    )
+    num_layers: int = key(
+        MISSING, "transformer layers", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
+    )
+    num_heads: int = key(
+        MISSING, "query heads", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
+    )
+    num_kv_heads: int = key(
+        MISSING,
+        "key and value heads; must divide model.num_heads",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        least=1,
+    )
+    embed_dim: int = key(
+        MISSING, "width of a layer", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
+    )
+    intermediate_dim: int = key(
+        MISSING, "width within the MLP", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
+    )
+    max_seq_len: int = key(
+        MISSING,
+        "longest sequence that the model takes, in tokens",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        least=1,
+    )
+    tied: bool = key(
+        False,
+        "share the embedding with the output; of a Llama, makes it a Llama 3.2",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.")  # divisors, here
@@ -131,14 +209,23 @@ READ = "of config.json: leave it out"
 class HfConfig(DecoderConfig):
     """Any causal language model that transformers knows, with its own tokenizer; sizes are those of its config.json."""
 
-    path: Optional[str] = key(None, "folder with config.json, tokenizer.json and, unless model.weights=random, weights")
-    weights: str = key("own", "own: those of the folder; random: of its config.json alone")
-    num_layers: int = key(0, READ)
-    num_heads: int = key(0, READ)
-    num_kv_heads: int = key(0, READ)
-    embed_dim: int = key(0, READ)
-    intermediate_dim: int = key(0, READ)
-    max_seq_len: int = key(0, READ)
+    path: Optional[str] = key(
+        None,
+        "folder with config.json, tokenizer.json and, unless model.weights=random, weights",
+        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed,
+    )
+    weights: str = key(
+        "own",
+        "own: those of the folder; random: of its config.json alone",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        shown=3,
+    )
+    num_layers: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
+    num_heads: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
+    num_kv_heads: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
+    embed_dim: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
+    intermediate_dim: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
+    max_seq_len: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -209,10 +296,24 @@ HF_OPTIONAL = ("intermediate_dim", "num_heads", "num_kv_heads", "max_seq_len")
 
 
 @dataclass
-class EmbeddedTokenizerConfig(Option):
+class TemplateConfig(Option):
+    """A prompt: none has keys beside its name."""
+
+
+@dataclass
+class TokenizerConfig(Option):
+    """The keys of every tokenizer; those with more extend it."""
+
+
+@dataclass
+class EmbeddedTokenizerConfig(TokenizerConfig):
     """A byte-level BPE trained on the run's own text; `vocab_size` counts the merges and bytes, not special tokens."""
 
-    vocab_size: int = key(2048, "bytes and merges, learnt from the run's own text, without special tokens")
+    vocab_size: int = key(
+        2048,
+        "bytes and merges, learnt from the run's own text, without special tokens",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+    )
 
     def __post_init__(self) -> None:
         size = self.vocab_size
@@ -227,10 +328,14 @@ class EmbeddedTokenizerConfig(Option):
 
 
 @dataclass
-class Llama3TokenizerConfig(Option):
+class Llama3TokenizerConfig(TokenizerConfig):
     """Llama 3's own tokenizer, from its `tokenizer.model`."""
 
-    path: Optional[str] = key(None, "file tokenizer.model of Llama 3")
+    path: Optional[str] = key(
+        None,
+        "file tokenizer.model of Llama 3",
+        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+    )
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -242,11 +347,19 @@ class Llama3TokenizerConfig(Option):
 
 
 @dataclass
-class Qwen25TokenizerConfig(Option):
+class Qwen25TokenizerConfig(TokenizerConfig):
     """Qwen 2.5's own tokenizer, from its `vocab.json` and `merges.txt`."""
 
-    path: Optional[str] = key(None, "Qwen 2.5's vocab.json")
-    merges_file: Optional[str] = key(None, "Qwen 2.5's merges.txt")
+    path: Optional[str] = key(
+        None,
+        "Qwen 2.5's vocab.json",
+        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+    )
+    merges_file: Optional[str] = key(
+        None,
+        "Qwen 2.5's merges.txt",
+        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+    )
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -286,11 +399,11 @@ DATASETS = {
     "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
 }
 
-TOKENIZERS: dict[str, type[Option]] = {
+TOKENIZERS: dict[str, type[TokenizerConfig]] = {
     "embedded": EmbeddedTokenizerConfig,
     "llama3": Llama3TokenizerConfig,
     "qwen2_5": Qwen25TokenizerConfig,
-    "own": Option,
+    "own": TokenizerConfig,
 }
 
 MODELS: dict[str, type[DecoderConfig]] = {
@@ -306,46 +419,127 @@ MODELS: dict[str, type[DecoderConfig]] = {
 }
 
 
+# The axes of a run's record, in the order of tables
+AXES = (
+    *("engine", "sharding", "method", "recipe", "template", "dataset", "dataset.rows", "model", "model.weights"),
+    *("tokenizer", "precision"),
+    *("gpus", "nodes", "pin_memory", "batch_size", "gradient_accumulation_steps", "max_seq_len", "max_steps", "packed"),
+    *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
+)
+
+
 @dataclass
 class LlmConfig(TrainingConfig):
     """The configuration of `tune_llm.py`, once composed. `warmup_steps` are the learning rate's."""
 
     kind: ClassVar[str] = "llm"
 
-    method: MethodConfig = key(MISSING, "how the model is tuned")
-    template: Optional[Option] = key(None, "prompt that a row is put into; null is the data set's own")
-    dataset: Option = key(MISSING, "rows that are tuned on")
-    model: DecoderConfig = key(MISSING, "what is tuned")
-    tokenizer: Option = key(MISSING, "what turns text into tokens")
-    precision: Option = key(MISSING, "number format of weights, activations and gradients")
-    engine: Engine = key(Engine.torchtune, "whose loop tunes: torchtune's recipes, or trl: TRL's trainers with PEFT")
+    method: MethodConfig = key(
+        MISSING,
+        "how the model is tuned",
+        Role.identity | Role.learning | Role.memory | Role.speed | Role.text | Role.titled | Role.defining,
+        shown=4,
+        tries=Tries(("lora", "qlora")),
+    )
+    template: Optional[TemplateConfig] = key(
+        None,
+        "prompt that a row is put into; null is the data set's own",
+        Role.identity | Role.work | Role.learning | Role.rows | Role.text | Role.speed | Role.titled,
+        shown=5,
+    )
+    dataset: TextConfig = key(
+        MISSING,
+        "rows that are tuned on",
+        Role.identity | Role.work | Role.content | Role.learning | Role.rows | Role.text | Role.speed | Role.titled,
+        shown=0,
+    )
+    model: DecoderConfig = key(
+        MISSING,
+        "what is tuned",
+        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.text | Role.titled,
+        shown=2,
+    )
+    tokenizer: TokenizerConfig = key(
+        MISSING,
+        "what turns text into tokens",
+        Role.identity | Role.work | Role.content | Role.learning | Role.rows | Role.text | Role.speed,
+    )
+    precision: PrecisionConfig = key(
+        MISSING,
+        "number format of weights, activations and gradients",
+        Role.identity | Role.learning | Role.memory | Role.speed | Role.titled,
+        shown=7,
+        tries=Tries(("fp32", "bf16"), ("forward", "backward")),
+    )
+    engine: Engine = key(
+        Engine.torchtune,
+        "whose loop tunes: torchtune's recipes, or trl: TRL's trainers with PEFT",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+        since=("recipe", "torchtune"),
+    )
     sharding: Sharding = key(
-        Sharding.fsdp, "several GPUs: fsdp shards the weights (FSDP2); ddp keeps all on each GPU (engine=trl)"
+        Sharding.fsdp,
+        "several GPUs: fsdp shards the weights (FSDP2); ddp keeps all on each GPU (engine=trl)",
+        Role.identity | Role.memory | Role.speed,
+        since=("recipe", "fsdp"),
     )
     recipe: Recipe = key(
-        Recipe.auto, "torchtune: single_device, distributed, or auto: single_device on one GPU where there is one"
+        Recipe.auto,
+        "torchtune: single_device, distributed, or auto: single_device on one GPU where there is one",
+        Role.identity | Role.learning | Role.memory | Role.speed,
     )
-    weight_decay: float = key(0.01, "AdamW's weight decay", least=0)
+    weight_decay: float = key(0.01, "AdamW's weight decay", Role.identity | Role.learning | Role.speed, least=0)
     warmup_steps: Optional[int] = key(
         None,
         "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than 1000 steps",
+        Role.identity | Role.learning,
         least=0,
     )
     skip_steps: int = key(
-        5, "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked", least=0
+        5,
+        "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked",
+        Role.identity,
+        least=0,
     )
-    max_steps: Optional[int] = key(None, "stop an epoch after so many steps; null: all", least=1)
-    gradient_accumulation_steps: int = key(1, "batches whose gradients are summed for one step", least=1)
+    max_steps: Optional[int] = key(
+        None,
+        "stop an epoch after so many steps; null: all",
+        Role.identity | Role.length | Role.part | Role.drawn | Role.learning,
+        least=1,
+        shown=14,
+    )
+    gradient_accumulation_steps: int = key(
+        1,
+        "batches whose gradients are summed for one step",
+        Role.identity | Role.learning | Role.memory | Role.speed | Role.follows,
+        least=1,
+    )
     custom_sharded_layers: list[str] = key(
-        list, "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings, output"
+        list,
+        "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings, output",
+        Role.identity | Role.memory | Role.speed,
+        since=("recipe", []),
     )
-    activation_checkpointing: bool = key(False, "recompute activations in the backward pass, to save memory")
-    compile: bool = key(False, "torch.compile each layer and the loss")
-    packed: bool = key(False, "put rows one after the other into sequences of max_seq_len")
+    activation_checkpointing: bool = key(
+        False, "recompute activations in the backward pass, to save memory", Role.identity | Role.memory | Role.speed
+    )
+    compile: bool = key(False, "torch.compile each layer and the loss", Role.identity | Role.speed)
+    packed: bool = key(
+        False,
+        "put rows one after the other into sequences of max_seq_len",
+        Role.identity | Role.learning | Role.memory | Role.rows | Role.text | Role.speed,
+    )
     max_seq_len: Optional[int] = key(
-        None, "cut longer rows, in tokens, and leave out those without a label then; null: whole rows", least=2
+        None,
+        "cut longer rows, in tokens, and leave out those without a label then; null: whole rows",
+        Role.identity | Role.work | Role.learning | Role.rows | Role.text | Role.speed,
+        least=2,
     )
-    optimizer_in_bwd: bool = key(False, "method=full or qat: update each weight as soon as its gradient is there")
+    optimizer_in_bwd: bool = key(
+        False,
+        "method=full or qat: update each weight as soon as its gradient is there",
+        Role.identity | Role.memory | Role.speed,
+    )
 
     def __post_init__(self) -> None:
         if self.precision.name not in PRECISIONS:

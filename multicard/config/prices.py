@@ -11,6 +11,7 @@ from typing import Any, Optional  # OmegaConf reads Optional[...] on every Pytho
 
 from multicard.config import strict_yaml
 from multicard.config.keys import key
+from multicard.config.roles import Role
 from multicard.messages import Refusal
 
 TABLE = "multicard/prices.yaml"  # in the folder of the user's configuration
@@ -19,7 +20,10 @@ TABLE = "multicard/prices.yaml"  # in the folder of the user's configuration
 @dataclass
 class PriceConfig:
     gpu_hour: Optional[float] = key(
-        None, "price of a GPU for an hour, in any currency; null: of ~/.config/multicard/prices.yaml", above=0
+        None,
+        "price of a GPU for an hour, in any currency; null: of ~/.config/multicard/prices.yaml",
+        Role.beside,
+        above=0,
     )
 
     def __post_init__(self) -> None:

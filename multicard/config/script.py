@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional  # OmegaConf reads Optional[...] on e
 
 from multicard.config.base import ProfileName, RunConfig, WindowConfig
 from multicard.config.keys import key
+from multicard.config.roles import Role
 from multicard.messages import Refusal
 
 STYLE = "style"  # the key of `args` that says how the others reach the script
@@ -14,22 +15,39 @@ STYLE = "style"  # the key of `args` that says how the others reach the script
 Style = StrEnum("Style", ["argparse", "hydra", "env"])
 
 
+AXES = ("script", "gpus", "nodes", "scale")  # of a run's record, in the order of tables
+
+
 @dataclass
 class ScriptConfig(RunConfig):
     """The configuration of `measure_script.py`, once composed."""
 
     kind: ClassVar[str] = "script"
 
-    script: str = key("", "the PyTorch script, relative to where the command is typed; started as by torchrun")
+    script: str = key(
+        "",
+        "the PyTorch script, relative to where the command is typed; started as by torchrun",
+        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed,
+    )
     args: dict[str, Any] = key(
         lambda: {STYLE: str(Style.argparse)},
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
         "args.style=hydra: lr=0.1; args.style=env: variable LR",
+        Role.identity | Role.learning | Role.memory | Role.speed,
     )
-    words: list[str] = key(list, "words between the script and its args, as they are: subcommands, positionals, flags")
-    steps: Optional[int] = key(None, "end the script after so many optimiser steps; null: at its own end", least=1)
+    words: list[str] = key(
+        list,
+        "words between the script and its args, as they are: subcommands, positionals, flags",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+    )
+    steps: Optional[int] = key(
+        None,
+        "end the script after so many optimiser steps; null: at its own end",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        least=1,
+    )
     warmup_steps: int = key(
-        5, "first steps that step_s and samples_per_s leave out; they are recorded and marked", least=0
+        5, "first steps that step_s and samples_per_s leave out; they are recorded and marked", Role.identity, least=0
     )
 
     def __post_init__(self) -> None:

@@ -12,24 +12,36 @@ from typing import Any, Optional  # OmegaConf reads Optional[...] on every Pytho
 
 from multicard.config.job import JobConfig
 from multicard.config.keys import check_bounds, key
+from multicard.config.roles import Role
 from multicard.messages import Refusal
 
 AUTO = "auto"
 LEAST_AUTO = 2  # one run does not show how runs differ
-REPETITION = ("repeat", "repeat_error", "repeat_max", "repetition")
-SWITCHED = ("predict", "probe")  # groups of keys that are switched on by their name alone
-PREDICTION = (*SWITCHED, "fit")
-RACE = ("race",)
 RACED = ("images_per_s", "samples_per_s", "tokens_per_s")  # figures of a race, as they are typed
 UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 
 
 @dataclass
 class RepeatedConfig(JobConfig):
-    repeat: str = key("1", "sweeps: number of runs of each cell, by turns; auto: until it is sure enough")
-    repeat_error: str = key("1%", "repeat=auto: half width of the mean step's interval that is sure enough")
-    repeat_max: int = key(10, "repeat=auto: most runs of a cell", least=LEAST_AUTO)
-    repetition: int = key(1, "which of its repetitions a run is, from 1; repeat sets it", least=1)
+    repeat: str = key(
+        "1",
+        "sweeps: number of runs of each cell, by turns; auto: until it is sure enough",
+        Role.beside | Role.sweeps | Role.one_value | Role.planned,
+    )
+    repeat_error: str = key(
+        "1%",
+        "repeat=auto: half width of the mean step's interval that is sure enough",
+        Role.beside | Role.sweeps | Role.one_value,
+    )
+    repeat_max: int = key(
+        10, "repeat=auto: most runs of a cell", Role.beside | Role.sweeps | Role.one_value, least=LEAST_AUTO
+    )
+    repetition: int = key(
+        1,
+        "which of its repetitions a run is, from 1; repeat sets it",
+        Role.beside | Role.repetition | Role.planned,
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,9 +89,19 @@ Fit = StrEnum("Fit", ["warn", "refuse", "off"])
 
 @dataclass
 class PredictConfig:
-    enabled: bool = key(False, "predict=true: say what runs would take (memory, time, energy), and start none")
-    gpu: Optional[str] = key(None, "predict for this GPU, as h100-94gb; null is the machine's own")
-    memory: Optional[str] = key(None, "predict for a GPU with so much memory, as 80GB or 80GiB")
+    enabled: bool = key(
+        False,
+        "predict=true: say what runs would take (memory, time, energy), and start none",
+        Role.beside | Role.forecast | Role.one_value,
+    )
+    gpu: Optional[str] = key(
+        None,
+        "predict for this GPU, as h100-94gb; null is the machine's own",
+        Role.beside | Role.forecast | Role.one_value,
+    )
+    memory: Optional[str] = key(
+        None, "predict for a GPU with so much memory, as 80GB or 80GiB", Role.beside | Role.forecast | Role.one_value
+    )
 
     def __post_init__(self) -> None:
         if self.memory is not None and memory_bytes(self.memory) <= 0:
@@ -95,9 +117,19 @@ class PredictConfig:
 class ProbeConfig:
     """A run that ends as soon as the mean of its steps is known."""
 
-    enabled: bool = key(False, "probe=true: train until the mean step is known; feeds predictions, is no result")
-    error: str = key("1%", "probe=true: known is a mean step with a 95% interval of so much to either side")
-    seconds: float = key(60.0, "probe=true: train no longer than so many seconds, known or not", above=0)
+    enabled: bool = key(
+        False,
+        "probe=true: train until the mean step is known; feeds predictions, is no result",
+        Role.beside | Role.forecast | Role.one_value,
+    )
+    error: str = key(
+        "1%",
+        "probe=true: known is a mean step with a 95% interval of so much to either side",
+        Role.beside | Role.forecast,
+    )
+    seconds: float = key(
+        60.0, "probe=true: train no longer than so many seconds, known or not", Role.beside | Role.forecast, above=0
+    )
 
     def __post_init__(self) -> None:
         check_share("probe.error", self.error)
@@ -124,11 +156,26 @@ class RaceConfig:
     """A race: the best of a sweep's cells by one figure, for a part of the time that all of them take."""
 
     figure: Optional[str] = key(
-        None, f"race=FIGURE: find the best of a sweep's cells by it, without measuring them all: {', '.join(RACED)}"
+        None,
+        f"race=FIGURE: find the best of a sweep's cells by it, without measuring them all: {', '.join(RACED)}",
+        Role.beside | Role.sweeps | Role.one_value,
     )
-    confidence: float = key(0.95, "race: probability, over the whole race, that no cell that drops out is the best")
-    tolerance: str = key("2%", "race: cells that are shown to be within this share of the best count as equally good")
-    block: float = key(5.0, "race: seconds of training that a cell is given at a time", above=0)
+    confidence: float = key(
+        0.95,
+        "race: probability, over the whole race, that no cell that drops out is the best",
+        Role.beside | Role.sweeps | Role.one_value,
+    )
+    tolerance: str = key(
+        "2%",
+        "race: cells that are shown to be within this share of the best count as equally good",
+        Role.beside | Role.sweeps | Role.one_value,
+    )
+    block: float = key(
+        5.0,
+        "race: seconds of training that a cell is given at a time",
+        Role.beside | Role.sweeps | Role.one_value,
+        above=0,
+    )
 
     def __post_init__(self) -> None:
         figure, confidence = self.figure, self.confidence

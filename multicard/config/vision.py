@@ -11,8 +11,9 @@ from typing import ClassVar, Optional, Union  # OmegaConf reads Optional[...] on
 from omegaconf import MISSING
 
 from multicard.config import compilation
-from multicard.config.base import Option, TrainingConfig
-from multicard.config.keys import key
+from multicard.config.base import Option, PrecisionConfig, TrainingConfig
+from multicard.config.keys import Group, Tries, key, option_name
+from multicard.config.roles import Role
 from multicard.messages import Refusal
 
 Schedule = StrEnum("Schedule", ["onecycle", "cosine", "constant"])
@@ -21,17 +22,30 @@ LayoutName = StrEnum("LayoutName", ["nchw", "nhwc"])
 
 
 @dataclass
-class LayoutConfig:
-    name: LayoutName = MISSING
+class LayoutConfig(Group):
+    name: LayoutName = option_name()
 
 
 @dataclass
 class DdpConfig(Option):
     """The options of `DistributedDataParallel`, with its own defaults."""
 
-    bucket_cap_mb: float = key(25.0, "DDP: size of a bucket of gradients that are reduced together, in MiB", above=0)
-    gradient_as_bucket_view: bool = key(False, "DDP: gradients share the memory of the buckets, which saves a copy")
-    sync_batchnorm: bool = key(False, "CUDA: BatchNorm statistics over all ranks instead of one")
+    bucket_cap_mb: float = key(
+        25.0,
+        "DDP: size of a bucket of gradients that are reduced together, in MiB",
+        Role.identity | Role.memory | Role.speed,
+        above=0,
+    )
+    gradient_as_bucket_view: bool = key(
+        False,
+        "DDP: gradients share the memory of the buckets, which saves a copy",
+        Role.identity | Role.memory | Role.speed,
+    )
+    sync_batchnorm: bool = key(
+        False,
+        "CUDA: BatchNorm statistics over all ranks instead of one",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+    )
 
 
 @dataclass
@@ -40,39 +54,89 @@ class DpConfig(Option):
 
 
 @dataclass
-class WorkersConfig(Option):
+class LoaderConfig(Option):
+    """The keys of every loader; those with more extend it."""
+
+
+@dataclass
+class WorkersConfig(LoaderConfig):
     """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
 
-    prefetch_factor: int = key(2, "batches that each worker loads ahead", least=1)
-    persistent_workers: bool = key(True, "keep the workers from epoch to epoch")
+    prefetch_factor: int = key(2, "batches that each worker loads ahead", Role.identity | Role.speed, least=1)
+    persistent_workers: bool = key(True, "keep the workers from epoch to epoch", Role.identity | Role.speed)
 
 
 @dataclass
-class BatchedConfig(Option):
-    ahead: int = key(2, "batches that the threads make ahead of the step; host memory holds up to three more", least=1)
+class BatchedConfig(LoaderConfig):
+    ahead: int = key(
+        2,
+        "batches that the threads make ahead of the step; host memory holds up to three more",
+        Role.identity | Role.speed,
+        least=1,
+    )
 
 
 @dataclass
-class DaliConfig(Option):
-    threads: Optional[int] = key(None, "CPU threads of a pipeline; null is the rank's share of the cores", least=1)
-    prefetch_queue_depth: int = key(2, "batches that a pipeline loads ahead", least=1)
+class DaliConfig(LoaderConfig):
+    threads: Optional[int] = key(
+        None, "CPU threads of a pipeline; null is the rank's share of the cores", Role.identity | Role.speed, least=1
+    )
+    prefetch_queue_depth: int = key(
+        2, "batches that a pipeline loads ahead", Role.identity | Role.memory | Role.speed, least=1
+    )
 
 
 @dataclass
-class DatasetConfig:
+class DatasetConfig(Group):
     """Keys of every data set."""
 
-    name: str = MISSING
-    image_size: int = key(MISSING, "side of the square images that are trained on, in pixels")
-    train_limit: Optional[int] = key(None, "train on so many images; null: all", least=1)
-    test_limit: Optional[int] = key(None, "evaluate on so many images; null: all", least=1)
-    mean: list[float] = key(MISSING, "of the channels R, G, B, with values in 0..1; subtracted from each image")
-    std: list[float] = key(MISSING, "of the channels R, G, B; each image is divided by it")
-    augment: bool = key(False, "augment training images, by dataset.crop and dataset.flip")
-    crop: float = key(0.875, "augment: train on a random window of this share of the sides, in (0, 1]")
-    flip: bool = key(False, "augment: mirror half of the images")
+    name: str = option_name()
+    image_size: int = key(
+        MISSING,
+        "side of the square images that are trained on, in pixels",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed | Role.titled,
+        power=2.0,
+        shown=1,
+        title="image size (px)",
+    )
+    train_limit: Optional[int] = key(
+        None,
+        "train on so many images; null: all",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        least=1,
+    )
+    test_limit: Optional[int] = key(
+        None,
+        "evaluate on so many images; null: all",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        least=1,
+    )
+    mean: list[float] = key(
+        MISSING,
+        "of the channels R, G, B, with values in 0..1; subtracted from each image",
+        Role.identity | Role.work | Role.learning,
+    )
+    std: list[float] = key(
+        MISSING, "of the channels R, G, B; each image is divided by it", Role.identity | Role.work | Role.learning
+    )
+    augment: bool = key(
+        False,
+        "augment training images, by dataset.crop and dataset.flip",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    crop: float = key(
+        0.875,
+        "augment: train on a random window of this share of the sides, in (0, 1]",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
+    flip: bool = key(
+        False, "augment: mirror half of the images", Role.identity | Role.work | Role.learning | Role.speed
+    )
     device_budget_bytes: Optional[int] = key(
-        None, "loader=device: a larger data set crosses batch by batch; null is a quarter of the free memory", least=0
+        None,
+        "loader=device: a larger data set crosses batch by batch; null is a quarter of the free memory",
+        Role.identity | Role.memory | Role.speed,
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -114,23 +178,47 @@ class DatasetConfig:
 
 @dataclass
 class MnistConfig(DatasetConfig):
-    root: str = key(MISSING, "folder of the files of MNIST")
-    download: bool = key(False, "fetch the files into dataset.root where they are missing")
+    root: str = key(
+        MISSING,
+        "folder of the files of MNIST",
+        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+    )
+    download: bool = key(
+        False,
+        "fetch the files into dataset.root where they are missing",
+        Role.identity | Role.place | Role.input | Role.content,
+    )
 
 
 @dataclass
 class ImagesConfig(DatasetConfig):
     root: Optional[str] = key(
-        None, "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a .csv or .parquet"
+        None,
+        "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a .csv or .parquet",
+        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
     )
-    split: Optional[float] = key(None, "share of each class to test on, in (0, 1), of images that are not split yet")
+    split: Optional[float] = key(
+        None,
+        "share of each class to test on, in (0, 1), of images that are not split yet",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        since=("skip_broken", None),
+    )
     cache: CacheMode = key(
         CacheMode.mmap,
         "decode once: mmap into a file that all ranks share, process into float32 tensors of "
         "each process (loader=torch); none decodes each time",
+        Role.identity | Role.speed,
     )
-    cache_dir: Optional[str] = key(None, "folder of the cache; null is .multicard/ beside the images")
-    skip_broken: bool = key(False, "leave out, and count, images that cannot be decoded")
+    cache_dir: Optional[str] = key(
+        None,
+        "folder of the cache; null is .multicard/ beside the images",
+        Role.identity | Role.place | Role.input | Role.content | Role.speed,
+    )
+    skip_broken: bool = key(
+        False,
+        "leave out, and count, images that cannot be decoded",
+        Role.identity | Role.work | Role.learning | Role.speed,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,17 +253,46 @@ Freeze = StrEnum("Freeze", ["none", "backbone"])
 
 
 @dataclass
-class ModelConfig:
-    name: str = key(MISSING, "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it")
-    width: float = key(1.0, "MobileNetV2's width multiplier", above=0)
-    pointwise: Pointwise = key(Pointwise.convolution, "1 x 1 convolutions: convolution, or linear with layout=nhwc")
+class ModelConfig(Group):
+    name: str = key(
+        MISSING, "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it", Role.option
+    )
+    width: float = key(
+        1.0,
+        "MobileNetV2's width multiplier",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        above=0,
+    )
+    pointwise: Pointwise = key(
+        Pointwise.convolution,
+        "1 x 1 convolutions: convolution, or linear with layout=nhwc",
+        Role.identity | Role.memory | Role.speed,
+        since=("width", "convolution"),
+    )
     depthwise: Depthwise = key(
         Depthwise.convolution,
         "3 x 3 convolutions of each channel: convolution, or triton, kernels for layout=nhwc on CUDA",
+        Role.identity | Role.memory | Role.speed,
+        since=("width", "convolution"),
     )
-    blocks: Blocks = key(Blocks.plain, "fused: MobileNetV2's wide blocks do not store what they expand; on CUDA, nhwc")
-    weights: str = key("random", "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth")
-    freeze: Freeze = key(Freeze.none, "backbone: the last layer alone trains, and all else computes as in evaluation")
+    blocks: Blocks = key(
+        Blocks.plain,
+        "fused: MobileNetV2's wide blocks do not store what they expand; on CUDA, nhwc",
+        Role.identity | Role.memory | Role.speed,
+        since=("width", "plain"),
+    )
+    weights: str = key(
+        "random",
+        "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        since=("width", "random"),
+    )
+    freeze: Freeze = key(
+        Freeze.none,
+        "backbone: the last layer alone trains, and all else computes as in evaluation",
+        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        since=("width", "none"),
+    )
 
     def __post_init__(self) -> None:
         if not self.weights:
@@ -205,16 +322,22 @@ class ModelConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    name: str = MISSING
-    weight_decay: float = key(0.0, "factor of weight decay; decoupled with adamw", least=0)
-    fused: bool = key(False, "one kernel for all parameters")
+class OptimizerConfig(Group):
+    name: str = option_name()
+    weight_decay: float = key(
+        0.0, "factor of weight decay; decoupled with adamw", Role.identity | Role.learning | Role.speed, least=0
+    )
+    fused: bool = key(False, "one kernel for all parameters", Role.identity | Role.memory | Role.speed)
 
 
 @dataclass
 class SgdConfig(OptimizerConfig):
-    momentum: float = key(0.0, "in [0, 1); schedule=onecycle takes it from 0.95 to 0.85 and back instead")
-    nesterov: bool = key(False, "Nesterov's momentum")
+    momentum: float = key(
+        0.0,
+        "in [0, 1); schedule=onecycle takes it from 0.95 to 0.85 and back instead",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+    )
+    nesterov: bool = key(False, "Nesterov's momentum", Role.identity | Role.learning | Role.speed)
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -237,8 +360,9 @@ class AdamConfig(OptimizerConfig):
     betas: list[float] = key(
         lambda: [0.9, 0.999],
         "decay rates of the two moments, in [0, 1); schedule=onecycle takes the first from 0.95 to 0.85 and back",
+        Role.identity | Role.learning,
     )
-    eps: float = key(1e-8, "added to the denominator of a step", above=0)
+    eps: float = key(1e-8, "added to the denominator of a step", Role.identity | Role.learning, above=0)
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -250,35 +374,89 @@ class AdamConfig(OptimizerConfig):
             )
 
 
+# The axes of a run's record, in the order of tables
+AXES = (
+    *("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset", "dataset.image_size"),
+    *("model", "batch_size", "epochs", "seed", "scale"),
+)
+
+
 @dataclass
 class VisionConfig(TrainingConfig):
     """The configuration of `train_vision.py`, once composed."""
 
     kind: ClassVar[str] = "vision"
 
-    precision: Option = key(MISSING, "number format of weights, activations and gradients")
-    strategy: Option = key(MISSING, "how ranks share the data and their gradients")
-    loader: Option = key(MISSING, "how batches are made and brought to the device")
-    layout: LayoutConfig = key(MISSING, "memory layout of images: nchw, or nhwc (channels last)")
-    dataset: DatasetConfig = key(MISSING, "what is trained on")
-    model: ModelConfig = key(MISSING, "what is trained")
-    optimizer: OptimizerConfig = key(MISSING, "how weights are updated; sets lr too")
-    schedule: Schedule = key(Schedule.onecycle, "of the learning rate: onecycle, cosine or constant")
-    compile: Optional[Union[bool, str]] = key(
-        False, "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on CUDA alone"
+    precision: PrecisionConfig = key(
+        MISSING,
+        "number format of weights, activations and gradients",
+        Role.identity | Role.learning | Role.memory | Role.speed | Role.titled,
+        shown=7,
+        tries=Tries(("fp32", "bf16"), ("forward", "backward")),
     )
-    cudnn_benchmark: bool = key(False, "let cuDNN try its convolutions and take the fastest")
+    strategy: Option = key(
+        MISSING,
+        "how ranks share the data and their gradients",
+        Role.identity | Role.learning | Role.memory | Role.speed | Role.titled | Role.defining,
+        shown=9,
+        title="data distribution",
+    )
+    loader: LoaderConfig = key(
+        MISSING,
+        "how batches are made and brought to the device",
+        Role.identity | Role.memory | Role.speed | Role.titled | Role.defining,
+        shown=10,
+        tries=Tries(("torch", "device"), ("data", "h2d")),
+    )
+    layout: LayoutConfig = key(
+        MISSING,
+        "memory layout of images: nchw, or nhwc (channels last)",
+        Role.identity | Role.memory | Role.speed | Role.titled | Role.defining,
+        shown=8,
+        title="memory layout",
+        tries=Tries(("nchw", "nhwc"), ("forward", "backward")),
+    )
+    dataset: DatasetConfig = key(
+        MISSING,
+        "what is trained on",
+        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.titled,
+        shown=0,
+    )
+    model: ModelConfig = key(
+        MISSING,
+        "what is trained",
+        Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.titled,
+        shown=2,
+    )
+    optimizer: OptimizerConfig = key(
+        MISSING, "how weights are updated; sets lr too", Role.identity | Role.learning | Role.memory | Role.speed
+    )
+    schedule: Schedule = key(
+        Schedule.onecycle, "of the learning rate: onecycle, cosine or constant", Role.identity | Role.learning
+    )
+    compile: Optional[Union[bool, str]] = key(
+        False,
+        "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on CUDA alone",
+        Role.identity | Role.speed,
+    )
+    cudnn_benchmark: bool = key(
+        False, "let cuDNN try its convolutions and take the fastest", Role.identity | Role.speed
+    )
     warmup_steps: int = key(
-        5, "first steps that step_s and images_per_s leave out; they are recorded and marked", least=0
+        5, "first steps that step_s and images_per_s leave out; they are recorded and marked", Role.identity, least=0
     )
     num_workers: Optional[int] = key(
         None,
         "loader workers per rank, which loader=batched has as threads and loader=torch as processes; "
         "null takes none on CPU ranks, and min(8, cores / ranks) on CUDA",
+        Role.identity | Role.speed,
         least=0,
+        tries=Tries(("1", "2", "4"), ("data",)),
     )
-    target_accuracy: Optional[float] = key(None, "test accuracy, in (0, 1], to which the time is recorded; null: none")
-    stop_at_target: bool = key(False, "stop when target_accuracy is reached")
+    target_accuracy: Optional[float] = key(
+        None, "test accuracy, in (0, 1], to which the time is recorded; null: none", Role.identity | Role.work
+    )
+    stop_at_target: bool = key(False, "stop when target_accuracy is reached", Role.identity | Role.work | Role.learning)
 
     @property
     def processes(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from multicard.config.base import LATER, NOT_IDENTITY
+from multicard.config import schema
 from multicard.config.keys import flat
 from multicard.estimate import observations
 from multicard.estimate.observations import Basis, StepObservation
@@ -155,8 +155,9 @@ def read(folders: Sequence[Path]) -> list[PastRun]:
 def setting(config: Mapping[str, Any]) -> dict[str, str]:
     """The settings of `comparable.measured_settings` ("group.key" to JSON text), several times as fast. Keys that came
     after the run have the value by which it behaved."""
-    measured = flat({key: value for key, value in config.items() if key not in NOT_IDENTITY})
-    for key, (before, value) in LATER.items():
+    beside = schema.beside()
+    measured = flat({key: value for key, value in config.items() if key not in beside})
+    for key, (before, value) in schema.since().items():
         if before in measured and key not in measured:
             measured[key] = value
     return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}

@@ -5,18 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.measure import repeated_runs
 from multicard.messages import Message
 from multicard.records.schema_parts import Interval, Prediction
 
-# Keys that change how long a run takes, or how it ends, but not a step; `warmup_steps` are left out of the mean
-# fmt: off
-WITHOUT_EFFECT = frozenset({
-    "seed", "epochs", "lr", "warmup_steps", "skip_steps", "max_steps", "steps", "scale", "schedule", "diagnose",
-    "profile.name", "target_accuracy", "stop_at_target", "dataset.train_limit", "dataset.test_limit", "dataset.rows",
-    "dataset.mean", "dataset.std", "global_batch_size", "batch_size_asked",
-})
-# fmt: on
 DATASET = "dataset.name"  # the one group whose other keys say more than its name
 GPUS = "gpus"
 ARGUMENTS = "args"  # the group of a script's arguments, of which a run has those that were given
@@ -122,7 +116,8 @@ class StepEstimate:
 
 def axes(setting: Mapping[str, str]) -> dict[str, str]:
     """The keys of a setting on which a step depends."""
-    return {key: value for key, value in setting.items() if key not in WITHOUT_EFFECT}
+    without_effect = schema.without(Role.speed)
+    return {key: value for key, value in setting.items() if key not in without_effect}
 
 
 def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:

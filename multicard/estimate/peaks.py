@@ -5,9 +5,10 @@ The steps are taken with tensors that have no values, in seconds, in a process o
 
 from collections.abc import Sequence
 
-from multicard.config import compilation
+from multicard.config import compilation, schema
 from multicard.config.base import RunConfig, plain
 from multicard.config.llm import Engine, LlmConfig
+from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.estimate.history import PastRun, setting
 from multicard.estimate.memory import answers, facts
@@ -15,7 +16,7 @@ from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.memory.facts import Facts, TextFacts
 from multicard.estimate.observations import Basis, axes
 from multicard.estimate.target import Target, capability
-from multicard.estimate.totals import LENGTH, summed
+from multicard.estimate.totals import summed
 from multicard.messages import Message
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.vision.strategy import compiles
@@ -23,8 +24,6 @@ from multicard.vision.strategy import compiles
 ERROR = 0.02  # half-width of the 90 % interval of active bytes where the sizes of the data are known, as a share
 MEASURED = 0.02  # half-width of the interval of a peak that was measured before, as a share
 FLEX_ATTENTION = (7, 5)  # the compute capability from which torchtune masks packed rows by flex attention
-ROWS = tuple(key for key in LENGTH if key != "epochs")  # keys that decide which of the data a run meets
-DRAWN = ("dataset.rows", "max_steps")  # of them, those with which the seed decides it
 # The `memory_basis` where that is why it does not fit
 RAN_OUT = Message("memory.ran-out", "a run of this cell ran out of memory before")
 NULL = "null"
@@ -125,13 +124,14 @@ def _believe_runs(prediction: Prediction, config: RunConfig, here: Sequence[Past
     data; those that ran out of memory may have met a part of it."""
     own = setting(plain(config))
     same_steps, is_padded = axes(own), isinstance(config, LlmConfig) and not config.packed
-    is_drawn = is_padded and any(own.get(key, NULL) != NULL for key in DRAWN)
-    keys = (*ROWS, "seed") if is_drawn else ROWS
+    is_drawn = is_padded and any(own.get(key, NULL) != NULL for key in schema.keys(Role.drawn))
+    parts = schema.keys(Role.part)
+    keys = (*parts, "seed") if is_drawn else parts
     runs = [run for run in here if run.has_steps_of(same_steps) and not run.record.oversubscribed]
     runs = [run for run in runs if all(own.get(key, NULL) in (NULL, run.setting.get(key)) for key in keys)]
     # The peak of padded rows is that of the longest, which a probe may not have met
     ended = [run for run in runs if run.record.status != "oom" and not (run.is_probe and is_padded)]
-    whole = [run for run in ended if all(run.setting.get(key) == own.get(key) for key in ROWS)]
+    whole = [run for run in ended if all(run.setting.get(key) == own.get(key) for key in parts)]
     peaks = [run.peak_bytes for run in whole if run.peak_bytes is not None]
     # Where another process was at work on its GPUs, it may have had the memory that the run lacked
     failed = [run.record.gpu for run in runs if run.record.status == "oom"]

@@ -17,7 +17,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from multicard.config import CONF
+from multicard.config import CONF, schema
 from multicard.estimate import history
 from multicard.estimate.observations import Basis, StepObservation
 from multicard.estimate.target import Target, cores_in_words, product
@@ -114,7 +114,7 @@ def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
     for file in CONF.glob("*/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
     words |= {models.RANDOM, models.PRETRAINED}  # of model.weights, which may be a path too
-    names = {key for key in types if key.partition(".")[0] not in history.NOT_IDENTITY}
+    names = {key for key in types if key.partition(".")[0] not in schema.beside()}
     return frozenset(names), frozenset(word for word in words if word and "$" not in word)
 
 

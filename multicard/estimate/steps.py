@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from multicard.config import schema
 from multicard.config.job import count
 from multicard.estimate import target
 from multicard.estimate.observations import (
@@ -39,8 +40,6 @@ MOST_CELLS = 64  # from which a way is sought
 INTERACTION_SD = 0.05  # of the logarithm of the effect of an axis in one cell over that in another
 OTHER_GPUS_SD = 0.10  # in addition, for an effect on other GPUs, where the exchange has another share of the step
 BATCH_SD = 0.25  # of the exponent with which a step grows with its images, where no pair of cells shows it
-# A step computes in proportion to the images or rows of a batch, and the pixels of an image
-PROPORTIONAL = {"batch_size": 1.0, "dataset.image_size": 2.0}
 # From an axis, its two values and a number of GPUs to the pairs of cells nearest to the wanted one
 Pair = tuple[StepEstimate, StepEstimate]
 Pairs = Callable[[str, str | None, str | None, str | None], list[Pair]]
@@ -175,7 +174,7 @@ def _by_pairs(axis: str, before: str | None, after: str | None, pairs: int, prin
 
 
 def _in_proportion(source: StepEstimate, axis: str, before: str | None, after: str | None) -> StepEstimate | None:
-    power = PROPORTIONAL.get(axis)
+    power = schema.power(axis)
     if power is None or not (_is_count(before) and _is_count(after)):
         return None
     log_ratio = power * math.log(int(after or 1) / int(before or 1))

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from multicard.config import schema
 from multicard.config.base import RunConfig, TrainingConfig, plain
 from multicard.config.llm import LlmConfig, SyntheticConfig
+from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.estimate import history
 from multicard.estimate.history import PastRun
@@ -24,9 +26,6 @@ from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Interval
 from multicard.vision.strategy import STRATEGIES
 
-# Keys of the step count
-LENGTH = ("epochs", "dataset.train_limit", "dataset.test_limit", "dataset.rows", "max_steps", "steps")
-TEXT = ("dataset", "tokenizer", "template", "max_seq_len", "packed")  # groups and keys of the number of rows
 MOST_STEPS = 10**12
 # Standard deviations of logarithms, between runs alike, before there are several (`spread`)
 EVALUATION_SD, WARMUP_SD, POWER_SD = 0.05, 0.3, 0.03
@@ -90,7 +89,8 @@ class Alike:
     def of_this_cell(self) -> list[PastRun]:
         """The runs with the very same steps, and as many."""
         same = [run for distance, group in self._groups if distance == 0 for run in group]
-        return [run for run in same if all(run.setting.get(key) == self._setting.get(key) for key in LENGTH)]
+        length = schema.keys(Role.length)
+        return [run for run in same if all(run.setting.get(key) == self._setting.get(key) for key in length)]
 
     def interval(self, figure: Figure, sd: float) -> Interval | None:
         """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is known; `sd` is that
@@ -172,7 +172,7 @@ def _steps_per_epoch(run: PastRun) -> int | None:
 def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
     """The labelled rows of the data set, or the sequences that they are packed into; None: not known."""
     own = history.setting(plain(config))
-    keys = [key for key in own if key.partition(".")[0] in TEXT]
+    keys = [key for key in own if Role.rows in schema.of(key.partition(".")[0])]
     for run in reversed(runs):
         counts = getattr(run.record, "text_rows", None)
         if counts is None or any(run.setting.get(key) != own[key] for key in keys):

@@ -9,6 +9,7 @@ from typing import Any
 
 from multicard.config.keys import key
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
+from multicard.config.roles import Role
 from multicard.llm import models
 from multicard.messages import Refusal
 
@@ -21,14 +22,26 @@ FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 class LoraConfig(MethodConfig):
     """Low-rank adapters (Hu et al., 2021) beside the named linears."""
 
-    lora_rank: int = key(8, "rank of the adapters", least=1)
-    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", above=0)
-    lora_dropout: float = key(0.0, "share of inputs that an adapter drops, in [0, 1)")
-    lora_attn_modules: list[str] = key(
-        list, "layers with adapters: q_proj, k_proj, v_proj, output_proj; of model=hf any"
+    lora_rank: int = key(8, "rank of the adapters", Role.identity | Role.learning | Role.memory | Role.speed, least=1)
+    lora_alpha: float = key(
+        16.0, "adapters are scaled by lora_alpha / lora_rank", Role.identity | Role.learning, above=0
     )
-    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too")
-    apply_lora_to_output: bool = key(False, "an adapter in the output layer too")
+    lora_dropout: float = key(
+        0.0,
+        "share of inputs that an adapter drops, in [0, 1)",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+    )
+    lora_attn_modules: list[str] = key(
+        list,
+        "layers with adapters: q_proj, k_proj, v_proj, output_proj; of model=hf any",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+    )
+    apply_lora_to_mlp: bool = key(
+        True, "adapters in the MLP layers too", Role.identity | Role.learning | Role.memory | Role.speed
+    )
+    apply_lora_to_output: bool = key(
+        False, "an adapter in the output layer too", Role.identity | Role.learning | Role.memory | Role.speed
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.lora_dropout < 1:
@@ -51,14 +64,24 @@ class LoraConfig(MethodConfig):
 class DpoConfig(LoraConfig):
     """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
 
-    beta: float = key(0.1, "how strongly the tuned model is held to the base model", above=0)
+    beta: float = key(
+        0.1,
+        "how strongly the tuned model is held to the base model",
+        Role.identity | Role.learning | Role.loss,
+        above=0,
+    )
 
 
 @dataclass
 class QatConfig(MethodConfig):
     """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
 
-    groupsize: int = key(256, "weights that share a scale; must divide the width of every linear layer", least=1)
+    groupsize: int = key(
+        256,
+        "weights that share a scale; must divide the width of every linear layer",
+        Role.identity | Role.learning | Role.memory | Role.speed,
+        least=1,
+    )
 
 
 @dataclass(frozen=True)

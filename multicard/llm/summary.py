@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from multicard.config.llm import HfConfig, LlmConfig
+from multicard.config.llm import AXES, HfConfig, LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, models
 from multicard.measure import formulas
@@ -16,12 +16,6 @@ from multicard.records.schema_parts import Communication, Divergence, Segment, T
 from multicard.records.steps import Counted
 from multicard.run.workload import settings
 
-AXES = (
-    *("engine", "sharding", "method", "recipe", "template", "dataset", "dataset.rows", "model", "model.weights"),
-    *("tokenizer", "precision"),
-    *("gpus", "nodes", "pin_memory", "batch_size", "gradient_accumulation_steps", "max_seq_len", "max_steps", "packed"),
-    *("activation_checkpointing", "optimizer_in_bwd", "compile", "lr", "epochs", "seed", "scale"),
-)
 FROM_RANK_0 = (
     *("text_rows", "parameters", "trainable_parameters", "nf4_tensors", "fake_quantised_linears"),
     *("warmup_steps", "threads"),

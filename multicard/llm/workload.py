@@ -1,7 +1,7 @@
 """The workload of `tune_llm.py`. Imports neither torch nor torchtune."""
 
 from multicard.config import llm
-from multicard.config.base import PROFILES, Option
+from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import Engine, LlmConfig
 from multicard.config.placement import Placement
 from multicard.llm import methods, preflight, summary, torchtune_config
@@ -53,11 +53,11 @@ WORKLOAD = Workload(
     schema=LlmConfig,
     options={
         "method": {name: method.schema for name, method in methods.METHODS.items()},
-        "template": dict.fromkeys(TEMPLATES, Option),
+        "template": dict.fromkeys(TEMPLATES, llm.TemplateConfig),
         "dataset": {name: facts.schema for name, facts in llm.DATASETS.items()},
         "model": dict(llm.MODELS),
         "tokenizer": dict(llm.TOKENIZERS),
-        "precision": dict.fromkeys(llm.PRECISIONS, Option),
+        "precision": dict.fromkeys(llm.PRECISIONS, PrecisionConfig),
         "profile": PROFILES,
     },
     work="multicard.llm.tune:tune",

@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from multicard.config.base import ACCUMULATED, NOT_IDENTITY, ProfileWindow, Scale
+from multicard.config import schema
+from multicard.config.base import GLOBAL, ProfileWindow, Scale
 from multicard.config.job import count
 from multicard.config.keys import flat
 from multicard.config.placement import CROWDED, OVERSUBSCRIBED
+from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
@@ -15,12 +17,10 @@ from multicard.records.schema_parts import TextRows
 
 DATA = "data"  # the fingerprint of the data, as a column of tables
 REPETITION = "repetition"  # the number of the repetition, also a column
-REPEATED = (REPETITION, "seed")  # columns in which runs of one setting differ
 RECIPE = "recipe"  # torchtune's, which follows from the method and the number of GPUs unless it is forced
 SCALE = "scale"
 ALL_THREADS = "all_threads"  # of all ranks
 LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only newer records have
-HAVE_DATA = ("dataset", "tokenizer", "model", "weights")  # groups and axes that bring other data with them
 
 # The marks of runs that stand in tables of commands and in `notes` too
 SHARED, DISTURBED, LOADED, CROWD, PROFILED, STALLED, MIXED = AT_END = "*!&>tzm"
@@ -78,7 +78,8 @@ MARKS = (
 
 def measured_settings(config: dict[str, Any]) -> dict[str, str]:
     """A configuration as "group.key" to JSON text, without keys that do not change the measurement."""
-    return {key: json.dumps(value) for key, value in flat(config).items() if key.partition(".")[0] not in NOT_IDENTITY}
+    beside = schema.beside()
+    return {key: json.dumps(value) for key, value in flat(config).items() if key.partition(".")[0] not in beside}
 
 
 def reference(record: AnyRecord, records: Sequence[AnyRecord], **axes: Any) -> AnyRecord | None:
@@ -105,8 +106,10 @@ def following(settings: Mapping[str, Any]) -> set[str]:
     rank's batch or the accumulation, of a global batch."""
     if settings.get("global_batch_size") in (None, "null"):
         return set()
-    asked = settings.get("batch_size_asked")
-    return {"batch_size_asked", ACCUMULATED, *(["batch_size"] if asked in ("global", '"global"') else [])}
+    follows = {"batch_size_asked", *schema.keys(Role.follows)}
+    if str(settings.get("batch_size_asked")).strip('"') != GLOBAL:
+        follows.remove("batch_size")  # it was given
+    return follows
 
 
 def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
@@ -142,7 +145,7 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     brought = [key for key in differ if key in (RECIPE, *LATER, *follows) or _brought(key, options)]
     needed = [key for key in differ if key not in brought]
     for key in brought:
-        telling = [name for name in needed if key != DATA or name.partition(".")[0] in HAVE_DATA]
+        telling = [name for name in needed if key != DATA or Role.content in schema.of(name.partition(".")[0])]
         if kinds(rows, [*telling, key]) > kinds(rows, telling):
             needed.append(key)
     return needed

@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from multicard.config.base import NOT_IDENTITY
+from multicard.config import schema
 from multicard.machine import private
 from multicard.messages import Message, Refusal
 from multicard.records import steps
@@ -298,8 +298,8 @@ def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = 
 
     A repetition has its number, and a probe says that it is one: `gpus=2-1a2b3c4d-r2`, `gpus=2-1a2b3c4d-probe`.
     """
-    hidden = {*NOT_IDENTITY, "batch_size_asked", "experiment", "hydra", "+hydra", "~hydra"}
-    changed = (o for o in overrides if re.split(r"[=./@]", o, maxsplit=1)[0] not in hidden)
+    hidden = {*schema.beside(), "batch_size_asked"}
+    changed = (o for o in overrides if re.split(r"[=./@]", o.lstrip("+~"), maxsplit=1)[0] not in hidden)
     keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # the key without its group
     text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(keys)))[:LONGEST] or "default"
     return f"{text}-{digits}" + (f"-r{repetition}" if repetition > 1 else "") + ("-probe" if probe else "")

@@ -6,10 +6,11 @@ from typing import Any
 
 from rich.text import Text
 
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message, link, say
 from multicard.records import comparable, figures, text_table
-from multicard.records.comparable import REPEATED
 from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
@@ -40,7 +41,7 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     """
     records = [run.record for run in runs]
     kind = records[0].kind
-    axes = [axis for axis in comparable.varied(records, RECORDS[kind].always) if axis not in REPEATED]
+    axes = [axis for axis in comparable.varied(records, RECORDS[kind].always) if Role.repetition not in schema.of(axis)]
     settings = _settings(records, axes)
     rows = [_setting(group, axes) | _figures(group, settings) for group in settings]
     notes = list[str]()

@@ -11,9 +11,11 @@ import msgspec
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from multicard.config.base import FOLLOWING, ProfileName, RunConfig, plain
+from multicard.config import schema
+from multicard.config.base import ProfileName, RunConfig, plain
 from multicard.config.job import Numa, count
 from multicard.config.placement import Placement, place
+from multicard.config.roles import Role
 from multicard.machine import devices, environment
 from multicard.machine.load import Load
 from multicard.machine.slurm import Allocation
@@ -64,7 +66,9 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
         line = str(error).splitlines()[0]
         raise Refusal("run.not-typed", line, reason=line) from None
     assert isinstance(config, RunConfig)
-    for name in FOLLOWING:  # what follows from others stands in the record's axes and in config.yaml too
+    for name in schema.keys(
+        Role.follows
+    ):  # what follows from others stands in the record's axes and in config.yaml too
         if name in cfg:
             cfg[name] = getattr(config, name)
     workload.refuse(config)
@@ -125,7 +129,7 @@ def changed_data(
     if data is None:
         return None
     values, known = plain(config), {} if known is None else known
-    key = json.dumps([values.get(group) for group in ("dataset", "tokenizer", "model", "script")])
+    key = json.dumps([values.get(group) for group in schema.own(type(config), Role.content)])
     if key not in known:
         known[key] = data_now(workload, config)
     changed = content.difference(data, known[key])

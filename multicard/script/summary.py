@@ -8,7 +8,7 @@ import numpy as np
 
 from multicard.config.keys import flat
 from multicard.config.placement import Placement
-from multicard.config.script import STYLE, ScriptConfig
+from multicard.config.script import AXES, STYLE, ScriptConfig
 from multicard.measure import formulas
 from multicard.messages import UNCODED
 from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
@@ -16,8 +16,6 @@ from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Toke
 from multicard.records.schema_parts import Divergence, Segment
 from multicard.records.steps import Counted
 from multicard.run.workload import settings
-
-AXES = ("script", "gpus", "nodes", "scale")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:

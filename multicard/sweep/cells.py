@@ -16,10 +16,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from multicard.config import CONF
+from multicard.config import CONF, schema
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count
 from multicard.config.placement import place
+from multicard.config.roles import Role
 from multicard.machine.slurm import Allocation
 from multicard.messages import Message, link, say
 from multicard.records import run_folder, text_table
@@ -31,7 +32,6 @@ from multicard.sweep.command import Command
 
 REPETITION = "repetition="  # begins the word of a repetition
 NAMED_CELLS = 10  # the most cells that are listed one by one
-OUTERMOST = ("repetition", "seed")  # so that all cells are measured once before any is measured again
 Cells = list[list[str]]  # the overrides of each
 
 
@@ -87,9 +87,11 @@ def product(overrides: Sequence[Override]) -> Cells:
     """Every combination of the values of all keys; the last values of a key that is there twice."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
+    repeats = schema.keys(Role.repetition)  # outermost: all cells are measured once before any is measured again
+
     def place(override: Override) -> int:
         key = override.get_key_element()
-        return OUTERMOST.index(key) if key in OUTERMOST else len(OUTERMOST)
+        return repeats.index(key) if key in repeats else len(repeats)
 
     (cells,) = BasicSweeper.split_arguments(sorted(overrides, key=place), None)
     return cells

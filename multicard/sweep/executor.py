@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 from omegaconf import OmegaConf
 
+from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.placement import require_nodes
+from multicard.config.roles import Role
 from multicard.machine.shares import Machine, MachineShare
 from multicard.measure.memory import SHARED_MEMORY
 from multicard.measure.timing import clock_s, in_hours, pause
@@ -37,9 +39,6 @@ IN_A_ROW = 3  # failures of one cause that end a sweep
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
 UNWRITABLE = ("folder.unwritable", "job.log-unwritable")  # codes of refusals for a folder that cannot be written to
 CODE = "job.other-code"  # code of the refusal of a job whose code was changed
-# Keys of the places of data, with which refusals and errors begin
-PLACES = ("dataset.root", "dataset.data_files", "dataset.source", "dataset.download", "dataset.cache_dir")
-PLACES += ("tokenizer.path", "tokenizer.merges_file")
 
 
 @dataclass
@@ -265,7 +264,7 @@ def cause_of(cell: Cell) -> str:
     if cause.code == CODE:
         return "code"
     key = cause.key or re.split("[=:]", cause.message)[0]  # a refusal without a code begins with its key
-    return f"data, {key}" if key in PLACES else ""
+    return f"data, {key}" if key in schema.keys(Role.input) else ""
 
 
 def left_no_record(cause: Failure) -> bool:
@@ -275,7 +274,7 @@ def left_no_record(cause: Failure) -> bool:
 
 def _data(cell: Cell) -> tuple[str, ...]:
     """Values of the keys that say which data the cell reads."""
-    return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *PLACES))
+    return tuple(str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input)))
 
 
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:

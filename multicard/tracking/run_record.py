@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec import UNSET
 
-from multicard.config.sweeps import PREDICTION
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.observe.gpu_record import MERGED
 from multicard.records.comparable import content
 from multicard.records.run_folder import ENVIRONMENT, RESULT, builtins, read_environment
@@ -23,7 +24,6 @@ from multicard.tracking.history import Timeline
 
 LONGEST = 64  # characters of a name
 CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?")
-OF_COMMANDS = (*PREDICTION, "objective", "tracker")  # keys of a configuration that say nothing of its run
 # Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = ("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
@@ -91,7 +91,8 @@ def configuration(folder: Path, record: AnyRecord) -> dict[str, Any]:
     """The axes as used and other values that group runs, the machine, and the whole configuration."""
     groups = {name: getattr(record, name) for name in ("hardware", "commit", "identity", "repetition")}
     groups["data"] = content(record)
-    own = {key: value for key, value in record.config.items() if key not in OF_COMMANDS}
+    says_nothing = {*schema.keys(Role.forecast), "tracker"}
+    own = {key: value for key, value in record.config.items() if key not in says_nothing}
     known = {name: value for name, value in groups.items() if value is not None}
     return known | record.axes | {"machine": _machine(read_environment(folder)), "configuration": own}
 

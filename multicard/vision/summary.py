@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from multicard.config.placement import Placement
-from multicard.config.vision import VisionConfig
+from multicard.config.vision import AXES, VisionConfig
 from multicard.measure import formulas
 from multicard.measure.timing import PHASES
 from multicard.records.rank_files import VisionReport, of_ended_epochs, peak_memory
@@ -20,10 +20,6 @@ from multicard.run.workload import settings
 from multicard.vision.precision import PRECISIONS, value_bytes
 from multicard.vision.strategy import STRATEGIES, Traffic
 
-AXES = (
-    *("precision", "gpus", "nodes", "strategy", "loader", "layout", "pin_memory", "dataset", "dataset.image_size"),
-    *("model", "batch_size", "epochs", "seed", "scale"),
-)
 # Of an epoch, of the slowest rank
 TIMES = ("train_s", "first_batch_s", "evaluate_s", "evaluate_first_batch_s", "ended_s")
 

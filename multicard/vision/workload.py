@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from multicard.config.base import PROFILES, Option
+from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
 from multicard.config.keys import require
@@ -189,7 +189,7 @@ WORKLOAD = Workload(
         "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
         "loader": {name: loader.options for name, loader in LOADERS.items()},
         "layout": {str(name): LayoutConfig for name in LayoutName},
-        "precision": dict.fromkeys(PRECISIONS, Option),
+        "precision": dict.fromkeys(PRECISIONS, PrecisionConfig),
         "dataset": {name: dataset.options for name, dataset in DATASETS.items()},
         "model": dict.fromkeys(models.BUILDERS, ModelConfig),
         "optimizer": {name: options for name, (_, options) in OPTIMIZERS.items()},

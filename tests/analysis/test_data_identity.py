@@ -21,6 +21,8 @@ from analysis.runs.details import read as details
 from analysis.runs.grouping import of_setting
 from analysis.runs.load import Found, Run
 from analysis.stats.between_runs import RepeatedRuns
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.records.comparable import DOUBTFUL_MEANING
 from tests.analysis.conftest import Said
@@ -84,7 +86,7 @@ def test_two_sweeps_on_other_data_are_refused_or_compared_by_it(tmp_path: Path, 
 def test_cores_and_company_make_other_settings(change: dict[str, Any], mixture: str, tmp_path: Path):
     runs = write(tmp_path / "a", on(), on(seed=1), on(seed=2) | change)
     assert sizes(grouping.by_setting(runs)) == [1, 2]
-    assert sizes(grouping.by_setting(runs, without=grouping.RANKS)) == [1, 2]
+    assert sizes(grouping.by_setting(runs, without=schema.keys(Role.ranks))) == [1, 2]
     assert sizes(grouping.by_setting(runs, mix=True)) == [3]
     (ranking,) = best.rankings(runs)
     assert len(ranking.settings) == 2
@@ -102,13 +104,13 @@ def speedups(runs: list[Run]) -> list[float]:
 def test_more_ranks_with_other_threads_are_one_setting(tmp_path: Path):
     machine = [on(gpus=gpus, threads=8 // gpus, total_s=80.0 / gpus) for gpus in (1, 2, 4)]
     runs = write(tmp_path / "machine", *machine)
-    assert sizes(grouping.by_setting(runs, without=grouping.RANKS)) == [3]
+    assert sizes(grouping.by_setting(runs, without=schema.keys(Role.ranks))) == [3]
     cluster = [on(gpus=gpus, threads=2, total_s=90.0 / gpus) for gpus in (1, 2, 4)]
     both = write(tmp_path / "both", *machine[:2], *cluster[:1], *cluster[2:])
-    by_total = grouping.by_setting(both, without=grouping.RANKS)
+    by_total = grouping.by_setting(both, without=schema.keys(Role.ranks))
     assert sizes(by_total) == [1, 3]  # 8 threads in all, and the run with 2
     per_rank = [on(gpus=gpus, threads=threads, seed=threads) for gpus in (1, 2, 4) for threads in (2, 4)]
-    assert sizes(grouping.by_setting(write(tmp_path / "c", *per_rank), without=grouping.RANKS)) == [3, 3]
+    assert sizes(grouping.by_setting(write(tmp_path / "c", *per_rank), without=schema.keys(Role.ranks))) == [3, 3]
     assert speedups(runs) == [2.0, 4.0]
 
 

@@ -16,8 +16,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import multicard.llm.before_torchtune  # noqa: F401  torchtune's parts import each other in a circle without it
-from multicard.config.base import NOT_IDENTITY, RunConfig, plain
+from multicard.config import schema
+from multicard.config.base import RunConfig, plain
 from multicard.config.placement import Placement
+from multicard.config.roles import Role
 from multicard.estimate import peaks
 from multicard.estimate.memory import answers, facts, simulate, torch_internals, tuning_step
 from multicard.estimate.memory.answers import Active
@@ -346,9 +348,9 @@ def test_cells_that_take_the_same_share_an_answer(entry, cells, different):
 
 def test_every_key_either_matters_to_memory_or_does_not():
     """A new key has to be put into one of the two."""
-    irrelevant = {*NOT_IDENTITY, *IRRELEVANT.split()}
-    for workload, config in (("vision", typed(*TINY)), ("llm", typed_llm(*LLAMA))):
-        assert {*plain(config)} <= {*answers.RELEVANT[workload], *irrelevant}
+    irrelevant = {*schema.beside(), *IRRELEVANT.split()}
+    for config in (typed(*TINY), typed_llm(*LLAMA)):
+        assert {*plain(config)} <= {*schema.own(type(config), Role.memory), *irrelevant}
 
 
 def active(length: int) -> Active:

@@ -10,7 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from multicard.config.base import LATER, plain
+from multicard.config import schema
+from multicard.config.base import plain
 from multicard.estimate import estimates, history, peaks, target
 from multicard.estimate.estimates import Effort, Predictor, estimate
 from multicard.estimate.history import PastRun
@@ -129,20 +130,20 @@ def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mar
 
 
 def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
-    """Each key of LATER, in the records that may lack it, and in no other."""
+    """Each key that came later, in the records that may lack it, and in no other."""
     words = "dataset=samsum", "template=summarize", "profile=kineto"
     images = typed("dataset=images", "dataset.root=x")
     cells = [typed("layout=nhwc", "profile=kineto"), images, typed_llm(*words), typed_llm()]
     filled: set[str] = set()
     for cell in cells:
         whole, older = history.setting(plain(cell)), plain(cell)
-        later = [key for key, (before, _) in LATER.items() if before in whole and key in whole]
+        later = [key for key, (before, _) in schema.since().items() if before in whole and key in whole]
         for key in later:
             group, _, name = key.rpartition(".")
             del (older[group] if group else older)[name]
         assert history.setting(older) == whole
         filled |= {*later}
-    assert filled == set(LATER)
+    assert filled == set(schema.since())
 
 
 # ---- bases

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 from triton.compiler import ASTSource
 
-from multicard.config import base
+from multicard.config import schema
 from multicard.config.vision import Depthwise, ModelConfig, Pointwise
 from multicard.vision import convolutions, models
 from multicard.vision.convolutions import DepthwiseTriton, PointwiseLinear
@@ -68,10 +68,10 @@ def test_only_pointwise_convolutions_of_mobilenet_are_turned():
 def test_it_is_an_option_of_its_own():
     linear = typed("layout=nhwc", "model.pointwise=linear")
     assert linear.identity() != typed("layout=nhwc").identity()
-    measured = {key: value for key, value in asdict(typed()).items() if key not in base.NOT_IDENTITY}
-    for later in base.LATER:  # as before they were there
+    measured = {key: value for key, value in asdict(typed()).items() if key not in schema.beside()}
+    for later in schema.since():  # as before they were there
         group, _, key = later.rpartition(".")
-        (measured[group] if group else measured).pop(key, None)
+        (measured.get(group, {}) if group else measured).pop(key, None)
     assert typed().identity() == sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 

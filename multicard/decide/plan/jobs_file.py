@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from multicard import workloads
-from multicard.config import strict_yaml
+from multicard.config import schema, strict_yaml
 from multicard.config.job import AUTO
 from multicard.estimate import target
 from multicard.messages import Refusal
@@ -30,8 +30,8 @@ SLOWDOWN = Interval(1.03, 1.0, 1.1)
 MOST_RUNS, MOST_S = 200, 1e9
 ASCENDING = "a number, or [value, low, high] with low <= value <= high"
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-# Keys that a plan sets itself, and the remedy
-PLANNED = {
+# Why a job cannot set the keys that a plan sets itself (Role.planned), and the remedy
+PLANNED = {  # no roles: sentences, by key
     "gpus": "the job's gpus: [1, 2] says which numbers are allowed",
     "nodes": "a plan is of one node",
     "cpus_per_gpu": "node: {cpus_per_gpu: N} sets it for all jobs",
@@ -246,7 +246,7 @@ def _check_word(word: str, key: str) -> None:
         raise Refusal("plan.flag", sentence, key=key, word=word)
     name = word.lstrip("+~").partition("=")[0]
     group = re.split(r"[./@]", name)[0]
-    if group in PLANNED and (name == group or group in ("predict", "probe", "race", "hydra")):
+    if group in PLANNED and (name == group or group in (*schema.switches(), "hydra")):
         raise Refusal("plan.planned-key", f"{key}: {word}: {PLANNED[group]}", key=key, word=word, group=group)
     if word in AUTO:
         raise Refusal("plan.auto", f"{key}: {word}: a plan needs given sizes; write the number", key=key, word=word)

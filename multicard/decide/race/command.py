@@ -1,10 +1,13 @@
 """The race of a sweep: what is refused, the race to its end, and what it prints then."""
 
+import re
 import shlex
 from collections.abc import Sequence
 
-from multicard.config.base import FOLLOWING, plain
+from multicard.config import schema
+from multicard.config.base import plain
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.decide.race import processes
 from multicard.decide.race.live import LiveRace, out_line
 from multicard.decide.race.readings import in_words, interval, value
@@ -18,12 +21,6 @@ from multicard.sweep.executor import run_all
 
 LISTED = 12  # most cells in the table at the end
 END_WIDTH = 120  # of that table where there is no terminal: why cells are out was said in full when they dropped out
-CHANGES_ACCURACY = (  # groups and keys; gpus, as batch_size is of a rank
-    *("precision", "strategy", "global_batch_size", "batch_size", "gpus", "gradient_accumulation_steps"),
-    *("epochs", "max_steps", "lr", "schedule", "warmup_steps", "weight_decay", "optimizer", "method", "recipe"),
-    *("model", "dataset", "template", "tokenizer", "max_seq_len", "packed"),
-)
-OWN_WORDS = ("race.", "name=", "rerun=", "hydra.", "tracker")  # of the race's command, that the winner's leaves out
 
 
 def refuse(figure: str, cells: Sequence[Cell]) -> None:
@@ -140,9 +137,15 @@ def _winner(race: LiveRace, standing: Standing, sure: float) -> Message:
 
 def _command(winner: Cell) -> Message:
     words = [str(word) for word in winner.composed.hydra.overrides.task]
-    words = [word for word in words if not word.startswith(OWN_WORDS)]
+    words = [word for word in words if not _is_of_the_race(word)]
     command = f"{typed(winner.workload.entry)} {shlex.join(words)}"
     return Message("race.command", f"to run it: `{command}`", command=command)
+
+
+def _is_of_the_race(word: str) -> bool:
+    """True for words of the race's command that say nothing of its cells."""
+    key = re.split("[=/]", word.lstrip("+~"))[0].partition(".")[0]
+    return key == "name" or bool(schema.of(key) & (Role.once | Role.sweeps))
 
 
 def _labels(race: LiveRace, places: Sequence[int]) -> str:
@@ -191,6 +194,7 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
     if getattr(cells[0].config, "target_accuracy", None) is not None:
         return []
     own = [plain(cell.config) for cell in cells]
-    differ = [key for key in CHANGES_ACCURACY if any(values.get(key) != own[0].get(key) for values in own)]
+    learning = schema.own(type(cells[0].config), Role.learning)
+    differ = [key for key in learning if any(values.get(key) != own[0].get(key) for values in own)]
     is_one_batch = own[0].get("global_batch_size") is not None and "global_batch_size" not in differ
-    return [key for key in differ if not (is_one_batch and key in ("gpus", *FOLLOWING))]
+    return [key for key in differ if not (is_one_batch and schema.of(key) & (Role.ranks | Role.follows))]

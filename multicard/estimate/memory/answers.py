@@ -16,33 +16,16 @@ from tempfile import TemporaryFile
 
 import msgspec
 
+from multicard.config import schema
 from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
+from multicard.config.roles import Role
 from multicard.estimate.memory.facts import Facts
 from multicard.messages import Message
 from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
 NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
-# Keys of a configuration on which the tensors of a step depend, beside the number of ranks
-RELEVANT: dict[str, tuple[str, ...]] = {
-    "vision": (
-        "model",
-        "strategy",
-        "layout",
-        "precision",
-        "optimizer",
-        "batch_size",
-        "loader",
-        "pin_memory",
-        "dataset",
-    ),
-    "llm": (
-        *("model", "method", "precision", "batch_size", "recipe", "gradient_accumulation_steps"),
-        *("engine", "sharding"),
-        *("custom_sharded_layers", "activation_checkpointing", "optimizer_in_bwd", "packed"),
-    ),
-}
 # Files of multicard that a step without values runs: an edit of one of them, and of no other, empties the cache
 SIMULATED = (
     *("estimate/memory/*.py", "llm/*.py", "llm/trl/*.py", "vision/*.py", "vision/data/batch.py"),
@@ -86,7 +69,7 @@ def identity(request: Request) -> str:
     in_processes = request.config.processes == request.config.gpus
     if loader not in (None, "device") and in_processes:
         ranks = min(ranks, 2)  # a replica under DDP takes the same on any number of ranks above one
-    kept = {key: config[key] for key in RELEVANT[request.config.kind]}
+    kept = {key: config[key] for key in schema.own(type(request.config), Role.memory)}
     matters = [request.config.kind, kept, ranks, facts, request.device, memory_bytes, _versions()]
     return hashlib.sha256(msgspec.json.encode(matters, order="sorted")).hexdigest()
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from multicard.config import schema
 from multicard.config.base import RunConfig, TrainingConfig, plain
 from multicard.config.llm import EmbeddedTokenizerConfig, HfConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
+from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
 from multicard.llm.data import row_sources, templates, tokenizer
@@ -52,8 +54,6 @@ Facts = ImageFacts | TextFacts
 CANDIDATES = 16  # rows with the most text; one of them has the most tokens
 MESSAGE_TOKENS, ROW_TOKENS = 5, 2  # header and end of a message; begin and end of a row
 ASSUMED_TOKENS = (256, 1024)  # of the longest row, at least and expected, where the rows are not at hand
-# Keys that the sizes of a set of texts follow from, and the model's vocabulary
-TEXT = ("dataset", "tokenizer", "template", "method", "model", "seed", "packed", "max_seq_len", "batch_size", "gpus")
 MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # known even where it is not at hand
 _SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same data
 
@@ -64,7 +64,7 @@ def sizes(config: RunConfig) -> Facts | str:
     if not isinstance(config, TrainingConfig):
         return Message("memory.script", "the steps of a script are not known before it runs")
     values = plain(config)
-    groups = TEXT if isinstance(config, LlmConfig) else ("dataset",)
+    groups = schema.own(LlmConfig, Role.text) if isinstance(config, LlmConfig) else ("dataset",)
     key = msgspec.json.encode([values.get(group) for group in groups])
     try:
         if key not in _SIZES:

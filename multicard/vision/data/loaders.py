@@ -10,9 +10,16 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.base import Option
 from multicard.config.keys import require
-from multicard.config.vision import BatchedConfig, CacheMode, DaliConfig, ImagesConfig, VisionConfig, WorkersConfig
+from multicard.config.vision import (
+    BatchedConfig,
+    CacheMode,
+    DaliConfig,
+    ImagesConfig,
+    LoaderConfig,
+    VisionConfig,
+    WorkersConfig,
+)
 
 if TYPE_CHECKING:
     from multicard.vision.data.batch import Input, Source
@@ -31,7 +38,7 @@ class Loader:
     """
 
     made_by: str
-    options: type[Option] = Option
+    options: type[LoaderConfig] = LoaderConfig
     refuse: Callable[[VisionConfig], None] = lambda config: None
     check: Callable[[], None] = lambda: None
     prepared: Callable[[Any, int], int] = lambda options, workers: 1
