@@ -28,8 +28,7 @@ from multicard.config.roles import Role
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, Ratio
 from multicard.messages import Message
-from multicard.records import figures
-from multicard.records.comparable import MARKS
+from multicard.records import figures, limits
 from multicard.records.text_table import capital, first_few
 
 ENERGY = "energy_joules"
@@ -96,9 +95,9 @@ class Answer:
 
     @cached_property
     def marks(self) -> list[str]:
-        """What the marks of its runs, and of those compared with, say; and a speed-up that more GPUs cannot give."""
-        signs = grouping.marks([*self.best.runs, *(self.against.runs if self.against else ())])
-        said = [mark.meaning.partition(":")[0] for mark in MARKS if mark.sign in signs]
+        """What limits its runs, and those compared with; and a speed-up that more GPUs cannot give."""
+        compared = [*self.best.runs, *(self.against.runs if self.against else ())]
+        said = [limit.says.partition(":")[0] for limit in limits.in_order(grouping.limits_of(compared))]
         if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
             efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
             if efficiency > DOUBTFUL_EFFICIENCY:

@@ -24,6 +24,7 @@ from multicard.measure.repeated_runs import Term
 from multicard.messages import Refusal
 from multicard.observe.profiles.events import COPIES
 from multicard.observe.profiles.metrics import Profile
+from multicard.records.limits import Forbids
 from multicard.records.schema_parts import ProfileRank
 from multicard.records.text_table import clean
 
@@ -221,25 +222,45 @@ def with_iteration(sides: Sides, figure: Figure) -> Interval:
 # By name
 
 
+OF_TIME, OF_COUNTS = frozenset({Forbids.rate}), frozenset[Forbids]()
+OF_LEARNING = frozenset({Forbids.learning})
+
+
 @dataclass(frozen=True)
 class Measure:
-    """words: the figure as a sentence names it. column: by which `best_of` picks the best and the worst."""
+    """A measure, by which rules compare runs.
+
+    words: the figure as a sentence names it. column: by which `best_of` picks the best and the worst.
+    forbidden: limits of a run that forbid one of these forbid the measure: of times, of what was learnt, or none of
+        what is counted.
+    """
 
     words: str
     interval: Callable[[Sides], Interval]
     column: str = ""
+    forbidden: frozenset[Forbids] = OF_TIME
 
 
-def _form(words: str, form: Callable[..., Interval], figure: Figure | RankFigure, column: str = "") -> Measure:
-    return Measure(words, partial(form, figure=figure), column)
+def _form(
+    words: str,
+    form: Callable[..., Interval],
+    figure: Figure | RankFigure,
+    column: str = "",
+    forbidden: frozenset[Forbids] = OF_TIME,
+) -> Measure:
+    return Measure(words, partial(form, figure=figure), column, forbidden)
 
 
 def _ratio(words: str, figure: Figure, column: str = "") -> Measure:
     return _form(words, Sides.ratio, figure, column)
 
 
+def _counted(words: str, figure: Figure, column: str = "") -> Measure:
+    return _form(words, Sides.exact_ratio, figure, column, OF_COUNTS)
+
+
 def _exact(words: str, column: str) -> Measure:
-    return _form(words, Sides.exact_ratio, run_figures.column(column), column)
+    return _counted(words, run_figures.column(column), column)
 
 
 def _time_in(words: str, metric: RankFigure) -> Measure:
@@ -277,36 +298,46 @@ MEASURES = {
         "share of the time with a kernel at work, of the idlest GPU of each 10 s of the epochs",
         *(Sides.share, run_figures.share_of_idlest),
     ),
-    "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes"),
-    "images_trained": _form(
+    "peak_memory": Measure("peak memory of a GPU", peak_memory, "peak_memory_bytes", OF_COUNTS),
+    "images_trained": _counted(
         "images that a GPU trained on, each time that it did",
-        Sides.exact_ratio,
         run_figures.a_rank(run_figures.column("samples_trained")),
     ),
     "bytes_to_device": _exact("bytes to all devices", "h2d_bytes"),
     "time_of_copies": _ratio("time of copies to the device in all steps of training", run_figures.copying_s),
     "bytes_between_ranks": _exact("bytes that a rank receives in collectives", "received_bytes"),
-    "bytes_for_training": _form(
-        "bytes copied for training to all devices", Sides.exact_ratio, run_figures.trained_h2d_bytes
+    "bytes_for_training": _counted("bytes copied for training to all devices", run_figures.trained_h2d_bytes),
+    "bytes_for_a_rank": _counted(
+        "bytes copied for training to a device", run_figures.a_rank(run_figures.trained_h2d_bytes)
     ),
-    "bytes_for_a_rank": _form(
-        "bytes copied for training to a device", Sides.exact_ratio, run_figures.a_rank(run_figures.trained_h2d_bytes)
-    ),
-    "bytes_copied": _form("bytes copied to, within and from the devices", Sides.exact_ratio, run_figures.copied_bytes),
+    "bytes_copied": _counted("bytes copied to, within and from the devices", run_figures.copied_bytes),
     "share_of_tensors": Measure(
         "bytes of the images copied for training / those of three channels of their size and precision",
         mean_share_of_tensors,
+        forbidden=OF_COUNTS,
     ),
-    "accuracy": Measure("accuracy after the last epoch", accuracy),
-    "accuracy_after_3_epochs": _form("accuracy after the third epoch", accuracy, run_figures.AFTER_3),
+    "accuracy": Measure("accuracy after the last epoch", accuracy, forbidden=OF_LEARNING),
+    "accuracy_after_3_epochs": _form(
+        "accuracy after the third epoch", accuracy, run_figures.AFTER_3, forbidden=OF_LEARNING
+    ),
     "accuracy_of_epochs": Measure(
-        "accuracy that the epochs after the first one add, less the difference of accuracies", accuracy_of_epochs
+        "accuracy that the epochs after the first one add, less the difference of accuracies",
+        accuracy_of_epochs,
+        forbidden=OF_LEARNING,
     ),
-    "until_same_loss": Measure("time until the least training loss that both reach", until_same_loss),
-    "loss": Measure("training loss, in the geometric mean over the epochs", loss),
-    "loss_of_first_half": _form("training loss over the first half of the epochs", loss, run_figures.FIRST_HALF),
-    "loss_of_second_half": _form("training loss over the second half of the epochs", loss, run_figures.SECOND_HALF),
-    "losses_apart": Measure("largest relative difference of a step's losses, with the same seed", losses_apart),
+    "until_same_loss": Measure(
+        "time until the least training loss that both reach", until_same_loss, forbidden=OF_TIME | OF_LEARNING
+    ),
+    "loss": Measure("training loss, in the geometric mean over the epochs", loss, forbidden=OF_LEARNING),
+    "loss_of_first_half": _form(
+        "training loss over the first half of the epochs", loss, run_figures.FIRST_HALF, forbidden=OF_LEARNING
+    ),
+    "loss_of_second_half": _form(
+        "training loss over the second half of the epochs", loss, run_figures.SECOND_HALF, forbidden=OF_LEARNING
+    ),
+    "losses_apart": Measure(
+        "largest relative difference of a step's losses, with the same seed", losses_apart, forbidden=OF_LEARNING
+    ),
     "time_copying": _time_in("time of host-to-device copies", COPYING),
     "time_communicating": _time_in("time in collectives", communicating),
     "time_synchronising": _time_in("time in cudaStreamSynchronize", STREAM),

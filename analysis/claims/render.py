@@ -8,12 +8,11 @@ from typing import Any
 
 from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import NO_RUNS, Verdict, labels
-from analysis.runs.columns import legend
 from analysis.runs.grouping import grouped
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.messages import Message
-from multicard.records import text_table
+from multicard.records import limits, text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
 from multicard.records.text_table import clean, first_few
@@ -127,7 +126,7 @@ def _explained(verdicts: Sequence[Verdict]) -> list[str]:
         lines.append(Message("claim.unlike", said, unlike=[*unlike]))
     if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
         lines.append(f"{DOUBTFUL}  {DOUBTFUL_MEANING}")
-    return [*lines, *legend(verdict.marks for verdict in verdicts)]
+    return [*lines, *limits.legend(limit for verdict in verdicts for limit in verdict.limits)]
 
 
 def _row(verdict: Verdict) -> list[str]:

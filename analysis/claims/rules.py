@@ -35,6 +35,7 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.records.limits import Forbids
 from papers import printed
 
 UNLUCKY = ("oom", "diverged")  # ends that would come again
@@ -68,6 +69,20 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return Comparison(what, grouping.short_label(where), UNITS[self.unit], self.over, self.under, **about)
 
     @property
+    def axes(self) -> list[str]:
+        """The columns along which runs are compared."""
+        axis: str | list[str] = getattr(self, "axis", [])
+        return [axis] if isinstance(axis, str) else axis
+
+    @property
+    def forbidden(self) -> set[Forbids]:
+        """Limits that forbid one of these forbid to judge the rule by a run."""
+        measures = (getattr(self, name, "") for name in ("measure", "than_measure"))
+        of_measures = [MEASURES[measure].forbidden for measure in measures if measure]
+        of_axes = {Forbids.speed_up} if "gpus" in self.axes else set[Forbids]()
+        return of_axes.union(*of_measures)
+
+    @property
     def text(self) -> str:
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
@@ -95,10 +110,6 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
     what: str = ""
     axis: str | list[str]
     pairs: list[tuple[Any, Any]]
-
-    @property
-    def axes(self) -> list[str]:
-        return [self.axis] if isinstance(self.axis, str) else self.axis
 
     def comparisons(self, panel: Panel) -> list[Comparison]:
         pairs: Sequence[tuple[Any, Any]] = self.pairs

@@ -25,17 +25,19 @@ from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDE
 from analysis.claims.rules import UNLUCKY, AnyRule, Ends
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
-from analysis.runs.columns import KINDS, MARKS
+from analysis.runs.columns import KINDS
 from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.between_runs import REMEDY
 from multicard.config.job import count
 from multicard.messages import Message, Refusal
-from multicard.records.comparable import DISTURBED, DOUBTFUL, MIXED, SHARED, STALLED
+from multicard.records import limits
+from multicard.records.comparable import DOUBTFUL
+from multicard.records.limits import Forbids
+from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean, first_few
 from papers import printed
 
-UNTRUSTED = [mark for mark in MARKS if mark.sign in (SHARED, DISTURBED, STALLED, MIXED)]  # runs that decide nothing
 NO_RUNS = Message("claim.no-runs", "no runs of these cells")
 MAX_NAMED = 3  # comparisons, or cells, that a line names
 FILES = [Path(__file__).with_name(f"{kind}_claims.yaml") for kind in ("vision", "tuning")]
@@ -172,7 +174,7 @@ class Verdict:
     asked: comparisons that all cells of the paper give there. lost: cells without a run that ended ok, and how they
         ended. why: what decided the verdict, what is missing, or why nothing could.
     figures: of the most telling setting; empty where nothing was measured.
-    n: runs compared. marks: of all of them.
+    n: runs compared. limits: of all of them.
     setting: what was measured, and where. apart: what tells it from other settings of the experiment.
     unlike: what these runs have otherwise than the papers, so that they do not decide; unless it is counted, or what
         the experiment has otherwise for a reason.
@@ -186,7 +188,7 @@ class Verdict:
     figures: tuple[ClaimFigure, ...] = ()
     asked: int = 0
     n: int = 0
-    marks: str = ""
+    limits: tuple[Limit, ...] = ()
     why: str = ""
     setting: str = ""
     apart: str = ""
@@ -194,6 +196,11 @@ class Verdict:
     lost: tuple[str, ...] = ()
     command: str | None = None
     others: tuple[Other, ...] = ()
+
+    @property
+    def marks(self) -> str:
+        """The signs of what limits its runs."""
+        return limits.signs(self.limits)
 
     @property
     def decides(self) -> bool:
@@ -219,7 +226,7 @@ class _Candidate:
         apart = [text for rule in claim.rules if isinstance(rule, Ends) for text in rule.unlike(self.runs)]
         if self.beyond:
             apart.append(Message("claim.beyond", "cells beyond the papers'"))
-        apart += [mark.meaning for mark in UNTRUSTED if any(run[mark.column] for run in self.runs)]
+        apart += [limit.says for limit in self._forbidding()]
         versions = sorted({readings.versions(run) for run in self.runs})
         if len(versions) > 1:
             said = f"several versions: {' or '.join(versions)}"
@@ -228,6 +235,13 @@ class _Candidate:
         on_purpose = all(difference.why for difference in differences)  # the experiment's own
         counts = claim.counted and all(difference.column != "loader" for difference in differences)
         self.decides = counts or (on_purpose and not apart)
+
+    def _forbidding(self) -> list[Limit]:
+        """What forbids to judge this claim by these runs; not what the claim itself is about."""
+        forbidden = {Forbids.verdict}.union(*(rule.forbidden for rule in self.claim.rules))
+        about = {axis for rule in self.claim.rules for axis in rule.axes}
+        found = limits.forbidding(limits.in_order(grouping.limits_of(self.runs)), *forbidden)
+        return [limit for limit in found if limits.column(limit.code) not in about]
 
     @property
     def weight(self) -> tuple[bool, int, bool, int, str]:
@@ -249,7 +263,8 @@ class _Candidate:
         verdict = Verdict(self.claim, verdict, shows, asked=len(self.asked), lost=lost, why=why, command=command)
         if shows == UNMEASURED:
             return verdict
-        about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart), "marks": grouping.marks(self.runs)}
+        about = {"unlike": tuple(self.unlike), "apart": clean(self.panel.apart)}
+        about |= {"limits": tuple(limits.in_order(grouping.limits_of(self.runs)))}
         about |= {"figures": tuple(figure for _, figure in judged), "n": len(self.runs)}
         about |= {"setting": _setting(self.panel.experiment, self.runs)}
         return replace(verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None)

@@ -8,13 +8,13 @@ have a price). Ties with the best are not on it.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from analysis.runs import grouping
-from analysis.runs.columns import KINDS, legend
+from analysis.runs.columns import KINDS
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, PACE, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
@@ -22,8 +22,9 @@ from analysis.stats.intervals import bonferroni
 from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
 from multicard.messages import Message, Refusal
-from multicard.records import text_table
+from multicard.records import limits, text_table
 from multicard.records.figures import GOALS, SECONDS, Scale
+from multicard.records.limits import Forbids
 from multicard.records.output import Output
 from multicard.records.text_table import Table, clean, first_few, in_bytes
 
@@ -85,6 +86,12 @@ class RankedSetting:
 
 def did_as_much(a: RankedSetting, b: RankedSetting) -> bool:
     return grouping.trained(a.runs[0]) == grouping.trained(b.runs[0])
+
+
+def learnt(runs: Sequence[Run], column: str) -> float | None:
+    """An accuracy or a loss of a setting; None where something forbids to compare it."""
+    forbidden = any(limits.forbidding(run.limits, Forbids.learning) for run in runs)
+    return None if forbidden else of_setting(runs, column)
 
 
 Told = Callable[[RankedSetting, RankedSetting], bool]
@@ -246,7 +253,7 @@ def _text(goal: str, value: float) -> str:
     return unit.text(value) + " s" * (unit is SECONDS)
 
 
-def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, answer: Answered) -> Output:
+def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answer: Answered) -> Output:
     """The ranking of each work that was done, in sentences and as a table.
 
     Args:
@@ -257,7 +264,8 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
         ValueError: nothing can be ranked, with the reason.
     """
     every, goal = goal is None, goal or "time"
-    with_figure, ranked = _selected(runs, goal, limits, mix)
+    selected = _selected(runs, goal, asked, mix)
+    ranked = selected.ranked
     repeated, column = RepeatedRuns(runs), GOALS[goal].name
     found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
     columns = list[list[Column]]()
@@ -270,7 +278,7 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
         columns.append(ranking.columns([one.goal for one in others]))
         tables.append(table(columns[-1], above))
     described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
-    notes = [*described, *_not_ranked(runs, with_figure, ranked), *legend(run["marks"] for run in ranked)]
+    notes = [*described, *_not_ranked(runs, selected), *grouping.legend(ranked)]
 
     def lines(width: int | None) -> list[str]:
         several = []
@@ -286,7 +294,7 @@ def output(runs: Sequence[Run], goal: str | None, limits: Limits, mix: bool, ans
 
 def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
     """The rankings by time, the work that was measured last first; raises ValueError where there are none."""
-    found = _rankings(_selected(runs, "time", Limits(), mix)[1], "time", mix, RepeatedRuns(runs))
+    found = _rankings(_selected(runs, "time", Limits(), mix).ranked, "time", mix, RepeatedRuns(runs))
     return sorted(found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
 
 
@@ -297,26 +305,69 @@ def known_rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
     return []
 
 
-def _selected(runs: Sequence[Run], goal: str, limits: Limits, mix: bool) -> tuple[list[Run], list[Run]]:
-    """The runs of settings that have the goal's figure, and those of them that are within the limits."""
-    ok = [run for run in grouping.ok_runs(runs) if not run[grouping.TRACED]]
+@dataclass(frozen=True)
+class Selected:
+    """Runs that can be ranked, and those that cannot.
+
+    with_figure: of settings that have the goal's figure. ranked: of these, within the limits that were asked for.
+    traced: profiled while they trained. untold: by what limits them, runs of which nothing can be said.
+    disturbed: runs that are left out of a setting that has others, by what disturbed them.
+    """
+
+    with_figure: list[Run]
+    ranked: list[Run]
+    traced: int
+    untold: Mapping[str, int]
+    disturbed: Mapping[str, int]
+
+
+def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selected:
+    """The runs that a goal ranks; raises a Refusal where there are none, with the reason."""
+    ended = grouping.ok_runs(runs)
+    untraced = [run for run in ended if not run[grouping.TRACED]]
+    ok, untold = _rankable(untraced)
     if not ok:
         is_traced = any(run[grouping.TRACED] for run in runs)
         traced = " without being profiled meanwhile" if is_traced else ""
-        said = f"of {count(len(runs), 'run')} none ended ok{traced}"
-        raise Refusal("best.none-ok", said, runs=len(runs), profiled=is_traced)
+        why = f" without a limit ({'; '.join(untold)})" if untold else traced
+        said = f"of {count(len(runs), 'run')} none ended ok{why}"
+        raise Refusal("best.none-ok", said, runs=len(runs), profiled=is_traced, limits=[*untold])
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
-    settings = [setting for setting in grouping.group(ok, keys).values() if of_setting(setting, column)]
+    groups = [*grouping.group(ok, keys).values()]
+    disturbed: Counter[str] = Counter()
+    if goal != "memory":
+        groups = [grouping.undisturbed(group, disturbed) for group in groups]
+    settings = [setting for setting in groups if of_setting(setting, column)]
     if not settings:
         raise _without_figure(goal, column, len(ok))
     with_figure = [run for setting in settings for run in setting]
-    within = {run.folder for setting in settings if limits.keep(setting) for run in setting}
+    within = {run.folder for setting in settings if asked.keep(setting) for run in setting}
     if not within:
-        reached = limits.nearest(settings)
+        reached = asked.nearest(settings)
         said = f"of {count(len(with_figure), 'run')} none keeps to the limits ({reached})"
         raise Refusal("best.limits", said, runs=len(with_figure), reached=reached)
-    return with_figure, [run for run in ok if run.folder in within]
+    ranked = [run for run in ok if run.folder in within]
+    return Selected(with_figure, ranked, len(ended) - len(untraced), untold, disturbed)
+
+
+def _rankable(runs: Sequence[Run]) -> tuple[list[Run], Counter[str]]:
+    """The runs of which a verdict may be given, and the number of the others by what forbids it.
+
+    A run that shows no speed-up is ranked where all have as many ranks.
+    """
+    forbidden = [Forbids.verdict]
+    if len({grouping.ranks(run) for run in runs}) > 1:
+        forbidden.append(Forbids.speed_up)
+    untold: Counter[str] = Counter()
+    told = []
+    for run in runs:
+        found = limits.forbidding(run.limits, *forbidden)
+        if found:
+            untold[found[0].says] += 1
+        else:
+            told.append(run)
+    return told, untold
 
 
 def _without_figure(goal: str, column: str, runs: int) -> Refusal:
@@ -329,21 +380,25 @@ def _without_figure(goal: str, column: str, runs: int) -> Refusal:
     return Refusal("best.no-figure", said, key="--price" if goal == COST else None, goal=goal, column=column, runs=runs)
 
 
-def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
+def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[str]:
     statuses = Counter(clean(run["status"]) for run in runs)
-    traced = sum(run["status"] == "ok" and run[grouping.TRACED] for run in runs)
-    without, beyond = statuses["ok"] - len(with_figure) - traced, len(with_figure) - len(ranked)
+    traced, beyond = selected.traced, len(selected.with_figure) - len(selected.ranked)
+    limited = sum(selected.untold.values()) + sum(selected.disturbed.values())
+    without = statuses["ok"] - len(selected.with_figure) - traced - limited
     counts = {
         **{status: count for status, count in statuses.items() if status != "ok"},
         "profiled while they trained": traced,
         "without the figure": without,
         "beyond the limits": beyond,
     }
+    counts |= {f"limited ({says})": number for says, number in selected.untold.items()}
+    counts |= {f"left out of their setting's mean ({says})": number for says, number in selected.disturbed.items()}
     counts = {what: number for what, number in counts.items() if number}
     if not counts:
         return []
     said = f"not ranked: {', '.join(f'{number} {what}' for what, number in counts.items())}"
     about = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
+    about |= {"untold": sum(selected.untold.values()), "disturbed": sum(selected.disturbed.values())}
     ended = {status: number for status, number in statuses.items() if status != "ok"}
     return [Message("best.not-ranked", said, not_ok=ended, **about)]
 
@@ -367,7 +422,7 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
     settings = [
-        RankedSetting(cell, own, cost, grouping.ranks(own[0]), *(of_setting(own, name) for name in (ACCURACY, LOSS)))
+        RankedSetting(cell, own, cost, grouping.ranks(own[0]), *(learnt(own, name) for name in (ACCURACY, LOSS)))
         for cell, own in grouping.group(runs, setting_columns).items()
         if (cost := of_setting(own, column))
     ]

@@ -21,7 +21,6 @@ import numpy as np
 from msgspec import UNSET
 
 from analysis.runs import grouping
-from analysis.runs.columns import MARKS, legend
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
@@ -34,8 +33,9 @@ from multicard.config.roles import Role
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
 from multicard.messages import Message, Refusal
-from multicard.records import figures
+from multicard.records import figures, limits
 from multicard.records.comparable import DATA
+from multicard.records.limits import Forbids
 from multicard.records.output import Output
 from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.schema_environment import Cpu
@@ -219,6 +219,10 @@ def _judged(
             mixed = f"{side} mixes commits, machines, data or cores in one cell"
             said = f"{mixed}: {mixture} (`--mix` averages over them)"
             raise Refusal("compare.mixed", said, key="--mix", side=side, mixture=mixture)
+    untold = _untold([*ok_a, *ok_b])
+    if untold is not None:
+        return Compared(cell, a, b, None, untold)
+    ok_a, ok_b = grouping.undisturbed(ok_a), grouping.undisturbed(ok_b)
     ok_a, ok_b = (sorted(runs, key=lambda run: (run["seed"] or 0, run["repetition"] or 1)) for runs in (ok_a, ok_b))
     try:
         steps_a, steps_b = ([run.measured_s() for run in runs] for runs in (ok_a, ok_b))
@@ -237,6 +241,18 @@ def _judged(
     else:
         verdict = VERDICTS.get(step.verdict(margin), UNDECIDED)
     return Compared(cell, a, b, step, verdict, machines=machines, step_s=(mean_a_s, mean_b_s))
+
+
+def _untold(runs: Sequence[Run]) -> Message | None:
+    """Why nothing can be said of a cell with these runs of both sides; None where something can."""
+    forbidden = [Forbids.verdict]
+    if len({grouping.ranks(run) for run in runs}) > 1:
+        forbidden.append(Forbids.speed_up)
+    found = limits.forbidding(grouping.limits_of(runs), *forbidden)
+    if not found:
+        return None
+    said = f"{UNDECIDED}: {found[0].says}"
+    return Message("compare.untold", said, limit=found[0].code)
 
 
 def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
@@ -277,7 +293,7 @@ def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence
     once = ("A", "B") if len(sides) == 1 else ()  # said above the table
     below = ["", _counts(compared), *_explanations(compared, margin)]
     below += [f"warning: {line}" for line in differing_circumstances(compared)]
-    below += legend(run["marks"] for cell in compared for run in (*cell.a, *cell.b))
+    below += grouping.legend(run for cell in compared for run in (*cell.a, *cell.b))
     shown = table([column for column in columns if column.heading not in once], [*about, *above], below)
     return Output(shown.lines, lambda: [shown], rows(columns))
 
@@ -340,6 +356,12 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
         for status, number in unended.items():
             said = f"left out of {side}: {number} {status}"
             explained.append(Message("compare.left-out", said, side=side, status=status, n=number))
+        disturbed: Counter[str] = Counter()
+        for cell in with_step:
+            grouping.undisturbed(ok_runs(cell.a if side == "A" else cell.b), disturbed)
+        for says, number in disturbed.items():
+            said = f"left out of the means of {side}: {count(number, 'run')} ({says})"
+            explained.append(Message("compare.disturbed", said, side=side, says=says, n=number))
     return explained
 
 
@@ -391,7 +413,7 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     for gpu in environment.gpus:
         yield from (("driver", gpu.driver), ("highest SM clock, MHz", gpu.sm_clock_max_mhz))
     yield from ((name, run[name]) for name in ("threads", *schema.keys(Role.place), DATA))
-    yield from ((mark.meaning, "yes") for mark in MARKS if run[mark.column])
+    yield from ((limit.says, "yes") for limit in run.limits)
 
 
 def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.runs import grouping
-from analysis.runs.columns import legend
 from analysis.runs.load import Found, Run
 from analysis.runs.sql import column_names, known
 from multicard.config.job import count
@@ -33,7 +32,7 @@ def output(found: Found, every: Sequence[Run], chosen: Sequence[str] | None, ref
     if left:
         said = f"{count(left, 'refused cell')} left out: `--where \"status='refused'\"` shows them"
         hidden.append(Message("list.refused-cells", said, n=left))
-    names, marks = column_names(found.runs), legend(run["marks"] for run in runs)
+    names, marks = column_names(found.runs), grouping.legend(runs)
     if chosen is not None:
         names = [known(name, names, "--columns") for name in chosen]
 

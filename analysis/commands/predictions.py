@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.runs.columns import MARKS
 from analysis.runs.grouping import MEMORY
 from analysis.runs.load import Run
 from analysis.stats.intervals import wilson
@@ -25,6 +24,8 @@ from multicard.config.job import count
 from multicard.estimate.observations import Basis
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message, Refusal
+from multicard.records import limits
+from multicard.records.limits import Forbids
 from multicard.records.output import Output, Rows
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import Table, clean
@@ -34,7 +35,6 @@ PREDICTED = {"step_s": "step_s", "total_s": "total_s", "energy_joules": "energy_
 NAMES = {"step_s": "step", "total_s": "total", "energy_joules": "energy", MEMORY: "memory"}
 BASES = tuple(basis for basis in Basis if basis is not Basis.unknown)  # best first
 VERDICTS = ("yes", "tight", "no")
-SLOWED = ("disturbed", "loaded", "crowded", "oversubscribed", "profiled")  # marks; such runs do not teach times either
 OUT_OF_MEMORY = "oom"
 LEAST = 1e-9  # seconds, joules or bytes below which nothing is compared
 VERDICT_HEADINGS = ("predicted to fit", "fitted", "ran out of memory")
@@ -138,7 +138,8 @@ def _left_out(run: Run) -> str | None:
     """Why the times and the energy of a run are not compared; None where they are."""
     if run["status"] != "ok":
         return Message("predictions.ended", f"ended {run['status']}", status=run["status"])
-    return next((mark.meaning for mark in MARKS if mark.column in SLOWED and run[mark.column]), None)
+    slowed = limits.forbidding(run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict)
+    return slowed[0].says if slowed else None
 
 
 def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterator[Comparison]:

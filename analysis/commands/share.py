@@ -16,7 +16,6 @@ from multicard.config.keys import flat
 from multicard.estimate import history, shared_rows
 from multicard.estimate.shared_rows import LICENCE, PACKAGES, SHARED_FIGURES, SharedFigure, SharedFile, SharedRow
 from multicard.messages import Message, Refusal
-from multicard.records.comparable import AT_END
 from multicard.records.run_folder import write_text
 
 EXPORT = """Write measured rows to share: settings, hardware, versions, and each figure with its number of runs, mean
@@ -30,7 +29,7 @@ def export(runs: Sequence[Run], out: Path) -> list[str]:
     Raises:
         ValueError: nothing can be shared, with the reason.
     """
-    ok = [run for run in grouping.ok_runs(runs) if not {*run["marks"]} & {*AT_END}]
+    ok = [run for run in grouping.ok_runs(runs) if not any(limit.forbids for limit in run.limits)]
     rows = [row for own in grouping.by_setting(ok).values() if (row := _row(own)) is not None]
     if not rows:
         raise Refusal(

@@ -18,7 +18,6 @@ import msgspec
 from analysis import same_setting, table_columns
 from analysis.experiments import EFFICIENCY, Experiment, Panel
 from analysis.runs import grouping, profile_metrics
-from analysis.runs.columns import legend
 from analysis.runs.grouping import Cell, of_setting, ok_runs
 from analysis.runs.load import Run
 from analysis.stats import intervals
@@ -277,7 +276,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
             cause = clean(str(run["cause"] or "no cause recorded"))
             said = f"{label}: {run['status']}: {cause}"
             notes.append(Message("table.failed", said, cell=label, status=run["status"], cause=run["cause"]))
-    return [*notes, *legend(run["marks"] for run in runs)]
+    return [*notes, *grouping.legend(runs)]
 
 
 def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:

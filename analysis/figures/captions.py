@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from analysis.runs import columns, grouping
+from analysis.runs import grouping
 from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
-from multicard.records import figures
+from multicard.records import figures, limits
 from multicard.records.figures import Scale
 from multicard.records.text_table import clean, first_few
 
@@ -79,12 +79,12 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
 
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """Signs that every run has, and lines that explain all signs of the runs."""
-    signs = [run["marks"] for run in runs]
-    common = "".join(mark.sign for mark in columns.MARKS if all(mark.sign in sign for sign in signs))
-    everywhere = [line[3:] for line in columns.legend([common])]
-    at_points = [line.replace("  ", ": ", 1) for line in columns.legend(signs) if line[0] not in common]
+    found = limits.in_order(grouping.limits_of(runs))
+    common = [limit for limit in found if all(limit in run.limits for run in runs)]
+    everywhere = [limit.says for limit in common]
+    at_points = [f"{limits.sign(limit.code)}: {limit.says}" for limit in found if limit not in common]
     lines = [f"All runs here: {'; '.join(everywhere)}"] if everywhere else []
-    return common, [*lines, *([f"At a point: {'; '.join(at_points)}"] if at_points else [])]
+    return limits.signs(common), [*lines, *([f"At a point: {'; '.join(at_points)}"] if at_points else [])]
 
 
 def missing_cells(cells: Sequence[grouping.Cell]) -> list[str]:

@@ -12,11 +12,11 @@ from analysis.figures.setting_charts import efficiency, losses, phases, trade_of
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
 from analysis.figures.vega import FORMATS, Figure, numbered, save
-from analysis.runs.columns import legend
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.messages import typed
+from multicard.records import limits
 from multicard.records.output import STDOUT
 from multicard.records.text_table import clean
 
@@ -74,8 +74,8 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
         several = f"-{figure.name}" * (len(figures) > 1)
         path = out.with_stem(out.stem + several) if is_file else out / f"{figure.name}.svg"
         save(figure, path)
-        lines.append(f"{path}: {clean(figure.title)}" + f" [{figure.marks}]" * bool(figure.marks))
-    return [*lines, *unmeasured, *legend(figure.marks for figure in figures)]
+        lines.append(f"{path}: {clean(figure.title)}" + f" [{limits.signs(figure.limits)}]" * bool(figure.limits))
+    return [*lines, *unmeasured, *limits.legend(limit for figure in figures for limit in figure.limits)]
 
 
 def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False) -> tuple[list[Figure], list[str]]:

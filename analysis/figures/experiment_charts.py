@@ -105,8 +105,8 @@ class Layout:
         hollow = ["Hollow: the papers' own figures"] * bool(printed)
         below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing)]
         after = [*captions.marks(panel.runs)[1], *hollow, *papers]
-        marks = grouping.marks(panel.runs)
-        return Figure(name, title, chart, rows, above, [*below, *after], marks, width + MARGIN)
+        found = tuple(grouping.limits_of(panel.runs))
+        return Figure(name, title, chart, rows, above, [*below, *after], found, width + MARGIN)
 
     def bars(
         self, name: str, rows: list[Row], notes: Sequence[str], across: int, what: str = "", si: bool = False

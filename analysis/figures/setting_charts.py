@@ -87,7 +87,7 @@ class SettingGroup:
         above = [captions.in_short(self.runs), captions.common_settings(self.runs, self.by)]
         below = [*notes, *unended, *legend]
         title = f"{title}: {self.work}" if self.work else title
-        return Figure(name, title, chart, rows, above, below, grouping.marks(self.runs), 2 * WIDTH + MARGIN)
+        return Figure(name, title, chart, rows, above, below, tuple(grouping.limits_of(self.runs)), 2 * WIDTH + MARGIN)
 
     def line_figure(
         self, name: str, rows: list[Row], x: str, title: str, notes: Sequence[str], axis: str = ""

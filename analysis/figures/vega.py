@@ -14,6 +14,7 @@ import altair as alt
 import vl_convert
 
 from multicard.records.run_folder import replacing
+from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
 Spec = dict[str, Any]  # Vega-Lite
@@ -45,7 +46,7 @@ class Figure:
     rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it (`charts`).
     above: lines below the title: in short what it shows, then what all runs have in common.
     below: lines below the chart: how to read it.
-    marks: signs of its runs (`analysis.runs.columns`).
+    limits: of its runs (`multicard.records.limits`).
     width: of the chart, in points: no line of text is much wider.
     one_at_a_time: a page has its charts one by one, of which the reader chooses.
     """
@@ -56,7 +57,7 @@ class Figure:
     rows: Sequence[dict[str, Any]]
     above: Sequence[str] = ()
     below: Sequence[str] = ()
-    marks: str = ""
+    limits: tuple[Limit, ...] = ()
     width: int = 0
     one_at_a_time: bool = False
 

@@ -13,12 +13,12 @@ from analysis.report import page, sections
 from analysis.report.blocks import Report
 from analysis.report.runs_section import of_runs
 from analysis.report.watch import Watch
-from analysis.runs import details, load
-from analysis.runs.columns import MARKS
+from analysis.runs import details, grouping, load
 from analysis.runs.load import Found
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
+from multicard.records import limits
 from multicard.records.text_table import first_few
 
 NAME = "report.html"
@@ -72,7 +72,7 @@ def build(found: Found, title: str, mix: bool) -> Report:
         timestamp(),
         _summary(found),
         sections.warnings(runs),
-        {mark.sign: mark.meaning for mark in MARKS if any(run[mark.column] for run in runs)},
+        {limits.sign(limit.code): limit.says for limit in limits.in_order(grouping.limits_of(runs))},
         [section for section in made if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
         found_out[0].sentence if found_out else "",

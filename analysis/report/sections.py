@@ -27,13 +27,13 @@ from analysis.report.blocks import (
     sentences,
 )
 from analysis.runs import grouping
-from analysis.runs.columns import MARKS
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY
 from analysis.runs.load import Run
 from analysis.table_columns import Column
 from multicard.config.job import count
 from multicard.messages import typed
+from multicard.records import limits
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, in_bytes
 from papers import printed
@@ -196,13 +196,13 @@ PACKAGES = ("torch", "torchvision", "timm", "torchtune", "torchao", "nvidia-cudn
 
 
 def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Each mark of the runs, with how many have it and its meaning."""
+    """Each limit of the runs by its sign, with how many have it and what it says."""
     lines = []
-    for mark in MARKS:
-        if count := sum(bool(run[mark.column]) for run in runs):
-            every = "The run" if len(runs) == 1 else f"All {len(runs):,} runs"
-            share = every if count == len(runs) else f"{count:,} of {len(runs):,} runs"
-            lines.append((mark.sign, f"{share}: {mark.meaning}"))
+    for limit in limits.in_order(grouping.limits_of(runs)):
+        count = sum(limit.code in [one.code for one in run.limits] for run in runs)
+        every = "The run" if len(runs) == 1 else f"All {len(runs):,} runs"
+        share = every if count == len(runs) else f"{count:,} of {len(runs):,} runs"
+        lines.append((limits.sign(limit.code), f"{share}: {limit.says}"))
     return lines
 
 

@@ -5,7 +5,6 @@ Beside those declared here: the axes, and the configuration's keys, which are ca
 (`"dataset.train_limit"`; in SQL such a name needs its double quotes).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -14,16 +13,10 @@ from typing import Any
 from multicard.config import schema
 from multicard.config.keys import flat
 from multicard.config.roles import Role
-from multicard.records.comparable import ALL_THREADS, MARKS
+from multicard.records import limits
+from multicard.records.comparable import ALL_THREADS
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
-
-
-def legend(signs: Iterable[str]) -> list[str]:
-    """A line for each mark among the `marks` of some runs."""
-    marked = set("".join(signs))
-    return [f"{mark.sign}  {mark.meaning}" for mark in MARKS if mark.sign in marked]
-
 
 # Each column's place in the record (`multicard.records.schema`); None where a kind of run has no such place
 ABOUT = {
@@ -37,12 +30,13 @@ ABOUT = {
     **{name: name for name in ("beside", "repetition", "segments", "started_at", "ended_at")},
 }
 STEPS = "config.steps"  # a script's key `steps`: `steps` is the figure
-FOLDER, MARKED = "folder", "marks"
-RESERVED = frozenset({FOLDER, MARKED, ALL_THREADS, *ABOUT, *FIGURES, *(mark.column for mark in MARKS)})
+FOLDER, MARKED, LIMITS = "folder", "marks", "limits"
+RESERVED = frozenset({FOLDER, MARKED, LIMITS, ALL_THREADS, *ABOUT, *FIGURES, *(kind.column for kind in limits.KINDS)})
 
 
 def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
-    """The columns of a record: folder, `ABOUT`, configuration and axes, `FIGURES`, a flag for each mark.
+    """The columns of a record: folder, `ABOUT`, configuration and axes, `FIGURES`, a flag for each known
+    limit, their signs (`marks`) and their codes (`limits`).
 
     An axis goes before the configuration's key of the same name: it is what was in force (`device=auto` is `cpu`).
     """
@@ -55,10 +49,11 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
     about["segments"] = len(record.segments)
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
     about[ALL_THREADS] = None if record.threads is None else record.threads * ranks
-    flags = {mark.column: mark.applies(record) for mark in MARKS}
-    signs = "".join(mark.sign for mark in MARKS if flags[mark.column])
+    found = limits.of(record)
+    codes = [limit.code for limit in found]
+    flags = {kind.column: kind.code in codes for kind in limits.KINDS}
     measured = {name: figure.value(record) for name, figure in FIGURES.items()}
-    return {**about, **config, **axes, **measured, **flags, MARKED: signs}
+    return {**about, **config, **axes, **measured, **flags, MARKED: limits.signs(found), LIMITS: " ".join(codes)}
 
 
 def _is_text(value: Any) -> bool:

@@ -16,8 +16,10 @@ from analysis.runs.columns import KINDS, RESERVED, STEPS
 from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.roles import Role
-from multicard.records import figures
-from multicard.records.comparable import ALL_THREADS, DATA, MARKS, RECIPE, apart, following, kinds
+from multicard.records import figures, limits
+from multicard.records.comparable import ALL_THREADS, DATA, RECIPE, apart, following, kinds
+from multicard.records.limits import Forbids
+from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
 ACCURACY, MEMORY, LOSS, PACE = "test_accuracy", "peak_memory_bytes", "loss_last_tenth", "pace_s"
@@ -189,9 +191,32 @@ def ok_runs(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run["status"] == "ok"]
 
 
-def marks(runs: Sequence[Run]) -> str:
-    """The signs of the marks that some of the runs have."""
-    return "".join(mark.sign for mark in MARKS if any(mark.sign in run["marks"] for run in runs))
+def limits_of(runs: Iterable[Run]) -> list[Limit]:
+    """The limits that some of the runs have, each once."""
+    return list({limit.code: limit for run in runs for limit in run.limits}.values())
+
+
+def marks(runs: Iterable[Run]) -> str:
+    """The signs of the limits that some of the runs have."""
+    return limits.signs(limits_of(runs))
+
+
+def legend(runs: Iterable[Run]) -> list[str]:
+    """A line for each of these limits, with its sign."""
+    return limits.legend(limits_of(runs))
+
+
+def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> list[Run]:
+    """The runs of a setting whose times nothing disturbed; all of them where each was disturbed.
+
+    Args:
+        left_out: counts those that are left out, by what disturbed them.
+    """
+    kept = limits.trusted(runs, Forbids.rate)
+    if left_out is not None and len(kept) < len(runs):
+        for run in runs:
+            left_out.update(limit.says for limit in limits.forbidding(run.limits, Forbids.rate)[:1])
+    return kept
 
 
 def mixture(runs: Sequence[Run]) -> str | None:

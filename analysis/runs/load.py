@@ -15,12 +15,12 @@ import numpy as np
 from analysis.runs.columns import columns
 from multicard.config.job import count
 from multicard.messages import Message, Refusal
-from multicard.records import run_folder, steps
+from multicard.records import limits, run_folder, steps
 from multicard.records.output import Skipped
 from multicard.records.run_folder import RESULT
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import Prediction
+from multicard.records.schema_parts import Limit, Prediction
 
 UNFINISHED = Message("runs.unfinished", "no result.json: it is still being measured, or was cut off")
 
@@ -30,11 +30,13 @@ class Run:
     """One run: its folder, and its record as flat columns (`analysis.columns` says which there are).
 
     prediction: what was predicted for it, which is no column: it stands in no table of what was measured.
+    limits: what forbids to say something of it (`multicard.records.limits`).
     """
 
     folder: Path
     columns: dict[str, Any] = field(repr=False)
     prediction: Prediction | None = field(default=None, repr=False)
+    limits: tuple[Limit, ...] = ()
 
     def __getitem__(self, column: str) -> Any:
         """The value of a column; None where the run has none."""
@@ -150,4 +152,4 @@ def _read(folder: Path, probes: bool, price: float | None, originals: dict[bytes
         return Skipped(folder, Message("runs.copy", why, original=str(original)))
     steps.redefine(folder, record)
     record.config |= {} if price is None else {"price": {"gpu_hour": price}}
-    return Run(folder, columns(folder, record), record.prediction)
+    return Run(folder, columns(folder, record), record.prediction, tuple(limits.of(record)))

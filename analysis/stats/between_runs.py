@@ -119,9 +119,11 @@ class RepeatedRuns:
 
     @cached_property
     def settings(self) -> list[list[Run]]:
-        """Those that were measured more than once within one of the sweeps, by their runs that ended ok."""
+        """Those that were measured more than once within one of the sweeps, by their runs that ended ok; by undisturbed
+        ones where a setting has any."""
         by_sweep = [grouping.by_setting(grouping.ok_runs(runs)).values() for runs in self._sweeps]
-        return [setting for settings in by_sweep for setting in settings if len(setting) > 1]
+        kept = [grouping.undisturbed(setting) for settings in by_sweep for setting in settings]
+        return [setting for setting in kept if len(setting) > 1]
 
     def of_column(self, column: str) -> Machines:
         """The spreads of a column: of its logarithm, or of its value where its figure says so (accuracies)."""

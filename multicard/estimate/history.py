@@ -18,7 +18,8 @@ from multicard.estimate import observations
 from multicard.estimate.observations import Basis, StepObservation
 from multicard.estimate.target import cores_in_words, product
 from multicard.measure import formulas
-from multicard.records import comparable, run_folder
+from multicard.records import limits, run_folder
+from multicard.records.limits import Forbids
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 
 ROOT = "multirun"  # a folder of this name holds sweeps that teach one another
@@ -26,12 +27,6 @@ PUBLISHED = "published"  # within it, records of other machines
 MOST_RUNS = 2000  # the newest, that are read
 FINISHED = ("ok", "oom", "diverged")
 DECODER = msgspec.json.Decoder(AnyRecord)
-# Marks of runs that say nothing about time; other marked runs count where no unmarked one tells
-LEFT_OUT = {
-    comparable.PROFILED: "profiled",
-    comparable.CROWD: "more ranks than cores",
-    comparable.SHARED: "shared a GPU",
-}
 UNKNOWN_ERROR = 0.05  # relative standard error of a mean without a known spread
 DRIFTING_ERROR = 0.25  # of a probe that drifted, or had too few steps to know its error
 NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
@@ -76,8 +71,8 @@ class PastRun:
 
     @cached_property
     def marks(self) -> str:
-        """The marks of the run in tables (`comparable.marks`)."""
-        return comparable.marks(self.record)
+        """The signs of what limits its figures; such runs count where none without tells."""
+        return limits.brief_signs(self.record)
 
     @cached_property
     def left_out(self) -> str | None:
@@ -85,9 +80,9 @@ class PastRun:
         record = self.record
         if record.status != "ok":
             return {"oom": "ran out of memory"}.get(record.status, record.status)
-        for mark, reason in LEFT_OUT.items():
-            if mark in self.marks:
-                return reason
+        untold = limits.forbidding(limits.of(record), Forbids.prediction, Forbids.verdict)
+        if untold:
+            return untold[0].says
         if self.step_s is None or (_positive(record.total_s) is None and not self.is_probe):
             return "no times"
         return None
@@ -132,7 +127,7 @@ class PastRun:
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
         step_s, basis = self.step_s or math.nan, Basis.probed if self.is_probe else Basis.measured
         told = self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks
-        return StepObservation(*told, comparable.busy_share(self.record))
+        return StepObservation(*told, limits.busy_share(self.record))
 
 
 def history_folders(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from multicard.records.comparable import DOUBTFUL
 FAR = 8  # GPUs of the slope and the constant
 FASTER_LIMIT = -0.05  # d below it is noise: a second GPU does not shorten a step by more
 NOISE, NOISE_SLOPE = 0.02, 0.2  # the spread of the logarithm of T(8) at d is NOISE + NOISE_SLOPE |d|
+EXTENDED = 2.6  # times that spread, where T is on a line through two counts (`benchmarks.prediction`: what it covers)
 CONFIDENCE = 0.90  # of all intervals
 RANKS_SD = 0.25  # of the exponent with which a step grows with CPU ranks that share their cores
 
@@ -63,17 +64,23 @@ PUBLISHED = Growth(threshold=0.137, slope=0.895, constant=0.009, low=-1.674, hig
 def grown(known: Sequence[StepEstimate], gpus: int, growth: Growth, on_gpu: bool) -> list[StepEstimate]:
     """Cells on a number of GPUs on which they did not run, by two other numbers at least.
 
-    From 1 and 2 GPUs by `growth`; from others by a ring's bytes alone. CPU ranks share their cores: there a step grows
-    as a power of the number of ranks.
+    From 1 and 2 GPUs by `growth`; where a larger count is nearer, and from others, by a ring's bytes alone. CPU ranks
+    share their cores: there a step grows as a power of the number of ranks.
     """
     by_rest: dict[Cell, dict[int, StepEstimate]] = {}
     for cell in known:
         by_rest.setdefault((cell.machine, without(cell.setting, GPUS)), {})[cell.gpus] = cell
     lines = [counts for counts in by_rest.values() if gpus not in counts and len(counts) > 1]
     return [
-        _grown(counts, gpus, growth) if on_gpu and {1, 2} <= counts.keys() else _extended(counts, gpus, on_gpu)
+        _grown(counts, gpus, growth) if on_gpu and _is_from_two(counts, gpus) else _extended(counts, gpus, on_gpu)
         for counts in lines
     ]
+
+
+def _is_from_two(counts: Mapping[int, StepEstimate], gpus: int) -> bool:
+    """True where T(1) and T(2) are known, and no larger count is nearer to the wanted one."""
+    nearest = min(counts, key=lambda count: abs(ring(count) - ring(gpus)))
+    return {1, 2} <= counts.keys() and nearest <= 2
 
 
 def doubt(clipped: float) -> str:
@@ -86,20 +93,16 @@ def _grown(counts: Mapping[int, StepEstimate], gpus: int, growth: Growth) -> Ste
     includes the difference between runs."""
     one, two = counts[1], counts[2]
     growth_2 = math.expm1(two.log_s - one.log_s)
-    nearest = min(counts.keys() - {1}, key=lambda count: abs(ring(count) - ring(gpus)))
-    origin = counts[nearest]
 
     def carried(d: float) -> float:
-        return growth.log_ratio(d, gpus) - growth.log_ratio(d, nearest)
+        return growth.log_ratio(d, gpus) - growth.log_ratio(d, 2)
 
-    (low, high), (low_0, high_0) = (growth.bounds(growth_2, count) for count in (gpus, nearest))
+    low, high = growth.bounds(growth_2, gpus)
     # Errors of T(1) and T(2) are taken for growth, as far as that is carried on
     slope = (carried(growth_2 + 0.01) - carried(growth_2)) / 0.01
-    variance = _beyond_runs(origin) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
-    about = _known_times(sorted({1, 2, nearest}))
-    cell = replace(origin, log_s=origin.log_s + carried(growth_2), variance=variance, about=about)
-    behind = [counts[count] for count in {1, 2, nearest}]
-    return _on(cell, gpus, behind, abs(low - low_0), abs(high - high_0), doubt(min(growth_2, 0.0)))
+    variance = _beyond_runs(two) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
+    cell = replace(two, log_s=two.log_s + carried(growth_2), variance=variance, about=_known_times([1, 2]))
+    return _on(cell, gpus, [one, two], abs(low), abs(high), doubt(min(growth_2, 0.0)))
 
 
 def _known_times(gpus: Sequence[int]) -> Message:
@@ -114,7 +117,11 @@ def _beyond_runs(cell: StepEstimate) -> float:
 
 
 def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> StepEstimate:
-    """Step on `gpus` from the line through the two nearest counts: T over ring(n); on CPU ranks log T over log n."""
+    """Step on `gpus` from the line through the two nearest counts: T over ring(n); on CPU ranks log T over log n.
+
+    On GPUs the interval reaches as far as the line over n itself: where ranks of several switches or sockets exchange,
+    a step grows nearly so.
+    """
 
     def place(count: int) -> float:
         return ring(count) if on_gpu else math.log(count)
@@ -125,15 +132,23 @@ def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> St
     falls = (rise < 0) == (near > far) and not min(counts) < gpus < max(counts)
     fallen = rise if falls else 0.0
     clipped, rise = share * fallen, rise - fallen  # beyond the measured range nothing is faster than linear
+    by_number = 0.0  # the logarithm of the step on the line over n, over that of the step on the line over ring(n)
     if on_gpu:
-        log_ratio = math.log(max(1 + share * -math.expm1(-rise), 0.1))
-        sd = 2 * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
+        log_ratio = _along(share, rise)
+        by_number = _along((gpus - near) / (near - far), rise) - log_ratio
+        sd = EXTENDED * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
     else:
         log_ratio, sd = share * rise, RANKS_SD * abs(place(gpus) - place(near))
     variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
     about = _known_times(sorted({near, far}))
     cell = replace(counts[near], log_s=counts[near].log_s + log_ratio, variance=variance, about=about)
-    return _on(cell, gpus, [counts[near], counts[far]], abs(clipped), 0.0, doubt(fallen))
+    below, above = max(abs(clipped), -by_number), max(0.0, by_number)
+    return _on(cell, gpus, [counts[near], counts[far]], below, above, doubt(fallen))
+
+
+def _along(share: float, rise: float) -> float:
+    """The logarithm of a step, over the nearer one, on a line that is continued by a share of its rise between both."""
+    return math.log(max(1 + share * -math.expm1(-rise), 0.1))
 
 
 def _on(

@@ -1,17 +1,17 @@
 """Which runs may be compared: those that differ in one thing, on the same machine and commit."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from multicard.config import schema
-from multicard.config.base import GLOBAL, ProfileWindow, Scale
+from multicard.config.base import GLOBAL, Scale
 from multicard.config.job import count
 from multicard.config.keys import flat
-from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.records import limits
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
 from multicard.records.schema_parts import TextRows
 
@@ -22,57 +22,12 @@ SCALE = "scale"
 ALL_THREADS = "all_threads"  # of all ranks
 LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only newer records have
 
-# The marks of runs that stand in tables of commands and in `notes` too
-SHARED, DISTURBED, LOADED, CROWD, PROFILED, STALLED, MIXED = AT_END = "*!&>tzm"
-NOTED = "*>tzmps+"  # marks that a note below a table counts
-BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is marked
 DOUBTFUL = "?"  # marks an efficiency above the possible
 DOUBTFUL_MEANING = Message(
     "notes.doubtful",
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the run on one was "
     "slower for another cause (fewer cores, load of others, clocks); measure it again",
     above=formulas.DOUBTFUL_EFFICIENCY,
-)
-
-
-class Mark(NamedTuple):
-    """A sign behind a run's status or figures."""
-
-    sign: str
-    column: str  # true or false for every run
-    meaning: str
-    applies: Callable[[AnyRecord], bool]
-
-
-def _is_crowded(record: AnyRecord) -> bool:
-    """True where a node ran more CPU ranks than it had cores."""
-    ranks = int(record.axes.get("gpus") or 1)
-    return record.axes.get("device") == "cpu" and record.cores is not None and ranks > record.cores
-
-
-def _is_traced(record: AnyRecord) -> bool:
-    profile = record.config.get("profile")
-    return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
-
-
-def _is_stalled(record: AnyRecord) -> bool:
-    return record.steps is not None and bool(record.steps.stalled_count)
-
-
-MARKS = (
-    Mark(SHARED, "oversubscribed", OVERSUBSCRIBED, lambda run: bool(run.oversubscribed)),
-    Mark("c", "cpu_ranks", "CPU ranks, not GPUs", lambda run: run.axes.get("device") == "cpu"),
-    Mark(DISTURBED, "disturbed", "others used its GPUs meanwhile", lambda run: bool(run.gpu and run.gpu.disturbed_by)),
-    Mark(LOADED, "loaded", "others kept over a tenth of its cores busy", lambda run: busy_share(run) > BUSY_SHARE),
-    Mark(CROWD, "crowded", CROWDED, _is_crowded),
-    Mark("p", "beside_others", "beside other runs on its machine", lambda run: bool(run.beside)),
-    Mark("r", "random_weights", "random weights: its loss is no model's", lambda r: r.axes.get("weights") == "random"),
-    Mark("s", "smoke", "smoke scale: shrunk to try the code", lambda run: run.config.get("scale") == "smoke"),
-    Mark(PROFILED, "profiled", "traced by a profiler while it trained: its times are longer than without", _is_traced),
-    Mark(STALLED, "stalled", "a process was stopped in a step, or the machine slept; measure it again", _is_stalled),
-    Mark(MIXED, "mixed_data", "its data was changed while it trained", lambda run: bool(run.data and run.data.changed)),
-    Mark("+", "restarted", "in several segments: stopped and started again", lambda run: len(run.segments) > 1),
-    Mark("d", "dirty_commit", "of changed code, not of the commit alone", lambda run: bool(run.dirty)),
 )
 
 
@@ -166,17 +121,6 @@ def content(record: AnyRecord) -> str | None:
     return record.data and record.data.fingerprint
 
 
-def busy_share(record: AnyRecord) -> float:
-    """The share of the run's cores that others had while it was measured."""
-    load = record.load
-    return ((load.others_cores or 0.0) + (load.stolen_cores or 0.0)) / record.cores if load and record.cores else 0.0
-
-
-def marks(record: AnyRecord) -> str:
-    """The marks behind the status of a run."""
-    return "".join(mark.sign for mark in MARKS if mark.sign in AT_END and mark.applies(record))
-
-
 def cell(record: AnyRecord, name: str) -> str:
     """A run's value of an axis or key, as the command line takes it."""
     if name in record.axes:
@@ -244,31 +188,22 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         names = sorted({str(other.name or other.pid) for others in disturbed for other in others})
         line = Message(
             "notes.disturbed",
-            f"{DISTURBED} others used the GPUs of {len(disturbed)} while they were measured ({', '.join(names)}): "
-            "see gpu.disturbed_by in the records",
+            f"{limits.DISTURBED.sign} others used the GPUs of {len(disturbed)} while they were measured "
+            f"({', '.join(names)}): see gpu.disturbed_by in the records",
             runs=len(disturbed),
             names=names,
         )
         lines.append(line)
-    if busy := [record for record in measured if busy_share(record) > BUSY_SHARE]:
-        most = max(busy, key=busy_share)
-        cores = busy_share(most) * (most.cores or 0)
+    if busy := [record for record in measured if limits.busy_share(record) > limits.BUSY_SHARE]:
+        most = max(busy, key=limits.busy_share)
+        cores = limits.busy_share(most) * (most.cores or 0)
         line = Message(
             "notes.loaded",
-            f"{LOADED} others kept up to {cores:.1f} of {most.cores} cores busy during {count(len(busy), 'run')}: "
-            "see load in the records",
+            f"{limits.LOADED.sign} others kept up to {cores:.1f} of {most.cores} cores busy during "
+            f"{count(len(busy), 'run')}: see load in the records",
             cores=round(cores, 1),
             of=most.cores,
             runs=len(busy),
         )
         lines.append(line)
-    marked = {mark: sum(map(mark.applies, measured)) for mark in MARKS if mark.sign in NOTED}
-    for mark, runs in marked.items():
-        if runs == 0:
-            continue
-        sign = f"{mark.sign} " if mark.sign in AT_END else ""  # where the table has it
-        line = Message(
-            "notes.mark", f"{sign}{mark.meaning}: {count(runs, 'run')}", sign=sign.strip(), mark=mark.column, runs=runs
-        )
-        lines.append(line)
-    return lines
+    return [*lines, *limits.notes(measured)]

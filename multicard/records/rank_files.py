@@ -15,7 +15,7 @@ from msgspec import Struct
 from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.schema_parts import Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 
@@ -84,6 +84,7 @@ class RankReport(Struct, kw_only=True):
     probe: RankProbe | None = None
     profile: dict[str, Any] | None = None
     ablations: dict[str, list[float]] | None = None
+    limits: list[Limit] = []
 
 
 class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):

@@ -23,6 +23,7 @@ from multicard.records.schema_parts import (
     Float,
     Gpu,
     Int,
+    Limit,
     Load,
     Memory,
     Number,
@@ -152,6 +153,9 @@ class Record(Struct, kw_only=True):
     cores: Annotated[Count, "of its first node that the run could use"] = None
     load: Annotated[Load | None, "of other processes on its first node"] = None
     beside: Annotated[Count, "other runs of the sweep that were measured on one of its nodes at the same time"] = None
+    limits: Annotated[
+        list[Limit], "what forbids to say something of it; of older records it follows from the rest"
+    ] = []
     hardware: Annotated[str | None, "names of the GPUs, or the CPU's model"] = None
     commit: Annotated[str | None, "of the checkout; null outside of one"] = None
     dirty: Annotated[bool | None, "tracked files differed from the commit"] = None

@@ -56,6 +56,14 @@ class Cause(Struct, frozen=True):
             force_setattr(self, "message", str(self.message))  # plain text, which is written as it is
 
 
+class Limit(Struct):
+    """A fact that forbids to say something of the run (`records.limits`)."""
+
+    code: Annotated[str, "of the fact, as loaded or trained-apart"]
+    says: Annotated[str, "the fact in a sentence"] = ""
+    forbids: Annotated[list[str], "rate, speed_up, learning, prediction or verdict; empty: nothing"] = []
+
+
 class Divergence(Struct):
     """Where the losses begin that are not finite up to the end."""
 

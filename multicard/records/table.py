@@ -10,7 +10,7 @@ from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message, link, say
-from multicard.records import comparable, figures, text_table
+from multicard.records import comparable, figures, limits, text_table
 from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
@@ -119,7 +119,7 @@ def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[An
 
 
 def _setting(group: Sequence[AnyRecord], axes: Sequence[str]) -> dict[str, str]:
-    marks = "".join(dict.fromkeys("".join(map(comparable.marks, group))))
+    marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, group))))
     row = {axis: comparable.cell(group[0], axis) for axis in axes}
     return row | {"n": str(len(group)) if len(group) > 1 else "-", "status": group[0].status + marks}
 

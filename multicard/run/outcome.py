@@ -20,7 +20,7 @@ from multicard.observe import diagnosis, gpu_record
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure, in_a_line, no_space, words_of
 from multicard.ranks.process import LOG_LINES, log_file
-from multicard.records import comparable, ownership, rank_files, run_folder, table
+from multicard.records import limits, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -146,6 +146,7 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     git, cpu = machine.git or Git(), machine.cpu or Cpu()
     record.commit, record.dirty, record.changes = git.commit, git.dirty, git.changes
     record.cores, record.hardware = cpu.cores, _hardware(run, machine, ranks)
+    record.limits = limits.of(record)
     return record, steps
 
 
@@ -168,6 +169,7 @@ def so_far(
     if config.probe.enabled and attempt.failure is None:
         record.probe = rank_files.probe_end(ranks, steps)
     record.segments = attempts.merge(run.folder, record.segments)
+    record.limits = [*{limit.code: limit for rank in ranks for limit in rank.limits}.values()]
     return record
 
 
@@ -290,7 +292,7 @@ def line(run: Run, title: str = "") -> Text:
         counted = f"{count(probe.steps, 'step')}, {record.total_s or 0.0:.1f} s"
         end = table.PROBE_ENDS[probe.ended_by]
         return ended.append(f"  [probe] step {probe.step_s:.4g} s{known}, {counted}; ended: {end}")
-    ended.append(f"{comparable.marks(record):<1}", "yellow").append(f" {table.figures_in_brief(record)}")
+    ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(f" {table.figures_in_brief(record)}")
     if not title:
         ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
     return ended.append(f"\n  {record.diagnosis.sentence}") if record.diagnosis else ended

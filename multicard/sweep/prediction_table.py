@@ -11,7 +11,7 @@ from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
 from multicard.estimate.observations import Basis
 from multicard.messages import Message
-from multicard.records import comparable, text_table
+from multicard.records import comparable, limits, text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
 from multicard.records.schema_parts import Interval
 
@@ -19,8 +19,8 @@ WIDTH = 120  # of notes
 NAMED = 3  # reasons or cells that are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
 MARKS = {
-    comparable.LOADED: Message("predict.loaded", "other programs kept its cores busy in all runs behind the estimate"),
-    comparable.DISTURBED: Message("predict.disturbed", "other programs used its GPUs in all runs behind the estimate"),
+    limits.LOADED.sign: Message("predict.loaded", "other programs kept its cores busy in all runs behind the estimate"),
+    limits.DISTURBED.sign: Message("predict.disturbed", "other programs used its GPUs in all runs behind the estimate"),
     comparable.DOUBTFUL: Message("predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"),
 }
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.observe.gpu_record import MERGED
+from multicard.records import limits
 from multicard.records.comparable import content
 from multicard.records.run_folder import ENVIRONMENT, RESULT, builtins, read_environment
 from multicard.records.schema import AnyRecord
@@ -27,6 +28,7 @@ CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+)
 # Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
 LISTS = ("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
+LIMITS = "limits"  # key of the codes of what limits the run
 RECORD = "run-record"  # type of an artifact
 FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, "torchtune.yaml")
 PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
@@ -78,9 +80,11 @@ def short_name(cell: str) -> str:
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:
-    """The user's tags, `probe`, and the status of a run that did not end ok."""
+    """The user's tags, `probe`, the status of a run that did not end ok, and what limits what may be said of it."""
     marks = {"probe": record.is_probe, record.status: record.status != "ok"}
-    return tuple(dict.fromkeys([*user_tags(record), *(mark for mark, applies in marks.items() if applies)]))
+    own = [mark for mark, applies in marks.items() if applies]
+    limited = [limit.code for limit in limits.of(record) if limit.forbids]
+    return tuple(dict.fromkeys([*user_tags(record), *own, *limited]))
 
 
 def user_tags(record: AnyRecord) -> list[str]:
@@ -122,6 +126,7 @@ def summary(record: AnyRecord) -> dict[str, Any]:
     The lines of a log are one text, and a list of texts one line.
     """
     own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
+    own[LIMITS] = [limit.code for limit in limits.of(record)]
     return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
 
 

@@ -18,10 +18,10 @@ from analysis.figures.setting_charts import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
 from analysis.report.sections import NO_GAIN, of_effects
 from analysis.runs import load
-from analysis.runs.columns import MARKS
 from analysis.stats import intervals
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread
+from multicard.records.limits import KINDS
 from tests.helpers import records
 from tests.helpers.messages import Told, codes, find, says, told
 from tests.helpers.records import write_all as write
@@ -159,7 +159,7 @@ def test_the_sentence(tmp_path: Path, each: list[dict[str, Any]], expected: list
 
 def test_marks_of_the_runs_and_what_cannot_be_stand_beside_the_sentence(tmp_path: Path):
     on_cpu = answer(tmp_path / "cpu", run(device="cpu", **DEFAULT), run(device="cpu", **TWO))
-    assert on_cpu.marks == [mark.meaning for mark in MARKS if mark.column == "cpu_ranks"]
+    assert on_cpu.marks == [str(mark.says) for mark in KINDS if mark.column == "cpu_ranks"]
     doubtful = answer(tmp_path / "doubtful", run(**DEFAULT), run(gpus=2, total_s=25.0))
     assert [told(mark) for mark in doubtful.marks] == [[Told("answer.impossible", None, {"efficiency": 2.0})]]
     assert doubtful.sentence == f"{doubtful.statement} [{doubtful.marks[0]}]."

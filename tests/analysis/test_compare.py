@@ -12,10 +12,10 @@ import pytest
 from analysis.__main__ import main
 from analysis.commands import compare
 from analysis.runs import load
-from analysis.runs.columns import MARKS
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
 from multicard.records import run_folder
+from multicard.records.limits import KINDS
 from tests.analysis.conftest import Said
 from tests.helpers import messages, records
 from tests.helpers.messages import says, told
@@ -251,7 +251,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
     assert compare.differences(ours, ours) == []
     text = "\n".join(compare.differences(ours, theirs))
     differing = {one.facts["name"]: (one.facts["a"], one.facts["b"]) for one in told(text) if "name" in one.facts}
-    (used,) = [mark.meaning for mark in MARKS if mark.column == "disturbed"]
+    (used,) = [str(mark.says) for mark in KINDS if mark.column == "disturbed"]
     expected = {
         "commit": ("8fdd49003", "fffffffff"),
         "hardware": ("NVIDIA H200", "A100"),

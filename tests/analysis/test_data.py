@@ -16,7 +16,7 @@ from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
-from analysis.runs.columns import MARKS
+from multicard.records.limits import KINDS
 from multicard.records.output import FORMATS, NAMED
 from multicard.records.text_table import CUT
 from tests.analysis.conftest import Said
@@ -223,13 +223,13 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
         "d": records.vision(dirty=True),
     }
-    assert list(marked) == [mark.sign for mark in MARKS]
+    assert list(marked) == [mark.sign for mark in KINDS]
     records.write_all(tmp_path, *marked.values())
     records.write(tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"})
     found = load.read([tmp_path])
     assert [run["marks"] for run in found.runs] == [*[sign.replace(">", "c>") for sign in marked], ""]
     lines = list_runs.output(found, found.runs, None).lines(None)
-    assert lines[-len(MARKS) :] == [f"{mark.sign}  {mark.meaning}" for mark in MARKS]
+    assert lines[-len(KINDS) :] == [f"{mark.sign}  {mark.says!s}" for mark in KINDS]
     assert [run["marks"] for run in sql.select(found.runs, "disturbed or smoke")] == ["!", "s"]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from analysis.commands import predictions
 from analysis.runs import load
-from analysis.runs.columns import MARKS
 from multicard.messages import Message
+from multicard.records.limits import KINDS
 from tests.analysis.conftest import Said
 from tests.helpers import records
 from tests.helpers.messages import says, told
@@ -63,9 +63,9 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(tmp_path:
     assert {each.run["seed"] for each in compared.figures if each.column == "peak_memory_bytes"} == {0, 1, 2}
     assert set(compared.left_out.values()) == {1}
     lines = said("predictions", tmp_path)
-    for mark in MARKS:
-        reason = f"times and energy left out, {mark.meaning}"
-        told_so = Message("predictions.no-times", reason, reason=mark.meaning) in compared.left_out
+    for mark in KINDS:
+        reason = f"times and energy left out, {mark.says!s}"
+        told_so = Message("predictions.no-times", reason, reason=str(mark.says)) in compared.left_out
         assert told_so == (mark.column in ("disturbed", "loaded"))
     assert says(lines, "predictions.ended", status="diverged")
     assert says(lines, "predictions.unknown-times", about="no record like it")

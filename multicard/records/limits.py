@@ -1,0 +1,315 @@
+"""Limits: facts of a run that forbid to say something of it.
+
+Whoever knows such a fact writes it into the record, once: the recorder of steps, the sampler of GPUs, the loader, the
+controller. Whoever speaks of runs (tables, rankings, effects, comparisons, claims, races, plans, charts, pages, W&B,
+Python) asks here what is forbidden, and says why in the limit's own words. A limit of a newer version, or of a plugin,
+carries all that is needed with it: its code, what it forbids and its sentence.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from multicard.config.base import ProfileWindow
+from multicard.config.job import count
+from multicard.config.placement import CROWDED, OVERSUBSCRIBED
+from multicard.messages import Message, code_of
+from multicard.records.schema import AnyRecord, ScriptRecord
+from multicard.records.schema_parts import Limit
+
+BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is limited
+UNKNOWN_SIGN = "#"  # in tables, of limits that this version does not know
+PREFIX = "limit."  # of the codes of messages that are limits
+# What the recorder of a script's steps saw, and how older records say it
+APART_CODE, OLD_APART = "script.no-process-group", "no process group"
+
+
+class Forbids(StrEnum):
+    """What a limit forbids.
+
+    rate: to take its times for those of the setting, where other runs have no such limit; to decide a claim of time.
+    speed_up: any speed-up, efficiency or recommendation by its number of GPUs.
+    learning: to compare its accuracy or loss.
+    prediction: to predict times of other runs from its own.
+    verdict: any ranking, comparison or claim.
+    """
+
+    rate = "rate"
+    speed_up = "speed_up"
+    learning = "learning"
+    prediction = "prediction"
+    verdict = "verdict"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A limit that this version finds by itself.
+
+    says: its sentence, with its code. sign: behind a run's status or figures in tables.
+    column: true or false for every run. forbids: empty for what is said of a run and limits nothing.
+    applies: True for records that have it. noted: count it in a note below tables of a sweep.
+    brief: its sign stands behind the status of a run that has ended.
+    """
+
+    says: Message
+    sign: str
+    column: str
+    forbids: frozenset[Forbids]
+    applies: Callable[[AnyRecord], bool]
+    noted: bool = False
+    brief: bool = False
+
+    @property
+    def code(self) -> str:
+        return self.says.code.removeprefix(PREFIX)
+
+    def limit(self) -> Limit:
+        return Limit(self.code, str(self.says), sorted(self.forbids))
+
+
+def _is_crowded(record: AnyRecord) -> bool:
+    """True where a node ran more CPU ranks than it had cores."""
+    ranks = int(record.axes.get("gpus") or 1)
+    return record.axes.get("device") == "cpu" and record.cores is not None and ranks > record.cores
+
+
+def _is_traced(record: AnyRecord) -> bool:
+    profile = record.config.get("profile")
+    return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
+
+
+def _is_stalled(record: AnyRecord) -> bool:
+    return record.steps is not None and bool(record.steps.stalled_count)
+
+
+def _is_disturbed(record: AnyRecord) -> bool:
+    return bool(record.gpu and record.gpu.disturbed_by)
+
+
+def _trained_apart(record: AnyRecord) -> bool:
+    """True for a script whose ranks did not join a process group, as its recorder saw."""
+    if not isinstance(record, ScriptRecord):
+        return False
+    return APART_CODE in record.seen_codes or any(text.startswith(OLD_APART) for text in record.seen)
+
+
+def busy_share(record: AnyRecord) -> float:
+    """The share of the run's cores that others had while it was measured."""
+    load = record.load
+    if load is None or not record.cores:
+        return 0.0
+    return ((load.others_cores or 0.0) + (load.stolen_cores or 0.0)) / record.cores
+
+
+def _only(*forbidden: Forbids) -> frozenset[Forbids]:
+    return frozenset(forbidden)
+
+
+OVERSUBSCRIBED_GPUS = Kind(
+    Message("limit.oversubscribed", OVERSUBSCRIBED),
+    "*",
+    "oversubscribed",
+    _only(Forbids.rate, Forbids.prediction, Forbids.verdict),
+    lambda record: bool(record.oversubscribed),
+    noted=True,
+    brief=True,
+)
+ON_CPU = Kind(
+    Message("limit.cpu-ranks", "CPU ranks, not GPUs"),
+    "c",
+    "cpu_ranks",
+    _only(),
+    lambda record: record.axes.get("device") == "cpu",
+)
+DISTURBED = Kind(
+    Message("limit.disturbed", "other programs used its GPUs meanwhile"),
+    "!",
+    "disturbed",
+    _only(Forbids.rate),
+    _is_disturbed,
+    brief=True,
+)
+LOADED = Kind(
+    Message("limit.loaded", f"other programs used more than {BUSY_SHARE:.0%} of its cores"),
+    "&",
+    "loaded",
+    _only(Forbids.rate),
+    lambda record: busy_share(record) > BUSY_SHARE,
+    brief=True,
+)
+CROWD = Kind(
+    Message("limit.crowded", CROWDED),
+    ">",
+    "crowded",
+    _only(Forbids.rate, Forbids.prediction),
+    _is_crowded,
+    noted=True,
+    brief=True,
+)
+BESIDE = Kind(
+    Message("limit.beside-others", "beside other runs on its machine"),
+    "p",
+    "beside_others",
+    _only(),
+    lambda record: bool(record.beside),
+    noted=True,
+)
+RANDOM_WEIGHTS = Kind(
+    Message("limit.random-weights", "random weights: its loss is no model's"),
+    "r",
+    "random_weights",
+    _only(),
+    lambda record: record.axes.get("weights") == "random",
+)
+SMOKE = Kind(
+    Message("limit.smoke", "smoke scale: shrunk to try the code"),
+    "s",
+    "smoke",
+    _only(),
+    lambda record: record.config.get("scale") == "smoke",
+    noted=True,
+)
+PROFILED = Kind(
+    Message("limit.profiled", "traced by a profiler while it trained: its times are longer than without"),
+    "t",
+    "profiled",
+    _only(Forbids.rate, Forbids.prediction),
+    _is_traced,
+    noted=True,
+    brief=True,
+)
+STALLED = Kind(
+    Message("limit.stalled", "a process was stopped in a step, or the machine slept; measure it again"),
+    "z",
+    "stalled",
+    _only(Forbids.rate),
+    _is_stalled,
+    noted=True,
+    brief=True,
+)
+MIXED_DATA = Kind(
+    Message("limit.mixed-data", "its data was changed while it trained"),
+    "m",
+    "mixed_data",
+    _only(Forbids.learning, Forbids.verdict),
+    lambda record: bool(record.data and record.data.changed),
+    noted=True,
+    brief=True,
+)
+APART = Kind(
+    Message("limit.trained-apart", "no process group: each rank trained a copy of its own"),
+    "a",
+    "trained_apart",
+    _only(Forbids.speed_up, Forbids.prediction),
+    _trained_apart,
+    noted=True,
+    brief=True,
+)
+RESTARTED = Kind(
+    Message("limit.restarted", "in several segments: stopped and started again"),
+    "+",
+    "restarted",
+    _only(),
+    lambda record: len(record.segments) > 1,
+    noted=True,
+)
+DIRTY = Kind(
+    Message("limit.dirty-commit", "of changed code, not of the commit alone"),
+    "d",
+    "dirty_commit",
+    _only(),
+    lambda record: bool(record.dirty),
+)
+KINDS = (
+    *(OVERSUBSCRIBED_GPUS, ON_CPU, DISTURBED, LOADED, CROWD, BESIDE, RANDOM_WEIGHTS, SMOKE, PROFILED, STALLED),
+    *(MIXED_DATA, APART, RESTARTED, DIRTY),
+)
+BY_CODE: Mapping[str, Kind] = {kind.code: kind for kind in KINDS}
+
+
+def made(says: Message, *forbids: Forbids) -> Limit:
+    """A limit as whoever knows the fact writes it down; its code is that of the message, without "limit."."""
+    return Limit(code_of(says).removeprefix(PREFIX), str(says), sorted(forbids))
+
+
+def of(record: AnyRecord) -> list[Limit]:
+    """All limits of a record: those written into it, and those that follow from what else it holds."""
+    found = {kind.code: kind.limit() for kind in KINDS if kind.applies(record)}
+    written = {limit.code: limit for limit in record.limits}
+    return in_order({**written, **found}.values())
+
+
+class Limited(Protocol):
+    """What has limits: a run."""
+
+    @property
+    def limits(self) -> Sequence[Limit]: ...
+
+
+AnyLimited = TypeVar("AnyLimited", bound=Limited)
+
+
+def forbidding(limits: Iterable[Limit], *what: Forbids) -> list[Limit]:
+    """The limits that forbid one of these."""
+    return [limit for limit in limits if not {*what}.isdisjoint(limit.forbids)]
+
+
+def trusted(runs: Sequence[AnyLimited], what: Forbids) -> list[AnyLimited]:
+    """The runs of which nothing forbids `what`; all of them where each has such a limit."""
+    return [run for run in runs if not forbidding(run.limits, what)] or [*runs]
+
+
+def column(code: str) -> str | None:
+    """The column of runs that says whether they have a limit; None of one that this version does not know."""
+    return BY_CODE[code].column if code in BY_CODE else None
+
+
+def sign(code: str) -> str:
+    """The sign of a limit in tables."""
+    return BY_CODE[code].sign if code in BY_CODE else UNKNOWN_SIGN
+
+
+def signs(limits: Iterable[Limit]) -> str:
+    """The signs of limits, each once, in the order of the registry."""
+    found = {sign(limit.code) for limit in limits}
+    return "".join(one for one in [*(kind.sign for kind in KINDS), UNKNOWN_SIGN] if one in found)
+
+
+def brief_signs(record: AnyRecord) -> str:
+    """The signs behind the status of a run that has ended: of what limits its figures."""
+    return signs(limit for limit in of(record) if limit.code not in BY_CODE or BY_CODE[limit.code].brief)
+
+
+def in_order(limits: Iterable[Limit]) -> list[Limit]:
+    """Limits, each once, in the order of the registry; those that this version does not know come last."""
+    by_code = {limit.code: limit for limit in limits}
+    return [by_code[code] for code in dict.fromkeys([*(code for code in BY_CODE if code in by_code), *by_code])]
+
+
+def legend(limits: Iterable[Limit]) -> list[str]:
+    """A line for each limit, with its sign."""
+    return [f"{sign(limit.code)}  {limit.says}" for limit in in_order(limits)]
+
+
+def notes(records: Sequence[AnyRecord]) -> list[str]:
+    """A line for each limit of some runs, with their number; not for those of which a note of its own says more."""
+    counted: dict[str, list[Limit]] = {}
+    for record in records:
+        for limit in of(record):
+            if limit.code not in BY_CODE or BY_CODE[limit.code].noted:
+                counted.setdefault(limit.code, []).append(limit)
+    return [_note(limit, len(counted[limit.code])) for limit in in_order(own[0] for own in counted.values())]
+
+
+def _note(limit: Limit, runs: int) -> str:
+    kind = BY_CODE.get(limit.code)
+    in_table = kind is None or kind.brief
+    beginning = f"{sign(limit.code)} " if in_table else ""
+    return Message(
+        "notes.mark",
+        f"{beginning}{limit.says}: {count(runs, 'run')}",
+        sign=beginning.strip(),
+        mark=limit.code if kind is None else kind.column,
+        runs=runs,
+    )
