@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS, legend
@@ -184,7 +185,7 @@ class Ranking:
         return ", ".join(filter(None, (_text(self.goal, setting.cost) + self.paced, accuracy, loss, repetitions)))
 
     @property
-    def sentences(self) -> list[str]:
+    def sentences(self) -> list[Message]:
         """What the best setting is, and which runs do not tell from it."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         best = self.best
@@ -238,7 +239,7 @@ class Ranking:
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
 
-Answered = Callable[[Ranking], list[str]]
+Answered = Callable[[Ranking], Sequence[str]]
 
 
 def _text(goal: str, value: float) -> str:
@@ -329,7 +330,7 @@ def _without_figure(goal: str, column: str, runs: int) -> Refusal:
     return Refusal("best.no-figure", said, key="--price" if goal == COST else None, goal=goal, column=column, runs=runs)
 
 
-def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[str]:
+def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequence[Run]) -> list[Message]:
     statuses = Counter(clean(run["status"]) for run in runs)
     traced = sum(run["status"] == "ok" and run[grouping.TRACED] for run in runs)
     without, beyond = statuses["ok"] - len(with_figure) - traced, len(with_figure) - len(ranked)
@@ -343,7 +344,7 @@ def _not_ranked(runs: Sequence[Run], with_figure: Sequence[Run], ranked: Sequenc
     if not counts:
         return []
     said = f"not ranked: {', '.join(f'{number} {what}' for what, number in counts.items())}"
-    about = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
+    about: dict[str, Any] = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
     ended = {status: number for status, number in statuses.items() if status != "ok"}
     return [Message("best.not-ranked", said, not_ok=ended, **about)]
 
