@@ -243,7 +243,7 @@ class Answer:
     def _accuracy_beside(self, accuracy: float, against: RankedSetting, other: float) -> Message:
         """The accuracy of the best setting, beside that of the one that it is compared with."""
         points = 100 * abs(accuracy - other)
-        about = {"accuracy": accuracy, "other": other}
+        about: dict[str, Any] = {"accuracy": accuracy, "other": other}
         if self.ranking.more_accurate(self.best, against):
             return Message("answer.more-accurate", f"{points:.1f} points more accurate ({accuracy:.1%})", **about)
         if self.ranking.more_accurate(against, self.best):
@@ -255,7 +255,7 @@ class Answer:
 
     def _loss_beside(self, loss: float, against: RankedSetting, other: float) -> Message:
         """The loss of the best setting, beside that of the one that it is compared with."""
-        about = {"loss": loss, "other": other}
+        about: dict[str, Any] = {"loss": loss, "other": other}
         if self.ranking.more_accurate(self.best, against):
             return Message("answer.lower-loss", f"a lower loss ({loss:.3f})", **about)
         if self.ranking.more_accurate(against, self.best):

@@ -85,7 +85,7 @@ def _as_dict(verdict: Verdict) -> dict[str, Any]:
     return about | judged | {"decides": verdict.decides}
 
 
-def summary(verdicts: Sequence[Verdict]) -> list[str]:
+def summary(verdicts: Sequence[Verdict]) -> Sequence[str]:
     counts = Counter(verdict.verdict for verdict in verdicts)
     phrases = [f"{counts[kind]} {kind if counts[kind] == 1 else plural}" for kind, plural in SUMMARISED.items()]
     said = f"{count(len(verdicts), 'claim')}: {', '.join(phrases)}"
@@ -101,10 +101,10 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def _explained(verdicts: Sequence[Verdict]) -> list[str]:
+def _explained(verdicts: Sequence[Verdict]) -> Sequence[str]:
     if not any(verdict.figures for verdict in verdicts):
         return summary(verdicts)
-    lines = [
+    lines: list[str] = [
         *summary(verdicts),
         Message(
             "claim.brackets",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS
@@ -191,7 +192,7 @@ class Ranking:
         return ", ".join(filter(None, (_text(self.goal, setting.cost) + self.paced, accuracy, loss, repetitions)))
 
     @property
-    def sentences(self) -> list[str]:
+    def sentences(self) -> list[Message]:
         """What the best setting is, and which runs do not tell from it."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         best = self.best
@@ -245,7 +246,7 @@ class Ranking:
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
 
-Answered = Callable[[Ranking], list[str]]
+Answered = Callable[[Ranking], Sequence[str]]
 
 
 def _text(goal: str, value: float) -> str:
@@ -380,7 +381,7 @@ def _without_figure(goal: str, column: str, runs: int) -> Refusal:
     return Refusal("best.no-figure", said, key="--price" if goal == COST else None, goal=goal, column=column, runs=runs)
 
 
-def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[str]:
+def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
     statuses = Counter(clean(run["status"]) for run in runs)
     traced, beyond = selected.traced, len(selected.with_figure) - len(selected.ranked)
     limited = sum(selected.untold.values()) + sum(selected.disturbed.values())
@@ -397,7 +398,7 @@ def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[str]:
     if not counts:
         return []
     said = f"not ranked: {', '.join(f'{number} {what}' for what, number in counts.items())}"
-    about = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
+    about: dict[str, Any] = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
     about |= {"untold": sum(selected.untold.values()), "disturbed": sum(selected.disturbed.values())}
     ended = {status: number for status, number in statuses.items() if status != "ok"}
     return [Message("best.not-ranked", said, not_ok=ended, **about)]

@@ -56,8 +56,8 @@ ON_CPU = Message(
 )
 REMEDY = Message(
     "predictions.remedy",
-    "a run is predicted before it starts, from earlier records, so the first has no prediction; measure more cells, as "
-    "the same command with `-m gpus=1,2` does, or give another folder",
+    "runs are predicted before they start, from earlier records, so the first has no prediction; measure more cells, "
+    "as with `-m gpus=1,2`, or give another folder",
 )
 
 

@@ -41,11 +41,12 @@ def _read(run: Run) -> DetailedRun:
     try:
         record = run.record()
     except (OSError, ValueError):  # removed, or measured again, since it was listed
-        return DetailedRun(run.folder, run.columns, run.prediction)
+        return DetailedRun(run.folder, run.columns, run.prediction, run.limits)
     known = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
     phases, recipe = {name: known[name] for name in PHASES if name in known}, record.config.get("recipe")
     diagnosis = record.diagnosis.sentence if record.diagnosis else None
-    return DetailedRun(run.folder, run.columns, run.prediction, recipe, phases, diagnosis, run.environment())
+    own = (run.folder, run.columns, run.prediction, run.limits)
+    return DetailedRun(*own, recipe, phases, diagnosis, run.environment())
 
 
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
