@@ -202,7 +202,7 @@ def efficiency(task: Task, option: Option) -> float | None:
 
 def _comparisons(plan: Plan) -> list[str]:
     """Makespan, bound, the simple plans, and delays."""
-    notes = [_makespan(plan), _bound(plan)]
+    notes: list[str] = [_makespan(plan), _bound(plan)]
     simple = (
         ("in turn", "one after the other on all", plan.in_turn),
         ("fewest GPUs each", "each on as few as it may have", plan.one_gpu_each),
