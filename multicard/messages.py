@@ -88,14 +88,23 @@ def _in_codes(code: str, key: str | None, facts: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A fact as JSON; a message within another as itself; a number with six digits, as machines differ in the last."""
+    """A fact as JSON; a message within another as itself."""
     if isinstance(value, Message):
         return str(value)
+    return json.dumps(_rounded(value), default=str)
+
+
+def _rounded(value: Any) -> Any:
+    """A fact with six digits of each number, as machines differ in the last, and sets in their order."""
     if isinstance(value, float):
-        value = float(f"{value:.6g}")
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {str(name): _rounded(inner) for name, inner in value.items()}
     if isinstance(value, set | frozenset):
-        value = sorted(value)
-    return json.dumps(value, default=str)
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value
 
 
 class Refusal(ValueError):  # noqa: N818 (the word that users read)

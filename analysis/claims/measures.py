@@ -231,6 +231,7 @@ class Measure:
     """A measure, by which rules compare runs.
 
     words: the figure as a sentence names it. column: by which `best_of` picks the best and the worst.
+    of_profile: of runs that were profiled, whose times are compared with one another's alone.
     forbidden: limits of a run that forbid one of these forbid the measure: of times, of what was learnt, or none of
         what is counted.
     """
@@ -239,6 +240,15 @@ class Measure:
     interval: Callable[[Sides], Interval]
     column: str = ""
     forbidden: frozenset[Forbids] = OF_TIME
+    of_profile: bool = False
+
+
+def _profiled(words: str, form: Callable[..., Interval], figure: Figure | RankFigure) -> Measure:
+    return Measure(words, partial(form, figure=figure), of_profile=True)
+
+
+def _profiled_ratio(words: str, figure: Figure) -> Measure:
+    return _profiled(words, Sides.ratio, figure)
 
 
 def _form(
@@ -264,7 +274,7 @@ def _exact(words: str, column: str) -> Measure:
 
 
 def _time_in(words: str, metric: RankFigure) -> Measure:
-    return _form(f"{words}, a profiled step and rank", time_in, _mean_of_ranks(metric, per_step=True))
+    return _profiled(f"{words}, a profiled step and rank", time_in, _mean_of_ranks(metric, per_step=True))
 
 
 _FIVE_CALLS = (
@@ -344,35 +354,41 @@ MEASURES = {
     "time_in_memcpy": _time_in("time in cudaMemcpyAsync", MEMCPY),
     "time_in_event_destroy": _time_in("time in cudaEventDestroy", DESTROY),
     "time_broadcasting": _time_in("time of ncclDevKernel_Broadcast", BROADCAST),
-    "share_of_launches": _ratio(f"share of cudaLaunchKernel {_OF_FOUR} collectives", _over(LAUNCHING, FOUR)),
-    "share_of_collectives": _ratio(f"share of collectives {_OF_FOUR} cudaLaunchKernel", _over(communicating, FOUR)),
-    "copies_over_others": _form(f"fall of host-to-device copies {_THAN_OTHERS}", falls_over_others, COPYING),
-    "memcpy_over_others": _form(f"fall of cudaMemcpyAsync {_THAN_OTHERS}", falls_over_others, MEMCPY),
-    "launching_with_iteration": _form(
+    "share_of_launches": _profiled_ratio(f"share of cudaLaunchKernel {_OF_FOUR} collectives", _over(LAUNCHING, FOUR)),
+    "share_of_collectives": _profiled_ratio(
+        f"share of collectives {_OF_FOUR} cudaLaunchKernel", _over(communicating, FOUR)
+    ),
+    "copies_over_others": _profiled(f"fall of host-to-device copies {_THAN_OTHERS}", falls_over_others, COPYING),
+    "memcpy_over_others": _profiled(f"fall of cudaMemcpyAsync {_THAN_OTHERS}", falls_over_others, MEMCPY),
+    "launching_with_iteration": _profiled(
         "part of cudaLaunchKernel in the profiled time, where an iteration takes longer / where it takes less",
         *(with_iteration, _over(LAUNCHING, window)),
     ),
-    "launches_over_copies": _form(
+    "launches_over_copies": _profiled(
         "cudaLaunchKernel and cudaStreamSynchronize / host-to-device copies",
         *(Sides.factor, _over(_combined(sum, LAUNCHING, STREAM), COPYING)),
     ),
-    "share_launching": _ratio("part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)),
-    "share_synchronising": _ratio("part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)),
-    "share_waiting": _form("part of cudaStreamSynchronize in the profiled time", Sides.share, _over(STREAM, window)),
-    "share_of_lesser_call": _form(
+    "share_launching": _profiled_ratio("part of cudaLaunchKernel in the profiled time", _over(LAUNCHING, window)),
+    "share_synchronising": _profiled_ratio("part of cudaStreamSynchronize in the profiled time", _over(STREAM, window)),
+    "share_waiting": _profiled(
+        "part of cudaStreamSynchronize in the profiled time", Sides.share, _over(STREAM, window)
+    ),
+    "share_of_lesser_call": _profiled(
         "part of the lesser of cudaLaunchKernel and cudaStreamSynchronize in the profiled time",
         *(Sides.share, _over(_combined(min, LAUNCHING, STREAM), window)),
     ),
-    "share_of_five": _ratio(_FIVE_CALLS, _over(FIVE, window)),
-    "share_of_calls": _form(
+    "share_of_five": _profiled_ratio(_FIVE_CALLS, _over(FIVE, window)),
+    "share_of_calls": _profiled(
         "part of launches and synchronisation in a rank's CUDA calls", Sides.share, _mean_of_ranks(waiting_share)
     ),
-    "share_copying": _form("part of host-to-device copies in the profiled time", Sides.share, _over(COPYING, window)),
-    "first_calls_over_others": _form(
+    "share_copying": _profiled(
+        "part of host-to-device copies in the profiled time", Sides.share, _over(COPYING, window)
+    ),
+    "first_calls_over_others": _profiled(
         "the lesser of cudaEventSynchronize and cudaLaunchKernel / the greatest of the other three",
         *(Sides.factor, _over(_combined(min, EVENT, LAUNCHING), _combined(max, ALL_GATHER, STREAM, COPYING))),
     ),
-    "all_gather_over_rest": _form(
+    "all_gather_over_rest": _profiled(
         "AllGather / the greater of cudaStreamSynchronize and host-to-device copies",
         *(Sides.factor, _over(ALL_GATHER, _combined(max, STREAM, COPYING))),
     ),

@@ -26,7 +26,7 @@ from analysis.claims.comparison import (
     Sides,
     UnitName,
 )
-from analysis.claims.measures import MEASURES
+from analysis.claims.measures import MEASURES, Measure
 from analysis.experiments import Panel
 from analysis.runs import grouping
 from analysis.runs.grouping import Cell, of_setting
@@ -77,10 +77,14 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def forbidden(self) -> set[Forbids]:
         """Limits that forbid one of these forbid to judge the rule by a run."""
-        measures = (getattr(self, name, "") for name in ("measure", "than_measure"))
-        of_measures = [MEASURES[measure].forbidden for measure in measures if measure]
         of_axes = {Forbids.speed_up} if "gpus" in self.axes else set[Forbids]()
-        return of_axes.union(*of_measures)
+        return of_axes.union(*(measure.forbidden for measure in self.measures))
+
+    @property
+    def measures(self) -> list[Measure]:
+        """What is measured of runs."""
+        names = (getattr(self, name, "") for name in ("measure", "than_measure"))
+        return [MEASURES[name] for name in names if name]
 
     @property
     def text(self) -> str:

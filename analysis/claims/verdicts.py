@@ -240,6 +240,8 @@ class _Candidate:
         """What forbids to judge this claim by these runs; not what the claim itself is about."""
         forbidden = {Forbids.verdict}.union(*(rule.forbidden for rule in self.claim.rules))
         about = {axis for rule in self.claim.rules for axis in rule.axes}
+        if all(measure.of_profile for rule in self.claim.rules for measure in rule.measures):
+            about.add(limits.PROFILED.column)
         found = limits.forbidding(limits.in_order(grouping.limits_of(self.runs)), *forbidden)
         return [limit for limit in found if limits.column(limit.code) not in about]
 

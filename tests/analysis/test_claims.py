@@ -77,7 +77,7 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeyp
             continue  # no other world: cells of the claim
         changes = {"started_at": "2027-01-01T00:00:00Z"} | own
         others = [
-            replace(run, columns=run.columns | changes | ({} if columns else {"gpus": run["gpus"] + 4}))
+            records.changed(run, changes | ({} if columns else {"gpus": run["gpus"] + 4}))
             for run in fail
             if run["lr"] != REPEATED_LR
         ]
@@ -126,7 +126,7 @@ def test_a_spoiled_run_decides_nothing_nor_do_the_lucky_ones_of_its_cell(
     runs = [run for run in runs_of(tmp_path) if run["lr"] != REPEATED_LR]
     spoiled = [run for run in runs if all(run[column] == value for column, value in which.items())]
     others = [run for run in runs_of(tmp_path) if run.folder not in {run.folder for run in spoiled}]
-    changed = [replace(run, columns=run.columns | columns) for run in spoiled]
+    changed = [records.changed(run, columns) for run in spoiled]
     (judgement,) = judge([*others, *changed], claims=named([name]))
     assert judge([*others, *spoiled], claims=named([name]))[0].verdict == "holds" and judgement.said == said
     assert said != "half measured" or f"gpus=1 {columns['status']} (1 of 3 runs)" in judgement.why

@@ -4,6 +4,7 @@ tests/analysis/test_data.py holds these against records that were measured.
 """
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from analysis.runs.load import Run as AnalysedRun
 from multicard.config.base import plain
 from multicard.llm import summary as llm_summary
 from multicard.measure import formulas, timing
 from multicard.observe.profiles.metrics import Profile
-from multicard.records import ownership, run_folder
+from multicard.records import limits, ownership, run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
@@ -340,3 +342,11 @@ def claim(folder: Path, **who: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(told))
     return path
+
+
+def changed(run: AnalysedRun, columns: dict[str, Any]) -> AnalysedRun:
+    """A run with other columns, and the limits that those say it has."""
+    flags = {kind.code: bool(columns[kind.column]) for kind in limits.KINDS if kind.column in columns}
+    kept = [limit for limit in run.limits if flags.get(limit.code, True)]
+    added = [kind.limit() for kind in limits.KINDS if flags.get(kind.code)]
+    return replace(run, columns=run.columns | columns, limits=tuple(limits.in_order([*kept, *added])))
