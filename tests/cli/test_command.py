@@ -17,7 +17,7 @@ from multicard import messages
 from multicard.messages import say
 from tests.conftest import ROOT, SMALL, Called, command
 from tests.helpers import cells
-from tests.helpers.messages import codes, find, told, within
+from tests.helpers.messages import codes, find
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
 
 def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):
     code, printed = called(*in_folder(tmp_path / "run"), "dry_run=true")
-    assert code == 0 and find(printed, "sweep.dry-run-alone").facts["folder"] == str(tmp_path / "run")
+    assert code == 0 and find(printed, "sweep.dry-run-alone").facts["folder"].startswith(str(tmp_path / "run"))
     assert "00000000" not in printed and not (tmp_path / "run").exists()
 
 
@@ -153,8 +153,8 @@ def test_answers_that_need_no_torch_do_not_wait_for_it(entry: str, words: list[s
     imported = {line.split("|")[2].strip() for line in done.stderr.splitlines() if line.count("|") == 2}
     assert "hydra" in imported
     assert not imported & {"torch", "torchvision", "torchtune", "datasets", "wandb", "pyarrow", "sklearn"}
-    keys = [inner.key for message in told(done.stdout + done.stderr) for inner in within(message) if inner.key]
-    assert keys == ([] if key is None else [key])
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "refused" in line and line.count("|") != 2]
+    assert len(said) == (key is not None) and all(str(key) in line for line in said)
     assert done.returncode == bool(key) and not (tmp_path / "run").exists()
 
 
