@@ -255,7 +255,7 @@ def cause_of(cell: Cell) -> str:
     cause = cell.result and cell.result.record.cause
     if cause is None:
         return ""
-    is_shared_memory = cause.code == "disk.full" and cause.facts["path"].startswith(str(SHARED_MEMORY))
+    is_shared_memory = cause.code == "disk.full" and cause.facts.get("path", "").startswith(str(SHARED_MEMORY))
     if cause.kind in EVERYWHERE and not is_shared_memory:
         return cause.kind
     if cause.kind != "refused":
