@@ -20,6 +20,8 @@ from functools import cache
 
 import numpy as np
 
+from multicard.messages import Refusal
+
 CONFIDENCE = 0.95
 NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
 POWER = 0.8
@@ -148,7 +150,7 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
     """
     means = [math.fsum(side) / len(side) for side in (a, b)]
     if min(means) <= 0:
-        raise ValueError("nothing to compare with: it is 0")
+        raise Refusal("repeated.zero", "nothing to compare with: it is 0")
     between = variance_between(spreads, len(a), len(b))
     total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
     return Ratio(means[1] / means[0], math.sqrt(total.variance), total.degrees, repeated=between is not None)

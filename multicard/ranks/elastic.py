@@ -31,7 +31,7 @@ from multicard.machine import devices, environment, private
 from multicard.machine.environment import host
 from multicard.measure import memory
 from multicard.messages import Message, say
-from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, unwritable, was_killed
+from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, unwritable
 from multicard.ranks.os_calls import SHARED_SIGNALS
 from multicard.ranks.process import LOG_LINES, UNWRITABLE, Job, error_file, exit_with_bad_fork, log_file, work_as_rank
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # Option of the resource tracker's interpreter: it says nothing of what ranks that were ended left to it to remove
 NO_COMPLAINT = "ignore:resource_tracker:UserWarning"
+# A rank that the system has killed, in records without codes; a DataLoader's worker, by torch's error
+KILLED = ("killed by SIGKILL", "killed by signal: Killed")
 # Of a rank's log, and of each of the two parts that are kept of a longer one; seconds between two looks at them
 MOST_LOG_BYTES, KEPT_LOG_BYTES, LOG_LOOK_S = 16 << 20, 1 << 20, 0.5
 MEETING_S = 300.0  # within which all nodes of a run must have come up
@@ -115,6 +117,13 @@ def launch(work: str, arguments: tuple[Any, ...], placement: Placement, job: Job
         return _oom_if_killed(_launch(work, arguments, placement, job), kills)
     except Interrupted as interruption:
         return interruption.failure
+
+
+def was_killed(failure: Failure) -> bool:
+    """True of a rank, or of a process that it waits for, that SIGKILL ended."""
+    if failure.code == "rank.killed":
+        return failure.facts["signal"] == "SIGKILL"
+    return any(words in failure.message for words in KILLED)
 
 
 def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure | None:

@@ -118,17 +118,6 @@ def unwritable(
     )
 
 
-# In records without codes, and in torch's error of a DataLoader whose worker got SIGKILL
-KILLED = ("killed by SIGKILL", "killed by signal: Killed")
-
-
-def was_killed(failure: Failure) -> bool:
-    """True of a rank, or of a process that it waits for, that SIGKILL ended."""
-    if failure.code == "rank.killed":
-        return failure.facts["signal"] == "SIGKILL"
-    return any(words in failure.message for words in KILLED)
-
-
 # Words of errors for want of memory: of the host, by torch's allocator and the system; of torch, the driver and NCCL;
 # of cuBLAS, cuDNN and cuSOLVER; of cuBLASLt
 HOST_OOM = ("can't allocate memory", "cannot allocate memory")

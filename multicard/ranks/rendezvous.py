@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from multicard.measure.timing import clock_s, pause
+from multicard.messages import Message
 
 BACKEND = "multicard"
 RETRY_S = 0.1
@@ -46,7 +47,13 @@ class OneAddress(StaticTCPRendezvous):
         store.set(f"node {self.rank}", "here")
         while not store.check([f"node {rank}" for rank in range(self.world_size)]):
             if clock_s() > deadline_s:
-                raise TimeoutError(f"not all {self.world_size} nodes came within {self.timeout}")
+                message = Message(
+                    "rank.nodes-absent",
+                    f"not all {self.world_size} nodes came within {self.timeout}",
+                    nodes=self.world_size,
+                    seconds=self.timeout.total_seconds(),
+                )
+                raise TimeoutError(message)
             pause(RETRY_S)
         address = RendezvousStoreInfo(self.master_addr, self.master_port)
         return RendezvousInfo(store, self.rank, self.world_size, address)

@@ -52,6 +52,7 @@ class Journal:
             before = self.entries.pop(0)
             changed = [key for key, value in head.items() if before.get(key) != value]
             if changed:
+                self._lock.release()  # whoever keeps the error keeps this journal
                 raise Refusal(
                     "journal.other-head",
                     f"{owner}: it was cut off with another {' and '.join(changed)}; choose another name, "

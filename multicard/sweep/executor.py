@@ -38,7 +38,8 @@ NO_LIMIT_MIN = 60 * 24 * 365
 IN_A_ROW = 3  # failures of one cause that end a sweep
 EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
 UNWRITABLE = ("folder.unwritable", "job.log-unwritable")  # codes of refusals for a folder that cannot be written to
-CODE = "job.other-code"  # code of the refusal of a job whose code was changed
+OTHER_CODE = "job.other-code"  # code of the refusal of a job whose code was changed
+NO_RECORD = "cell.no-record"  # code of the failure of a process that ended without a record: it was killed
 
 
 @dataclass
@@ -254,14 +255,14 @@ def cause_of(cell: Cell) -> str:
     cause = cell.result and cell.result.record.cause
     if cause is None:
         return ""
-    is_shared_memory = cause.code == "disk.full" and cause.facts["path"].startswith(str(SHARED_MEMORY))
+    is_shared_memory = cause.code == "disk.full" and cause.facts.get("path", "").startswith(str(SHARED_MEMORY))
     if cause.kind in EVERYWHERE and not is_shared_memory:
         return cause.kind
     if cause.kind != "refused":
         return ""
     if cause.code in UNWRITABLE:
         return "disk"
-    if cause.code == CODE:
+    if cause.code == OTHER_CODE:
         return "code"
     key = cause.key or re.split("[=:]", cause.message)[0]  # a refusal without a code begins with its key
     return f"data, {key}" if key in schema.keys(Role.input) else ""
@@ -269,7 +270,7 @@ def cause_of(cell: Cell) -> str:
 
 def left_no_record(cause: Failure) -> bool:
     """True where a cell's process ended without a record: it was killed."""
-    return cause.code == "cell.no-record"
+    return cause.code == NO_RECORD
 
 
 def _data(cell: Cell) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ PHOTOGRAPHS = (
 STOPPED_S = 40.0  # above 20 steps, on a machine that is busy too
 REPLACED = "photographs/train/cats/0.jpg"
 SAYS_FAILED = r"^(\[./2\] .*)?failed: "
-NO_SPACE = SAYS_FAILED + r".*(No space left|disk)"
+NO_SPACE = SAYS_FAILED + r".*(No space left|\[\[(disk\.full|folder\.))"
 
 
 def move_away(trial: Trial) -> None:
@@ -92,25 +92,27 @@ def is_marked(sign: str) -> Callable[[Trial], str | None]:
 
 # Kinds of faults: by what a rank does, at its third step (in the second epoch, with the first on disk), and so on
 AT_STEP = Fault("", inside="hold@step3", at=held, statuses=FAILED)
-SIGNALLED = replace(AT_STEP, says=r"^interrupted: \d of 2 cells are left", statuses=("interrupted",))
+SIGNALLED = replace(AT_STEP, says=r"^\[\[sweep\.left ended=\"interrupted\" ", statuses=("interrupted",))
 # Before the first cell is begun there is nothing to resume
-EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=r"^interrupted(:| by SIGINT)", lines=12)
+EARLY_LINE = r'^(\[\[sweep\.left ended="interrupted"|\[\[command\.interrupted |interrupted by SIGINT)'
+EARLY = Fault("", entry="train_vision.py", code=None, act=from_terminal(), says=EARLY_LINE, lines=12)
 LIMITED = Fault("", RUN, says=r"File too large", statuses=(), ends=("ok",))
 ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh")  # a machine without a network
 BY_ITSELF = {  # what the last rank does, and what is said
     "raise": "rank 1: KeyError: 'no such weight'",
-    "exit": "rank 1 exited with code 3",
-    "crash": "rank 1 was killed by SIGSEGV",
+    "exit": r"\[\[rank\.exited rank=1 exit_code=3\]\]",
+    "crash": r'\[\[rank\.killed rank=1 signal="SIGSEGV"\]\]',
 }
+KILLED = r'\[\[rank\.killed rank=1 signal="SIGKILL"\]\]'
 LONG_TMPDIR = f'TMPDIR=$TMPDIR/{"x" * 140}; mkdir $TMPDIR; exec "$@"'
 DISK_OF_2_MB = mount("sweep", "size=2m")
 FULL = Fault("", prepare=DISK_OF_2_MB, at=held, act=then_release(fill), mend=empty, needs=root, says=NO_SPACE)
 
 QUICK = (  # in `make test-all`
-    replace(AT_STEP, name="rank-killed", act=kill_holder(), says=SAYS_FAILED + "rank 1 was killed by SIGKILL"),
+    replace(AT_STEP, name="rank-killed", act=kill_holder(), says=SAYS_FAILED + KILLED),
     replace(AT_STEP, name="controller-killed", act=kill_command(), code=-signal.SIGKILL, statuses=()),
     replace(SIGNALLED, name="ctrl-c-in-training", act=from_terminal(), check=lambda trial: (
-        None if trial.command.said(r"^To resume: .*-m ") else "it does not say how to resume")),
+        None if trial.command.said(r"^\[\[sweep\.resume .*-m ") else "it does not say how to resume")),
     replace(SIGNALLED, name="ctrl-c-of-jobs", words=LOCAL_JOBS, act=from_terminal()),
     replace(EARLY, name="ctrl-c-at-0.4s", at=computed(0.4)),
     replace(LIMITED, name="full-from-the-start", prefix=("prlimit", "--fsize=500"), lines=1),
@@ -131,7 +133,7 @@ LONG = (  # in `make faults`
     Fault("allocator", inside="run_out@step3", code=0, says=r"^(\[./2\] .*)?oom: rank 1: ", statuses=OOM, ends=OOM),
     replace(LIMITED, name="full-in-mid-run", prefix=("prlimit", "--fsize=2000")),
     Fault("kernel-memory", inside="swallow@step3", prefix=IN_GROUP, prepare=limit_memory, code=0,
-        says=r"^(\[./2\] .*)?oom: rank 1", statuses=OOM, ends=OOM, needs=no_memory_group),
+        says=r"^(\[./2\] .*)?oom: \[\[rank\.out-of-memory .*rank=1", statuses=OOM, ends=OOM, needs=no_memory_group),
     replace(AT_STEP, name="rank-terminated-goes-on", act=then_release(kill_holder(signal.SIGTERM)), code=0,
         statuses=WHOLE),
     replace(AT_STEP, name="worker-killed", words=(*SWEEP, "num_workers=1", "dataset.train_limit=320"),
@@ -139,24 +141,24 @@ LONG = (  # in `make faults`
     replace(AT_STEP, name="fork-server-killed", says=SAYS_FAILED, act=then_release(
         kill_children(lambda trial: trial.command.process.pid, "multiprocessing.forkserver"))),
     replace(AT_STEP, name="job-killed", words=LOCAL_JOBS, inside="hold@record", act=kill_holder(),
-        says=r"^\[1/2\] .*failed: .* without a record"),
+        says=r"^\[1/2\] .*failed: \[\[cell\.no-record "),
     replace(AT_STEP, name="launcher-killed", words=LOCAL_JOBS, act=then_release(kill_command()), code=-signal.SIGKILL,
         statuses=None),
     replace(AT_STEP, name="folder-removed", act=then_release(remove_run), code=None, statuses=None),
     replace(AT_STEP, name="two-commands", act=then_release(type_beside), code=0, statuses=WHOLE, check=lambda trial: (
-        None if trial.commands[1].said("is measuring") else "the second does not say who is measuring")),
+        None if trial.commands[1].said(r"\[\[claim\.in-use ") else "the second does not say who is measuring")),
     Fault("few-files", prefix=("prlimit", "--nofile=64"), code=None, needs=root),
     replace(SIGNALLED, name="ctrl-c-in-recording", inside="hold@record", act=then_release(from_terminal()),
         statuses=None),
     replace(FULL, name="full-as-ranks-start", at=wrote("*/config.yaml"), act=fill),
     Fault("read-only-folder", prepare=both(mount("sweep", "size=8m"), remount("ro")), mend=remount("rw"), needs=root,
-        says=r"^refused: hydra\.sweep\.dir=.*Read-only file system", lines=1, statuses=()),
+        says=r"^refused: .*hydra\.sweep\.dir.*Read-only file system", lines=1, statuses=()),
     replace(FULL, name="full-in-training", inside="hold@step3"),
     replace(FULL, name="full-in-recording", inside="hold@record"),
     Fault("full-temporary", prepare=both(mount("temporary", "size=64k,nr_inodes=4"),
         lambda trial: fill(trial, "temporary")), code=None, mend=empty, needs=root),
     Fault("no-inodes", RUN, prepare=mount("sweep", "size=8m,nr_inodes=12"), mend=remount("nr_inodes=2000"), needs=root,
-        says=r"^(refused|failed): .*(No space left|rank \d cannot write to)", ends=("ok",)),
+        says=r"^(refused|failed): .*(No space left|\[\[folder\.unwritable .*rank=\d)", ends=("ok",)),
     Fault("data-removed", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held, act=then_release(move_away),
         mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",), ends=("ok",)),
     Fault("data-replaced", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held,
@@ -165,13 +167,13 @@ LONG = (  # in `make faults`
     Fault("rank-stopped", (*RUN, "gpus=2", "seed=1", "batch_size=4", "dataset.train_limit=80"), inside="hold@step5",
         at=held, act=stop_for_a_while, code=0, statuses=("ok",), ends=("ok",), check=is_marked(comparable.STALLED)),
     replace(AT_STEP, name="rank-killed-by-signal-40", act=kill_holder(40),
-        says=SAYS_FAILED + "rank 1 was killed by signal 40"),
+        says=SAYS_FAILED + r'\[\[rank\.killed rank=1 signal="signal 40"\]\]'),
     Fault("output-full", RUN, prefix=("sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"), code=0, statuses=("ok",),
         ends=("ok",)),
     Fault("nobody-reads", SWEEP, prefix=("bash", "-c", 'exec "$@" > >(exec true) 2>&1', "bash"), code=0,
         statuses=WHOLE),
     Fault("long-temporary", RUN, prefix=("sh", "-c", LONG_TMPDIR, "sh"),
-        says=SAYS_FAILED + "no rank could.*TMPDIR, whose", statuses=("failed",), ends=("ok",)),
+        says=SAYS_FAILED + r"\[\[run\.no-rank ", statuses=("failed",), ends=("ok",)),
     Fault("strangers", (*RUN, "gpus=2", "seed=1"), inside="hold@step3", at=held, act=then_release(send_nonsense),
         code=0, statuses=("ok",), ends=("ok",), check=is_unpickled),
     Fault("loopback-alone", (*RUN, "gpus=2"), prefix=ALONE, code=0, statuses=("ok",), ends=("ok",), needs=root),

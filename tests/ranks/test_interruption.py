@@ -77,7 +77,7 @@ with open({str(tmp_path / "file")!r}, "w") as file:
 def test_while_a_sweep_is_composed_it_is_a_line(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cells, "compose", lambda *_: signal.raise_signal(signal.SIGTERM) or wait_for_interruption())
     code, printed = called("-m", "gpus=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")
-    assert (code, printed) == (1, "interrupted by SIGTERM\n")
+    assert code == 1 and "SIGTERM" in printed and printed.count("\n") == 1
 
 
 def test_an_interruption_that_python_drops_is_raised_again():

@@ -21,6 +21,7 @@ from multicard.records import run_folder
 from multicard.sweep.job import STARTS_JOBS
 from tests.conftest import PATIENCE_S, ROOT, awaited
 from tests.faults.work import IS_KILLED, RAISES, RUNS_OUT, SLEEPS
+from tests.helpers.messages import find, says
 from tests.slurm.conftest import Sweep, ask
 
 
@@ -112,7 +113,7 @@ def test_a_lost_node_is_recorded_by_its_name_before_slurm_notices(sweep: Sweep):
         assert running.returncode == 1, output
         (result,) = sweep.results()
         assert (result["status"], result["cause"]["host"]) == ("failed", "n2")
-        assert "node n2 was lost" in output
+        assert says(output, "node.lost", host="n2")
         assert ask("squeue", "-h", "-o", "%T %N") == "RUNNING n[1-2]"
         assert "down" not in ask("sinfo", "-h", "-N", "-n", "n2", "-o", "%T")
 
@@ -150,14 +151,15 @@ def test_every_end_is_recorded_and_stops_no_other(sweep: Sweep):
     assert (raised["kind"], raised["rank"], raised["host"][0]) == ("exception", 1, "n")
     assert "KeyError: 'no such weight'" in raised["message"]
     assert any("no such weight" in line for line in raised["log_tail"])
-    assert (killed["kind"], killed["message"]) == ("signal", "rank 1 was killed by SIGKILL")
+    assert (killed["kind"], killed["code"]) == ("signal", "rank.killed")
+    assert killed["facts"] == {"rank": 1, "signal": "SIGKILL"}
     for seed, status in statuses.items():  # each has its line
         assert re.search(rf"^\[./4\] seed={seed} +{status}", done.stdout, re.MULTILINE), done.stdout
 
     output, _ = sleeping.communicate(timeout=PATIENCE_S)
     assert sleeping.returncode == 1, output
     (result,) = late.results()
-    assert result["status"] == "timeout" and "time limit" in result["cause"]["message"]
+    assert (result["status"], result["cause"]["code"]) == ("timeout", "job.time-limit")
 
 
 def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(sweep: Sweep):
@@ -172,9 +174,9 @@ def test_a_killed_job_is_recorded_from_accounting_and_a_cancelled_one_by_itself(
     assert running.returncode == 1, output
     ends = by_axis(sweep, "precision")
     assert (ends["fp32"]["status"], ends["fp32"]["cause"]["kind"]) == ("failed", "slurm")
-    assert f"SLURM ended job {job}_0 on {node} as FAILED" in output
+    assert says(output, "job.ended", job=f"{job}_0", host=node, state="FAILED")
     assert (ends["bf16"]["status"], ends["bf16"]["cause"]["kind"]) == ("interrupted", "interrupt")
-    assert "the job was cancelled (scancel)" in output
+    assert says(output, "job.cancelled")
 
 
 def preempt(_: str, __: Path) -> None:
@@ -231,12 +233,13 @@ def test_jobs_outlive_an_interrupted_and_a_killed_launcher_and_the_same_command_
     assert first.returncode == 1, output
     jobs = awaited(lambda: listed if len(listed := sweep.submissions()) == 3 else None)  # accounting lags
     base = jobs[0].partition("_")[0]
-    assert re.search(rf"left in the queue: \d jobs?. To cancel them: scancel {base}_\[[0-2,]+\]$", output, re.MULTILINE)
-    assert "To wait for them again: " in output and "hydra.sweep.dir=" in output
+    (names,) = find(output, "job.left-in-queue").facts["names"]
+    assert re.fullmatch(rf"{base}_\[[0-2,]+\]", names)
+    assert "hydra.sweep.dir=" in find(output, "job.wait-again").facts["command"]
 
     second = sweep.start(*words)
     assert second.stdout is not None
-    next(line for line in second.stdout if "was submitted before" in line or "measured before" in line)
+    next(line for line in second.stdout if says(line, "job.submitted-before") or "measured before" in line)
     second.kill()
     second.wait()
 
@@ -270,6 +273,6 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     assert latest.wait(timeout=PATIENCE_S) == 0
     assert [result["status"] for result in sweep.results()] == ["refused"]
     assert [result["status"] for result in other.results()] == ["ok"]
-    assert re.search(
-        r"code=submitted: submitted on commit \w{9}, found commit \w{9} with changes \w{8}; submit", output
-    )
+    code = find(output, "job.other-code", key="code").facts
+    assert re.fullmatch(r"commit \w{9}", code["submitted"])
+    assert re.fullmatch(r"commit \w{9} with changes \w{8}", code["found"])

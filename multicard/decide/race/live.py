@@ -26,7 +26,7 @@ from multicard.estimate.observations import NORMAL_90
 from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import Message, say
-from multicard.ranks.failures import was_killed
+from multicard.ranks.elastic import was_killed
 from multicard.records import comparable, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import Journal, code_and_machine
