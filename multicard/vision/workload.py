@@ -36,6 +36,7 @@ from multicard.vision.precision import PRECISIONS
 from multicard.vision.strategy import STRATEGIES, compiles
 from multicard.vision.trial import Trial
 
+# no roles: the objects of options, by group
 NAMED: dict[str, Mapping[str, object]] = {
     "strategy": STRATEGIES,
     "loader": LOADERS,
@@ -176,6 +177,7 @@ WORKLOAD = Workload(
     name="vision",
     entry="train_vision.py",
     schema=VisionConfig,
+    # no roles: the schemas of options, by group
     options={
         "strategy": dict.fromkeys(STRATEGIES, DdpConfig),
         "loader": {name: loader.options for name, loader in LOADERS.items()},
