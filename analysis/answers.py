@@ -171,6 +171,7 @@ class Answer:
                 yield f"loss {best.loss:.3f}"
             return
         more, less = self.ranking.more_accurate(best, other), self.ranking.more_accurate(other, best)
+        is_one_loss = not any(Role.loss in schema.of(key) for key in self.apart)
         if best.accuracy is not None and other.accuracy is not None:
             points = 100 * abs(best.accuracy - other.accuracy)
             if more or less:
@@ -182,7 +183,7 @@ class Answer:
         elif not did_as_much(best, other):
             amounts = (grouping.trained(one.runs[0]) for one in (best, other))
             yield f"loss not compared: trained on {', not '.join(amounts)}"
-        elif None not in (best.loss, other.loss) and not any(Role.loss in schema.of(key) for key in self.apart):
+        elif best.loss is not None and other.loss is not None and is_one_loss:
             seem_apart = is_less(best.loss, other.loss) or is_less(other.loss, best.loss)
             same = f"loss not told apart ({best.loss:.3f}, not {other.loss:.3f})"
             same = same if seem_apart else f"the same loss ({best.loss:.3f})"
