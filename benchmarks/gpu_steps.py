@@ -246,6 +246,7 @@ def diagnosis(record: Record) -> Finding:
 
 def of_tuning(against: str = "") -> Read:
     """Seconds an iteration and tokens per second, beside a figure of others; out of memory is an answer too."""
+    # no roles: headings of a finding
     axes = ("engine", "method", "precision", "batch_size")
 
     def tokens(record: Record) -> Finding:

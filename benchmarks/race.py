@@ -138,6 +138,7 @@ class Grid:
     block_s: float
 
 
+# no roles: columns of a file of measured steps
 REST = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
 SHORT = Grid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
 LONG = Grid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)

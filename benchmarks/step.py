@@ -49,6 +49,7 @@ from multicard.vision.models import build
 from multicard.vision.optim import optimizer_of
 from multicard.vision.precision import PRECISIONS, choose
 
+# no roles: headings
 HEADINGS = ("precision", "layout", "compiled", "pointwise", "depthwise", "step, ms", "quartiles", "images/s", "ceiling")
 STEPS = 6  # a turn
 COPIES, COPY_BYTES = 10, {"cuda": 2**31, "cpu": 2**28}

@@ -406,6 +406,7 @@ def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
     cpu = environment.cpu or Cpu()
     yield "commit", grouping.commit(run)
     yield from ((name, run[name]) for name in ("hardware", "hosts"))
+    # no roles: fields of an environment
     yield from ((name, getattr(environment, name)) for name in ("python", "platform", "numa", "malloc"))
     yield from environment.packages.items()
     yield from (environment.flags or {}).items()

@@ -43,6 +43,7 @@ AGAINST_ONE, SAVED = "x 1 GPU", "saved"
 PAPER = "paper"  # above printed figures; in CSV with the name of their column
 
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
+# no roles: headings
 DATASETS_HEADINGS = ["dataset", "source", "template", PAPER, "rows", PAPER, "MB", PAPER, "tasks (paper)"]
 DATASETS_NOTES = [
     Message(

@@ -34,6 +34,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     keys that are `auto` are refused."""
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
+    # no roles: the keys that say what global_batch_size sets
     words += [FOLLOWS] * ("global_batch_size" in given and not given & {"batch_size", "batch_size_asked"})
     keys = schema.switches()
     autos = [word for word in words if word in AUTO]

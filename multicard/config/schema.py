@@ -4,6 +4,7 @@ Keys are named as they are typed: "batch_size", "dataset.image_size", and a grou
 are those of all of its options: of the schema's own class and of all that extend it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -173,8 +174,12 @@ def power(name: str) -> float | None:
 
 def shown() -> list[str]:
     """The columns that the subtitle of a figure names, in its order."""
-    places = _given("shown")
-    return [column_of(name) for name in sorted(places, key=lambda name: places[name])]
+    return [column_of(name) for name in sorted(_given("shown"), key=place)]
+
+
+def place(name: str) -> float:
+    """The place of a key among those that a subtitle names; behind them all where it is not one of them."""
+    return _given("shown").get(name, math.inf)
 
 
 def title(column: str) -> str | None:

@@ -32,7 +32,9 @@ PRINTED_ERROR = 0.01  # of a throughput, from run to run
 COUNTS = (1, 2, 4, 8)
 IMAGES, TEST_IMAGES, EPOCHS = 60_000, 10_000, 20  # of a run of Tables 2 and 3
 # What the papers' runs had besides, as JSON: a cell with another value is not theirs
+# no roles: facts of the papers, as values of keys
 PAPERS_JOB = {"nodes": "1", "oversubscribe": "false", "compile": "false"}
+# no roles: facts of the papers
 PAPERS_VISION = PAPERS_JOB | {
     "model.name": '"mobilenet_v2"',
     "model.width": "1.0",
@@ -48,6 +50,7 @@ PAPERS_VISION = PAPERS_JOB | {
     "cudnn_benchmark": "false",
     "batch_size": "32",
 }
+# no roles: facts of the papers
 PAPERS_TUNING = PAPERS_JOB | {
     "method.name": '"lora"',
     "model.name": '"llama3_8b"',

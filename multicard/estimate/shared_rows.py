@@ -31,6 +31,7 @@ from multicard.workloads import WORKLOADS, known_keys
 MOST_BYTES = 20_000_000  # of a file
 LICENCE = "CC0-1.0"
 PACKAGES = ("python", *environment.PACKAGES)
+# no roles: what a row of a file has to name
 NEEDED = ("model.name", "dataset.name", "gpus")  # without them a row says nothing
 SHARED_FIGURES = [figure.name for figure in FIGURES.values() if figure.unit is not MONEY]  # prices are the user's own
 Text = Annotated[str, Meta(pattern=r"^[\w .,:()@/+-]{1,100}$(?!\n)")]

@@ -51,6 +51,7 @@ WORKLOAD = Workload(
     name="llm",
     entry="tune_llm.py",
     schema=LlmConfig,
+    # no roles: the schemas of options, by group
     options={
         "method": {name: method.schema for name, method in methods.METHODS.items()},
         "template": dict.fromkeys(TEMPLATES, llm.TemplateConfig),

@@ -228,6 +228,7 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     steps_key: ClassVar[str] = "step_s"
     rate: ClassVar[str] = "images_per_s"
     skips: ClassVar[str] = "warmup_steps"
+    # no roles: columns of every table of these records
     always: ClassVar[tuple[str, ...]] = ("precision", "gpus")
 
     train_s: Annotated[Number, "seconds of training alone, summed over epochs"] = None
@@ -273,6 +274,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     steps_key: ClassVar[str] = "iteration_s"
     rate: ClassVar[str] = "tokens_per_s"
     skips: ClassVar[str] = "skip_steps"
+    # no roles: columns of every table of these records
     always: ClassVar[tuple[str, ...]] = ("method", "template", "gpus")
     work_rates: ClassVar[tuple[str, ...]] = ("tokens_per_s",)
 

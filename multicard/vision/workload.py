@@ -35,6 +35,7 @@ from multicard.vision.precision import PRECISIONS, value_bytes
 from multicard.vision.strategy import STRATEGIES, compiles
 from multicard.vision.trial import Trial
 
+# no roles: the objects of options, by group
 NAMED: dict[str, Mapping[str, object]] = {
     "strategy": STRATEGIES,
     "loader": LOADERS,
@@ -185,6 +186,7 @@ WORKLOAD = Workload(
     name="vision",
     entry="train_vision.py",
     schema=VisionConfig,
+    # no roles: the schemas of options, by group
     options={
         "strategy": {name: strategy.options for name, strategy in STRATEGIES.items()},
         "loader": {name: loader.options for name, loader in LOADERS.items()},

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from analysis.runs import grouping
 from analysis.runs.columns import columns
@@ -33,7 +34,7 @@ from multicard.vision.precision import PRECISIONS, choose
 from multicard.vision.strategy import STRATEGIES
 from multicard.vision.workload import WORKLOAD
 from multicard.workloads import WORKLOADS
-from tests.conftest import ROOT, SMALL, Called, ok, typed, typed_llm
+from tests.conftest import ROOT, SMALL, Called, composed, ok, typed, typed_llm
 from tests.helpers import records
 from tests.helpers.messages import refused
 from tests.llm.test_llm_run import FIXED, steps
@@ -419,6 +420,23 @@ def test_a_race_vouches_for_the_accuracy_of_one_global_batch():
         return race._differing([SimpleNamespace(config=typed(*words, f"gpus={gpus}")) for gpus in (1, 2)])  # pyright: ignore[reportArgumentType]
 
     assert differing("global_batch_size=24", ASKED) == [] and differing() == ["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "one", "other", "differ"),
+    [
+        ("tune_llm", "engine=torchtune", "engine=trl", ["engine"]),
+        ("tune_llm", "warmup_steps=1", "warmup_steps=2", ["warmup_steps"]),
+        ("train_vision", "warmup_steps=1", "warmup_steps=2", []),  # which the means leave out
+        ("train_vision", "loader=torch", "loader=device", []),
+        ("measure_script", "args.lr=0.1", "args.lr=0.2", ["args"]),
+    ],
+)
+def test_a_race_says_what_may_change_accuracy(entry: str, one: str, other: str, differ: list[str]):
+    script = ["script=train.py"] if entry == "measure_script" else []
+    made = [OmegaConf.to_object(composed(*script, word, entry=entry)) for word in (one, other)]
+    cells: Any = [SimpleNamespace(config=config) for config in made]
+    assert race._differing(cells) == differ
 
 
 def test_the_record_has_the_numbers_and_a_sweep_is_resumed(called: Called, tmp_path: Path, processes: None):

@@ -48,6 +48,7 @@ PLANNED = {  # no roles: sentences, by key
     "rerun": "--name of another plan runs all anew",
 }
 # Examples for messages, by key
+# no roles: the keys of a jobs file
 EXAMPLES = {
     "jobs": "{name: {run: train_vision.py}}",
     "run": "train_vision.py precision=bf16",

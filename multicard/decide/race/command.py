@@ -194,7 +194,7 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
     if getattr(cells[0].config, "target_accuracy", None) is not None:
         return []
     own = [plain(cell.config) for cell in cells]
-    learning = schema.own(type(cells[0].config), Role.learning)
+    learning = sorted(schema.own(type(cells[0].config), Role.learning), key=schema.place)
     differ = [key for key in learning if any(values.get(key) != own[0].get(key) for values in own)]
     is_one_batch = own[0].get("global_batch_size") is not None and "global_batch_size" not in differ
     return [key for key in differ if not (is_one_batch and schema.of(key) & (Role.ranks | Role.follows))]

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from multicard.estimate.memory.torch_internals import sharding_unseen
 
+# no roles: kinds of bytes
 KINDS = (  # of a run's active bytes
     "weights",  # parameters and buffers; gathered copies are buckets
     "gradients",  # of the parameters, until the optimiser drops them

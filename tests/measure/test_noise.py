@@ -1,0 +1,62 @@
+"""How runs differ: closed forms of the prior and of moderated variances, and what simulated worlds show of them."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import digamma, polygamma
+
+from multicard.measure import noise
+from multicard.measure.noise import CPU_SD, PRIOR_FREEDOM, Noise, Spread
+
+
+def setting(*values: float) -> list[tuple[float, float]]:
+    return [(value, 0.0) for value in values]
+
+
+def test_before_any_repetition_a_setting_has_the_noise_of_its_kind_of_machine():
+    known = Noise.of_kind(CPU_SD)
+    assert known.of(setting(1.0)) == Spread(CPU_SD**2, PRIOR_FREEDOM, 0)
+    assert Noise.learnt([setting(1.0), setting(2.0)], CPU_SD) == known
+
+
+def test_a_moderated_variance_is_its_closed_form():
+    known = Noise(Spread(0.04, freedom=3.0, repetitions=40))
+    own = setting(0.0, 0.1, 0.2)  # a variance of 0.01 on 2 degrees of freedom
+    spread = known.of(own)
+    assert spread.variance == pytest.approx((3 * 0.04 + 2 * 0.01) / 5)
+    assert spread.freedom == 5
+    assert spread.repetitions == 40
+
+
+def test_a_setting_that_shows_more_noise_is_believed():
+    known = Noise(Spread(0.0004, freedom=10.0, repetitions=40))
+    assert known.of(setting(-0.2, 0.2)).variance == pytest.approx(0.08)
+
+
+def test_few_repeated_settings_are_drawn_towards_the_kind_unless_they_refute_it():
+    near = Noise.learnt([setting(0.0, 0.02)], 0.02).prior
+    assert near.variance == pytest.approx((0.02**2 + 0.0002) / 2)
+    far = Noise.learnt([setting(0.0, 0.2)], 0.02).prior
+    assert far.variance == pytest.approx(0.02)
+    assert (near.repetitions, near.freedom) == (1, PRIOR_FREEDOM)
+
+
+@pytest.mark.parametrize("value", [1e-8, 0.01, 0.5, 3.0, 100.0, 1e8])
+def test_inverse_trigamma(value: float):
+    assert float(polygamma(1, noise.inverse_trigamma(value))) == pytest.approx(value, rel=1e-3)
+
+
+def test_the_prior_of_many_settings_is_found():
+    random, freedom, level = np.random.default_rng(2), 6.0, 0.01
+    true = freedom * level / random.chisquare(freedom, size=20_000)
+    degrees = np.full(20_000, 4)
+    seen = true * random.chisquare(4, size=20_000) / 4
+    found = noise.fitted(seen, degrees)
+    assert found == pytest.approx((freedom, level), rel=0.1)
+
+
+def test_equal_variances_need_no_prior_of_their_own():
+    freedom, level = noise.fitted(np.full(5, 0.0004), np.full(5, 4))
+    assert freedom == math.inf
+    assert level == pytest.approx(0.0004 * 2 / math.exp(digamma(2)))
