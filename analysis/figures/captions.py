@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from analysis.runs import columns, grouping
+from analysis.runs import grouping
 from analysis.runs.load import Run
 from multicard.config.job import count
+from multicard.messages import Message
 from multicard.records import figures
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING, MARKS
 from multicard.records.figures import Scale
 from multicard.records.text_table import clean, first_few
 
@@ -22,6 +24,7 @@ MOST_CELLS = 4  # named in a line
 # Settings that a subtitle names where all runs agree, in this order
 COMMON = ("dataset", "dataset.image_size", "model", "weights", "method", "template", "rows", "precision", "layout")
 COMMON += ("strategy", "loader", "batch_size", "epochs", "max_steps", "gpus", "nodes", "pin_memory")
+DOUBTFUL_NOTE = Message("figure.doubtful", f"{DOUBTFUL} {DOUBTFUL_MEANING}", sign=DOUBTFUL, meaning=DOUBTFUL_MEANING)
 
 
 def unit(measure: str, largest: float) -> Scale:
@@ -80,24 +83,38 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
     phrases = [grouping.label(cell, [name for name, value in cell if value is not None])]
     machines = sorted({clean(str(run["hardware"])) for run in runs})
     commits = sorted({grouping.commit(run) for run in runs})
-    for prefix, origins, noun in (("", machines, "machines"), ("commit ", commits, "commits")):
-        averaged = f" ({len(origins)} {noun} averaged, as asked)" if len(origins) > 1 else ""
-        phrases.append(f"{prefix}{listed(origins)}{averaged}")
+    phrases.append(_averaged(machines, "machines"))
+    phrases.append(f"commit {_averaged(commits, 'commits')}")
     return ", ".join(filter(None, phrases))
+
+
+def _averaged(names: Sequence[str], what: str) -> str:
+    """The name of the only machine or commit; all names if runs of several were averaged."""
+    if len(names) < 2:
+        return listed(names)
+    sentence = f"{listed(names)} ({len(names)} {what} averaged, as asked)"
+    return Message("figure.averaged", sentence, what=what, names=names)
 
 
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """Signs that every run has, and lines that explain all signs of the runs."""
     signs = [run["marks"] for run in runs]
-    common = "".join(mark.sign for mark in columns.MARKS if all(mark.sign in sign for sign in signs))
-    everywhere = [line[3:] for line in columns.legend([common])]
-    at_points = [line.replace("  ", ": ", 1) for line in columns.legend(signs) if line[0] not in common]
-    lines = [f"All runs here: {'; '.join(everywhere)}"] if everywhere else []
-    return common, [*lines, *([f"At a point: {'; '.join(at_points)}"] if at_points else [])]
+    common = "".join(mark.sign for mark in MARKS if all(mark.sign in sign for sign in signs))
+    everywhere = [mark for mark in MARKS if mark.sign in common]
+    at_points = [mark for mark in MARKS if mark.sign not in common and mark.sign in "".join(signs)]
+    lines = []
+    if everywhere:
+        meanings = [mark.meaning for mark in everywhere]
+        lines.append(Message("figure.marks-of-all", f"All runs here: {'; '.join(meanings)}", signs=common))
+    if at_points:
+        meanings = [f"{mark.sign}: {mark.meaning}" for mark in at_points]
+        marked = "".join(mark.sign for mark in at_points)
+        lines.append(Message("figure.marks-at-points", f"At a point: {'; '.join(meanings)}", signs=marked))
+    return common, lines
 
 
 def missing_cells(cells: Sequence[grouping.Cell]) -> list[str]:
     if not cells:
         return []
     labels = [grouping.label(cell, [key for key, _ in cell]) for cell in cells]
-    return [f"Not measured: {first_few(labels, MOST_CELLS, '; ')}"]
+    return [Message("figure.not-measured", f"Not measured: {first_few(labels, MOST_CELLS, '; ')}", cells=labels)]
