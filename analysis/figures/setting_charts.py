@@ -13,7 +13,7 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import COST, Ranking, known_rankings
+from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, SHARED, Row
 from analysis.figures.charts import (
@@ -313,13 +313,12 @@ def _trade_off_notes(ranking: Ranking, shown: int, elsewhere: Sequence[str]) -> 
 
     elsewhere: the hardware of others who measured the same work.
     """
-    front = [f"{ranking.label(one)} ({ranking.time(one)})" for one in ranking.front]
-    numbered_front = [f"{number} {text}" for number, text in enumerate(front, 1)]
-    yield Message("figure.front", f"Front: {first_few(numbered_front, MOST_NAMED, '; ')}", settings=front)
+    front = [f"{place} {ranking.label(one)} ({ranking.time(one)})" for place, one in enumerate(ranking.front, 1)]
+    yield Message("figure.front", f"Front: {first_few(front, MOST_NAMED, '; ')}", **_listed(ranking, ranking.front))
     ties = [f"{ranking.label(one)} ({ranking.time(one)})" for one in ranking.equals]
     if ties:
         as_fast = f"Ties with the first, as far as these runs show: {first_few(ties, MOST_NAMED, '; ')}"
-        yield Message("figure.ties", as_fast, settings=ties)
+        yield Message("figure.ties", as_fast, **_listed(ranking, ranking.equals))
     settings = len(ranking.settings)
     if shown != settings:
         fastest = f"The fastest {shown:,} of {count(settings, 'setting')}"
@@ -327,6 +326,10 @@ def _trade_off_notes(ranking: Ranking, shown: int, elsewhere: Sequence[str]) -> 
     if elsewhere:
         others = f"Grey: the same work, measured elsewhere on {first_few(elsewhere, MOST_NAMED, '; ')}"
         yield Message("figure.measured-elsewhere", others, hardware=elsewhere)
+
+
+def _listed(ranking: Ranking, settings: Sequence[RankedSetting]) -> dict[str, Any]:
+    return {"settings": list(map(ranking.label, settings)), "costs": [one.cost for one in settings]}
 
 
 def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Iterator[Row]:
