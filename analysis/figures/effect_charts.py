@@ -98,7 +98,7 @@ class WhatMatters:
     def gain(self, effect: Effect) -> str:
         """A gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
         gain, bounds = effect.gain, [end for end in (effect.gain.low, effect.gain.high) if end is not None]
-        unclear = "no difference" if bounds and max(map(abs, bounds)) <= SAME[self.measure] else "not told apart"
+        unclear = "no difference" if bounds and max(map(abs, bounds)) <= SAME[self.measure] else "within noise"
         ends = [self._gain(end) for end in bounds]
         if gain.is_told:
             ends = [end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))]

@@ -33,6 +33,7 @@ LONG = 48  # letters of a text, from which on its column may be broken into line
 MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
 # What the page's scripts and its template say, by the name under which they do
 SAID = {
+    "not_copied": Message("page.not-copied", "Not copied: select the text"),
     "no_row": Message("page.no-row", "No row fits."),
     "no_answer": Message(
         "page.no-answer",
@@ -69,7 +70,7 @@ def html(report: Report, version: int | None = None) -> str:
             raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
         "legend": report.legend,
-        "said": {name: SAID[name] for name in ("no_row", "no_answer")},
+        "said": {name: SAID[name] for name in ("not_copied", "no_row", "no_answer")},
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
         "plots": {

@@ -184,7 +184,7 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, said: Said):
     printed = said("figure", "all", tmp_path / "runs", "--out", out)
     (written,) = [one for one in told(printed) if one.code == "figure.written"]
     assert written.facts == {"file": f"{out}/table3.svg", "title": figure.title, "marks": "c"}
-    assert figure.title.endswith("by CPU ranks and pinned memory")
+    assert captions.listed(["CPU ranks", captions.COLUMNS["pin_memory"]]) in figure.title
     assert sorted(path.name for path in out.iterdir()) == ["table3.svg"]
     missing = [one.facts for one in told(printed) if one.code == "figure.experiment-not-measured"]
     commands = {one["experiment"]: one["command"] for one in missing}

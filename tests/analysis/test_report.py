@@ -259,4 +259,5 @@ def test_what_can_be_typed_is_code_and_nothing_else_is_markup(tmp_path: Path):
     records.write(tmp_path, records.vision())
     text = page.html(replace(build(tmp_path), sections=[Section("one", "One", "", [paragraph])]))
     evil = escape(EVIL).replace("&#x27;", "&#39;")
-    assert f"<p>{evil}; use <code>gpus=2 {evil}</code></p>" in text
+    shown = f"<p>{evil}; use <code>gpus=2 {evil}</code></p>"
+    assert shown in text
