@@ -162,7 +162,7 @@ def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
 def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
     if form == "curves":
         return [*loss_gaps(panel.runs), *unended_note(panel)]
-    notes = [EFFICIENCY_NOTE] if any(row["measure"] == EFFICIENCY for row in rows) else []
+    notes: list[str] = [EFFICIENCY_NOTE] if any(row["measure"] == EFFICIENCY for row in rows) else []
     if form == "bars" and panel.experiment.excluded:
         cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
         excluded = f"Not in the grid, as it cannot be: {'; '.join(cells)}"
