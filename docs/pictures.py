@@ -31,6 +31,7 @@ from rich.text import Text
 
 from analysis import report, rerun_commands
 from analysis.runs import load
+from multicard.messages import Message, Refusal
 from multicard.records import steps
 from multicard.records.run_folder import replacing
 
@@ -44,7 +45,7 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 DRAWN_MS = 1500  # until the figures in sight are drawn
 COLOURS = 96  # of a picture, so that its file is small
 COLUMNS = 80  # of the terminal
-TERMINAL = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "NO_COLOR": ""}
+TERMINAL = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "NO_COLOR": "", "MULTICARD_MESSAGES": "sentences"}
 
 
 def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
@@ -55,7 +56,9 @@ def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
     found = next((path for path in map(shutil.which, BROWSERS) if path is not None), None)
     try:
         if found is None:
-            raise ValueError(f"no browser; install {' or '.join(BROWSERS)}")
+            raise Refusal(
+                "pictures.no-browser", f"no browser; install {' or '.join(BROWSERS)}", browsers=list(BROWSERS)
+            )
         if multirun is not None:
             _keep(multirun)
         page = example(out)
@@ -66,7 +69,7 @@ def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
                 for scheme in SCHEMES:
                     print(_picture(browser, page, window, scheme, out / "img"))
     except (ValueError, OSError) as error:
-        print(f"refused: {error}", file=sys.stderr)
+        print(Message("pictures.refused", f"refused: {error}", reason=str(error)), file=sys.stderr)
         return 1
     return 0
 
@@ -117,7 +120,7 @@ def terminal(out: Path) -> Path:
         typed = ["script", "-qec", shlex.join(words), "/dev/null"]  # which gives the command a terminal
         done = subprocess.run(typed, env=os.environ | TERMINAL, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"{command}: {done.stdout}")
+        raise Refusal("pictures.command-failed", f"{command}: {done.stdout}", command=command, printed=done.stdout)
     drawn.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=False)
     drawn.print(Text.from_ansi(done.stdout.replace("measured before: ", "")))
     path = out / "demo.svg"

@@ -7,12 +7,15 @@ from analysis.runs import grouping
 from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
+from multicard.messages import Message
 from multicard.records import figures, limits
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import Scale
 from multicard.records.text_table import clean, first_few
 
 PLAIN, SI = ",~f", "~s"  # d3's formats; the second has k, M, G
 MOST_CELLS = 4  # named in a line
+DOUBTFUL_NOTE = Message("figure.doubtful", f"{DOUBTFUL} {DOUBTFUL_MEANING}", sign=DOUBTFUL, meaning=DOUBTFUL_MEANING)
 
 
 def unit(measure: str, largest: float) -> Scale:
@@ -71,24 +74,38 @@ def common_settings(runs: Sequence[Run], varied: Iterable[str]) -> str:
     phrases = [grouping.label(cell, [name for name, value in cell if value is not None])]
     machines = sorted({clean(str(run["hardware"])) for run in runs})
     commits = sorted({grouping.commit(run) for run in runs})
-    for prefix, origins, noun in (("", machines, "machines"), ("commit ", commits, "commits")):
-        averaged = f" ({len(origins)} {noun} averaged, as asked)" if len(origins) > 1 else ""
-        phrases.append(f"{prefix}{listed(origins)}{averaged}")
+    phrases.append(_averaged(machines, "machines"))
+    phrases.append(f"commit {_averaged(commits, 'commits')}")
     return ", ".join(filter(None, phrases))
+
+
+def _averaged(names: Sequence[str], what: str) -> str:
+    """The name of the only machine or commit; all names if runs of several were averaged."""
+    if len(names) < 2:
+        return listed(names)
+    sentence = f"{listed(names)} ({len(names)} {what} averaged, as asked)"
+    return Message("figure.averaged", sentence, what=what, names=names)
 
 
 def marks(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """Signs that every run has, and lines that explain all signs of the runs."""
     found = limits.in_order(grouping.limits_of(runs))
-    common = [limit for limit in found if all(limit in run.limits for run in runs)]
-    everywhere = [limit.says for limit in common]
-    at_points = [f"{limits.sign(limit.code)}: {limit.says}" for limit in found if limit not in common]
-    lines = [f"All runs here: {'; '.join(everywhere)}"] if everywhere else []
-    return limits.signs(common), [*lines, *([f"At a point: {'; '.join(at_points)}"] if at_points else [])]
+    everywhere = [limit for limit in found if all(limit in run.limits for run in runs)]
+    at_points = [limit for limit in found if limit not in everywhere]
+    common = limits.signs(everywhere)
+    lines = []
+    if everywhere:
+        meanings = [limit.says for limit in everywhere]
+        lines.append(Message("figure.marks-of-all", f"All runs here: {'; '.join(meanings)}", signs=common))
+    if at_points:
+        meanings = [f"{limits.sign(limit.code)}: {limit.says}" for limit in at_points]
+        said = f"At a point: {'; '.join(meanings)}"
+        lines.append(Message("figure.marks-at-points", said, signs=limits.signs(at_points)))
+    return common, lines
 
 
 def missing_cells(cells: Sequence[grouping.Cell]) -> list[str]:
     if not cells:
         return []
     labels = [grouping.label(cell, [key for key, _ in cell]) for cell in cells]
-    return [f"Not measured: {first_few(labels, MOST_CELLS, '; ')}"]
+    return [Message("figure.not-measured", f"Not measured: {first_few(labels, MOST_CELLS, '; ')}", cells=labels)]

@@ -19,6 +19,7 @@ from analysis.runs.load import Run
 from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
+from multicard.messages import Message
 from papers.printed import HARDWARE
 
 Row = dict[str, Any]
@@ -125,14 +126,22 @@ def means_notes(rows: Sequence[Row]) -> list[str]:
     points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
     if not points:
         return []
-    counts = {row["n"] for row in points}
-    highest = any(row["measure"] == MEMORY for row in points) and counts != {1}
-    line = (
-        "Single runs" if counts == {1} else f"Means of {' to '.join(map(str, sorted({min(counts), max(counts)})))} runs"
-    )
-    line += ", of peak memory the highest" * highest
+    parts = [_averaging(points)]
     bars = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
-    return [f"{line}; bars: {captions.listed(bars)}" if bars else line, *cut_note(rows)]
+    if bars:
+        parts.append(Message("figure.bars", f"bars: {captions.listed(bars)}", bars=bars))
+    return ["; ".join(parts), *cut_note(rows)]
+
+
+def _averaging(points: Sequence[Row]) -> Message:
+    counts = {row["n"] for row in points}
+    if counts == {1}:
+        return Message("figure.single-runs", "Single runs")
+    runs = sorted({min(counts), max(counts)})
+    means = f"Means of {' to '.join(map(str, runs))} runs"
+    if any(row["measure"] == MEMORY for row in points):
+        return Message("figure.means-and-highest", f"{means}, of peak memory the highest", runs=runs)
+    return Message("figure.means", means, runs=runs)
 
 
 def cut_note(rows: Sequence[Row]) -> list[str]:
@@ -140,4 +149,4 @@ def cut_note(rows: Sequence[Row]) -> list[str]:
     is_cut = any(
         max(row.get("high") or 0.0 for row in own) > axis_limits(own, measure)[1] for measure, own in by_measure.items()
     )
-    return ["Intervals are cut where they reach beyond the axis"] * is_cut
+    return [Message("figure.intervals-cut", "Intervals are cut where they reach beyond the axis")] if is_cut else []

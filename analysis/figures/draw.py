@@ -11,11 +11,11 @@ from analysis.figures.experiment_charts import by_measure, copies, metrics
 from analysis.figures.setting_charts import efficiency, losses, phases, trade_off
 from analysis.figures.timelines import NEEDS as SAMPLES
 from analysis.figures.timelines import timelines
-from analysis.figures.vega import FORMATS, Figure, numbered, save
+from analysis.figures.vega import Figure, file_format, numbered, save
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
-from multicard.messages import typed
+from multicard.messages import Message, Refusal, typed
 from multicard.records import limits
 from multicard.records.output import STDOUT
 from multicard.records.text_table import clean
@@ -34,10 +34,11 @@ GENERAL = {
 }
 # What runs must have for a general figure
 NEEDS = {
-    "effects": "another that differs from it in one setting alone",
-    "losses": "two epochs of training, or two steps of tuning",
+    "effects": Message("figure.needs-one-difference", "another that differs from it in one setting alone"),
+    "losses": Message("figure.needs-curve", "two epochs of training, or two steps of tuning"),
     TIMELINES: SAMPLES,
 }
+NEEDS_ITS_FIGURES = Message("figure.needs-its-figures", "what it shows")
 
 
 def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[Figure]:
@@ -66,41 +67,62 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
         ValueError: no such figure or format, or nothing to draw.
     """
     is_file = bool(out.suffix) and not out.is_dir()
-    if out == STDOUT or (is_file and out.suffix[1:] not in FORMATS):
-        raise ValueError(f"--out {out}: a figure is written as .{', .'.join(FORMATS)}")
+    if is_file or out == STDOUT:
+        file_format(out)
     figures, unmeasured = make(name, runs, mix, whole)
     lines = []
     for figure in figures:
-        several = f"-{figure.name}" * (len(figures) > 1)
+        several = f"-{figure.name}" if len(figures) > 1 else ""
         path = out.with_stem(out.stem + several) if is_file else out / f"{figure.name}.svg"
         save(figure, path)
-        lines.append(f"{path}: {clean(figure.title)}" + f" [{limits.signs(figure.limits)}]" * bool(figure.limits))
+        lines.append(_written(figure, path))
     return [*lines, *unmeasured, *limits.legend(limit for figure in figures for limit in figure.limits)]
+
+
+def _written(figure: Figure, path: Path) -> Message:
+    title = clean(figure.title)
+    signs = limits.signs(figure.limits)
+    marks = f" [{signs}]" if signs else ""
+    sentence = f"{path}: {title}{marks}"
+    return Message("figure.written", sentence, file=str(path), title=title, marks=signs)
 
 
 def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False) -> tuple[list[Figure], list[str]]:
     """The figures of a name, and a line for each experiment that was not measured; raises ValueError without any."""
     names = [*experiments.names(), *GENERAL]
     if name not in (ALL, *names):
-        raise ValueError(f"no figure {name}; there are {ALL}, {', '.join(names)}")
+        there_are = f"no figure {name}; there are {ALL}, {', '.join(names)}"
+        raise Refusal("figure.unknown", there_are, figure=name, known=[ALL, *names])
     figures, unmeasured = list[Figure](), list[str]()
     if name in GENERAL:
         figures = GENERAL[name](runs)
         if not figures:
-            raise ValueError(f"{name}: of {count(len(runs), 'run')} none has {NEEDS.get(name, 'what it shows')}")
+            needs = NEEDS.get(name, NEEDS_ITS_FIGURES)
+            none_has = f"{name}: of {count(len(runs), 'run')} none has {needs}"
+            raise Refusal("figure.nothing-to-show", none_has, figure=name, runs=len(runs), needs=needs)
     else:
         repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
             panels = experiments.panels(experiment, runs, mix, repeated)
             drawn = experiment_figures(experiment, experiments.fullest(panels)[0] if panels and not whole else panels)
             figures += drawn
-            is_short = panels and experiment.view.form == "curves"  # of one epoch
-            needs = f"a curve needs two epochs; those of one are in {typed('-m analysis')} table {experiment.name}"
-            why = needs if is_short else f"not measured: {experiment.command}"
-            unmeasured += [] if drawn else [f"{experiment.name}: {why}"]
-            lacks = drawn and experiment.view.timelines and TIMELINES not in drawn[-1].name
-            unmeasured += [f"{experiment.name}-{TIMELINES}: no run has {NEEDS[TIMELINES]}"] if lacks else []
+            if not drawn:
+                unmeasured.append(_why_not_drawn(experiment, panels))
+            elif experiment.view.timelines and TIMELINES not in drawn[-1].name:
+                no_run_has = f"{experiment.name}-{TIMELINES}: no run has {SAMPLES}"
+                unmeasured.append(Message("figure.no-timelines", no_run_has, experiment=experiment.name, needs=SAMPLES))
         if not figures:
-            rest = f" (nor any of {count(len(unmeasured) - 1, 'other')})" if len(unmeasured) > 1 else ""
-            raise ValueError(unmeasured[0] + rest)
+            reason, others = unmeasured[0], len(unmeasured) - 1
+            rest = f" (nor any of {count(others, 'other')})" if others else ""
+            raise Refusal("figure.none", f"{reason}{rest}", reason=reason, others=others)
     return figures, unmeasured
+
+
+def _why_not_drawn(experiment: Experiment, panels: Sequence[Panel]) -> Message:
+    name = experiment.name
+    if panels and experiment.view.form == "curves":
+        shown = f"{typed('-m analysis')} table {name}"
+        needs = f"{name}: a curve needs two epochs; runs of one epoch are in `{shown}`"
+        return Message("figure.one-epoch", needs, experiment=name, command=shown)
+    measured_by = f"{name}: not measured; this measures it: `{experiment.command}`"
+    return Message("figure.experiment-not-measured", measured_by, experiment=name, command=experiment.command)

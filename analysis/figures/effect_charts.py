@@ -17,18 +17,26 @@ from analysis.runs.grouping import ACCURACY, of_setting
 from analysis.runs.load import Run
 from analysis.stats import effects
 from analysis.stats.between_runs import REMEDY
-from analysis.stats.effects import Effect, Point
+from analysis.stats.effects import Effect, Interaction, Point
 from analysis.stats.intervals import faster
 from multicard import workloads
 from multicard.measure.repeated_runs import MARGIN
+from multicard.messages import Message
 
 ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"
 SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01}  # bounds within which an interval says that nothing changes
 TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
-HOW = "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: not told from no gain"
-UNREPEATED = f"Nothing was repeated, and how a gain differs from pair to pair counts as noise: {REMEDY}"
+HOW = Message(
+    "figure.effects-are-means",
+    "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: may be no gain",
+)
+UNREPEATED = Message(
+    "figure.effects-unrepeated",
+    f"Nothing was repeated: how a gain differs from pair to pair counts as noise; {REMEDY}",
+    remedy=REMEDY,
+)
 
 
 @dataclass(frozen=True)
@@ -67,14 +75,17 @@ class WhatMatters:
         return effects.main_effects(self.points, bases)
 
     @cached_property
-    def interactions(self) -> list[str]:
+    def interactions(self) -> list[Message]:
         """A sentence for each: "gpus=2, not 1: 1.8x faster with layout=nhwc, but 1.1x faster with layout=nchw"."""
-        found = effects.interactions(self.points, [own[0] for own in self.by_axis])
-        gains = [
-            [f"{self._gain(gain)} with {self._names[one.axis]}={grouping.typed(at)}" for at, gain in one.gains.items()]
-            for one in found
-        ]
-        return [f"{self.change(one.effect)}: {', but '.join(own)}" for one, own in zip(found, gains, strict=True)]
+        return [self._interaction(one) for one in effects.interactions(self.points, [own[0] for own in self.by_axis])]
+
+    def _interaction(self, found: Interaction) -> Message:
+        change = self.change(found.effect)
+        gains = {f"{self._names[found.axis]}={grouping.typed(at)}": gain for at, gain in found.gains.items()}
+        said = [f"{self._gain(gain)} with {setting}" for setting, gain in gains.items()]
+        unit = math.exp if self.measure == TIME else float
+        shown = {setting: unit(gain) for setting, gain in gains.items()}
+        return Message("figure.interaction", f"{change}: {', but '.join(said)}", change=change, gains=shown)
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -87,7 +98,7 @@ class WhatMatters:
     def gain(self, effect: Effect) -> str:
         """A gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
         gain, bounds = effect.gain, [end for end in (effect.gain.low, effect.gain.high) if end is not None]
-        unclear = "no difference" if bounds and max(map(abs, bounds)) <= SAME[self.measure] else "not told apart"
+        unclear = "no difference" if bounds and max(map(abs, bounds)) <= SAME[self.measure] else "within noise"
         ends = [self._gain(end) for end in bounds]
         if gain.is_told:
             ends = [end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))]
@@ -131,7 +142,7 @@ class WhatMatters:
         bars = base.mark_bar(size=ROW / 2.5).encode(x="base:Q", x2="mean:Q", opacity=told, color=colour)
         rules = base.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(x="low:Q", x2="high:Q")
         chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
-        notes = [HOW, *[UNREPEATED] * (not self.is_repeated), *self.interactions]
+        notes = [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
         title = f"What each setting gains in {'time' if self.measure == TIME else 'accuracy'}, all else equal"
         return group.figure(name, chart, rows, title, notes)
 

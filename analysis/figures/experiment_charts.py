@@ -21,8 +21,9 @@ from analysis.figures.vega import Figure, Spec, escaped
 from analysis.runs import details, grouping, profile_metrics
 from analysis.runs.load import Run
 from multicard.config.job import count
+from multicard.messages import Message
 from multicard.observe.profiles.metrics import Profile
-from multicard.records.text_table import clean
+from multicard.records.text_table import capital, clean
 from papers.printed import METRIC
 
 FACET_WIDTH, ALL_WIDTH = 220, 880  # points, of a chart among several of one measure, and of a row of them
@@ -30,7 +31,10 @@ BAR, GAP = 11, 8  # points: a bar's thickness, and between groups of bars
 MARGIN = 160  # points, of axes and legend
 SERIES = charts.SERIES
 CURVES = ("train_loss", "test_accuracy")  # keys of a record's epochs
-EFFICIENCY_NOTE = "Parallel efficiency: the time on one GPU / (GPUs x the time), a ratio of means"
+EFFICIENCY_NOTE = Message(
+    "figure.efficiency-formula", "Parallel efficiency: the time on one GPU / (GPUs x the time), a ratio of means"
+)
+HOLLOW = Message("figure.hollow", "Hollow: the papers' own figures")
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,12 @@ class Layout:
         above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, self.by)]
         printed = dict.fromkeys(row["printed"] for row in rows if row["of"] == PAPER)
         beside = [figure for measure in printed for figure in same_setting.beside(panel, measure).values()]
-        papers = [f"{line[:1].upper()}{line[1:]}" for line in same_setting.notes(panel, beside)]
-        hollow = ["Hollow: the papers' own figures"] * bool(printed)
-        below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing)]
-        after = [*captions.marks(panel.runs)[1], *hollow, *papers]
+        below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *captions.marks(panel.runs)[1]]
+        if printed:
+            below.append(HOLLOW)
+        below += [capital(line) for line in same_setting.notes(panel, beside)]
         found = tuple(grouping.limits_of(panel.runs))
-        return Figure(name, title, chart, rows, above, [*below, *after], found, width + MARGIN)
+        return Figure(name, title, chart, rows, above, below, found, width + MARGIN)
 
     def bars(
         self, name: str, rows: list[Row], notes: Sequence[str], across: int, what: str = "", si: bool = False
@@ -128,7 +132,8 @@ def by_measure(panel: Panel, name: str) -> Figure | None:
     for measure in CURVES if form == "curves" else experiment.view.measures:
         own = _rows(panel, measure, form)
         if rows and not any(row["status"] == "ok" and "mean" in row for row in own):
-            notes.append(f"No run has {captions.measure(measure)}")
+            missing = f"No run has {captions.measure(measure)}"
+            notes.append(Message("figure.measure-missing", missing, measure=measure))
         else:
             rows += own
     if not rows:
@@ -158,20 +163,26 @@ def _rows(panel: Panel, measure: str, form: str) -> list[Row]:
 def _notes(panel: Panel, rows: Sequence[Row], form: str) -> list[str]:
     if form == "curves":
         return [*loss_gaps(panel.runs), *unended_note(panel)]
-    notes = [EFFICIENCY_NOTE] if any(row["measure"] == EFFICIENCY for row in rows) else []
+    notes: list[str] = [EFFICIENCY_NOTE] if any(row["measure"] == EFFICIENCY for row in rows) else []
     if form == "bars" and panel.experiment.excluded:
         cells = [grouping.label(tuple(entry.items()), entry) for entry in panel.experiment.excluded]
-        notes.append(f"Not in the grid, as it cannot be: {'; '.join(cells)}")
+        excluded = f"Not in the grid, as it cannot be: {'; '.join(cells)}"
+        notes.append(Message("figure.excluded", excluded, cells=cells))
     statuses = list(dict.fromkeys(grouping.typed(row["status"]) for row in rows if row["status"] != "ok"))
-    crosses = f"Crosses: runs that did not end ({', '.join(statuses)}); no mean has them in it"
-    return [*notes, *[crosses] * bool(statuses)]
+    if statuses:
+        crosses = f"Crosses: runs that did not end ({', '.join(statuses)}); no mean includes them"
+        notes.append(Message("figure.crosses", crosses, statuses=statuses))
+    return notes
 
 
 def loss_gaps(runs: Sequence[Run]) -> list[str]:
     """A line where a loss was not finite, which leaves a gap in a curve."""
     epochs = [epoch for run in grouping.ok_runs(runs) for epoch in run.record().epochs]
     gaps = sum(epoch.train_loss is None for epoch in epochs)
-    return [f"The loss of {gaps} of {count(len(epochs), 'epoch')} was no finite number: not shown"] * bool(gaps)
+    if not gaps:
+        return []
+    sentence = f"The loss of {gaps} of {count(len(epochs), 'epoch')} was no finite number: not shown"
+    return [Message("figure.loss-gaps", sentence, gaps=gaps, epochs=len(epochs))]
 
 
 def unended_note(panel: Panel) -> list[str]:
@@ -181,7 +192,11 @@ def unended_note(panel: Panel) -> list[str]:
         for cell, runs in panel.cells.items()
         for status, n in chart_data.unended(runs)
     ]
-    return [f"Not shown, for they did not end: {'; '.join(cells)}"] if cells else []
+    return (
+        [Message("figure.unended-cells", f"Not shown, as they did not end: {'; '.join(cells)}", cells=cells)]
+        if cells
+        else []
+    )
 
 
 # ---- Metrics of profiles, and bytes copied
@@ -198,9 +213,17 @@ TITLES = {
 # What of a metric's rows a measure sums
 SUMMED: dict[str, Literal["total_s", "share", "bytes"]]
 SUMMED = {SHARE: "share", WINDOW: "total_s", STEP: "total_s", COPIED: "bytes", COPIED_IN_A_STEP: "bytes"}
-OVERLAP = "Metrics overlap: host and devices work at once, and NCCL's kernels wait for other ranks"
-NOT_NCCL = "Copies that the driver makes; what NCCL moves between GPUs is no copy"
-NO_CALLS = "CPU ranks make no CUDA calls: API calls, copies, NCCL and how busy a GPU is are seen on GPUs alone"
+OVERLAP = Message(
+    "figure.metrics-overlap",
+    "Metrics overlap: host and devices work at once, and NCCL's kernels wait for other ranks",
+)
+NOT_NCCL = Message(
+    "figure.copies-without-nccl", "Copies made by the driver; what NCCL moves between GPUs is not counted"
+)
+NO_CALLS = Message(
+    "figure.no-cuda-calls",
+    "CPU ranks make no CUDA calls: API calls, copies, NCCL and how busy a GPU is are seen on GPUs alone",
+)
 
 
 def metrics(panel: Panel, name: str) -> Figure | None:
@@ -209,9 +232,10 @@ def metrics(panel: Panel, name: str) -> Figure | None:
     measures = (SHARE,) if panel.experiment.view.form == "shares" else (time, SHARE)
     names = panel.experiment.view.shown_metrics
     figure = _bars(panel, name, measures, names, "Metrics of profiles", [OVERLAP])
-    return figure or _bars(
-        panel, name, (STEP, SHARE), None, "Phases of a step", [NO_CALLS] * all(run["cpu_ranks"] for run in panel.runs)
-    )
+    if figure is not None:
+        return figure
+    about = [NO_CALLS] if all(run["cpu_ranks"] for run in panel.runs) else []
+    return _bars(panel, name, (STEP, SHARE), None, "Phases of a step", about)
 
 
 def copies(panel: Panel, name: str) -> Figure | None:
@@ -238,15 +262,24 @@ def _bars(
     told = sorted((row for row in told if row["metric"] in shown), key=lambda row: shown.index(row["metric"]))
     rows = charts.drawn(told, are_bars=True, titles=TITLES)
     rows.sort(key=lambda row: shown.index(row["metric"]))  # the measures of a metric beside each other
-    absent = {
-        "In none of these profiles": [metric for metric in names or () if metric in seen and metric not in shown],
-        "Not recorded by this profiler": [metric for metric in names or () if metric not in seen],
-    }
-    notes = [f"{line}: {', '.join(map(profile_metrics.name, metrics))}" for line, metrics in absent.items() if metrics]
-    windows = profile_metrics.windows([run for run in panel.runs if run["status"] == "ok"])
-    profiled = f"Profiled: {captions.listed(list(windows))}"
-    notes = [*chart_data.means_notes(rows), profiled, *notes, *unended_note(panel), *about]
+    windows = list(profile_metrics.windows([run for run in panel.runs if run["status"] == "ok"]))
+    profiled = Message("figure.profiled", f"Profiled: {captions.listed(windows)}", windows=windows)
+    absent = _absent_metrics(names or (), seen, shown)
+    notes = [*chart_data.means_notes(rows), profiled, *absent, *unended_note(panel), *about]
     return layout.bars(name, rows, notes, 2 if len(measures) == 2 else 3, what, measures[0].startswith(COPIED))
+
+
+def _absent_metrics(names: Sequence[str], seen: Sequence[str], shown: Sequence[str]) -> list[str]:
+    """Lines about the metrics that have no bars: those that are 0 everywhere, and those that no profile can have."""
+    notes = []
+    never = [profile_metrics.name(metric) for metric in names if metric in seen and metric not in shown]
+    if never:
+        notes.append(Message("figure.metrics-zero", f"In none of these profiles: {', '.join(never)}", metrics=never))
+    unseen = [profile_metrics.name(metric) for metric in names if metric not in seen]
+    if unseen:
+        sentence = f"Not recorded by this profiler: {', '.join(unseen)}"
+        notes.append(Message("figure.metrics-unrecorded", sentence, metrics=unseen))
+    return notes
 
 
 def _amounts(run: Run, names: Sequence[str] | None, measure: str) -> list[tuple[str, float]]:

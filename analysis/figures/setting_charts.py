@@ -13,7 +13,7 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import COST, Ranking, known_rankings
+from analysis.commands.best import COST, RankedSetting, Ranking, known_rankings
 from analysis.figures import captions, chart_data
 from analysis.figures.chart_data import IDEAL, MEASURED, SHARED, Row
 from analysis.figures.charts import (
@@ -40,8 +40,9 @@ from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.estimate import shared_rows
 from multicard.measure import formulas, timing
+from multicard.messages import Message
 from multicard.records import figures as registry
-from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.records.comparable import DOUBTFUL
 from multicard.records.text_table import clean, first_few
 
 MOST_SERIES = 8  # settings in a figure with lines
@@ -55,7 +56,10 @@ MOST_POINTS = 500  # settings of a trade-off
 AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules", COST)
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
-FRONT = "Numbered: the front in time, ranks and accuracy; faint: others are as good or better in both axes"
+FRONT = Message(
+    "figure.front-numbered",
+    "Numbered: the front in time, ranks and accuracy; faint: others are as good or better in both axes",
+)
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,12 @@ class SettingGroup:
 
     def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
         _, legend = captions.marks(self.runs)
-        unended = [f"Not in it: {count(self.unended, 'run')} that did not end"] if self.unended else []
         above = [captions.in_short(self.runs), captions.common_settings(self.runs, self.by)]
-        below = [*notes, *unended, *legend]
+        below = [*notes]
+        if self.unended:
+            unended = f"Not in it: {count(self.unended, 'run')} that did not end"
+            below.append(Message("figure.unended", unended, runs=self.unended))
+        below += legend
         title = f"{title}: {self.work}" if self.work else title
         return Figure(name, title, chart, rows, above, below, tuple(grouping.limits_of(self.runs)), 2 * WIDTH + MARGIN)
 
@@ -150,9 +157,11 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
             continue
         notes = [*chart_data.means_notes(rows), *loss_gaps(group.runs)]
         if x == "step":
-            notes.append(f"Each point is the mean of a {WINDOWS}th of the steps")
+            window = f"Each point is the mean of a {WINDOWS}th of the steps"
+            notes.append(Message("figure.loss-windows", window, windows=WINDOWS))
         if group.left_out:
-            notes.append(f"Not in it: {count(group.left_out, 'setting')} of a single {x}, which makes no curve")
+            left_out = f"Not in it: {count(group.left_out, 'setting')} of a single {x}, which makes no curve"
+            notes.append(Message("figure.settings-without-curve", left_out, settings=group.left_out, along=x))
         figures.append(group.line_figure(numbered("losses", len(figures)), rows, x, title, notes))
     return figures
 
@@ -183,7 +192,11 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
         tooltip, order = tooltips("phase", interval=False), alt.Order("order:Q")
         bars = alt.Chart().mark_bar(style="part").encode(x=x, color=colour, order=order, tooltip=tooltip)
         chart = facets([bars], rows, 1, 2 * WIDTH, BAR, free="") | {"spacing": 6, "resolve": {}}
-        notes = ["Means over the measured steps and ranks", f"Rest of the step: {group.kind.rest}"]
+        rest = group.kind.rest
+        notes = [
+            Message("figure.phase-means", "Means over the measured steps and ranks"),
+            Message("figure.phase-rest", f"Rest of the step: {rest}", rest=rest),
+        ]
         name = numbered("phases", len(figures))
         figures.append(group.figure(name, chart, rows, "Where a step's time went", notes))
     return figures
@@ -204,10 +217,12 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
     for group in groups(runs, MOST_SERIES, schema.keys(Role.ranks), lambda own: len(times_s(own)) > 1):
         rows = [row for label, own in group.settings.items() for row in _speedup_rows(label, own)]
         ranks = captions.column("gpus", group.runs)
-        notes = ["Ratios of means; thin grey: the ideal"]
-        notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}"] if any(row.get("signs") for row in rows) else []
+        notes = [Message("figure.speedups-are-ratios", "Ratios of means; thin grey: the ideal")]
+        if any(row.get("signs") for row in rows):
+            notes.append(captions.DOUBTFUL_NOTE)
         if group.left_out:
-            notes.append(f"Not in it: {count(group.left_out, 'setting')} not measured on one and on several")
+            left_out = f"Not in it: {count(group.left_out, 'setting')} not measured on one and on several"
+            notes.append(Message("figure.settings-without-speedup", left_out, settings=group.left_out))
         name = numbered("efficiency", len(figures))
         figures.append(group.line_figure(name, rows, RANKS, f"What more {ranks} are worth", notes, ranks))
     return figures
@@ -288,18 +303,35 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     rows = drawn([*rows, *_shared_rows(ranking, rows, time.divisor)])
     is_shared = any(row["of"] == SHARED for row in rows)
     chart = facets(_layers(encodings, time_title, is_shared), rows, 2)
-    front, equals = (
-        [f"{ranking.label(one)} ({ranking.time(one)})" for one in chosen] for chosen in (ranking.front, ranking.equals)
-    )
-    notes = [f"Front: {first_few([f'{number} {text}' for number, text in enumerate(front, 1)], MOST_NAMED, '; ')}"]
-    notes += [f"Not told from the first by these runs: {first_few(equals, MOST_NAMED, '; ')}"] if equals else []
-    notes += [f"The fastest {len(shown):,} of {count(len(ranking.settings), 'setting')}"] * (shown != ranking.settings)
     measures = dict.fromkeys(row["measure"] for row in rows)
     title = f"Time against {captions.listed([*map(captions.measure, measures)], 'or')}"
-    others = first_few(list(dict.fromkeys(row["hardware"] for row in rows if row["of"] == SHARED)), MOST_NAMED, "; ")
-    notes += [f"Grey: the same work as it was measured elsewhere, on {others}"] * is_shared
-    figure = group.figure(name, chart, rows, title, notes)
+    elsewhere = list(dict.fromkeys(row["hardware"] for row in rows if row["of"] == SHARED))
+    figure = group.figure(name, chart, rows, title, list(_trade_off_notes(ranking, len(shown), elsewhere)))
     return replace(figure, above=[FRONT, *figure.above], one_at_a_time=True)
+
+
+def _trade_off_notes(ranking: Ranking, shown: int, elsewhere: Sequence[str]) -> Iterator[Message]:
+    """Lines below a trade-off of the first `shown` settings of a ranking.
+
+    elsewhere: the hardware of others who measured the same work.
+    """
+    front = [f"{place} {ranking.label(one)} ({ranking.time(one)})" for place, one in enumerate(ranking.front, 1)]
+    yield Message("figure.front", f"Front: {first_few(front, MOST_NAMED, '; ')}", **_listed(ranking, ranking.front))
+    ties = [f"{ranking.label(one)} ({ranking.time(one)})" for one in ranking.equals]
+    if ties:
+        as_fast = f"Ties with the first, as far as these runs show: {first_few(ties, MOST_NAMED, '; ')}"
+        yield Message("figure.ties", as_fast, **_listed(ranking, ranking.equals))
+    settings = len(ranking.settings)
+    if shown != settings:
+        fastest = f"The fastest {shown:,} of {count(settings, 'setting')}"
+        yield Message("figure.fastest-settings", fastest, shown=shown, settings=settings)
+    if elsewhere:
+        others = f"Grey: the same work, measured elsewhere on {first_few(elsewhere, MOST_NAMED, '; ')}"
+        yield Message("figure.measured-elsewhere", others, hardware=elsewhere)
+
+
+def _listed(ranking: Ranking, settings: Sequence[RankedSetting]) -> dict[str, Any]:
+    return {"settings": list(map(ranking.label, settings)), "costs": [one.cost for one in settings]}
 
 
 def _shared_rows(ranking: Ranking, rows: Sequence[Row], divisor: float) -> Iterator[Row]:

@@ -16,8 +16,15 @@ from analysis.figures.setting_charts import groups
 from analysis.figures.vega import Figure, numbered
 from analysis.runs import details
 from analysis.runs.load import Run
+from multicard.messages import Message
 
-NEEDS = "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
+NEEDS = Message(
+    "figure.needs-samples", "samples of GPUs (gpu.parquet), which NVML gives of NVIDIA's; CPU ranks have none"
+)
+MEASURES_NOTE = Message(
+    "figure.samples-measures",
+    "Memory: in use on the GPU, by any process; utilisation: share of NVML's period in which a kernel ran",
+)
 MOST_RUNS = 4  # in a figure, a row of charts each
 MOST_POINTS = 400  # of a line
 MEASURES = {  # heading, factor, and the least upper end of the axis
@@ -41,13 +48,12 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
         end_s = max(float(row.get("end_s", row["time_s"])) for row in rows)
         measures = {row["measure"] for row in rows}
         chart = facets(_layers(gpus, end_s), rows, len(measures), SMALL_WIDTH, SMALL_HEIGHT)
-        shaded = "; shaded: evaluations" if any(row["of"] == "evaluation" for row in rows) else ""
-        notes = [
-            f"From samples of a second; 0: the first of them; dotted: starts and ends of epochs{shaded}",
-            "Memory: in use on the GPU, whoever holds it; utilisation: share of NVML's period with a kernel at work",
-        ]
-        several = max(map(len, group.settings.values()))
-        notes += ["Of repeated runs the first"] if several > 1 else []
+        signs = [Message("figure.samples", "From samples of a second; 0: the first; dotted: starts and ends of epochs")]
+        if any(row["of"] == "evaluation" for row in rows):
+            signs.append(Message("figure.evaluations-shaded", "shaded: evaluations"))
+        notes = ["; ".join(signs), MEASURES_NOTE]
+        if any(len(own) > 1 for own in group.settings.values()):
+            notes.append(Message("figure.first-of-repeated", "Of repeated runs, the first is shown"))
         known = [title for measure, (title, *_) in MEASURES.items() if measure in measures]
         title = f"GPUs over time: {captions.listed([title.partition(' (')[0] for title in known])}"
         figures.append(group.figure(numbered(name, len(figures)), chart, rows, title, notes))

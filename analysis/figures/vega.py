@@ -13,6 +13,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from multicard.messages import Refusal
 from multicard.records.run_folder import replacing
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
@@ -123,7 +124,7 @@ ON_WHITE = theme("light") | {"background": "white"}
 
 def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
     """Lines no longer than the figure is wide: Vega does not wrap text."""
-    return [part for line in lines for part in textwrap.wrap(clean(line), letters) or [""]]
+    return [part for line in lines for part in textwrap.wrap(clean(line), letters, break_on_hyphens=False) or [""]]
 
 
 def layered(layers: Sequence[alt.Chart], width: int, height: int) -> Spec:
@@ -159,11 +160,18 @@ def chart(figures: Sequence[Figure]) -> alt.VConcatChart:
     return alt.VConcatChart.from_dict({"vconcat": inner, "config": ON_WHITE})
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure on white, in the format of the suffix, or raise ValueError; the file is complete or absent."""
+def file_format(path: Path) -> str:
+    """The format that a file's suffix names, or a refusal."""
     suffix = path.suffix.removeprefix(".")
     if suffix not in FORMATS:
-        raise ValueError(f"{path}: a figure is written as .{', .'.join(FORMATS)}")
+        sentence = f"--out {path}: a figure is written as .{', .'.join(FORMATS)}"
+        raise Refusal("figure.format", sentence, key="--out", value=str(path), formats=list(FORMATS))
+    return suffix
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure on white, in the format of the suffix; the file is complete or absent."""
+    suffix = file_format(path)
     scale = {"scale": PNG_SCALE} if suffix == "png" else {}
     content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(figure.spec, config=ON_WHITE, **scale)
     with replacing(path) as file:

@@ -3,6 +3,7 @@
 Each section's module turns runs into `blocks`; `page` writes these as one file that opens offline.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from analysis.runs.load import Found
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
+from multicard.messages import Message, Refusal
 from multicard.records import limits
 from multicard.records.text_table import first_few
 
@@ -27,14 +29,17 @@ MOST_NAMES = 3  # of folders, in the title
 
 def write(folders: Sequence[Path], out: Path | None, title: str | None, mix: bool, found: Found | None = None) -> str:
     """Write the report on the runs (`found`) under `folders`, to `out`, else into the only folder or the working
-    directory; return what was found, in a sentence, and on a last line what the page holds. Raises ValueError where
+    directory; return what was found, in a sentence, and on a last line what the page holds. Raises ValueError if
     `out` is a folder."""
     path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     if path.is_dir():
-        raise ValueError(f"--out {path}: is a folder; name a file, such as {path / NAME}")
+        is_folder = f"--out {path}: is a folder; name a file, as `--out {shlex.quote(str(path / NAME))}`"
+        raise Refusal("report.out-is-folder", is_folder, key="--out", value=str(path))
     report = build(found or load.read(folders), title or _title(folders), mix)
     size_bytes = page.write(path, report)
-    return "\n".join(filter(None, [report.answer, f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"]))
+    holds = f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"
+    written = Message("report.written", holds, file=str(path), summary=report.summary, size_bytes=size_bytes)
+    return "\n".join(filter(None, [report.answer, written]))
 
 
 def watched(folders: Sequence[Path], title: str | None, mix: bool, price: float | None = None) -> Watch:
@@ -79,11 +84,15 @@ def build(found: Found, title: str, mix: bool) -> Report:
     )
 
 
-def _summary(found: Found) -> str:
+def _summary(found: Found) -> Message:
     runs = found.runs
-    failed = sum(run["status"] != "ok" for run in runs)
     parts = [count(len(runs), "run")]
-    parts += [f"{failed:,} of them did not end ok"] if failed else []
+    failed = sum(run["status"] != "ok" for run in runs)
+    if failed:
+        parts.append(f"{failed:,} of them did not end ok")
     days = sorted({run["started_at"][:10] for run in runs if run["started_at"]})
-    parts += [f"measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")] if days else []
-    return ", ".join(parts)
+    if days:
+        parts.append(f"measured {days[0]}")
+    if len(days) > 1:
+        parts[-1] += f" to {days[-1]}"
+    return Message("report.summary", ", ".join(parts), runs=len(runs), failed=failed, days=days)

@@ -23,7 +23,7 @@ document.addEventListener("click", async ({ target }) => {
   const button = target.closest("[data-copy]");
   if (!button) return;
   const label = (button.dataset.label ??= button.textContent);
-  announcement.textContent = button.textContent = (await copied(button.dataset.copy, button)) ? "Copied" : "Not copied: select the text";
+  announcement.textContent = button.textContent = (await copied(button.dataset.copy, button)) ? "Copied" : data.said.not_copied;
   setTimeout(() => {
     button.textContent = label;
     announcement.textContent = "";

@@ -189,7 +189,7 @@ class Grid {
   show() {
     const rows = this.chosen;
     const lines = rows.slice(0, this.most).flatMap((row) => this.lines(row));
-    if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.width, textContent: "No row fits." })));
+    if (!lines.length) lines.push(element("tr", { className: "empty" }, element("td", { colSpan: this.width, textContent: data.said.no_row })));
     this.body.replaceChildren(...lines);
     const total = this.tops.length;
     const counted = rows.length < total ? `${rows.length.toLocaleString("en")} of ${total.toLocaleString("en")}` : total.toLocaleString("en");

@@ -17,10 +17,11 @@ from typing import Any
 
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from analysis.report.blocks import Grid, Plot, Report
 from analysis.table_columns import Column
+from multicard.messages import REMEDY, Message, Refusal
 from multicard.records.run_folder import finite, write_text
 from multicard.records.text_table import alignment, clean
 
@@ -30,6 +31,24 @@ WATCH = "watch.js"  # the last of them in a page that is served
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG = 48  # letters of a text, from which on its column may be broken into lines
 MOST_DISTINCT = 0.5  # share of a column's texts, above which they are written one by one
+# What the page's scripts and its template say, by the name under which they do
+SAID = {
+    "not_copied": Message("page.not-copied", "Not copied: select the text"),
+    "no_row": Message("page.no-row", "No row fits."),
+    "no_answer": Message(
+        "page.no-answer",
+        "No answer from the command that serves this page: it shows what was measured until it ended.",
+    ),
+    "looking": Message("page.looking", "Looking for cells that run now."),
+    "needs_scripts": Message("page.needs-scripts", "This table needs JavaScript; its rows are in the page's data."),
+    "made_by": Message("page.made-by", "Made by `python -m analysis report` from the records of runs."),
+    "offline": Message("page.offline", "This file asks nothing of any server."),
+    "drawn_by": Message(
+        "page.drawn-by",
+        f"Figures are drawn by {VEGA} "
+        "(BSD 3-Clause, © University of Washington Interactive Data Lab and contributors).",
+    ),
+}
 
 
 def write(path: Path, report: Report) -> int:
@@ -51,6 +70,7 @@ def html(report: Report, version: int | None = None) -> str:
             raise ValueError(f"several blocks of a report are called {max(names, key=names.count)}")
     data = {
         "legend": report.legend,
+        "said": {name: SAID[name] for name in ("not_copied", "no_row", "no_answer")},
         "themes": report.themes,
         "grids": {grid.name: _grid(grid) for grid in grids},
         "plots": {
@@ -70,7 +90,8 @@ def html(report: Report, version: int | None = None) -> str:
         styles=Markup(styles),
         scripts=list(map(Markup, scripts)),
         data=Markup(in_script(data)),
-        vega=VEGA if figures else "",
+        said=SAID,
+        has_figures=bool(figures),
         version=version,
     )
     return page.encode(errors="replace").decode()  # a folder's name need not be text
@@ -100,7 +121,9 @@ def _vega() -> str:
     """Vega, Vega-Lite and vega-embed as one script; the page's footer names their licence."""
     script, _ = bundling().communicate()
     if bundling().returncode or "</script" in script.lower() or "<!--" in script:
-        raise ValueError("Vega's script cannot stand in a page: it is not made, or holds the end of a script element")
+        raise Refusal(
+            "page.no-vega", "Vega's script cannot stand in a page: it is not made, or holds the end of a script element"
+        )
     return script
 
 
@@ -114,9 +137,15 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["sentence"] = _sentence
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["alignment"] = lambda table: alignment(table.headings, table.rows)
     return environment.get_template("page.html")
+
+
+def _sentence(text: str) -> Markup:
+    """A text as HTML, in which what can be typed (it stands in backticks) is code."""
+    return Markup(REMEDY.sub(r"<code>\1</code>", str(escape(clean(text)))))
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from analysis import rerun_commands
 from analysis.commands import list_runs
+from analysis.figures.captions import DOUBTFUL_NOTE
 from analysis.figures.setting_charts import mean_time_s
 from analysis.report.blocks import Block, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
@@ -26,7 +27,8 @@ from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure import formulas, timing
-from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.messages import Message
+from multicard.records.comparable import DOUBTFUL
 from multicard.records.figures import FIGURES
 from multicard.records.output import Skipped
 from multicard.records.text_table import clean
@@ -40,12 +42,29 @@ MOST_SETTINGS = 6  # that are shown at first, beside those that were swept
 MOST_OPENED = 300  # rows that have a curve and the paths of logs: the page is to stay small
 MOST_POINTS = 60  # of a curve
 NOTES = {  # by the columns that they explain
-    "runs": "±: half of the 95 % interval of a mean, from how all repeated runs differ.",
-    "speedup": "x 1 GPU: times as fast as one rank (tuning: in tokens/s), all else alike; efficiency: that / ranks.",
-    "data_share": "Shares of the mean step: data is waiting for a batch, h2d copying it to the device.",
-    "peak_memory_bytes": "Peak memory: of the rank that held most (on CPU ranks the resident memory).",
-    "received_bytes": "To device: counted over the run. Collectives: what a rank receives.",
+    "runs": Message(
+        "report.intervals-are-of-means", "±: half of the 95 % interval of a mean, from how all repeated runs differ."
+    ),
+    "speedup": Message(
+        "report.speedup-is-over-one-rank",
+        "x 1 GPU: times as fast as one rank (tuning: in tokens/s), all else alike; efficiency: that / ranks.",
+    ),
+    "data_share": Message(
+        "report.shares-are-of-a-step",
+        "Shares of the mean step: data is waiting for a batch, h2d copying it to the device.",
+    ),
+    "peak_memory_bytes": Message(
+        "report.memory-is-of-the-fullest-rank",
+        "Peak memory: of the rank that held most (on CPU ranks the resident memory).",
+    ),
+    "received_bytes": Message(
+        "report.bytes-are-counted", "To device: counted over the run. Collectives: what a rank receives."
+    ),
 }
+QUESTION = Message(
+    "report.question-of-runs",
+    "What was measured? A row opens with its runs, its command, its loss and all it has; tick two to compare.",
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +112,7 @@ def of_runs(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: R
         blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
     blocks += _failed([run for run in runs if run["status"] != "ok"], list_runs.differing(runs)[:MOST_SETTINGS])
     blocks += _skipped(skipped)
-    question = (
-        "What was measured? A row opens with its runs, its command, its loss and all it has; tick two to compare."
-    )
-    return Section("runs", "Runs", question, blocks)
+    return Section("runs", "Runs", QUESTION, blocks)
 
 
 def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Grid:
@@ -107,10 +123,9 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
     said_once = (*list_runs.ABOUT, "marks")
     same = [one for one in columns if one.name in said_once and len(rows) > 1 and len(set(one.texts)) == 1]
     known = {column.name for column in columns}
-    notes = [f"The same for all: {', '.join(f'{each.heading} {each.texts[0]}' for each in same)}."] if same else []
-    notes += [note for key, note in NOTES.items() if key in known]
-    doubted = any(DOUBTFUL in text for one in columns if one.name == "parallel_efficiency" for text in one.texts)
-    notes += [f"{DOUBTFUL} {DOUBTFUL_MEANING}."] * doubted
+    notes = [*_said_once(same), *(note for key, note in NOTES.items() if key in known)]
+    if any(DOUBTFUL in text for one in columns if one.name == "parallel_efficiency" for text in one.texts):
+        notes.append(f"{DOUBTFUL_NOTE}.")
     name, single = KINDS[runs[0]["kind"]].title, [row.runs[0] if len(row.runs) == 1 else None for row in rows]
     commands = dict(zip((run.folder for run in runs), rerun_commands.of_cells(runs), strict=True))
     return Grid(
@@ -123,6 +138,14 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
         parents=[row.parent for row in rows],
         curves=[_curve(run) if run else [] for run in single[:MOST_OPENED]],
     )
+
+
+def _said_once(columns: Sequence[Column]) -> list[str]:
+    if not columns:
+        return []
+    values = {column.heading: column.texts[0] for column in columns}
+    same = ", ".join(f"{heading} {value}" for heading, value in values.items())
+    return [Message("report.same-for-all", f"The same for all: {same}.", values=values)]
 
 
 def by_setting(runs: Sequence[DetailedRun], mix: bool) -> list[Row]:
@@ -264,7 +287,8 @@ def _skipped(skipped: Sequence[Skipped]) -> list[Block]:
         return []
     folders = Column("folder", "folder", [str(record.folder) for record in skipped])
     reasons = Column("why", "why", [record.why for record in skipped])
-    title = f"{count(len(skipped), 'run folder')} without a record that can be used"
+    unusable = f"{count(len(skipped), 'run folder')} without a record that can be used"
+    title = Message("report.unusable-records", unusable, folders=len(skipped))
     return [Fold(title, [Grid("skipped", "skipped records", [folders, reasons])])]
 
 
@@ -272,8 +296,10 @@ def _failed(runs: Sequence[DetailedRun], axes: Sequence[str]) -> list[Block]:
     """The runs that did not end ok, with their causes and settings; their figures are left out."""
     if not runs:
         return []
-    statuses = [f"{number} {status}" for status, number in Counter(clean(run["status"]) for run in runs).items()]
-    title = f"{count(len(runs), 'run')} did not end ok: {', '.join(statuses)}"
+    statuses = dict(Counter(clean(run["status"]) for run in runs))
+    counted = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    unended = f"{count(len(runs), 'run')} did not end ok: {counted}"
+    title = Message("report.unended-runs", unended, runs=len(runs), statuses=statuses)
     names = {name: name for name in ("status", "cause", "name")} | grouping.short_names(axes) | {"marks": "marks"}
     columns = [Column(short, key, [run[key] for run in runs]) for key, short in names.items()]
     shown = [column for column in columns if not column.is_empty]

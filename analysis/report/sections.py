@@ -32,7 +32,7 @@ from analysis.runs.grouping import ACCURACY
 from analysis.runs.load import Run
 from analysis.table_columns import Column
 from multicard.config.job import count
-from multicard.messages import typed
+from multicard.messages import Message, typed
 from multicard.records import limits
 from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, in_bytes
@@ -46,19 +46,31 @@ MOST_WORKS = 6  # whose recommendation the page has
 def of_answers(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
     """The recommendation for the newest workload, and the others folded away; without any, why there is none."""
     known = [_recommendation(answer, place) for place, answer in enumerate(answers[:MOST_WORKS])]
-    blocks: list[Block] = [*known[:1]] or [Paragraph(f"Nothing can be recommended: {_reason(runs)}.")]
-    rest = len(answers) - len(known)
-    more = [Paragraph(f"{rest} more: {typed('-m analysis')} best", quiet=True)] * (rest > 0)
-    blocks += [Fold(count(len(answers) - 1, "other workload"), [*known[1:], *more])] if len(answers) > 1 else []
+    blocks: list[Block] = [*known[:1]] or [Paragraph(_nothing_recommended(runs))]
+    if len(answers) > 1:
+        others: list[Block] = [*known[1:]]
+        rest = len(answers) - len(known)
+        if rest > 0:
+            by_command = f"{rest} more: `{typed('-m analysis')} best`"
+            others.append(Paragraph(Message("report.more-workloads", by_command, workloads=rest), quiet=True))
+        blocks.append(Fold(count(len(answers) - 1, "other workload"), others))
     return Section("answers", "What to run", "", blocks)
 
 
-def _reason(runs: Sequence[Run]) -> str:
+def _nothing_recommended(runs: Sequence[Run]) -> Message:
+    reason = _why_unranked(runs)
+    if any(run["status"] == "ok" for run in runs):
+        return Message("report.no-recommendation", f"Nothing can be recommended: {reason}.", reason=reason)
+    causes = f"Nothing can be recommended: {reason}; the causes are below."
+    return Message("report.no-recommendation-but-causes", causes, reason=reason)
+
+
+def _why_unranked(runs: Sequence[Run]) -> str:
     try:
         rankings(runs)
     except ValueError as error:
-        return str(error) if any(run["status"] == "ok" for run in runs) else f"{error}; the causes are below"
-    return "no setting has a time"
+        return str(error)
+    return Message("report.no-times", "no setting has a time")
 
 
 def _recommendation(answer: Answer, place: int) -> Recommendation:
@@ -80,7 +92,11 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
 MOST_EFFECTS = 4  # plots: time and accuracy of two workloads
 MOST_PLOTS = 2  # of a subsection
 MOST_COMMANDS = 20  # that a figure names
-NO_GAIN = "Accuracy: no setting changes it by more than these runs tell from chance."
+NO_GAIN = Message("report.no-gain-in-accuracy", "Accuracy: no setting changes it by more than chance explains.")
+QUESTION_OF_EFFECTS = Message("report.question-of-effects", "What does each setting gain alone, everything else equal?")
+QUESTION_OF_EFFICIENCY = Message(
+    "report.question-of-efficiency", "What does each setting gain, where does its time go, and what does it take?"
+)
 
 
 def of_effects(rankings: Sequence[Ranking]) -> Section:
@@ -93,12 +109,17 @@ def of_effects(rankings: Sequence[Ranking]) -> Section:
             continue
         rows = [[one.change(each), one.gain(each), str(each.blocks)] for own in one.by_axis for each in own]
         gains = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)
-        depends = [Paragraph(f"It depends: {sentence}.") for sentence in one.interactions]
-        depends += [Paragraph(f"{UNREPEATED}.")] * (not one.is_repeated)
-        blocks += [Plot(one.figure(numbered("effects", index))), *depends, Fold("Every value as a table", [gains])]
+        blocks.append(Plot(one.figure(numbered("effects", index))))
+        for found_together in one.interactions:
+            depends = f"It depends: {found_together}."
+            blocks.append(Paragraph(Message("report.gain-depends", depends, reason=found_together)))
+        if not one.is_repeated:
+            blocks.append(Paragraph(f"{UNREPEATED}."))
+        blocks.append(Fold("Every value as a table", [gains]))
     if len(found) > MOST_EFFECTS:
-        blocks.append(Paragraph(f"More, of other workloads: {typed('-m analysis')} figure effects", quiet=True))
-    return Section("matters", "What matters", "What does each setting gain alone, everything else equal?", blocks)
+        by_command = f"More, of other workloads: `{typed('-m analysis')} figure effects`"
+        blocks.append(Paragraph(Message("report.more-effects", by_command), quiet=True))
+    return Section("matters", "What matters", QUESTION_OF_EFFECTS, blocks)
 
 
 def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
@@ -109,13 +130,18 @@ def of_efficiency(runs: Sequence[DetailedRun]) -> Section:
         plots = [Plot(figure, commands) for figure in drawn[:MOST_PLOTS]]
         blocks += [Heading(title), *plots] if plots else []
         if len(drawn) > MOST_PLOTS:
-            rest = f"{len(drawn) - MOST_PLOTS} more, of other settings or data sets: {typed('-m analysis')} figure"
-            blocks.append(Paragraph(f"{rest} {drawn[MOST_PLOTS].name.partition('-')[0]}", quiet=True))
-    question = "What does each setting gain, where does its time go, and what does it take?"
-    return Section("settings", "Efficiency", question, blocks)
+            rest, name = len(drawn) - MOST_PLOTS, drawn[MOST_PLOTS].name.partition("-")[0]
+            by_command = f"{rest} more, of other settings or data sets: `{typed('-m analysis')} figure {name}`"
+            blocks.append(Paragraph(Message("report.more-figures", by_command, figure=name, figures=rest), quiet=True))
+    return Section("settings", "Efficiency", QUESTION_OF_EFFICIENCY, blocks)
 
 
 # ---- The papers' tables, figures and claims
+
+QUESTION_OF_PAPERS = Message(
+    "report.question-of-papers",
+    "Do the papers' tables and figures look alike here, and which of their findings hold?",
+)
 
 
 def of_papers(
@@ -129,22 +155,28 @@ def of_papers(
     blocks += [Heading("Claims", sentences(render.summary(verdicts)))]
     blocks += [_claims("claims", tested)] if tested else []
     if untested:
-        blocks.append(Fold(f"{count(len(untested), 'claim')} that no run here tests", [_claims("untested", untested)]))
-    missing = [
-        (f"{one.title.rstrip('.')}. In full: {printed.in_full(one.name)}.", [one.command])
-        for one, filled in panels
-        if not filled
-    ]
+        tests_none = f"{count(len(untested), 'claim')} that no run here tests"
+        title = Message("report.untested-claims", tests_none, claims=len(untested))
+        blocks.append(Fold(title, [_claims("untested", untested)]))
+    missing = [experiment for experiment, filled in panels if not filled]
     if missing:
-        title = f"{count(len(missing), 'experiment')} that no run here measures"
-        blocks.append(Fold(title, [Facts(missing, code=True)]))
-    known = f"{len(panels) - len(missing)} of {count(len(panels), 'experiment')} measured"
-    line = f"{known}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
-    question = "Do the papers' tables and figures look alike here, and which of their findings hold?"
+        measures_none = f"{count(len(missing), 'experiment')} that no run here measures"
+        title = Message("report.unmeasured-experiments", measures_none, experiments=[one.name for one in missing])
+        to_do = [(f"{one.title.rstrip('.')}. {_in_full(one)}.", [one.command]) for one in missing]
+        blocks.append(Fold(title, [Facts(to_do, code=True)]))
     sizes = table.of_datasets(runs)
     blocks.append(Fold(sizes.title, [PlainTable("", sizes.headings, sizes.texts, sizes.notes)]))
-    shown = rerun_commands.experiments_of(runs)
-    return Section("papers", "Compared with the papers", question, blocks, "" if shown else line)
+    if rerun_commands.experiments_of(runs):
+        line = ""
+    else:
+        measured = f"{len(panels) - len(missing)} of {count(len(panels), 'experiment')} measured"
+        line = f"{measured}, {len(tested)} of {count(len(verdicts), 'claim')} tested"
+    return Section("papers", "Compared with the papers", QUESTION_OF_PAPERS, blocks, line)
+
+
+def _in_full(experiment: Experiment) -> Message:
+    takes = printed.in_full(experiment.name)
+    return Message("report.in-full", f"In full: {takes}", experiment=experiment.name, takes=takes)
 
 
 def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
@@ -153,14 +185,17 @@ def _experiment(experiment: Experiment, filled: Sequence[Panel]) -> list[Block]:
 
     panel = filled[0]
     blocks: list[Block] = [Heading(experiment.name, experiment.title)]
-    todo = [f"In full: {printed.in_full(experiment.name)}"] if not any(map(is_full, filled)) else []
-    todo += captions.missing_cells(panel.missing)
-    blocks += [Facts([(f"{'. '.join(todo)}.", [experiment.command])], code=True)] if todo else []
+    to_do = [] if any(map(is_full, filled)) else [_in_full(experiment)]
+    to_do += captions.missing_cells(panel.missing)
+    if to_do:
+        blocks.append(Facts([(f"{'. '.join(to_do)}.", [experiment.command])], code=True))
     blocks += _panel(experiment, panel)
     if len(filled) > 1:
-        others = "Also measured in other settings, on other machines or at other commits"
+        rest = len(filled) - 1
+        elsewhere = f"Also measured in other settings, on other machines or at other commits ({rest})."
+        others = Message("report.measured-otherwise", elsewhere, experiment=experiment.name, panels=rest)
         command = f"{typed('-m analysis')} table {experiment.name} --all"
-        blocks.append(Facts([(f"{others} ({len(filled) - 1}).", [command])], code=True))
+        blocks.append(Facts([(others, [command])], code=True))
     return blocks
 
 
@@ -168,7 +203,8 @@ def _panel(experiment: Experiment, panel: Panel) -> list[Block]:
     commands = rerun_commands.of_sweeps(panel.runs) or [experiment.command]
     blocks: list[Block] = [Plot(figure, commands) for figure in draw.experiment_figures(experiment, [panel])]
     if not blocks and experiment.view.form == "curves":
-        blocks.append(Paragraph("One epoch makes no curve: its figures are in the table.", quiet=True))
+        no_curve = Message("report.one-epoch", "One epoch makes no curve: its figures are in the table.")
+        blocks.append(Paragraph(no_curve, quiet=True))
     (own,) = table.tables(experiment, [panel])
     return [*blocks, PlainTable(own.title, own.headings, own.texts, own.notes, commands)]
 
@@ -192,6 +228,10 @@ def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
 # ---- What the runs were measured on, and the marks that they carry
 
 MOST_VALUES = 8  # of a fact
+QUESTION_OF_MACHINE = Message(
+    "report.question-of-machine",
+    "What were the figures measured on? They hold for this hardware, these versions and this code.",
+)
 PACKAGES = ("torch", "torchvision", "timm", "torchtune", "torchao", "nvidia-cudnn-cu13", "nvidia-nccl-cu13")
 
 
@@ -199,11 +239,17 @@ def warnings(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Each limit of the runs by its sign, with how many have it and what it says."""
     lines = []
     for limit in limits.in_order(grouping.limits_of(runs)):
-        count = sum(limit.code in [one.code for one in run.limits] for run in runs)
-        every = "The run" if len(runs) == 1 else f"All {len(runs):,} runs"
-        share = every if count == len(runs) else f"{count:,} of {len(runs):,} runs"
-        lines.append((limits.sign(limit.code), f"{share}: {limit.says}"))
+        limited = sum(limit.code in [one.code for one in run.limits] for run in runs)
+        sign = limits.sign(limit.code)
+        text = f"{_share(limited, len(runs))}: {limit.says}"
+        lines.append((sign, Message("report.mark", text, sign=sign, runs=limited, of=len(runs), limit=limit.code)))
     return lines
+
+
+def _share(marked: int, runs: int) -> str:
+    if marked < runs:
+        return f"{marked:,} of {runs:,} runs"
+    return "The run" if runs == 1 else f"All {runs:,} runs"
 
 
 def of_machine(runs: Sequence[DetailedRun]) -> Section:
@@ -216,8 +262,7 @@ def of_machine(runs: Sequence[DetailedRun]) -> Section:
     for name, values in rows.items():
         rest = [f"and {len(values) - MOST_VALUES} more"] * (len(values) > MOST_VALUES)
         facts.append((name, [*list(values)[:MOST_VALUES], *rest]))
-    question = "What were the figures measured on? They hold for this hardware, these versions and this code."
-    return Section("machine", "Machine and code", question, [Facts(facts)])
+    return Section("machine", "Machine and code", QUESTION_OF_MACHINE, [Facts(facts)])
 
 
 def _about_machine(run: DetailedRun) -> Iterator[tuple[str, str | None]]:

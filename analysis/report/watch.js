@@ -76,15 +76,15 @@ function show(text, cells) {
 
 async function ask() {
   try {
-    const { version, running: cells, notes } = await (await fetch(`${location.pathname.replace(/\/$/, "")}/state`)).json();
-    show([cells.length ? `Running now: ${cells.length}.` : "Nothing runs now; new runs appear here by themselves.", ...notes].join(" "), cells);
+    const { version, running: cells, said } = await (await fetch(`${location.pathname.replace(/\/$/, "")}/state`)).json();
+    show(said.join(" "), cells);
     const isRead = performance.now() - touched_ms < STILL_MS || !getSelection().isCollapsed;
     if (String(version) !== running.dataset.version && (document.hidden || !isRead)) {
       sessionStorage.setItem(KEPT, JSON.stringify(kept()));
       return location.reload();
     }
   } catch {
-    show("No answer from the command that serves this page: it shows what was measured until it ended.", []);
+    show(data.said.no_answer, []);
   }
   setTimeout(ask, EVERY_MS);
 }

@@ -28,6 +28,7 @@ from analysis.report import page
 from analysis.report.blocks import Report
 from analysis.runs import load
 from multicard.measure.timing import clock_s, in_hours, pause
+from multicard.messages import Message, Refusal
 from multicard.records import ownership
 from multicard.records.progress import BoardCopy
 from multicard.records.run_folder import RESULT, settings_of
@@ -41,6 +42,9 @@ OWNER_S = 10.0  # between two questions whether somebody still measures a cell: 
 PAUSES = 2  # length of a pause, by that of the look before it, or by the CPU time of making the page
 NICE = 10  # a tenth of a core that a CPU rank keeps busy; at 19 a page would take minutes there
 PATIENCE_S = 10.0  # for the request of a connection
+WAITING = Message("watch.waiting", "Waiting for the first run")
+NOTHING = Message("watch.nothing-runs", "Nothing runs now; new runs appear here by themselves.")
+PRIVATE = Message("watch.private", "The address is for you alone, and new each time. Ctrl-C ends it.")
 HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
 
 
@@ -129,7 +133,9 @@ class Watch:
 
     def __init__(self, folders: Sequence[Path], build: Callable[[], Report], waiting: Callable[[str], Report]) -> None:
         self._build, self._waiting, self._onlooker = build, waiting, Onlooker(folders)
-        self._page, self._version, self._problem = page.html(waiting("Reading the runs"), 0), 0, ""
+        self._page = page.html(waiting(Message("watch.reading", "Reading the runs")), 0)
+        self._version = 0
+        self._problem: Message | None = None
         self._results: Any = None  # of which the page is; None before the first
         self._pause_s, self._next_s = LEAST_S, 0.0  # until the next look; when the page may be made again
         self._asked = Event()
@@ -141,7 +147,8 @@ class Watch:
             try:
                 self._look()
             except Exception as error:  # a folder may vanish meanwhile; the page says it, and the next look may go well
-                self._problem = f"This page could not be brought up to date: {error}"
+                problem = f"This page could not be brought up to date: {error}"
+                self._problem = Message("watch.not-up-to-date", problem, reason=str(error))
             pause(self._pause_s)
 
     def _look(self) -> None:
@@ -151,13 +158,15 @@ class Watch:
         self._pause_s = max(LEAST_S, (scanned_s - began_s) * PAUSES)
         results = self._onlooker.results
         if results == self._results:
-            self._problem = ""
+            self._problem = None
         elif scanned_s >= self._next_s:
             before_s = process_time()
             try:
-                report = self._build() if results else self._waiting("Waiting for the first run")
+                report = self._build() if results else self._waiting(WAITING)
                 self._page = page.html(report, self._version + 1)
-                self._version, self._results, self._problem = self._version + 1, results, ""
+                self._version += 1
+                self._results = results
+                self._problem = None
             finally:
                 self._next_s = clock_s() + (process_time() - before_s) * PAUSES
 
@@ -167,12 +176,17 @@ class Watch:
         return self._page
 
     def state(self) -> str:
-        """JSON for the page: the `version` of the newest one, the `running` cells, and `notes`."""
+        """JSON for the page: the `version` of the newest one, the `running` cells, and what is `said` of them."""
         self._asked.set()
         running = [cell.look(clock_s()) for cell in self._onlooker.running.values()]
-        cut_off = first_few([setting_of(folder) for folder in self._onlooker.cut_off], 2)
-        notes = [self._problem, cut_off and f"Interrupted, without a record: {cut_off}."]
-        return json.dumps({"version": self._version, "running": running, "notes": [note for note in notes if note]})
+        cut_off = [setting_of(folder) for folder in self._onlooker.cut_off]
+        said = [Message("watch.running", f"Running now: {len(running)}.", cells=len(running)) if running else NOTHING]
+        if self._problem is not None:
+            said.append(self._problem)
+        if cut_off:
+            interrupted = f"Interrupted, without a record: {first_few(cut_off, 2)}."
+            said.append(Message("watch.interrupted", interrupted, settings=cut_off))
+        return json.dumps({"version": self._version, "running": running, "said": said})
 
 
 class Server(ThreadingHTTPServer):
@@ -184,7 +198,8 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise ValueError(f"--port {port}: {error}; leave it out for a free one") from None
+            not_free = f"--port {port}: {error}; leave it out for a free one"
+            raise Refusal("watch.port", not_free, key="--port", value=port, reason=str(error)) from None
         self.token = secrets.token_urlsafe(24)
         self.address = f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
         self.answers = {"": ("text/html", watch.html), "state": ("application/json", watch.state)}
@@ -228,10 +243,10 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(watch: Watch, port: int) -> None:
     """Serve the page at a port (0: a free one) until a signal; raises ValueError where it cannot listen there."""
     with suppress(KeyboardInterrupt), Server(port, watch) as server:
-        lines = [server.address, "The address is for you alone, and new each time. Ctrl-C ends it."]
+        lines = [server.address, PRIVATE]
         if "SSH_CONNECTION" in os.environ:
             tunnel = f"ssh -N -L {server.server_port}:{LOOPBACK}:{server.server_port} {os.uname().nodename}"
-            lines.append(f"On the machine of your browser, first: {tunnel}")
+            lines.append(Message("watch.tunnel", f"On the machine of your browser, first: `{tunnel}`", command=tunnel))
         print("\n".join(lines), flush=True)
         os.nice(NICE)  # the whole process: its threads wait for one another
         Thread(target=watch.keep_up, daemon=True).start()

@@ -18,18 +18,21 @@ import vl_convert
 from analysis import experiments
 from analysis.figures import captions, chart_data, setting_charts, timelines, vega
 from analysis.figures import draw as figures
-from analysis.runs import details, load
+from analysis.figures.experiment_charts import COPIED_IN_A_STEP, SHARE, STEP, TITLES
+from analysis.figures.vega import Figure
+from analysis.runs import columns, details, load
 from multicard.observe import gpu_record, readings
 from multicard.records.figures import Scale
 from tests.analysis.conftest import Said
-from tests.helpers import grids, records
+from tests.helpers import grids, messages, records
 from tests.helpers.grids import drawn, svg, texts
+from tests.helpers.messages import codes, find, says, told
 
 WRITTEN = {  # in figures whose measures are no axes
-    "calls": ("Time of a step and rank (ms)", "Share of the profiled time (%)", "memcpy Host-to-Device"),
+    "calls": (TITLES[STEP].format("ms"), TITLES[SHARE].format("%"), "memcpy Host-to-Device"),
     "curves": ("training loss", "test accuracy (%)", "epoch"),
-    "shares": ("Share of the profiled time (%)", "cudaLaunchKernel"),
-    "copies": ("In a step, all ranks together (bytes)", "memcpy Device-to-Device"),
+    "shares": (TITLES[SHARE].format("%"), "cudaLaunchKernel"),
+    "copies": (TITLES[COPIED_IN_A_STEP].format("bytes"), "memcpy Device-to-Device"),
 }
 
 
@@ -55,7 +58,7 @@ def test_efficiency_is_against_one_gpu(tmp_path: Path):
         means = {(r["measure"], r["ranks"]): r["mean"] for r in figure.rows if r["of"] == chart_data.MEASURED}
         assert [means["speedup", ranks] for ranks in (1, several)] == [1, speedup]
         assert [means["efficiency", ranks] for ranks in (1, several)] == [1, share]
-    assert "1 setting not measured on one and on several" in vision.caption
+    assert says(vision.caption, "figure.settings-without-speedup", settings=1)
     assert "parallel efficiency (%)" in texts(vision)
 
 
@@ -67,7 +70,7 @@ def test_phases_add_up_to_the_step(tmp_path: Path):
     vision, llm = figures.phases(runs)
     assert {row["phase"]: row["mean"] for row in vision.rows} == pytest.approx(known | {"rest of the step": 0.005})
     assert {row["phase"]: row["mean"] for row in llm.rows} == pytest.approx({"data": 0.02, "rest of the step": 0.08})
-    assert "Not in it: 1 run that did not end" in vision.caption and vision.title.endswith(": training on digits")
+    assert says(vision.caption, "figure.unended", runs=1) and vision.title.endswith(": training on digits")
 
 
 def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
@@ -77,7 +80,7 @@ def test_no_figure_mixes_two_data_sets_or_draws_a_lone_dot(tmp_path: Path):
     digits, mnist = figures.losses(runs)
     assert digits.title.endswith(": training on digits") and mnist.title.endswith(": training on mnist")
     assert {row["series"] for row in digits.rows} == {row["series"] for row in mnist.rows} == {"lr=0.1", "lr=0.2"}
-    assert "Not in it: 1 setting of a single epoch, which makes no curve" in mnist.caption
+    assert says(mnist.caption, "figure.settings-without-curve", settings=1, along="epoch")
     assert [figure.title.rpartition(" ")[2] for figure in figures.phases(runs)] == ["digits", "mnist"]
     assert [figure.name for figure in figures.trade_off(runs)] == ["trade_off", "trade_off-2"]
     assert figures.losses(write(tmp_path / "one", single)) == []
@@ -115,6 +118,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
     assert not re.search(r"#[0-9a-fA-F]{6}\b|black|white", json.dumps(figure.spec))  # a theme's alone
     words = texts(figure)
     assert figure.title in words and f"{name}: " in words and "commit 8fdd49003" in words
+    assert all(code in words for code in codes(figure.caption))
     ranks = "CPU ranks" if device == "cpu" else "GPUs"
     if device == "cuda":
         axes = [captions.axis(measure, Scale("")) for measure in experiment.view.measures]
@@ -144,6 +148,14 @@ def test_text_of_runs_cannot_break_a_figure(tmp_path: Path):
         assert "\x1b" not in json.dumps(figure.spec, ensure_ascii=False)
 
 
+def test_all_lines_around_a_chart_are_written(tmp_path: Path):
+    above, below = ["one line", "another " * 40], ["0123456789 " * 20, "with --a-flag " * 30]
+    figure = Figure("some", "A title", {"mark": "bar", "encoding": {}}, [{"value": 1}], above, below)
+    words = texts(figure)
+    assert all(line.strip() in words for line in ("A title", *above, *below))
+    assert all(line.strip().rstrip(".") in figure.caption for line in (*above, *below))
+
+
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     grids.fill(tmp_path / "runs", "table3")
     (figure,) = drawn(tmp_path / "runs", "table3")
@@ -154,7 +166,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert 'fill="white"' in (tmp_path / "out" / "a.svg").read_text()[:600]
     assert len(json.dumps(figure.spec)) - len(json.dumps(figure.rows)) < 15_000  # marks and words; the data is once
     before = sorted((tmp_path / "out").iterdir())
-    with pytest.raises(ValueError, match=r"written as \.svg, \.pdf, \.png"):
+    with messages.refused("figure.format", key="--out", formats=list(vega.FORMATS)):
         vega.save(figure, tmp_path / "out" / "a.gif")
     monkeypatch.setattr(vl_convert, "vegalite_to_svg", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -168,13 +180,18 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, said: Said):
     grids.fill(tmp_path / "runs", "table3", device="cpu")
     out = tmp_path / "out"
-    printed_lines = said("figure", "all", tmp_path / "runs", "--out", out).splitlines()
-    assert printed_lines[0] == f"{out}/table3.svg: Training time and test accuracy by CPU ranks and pinned memory [c]"
+    (figure,) = drawn(tmp_path / "runs", "table3")
+    printed = said("figure", "all", tmp_path / "runs", "--out", out)
+    (written,) = [one for one in told(printed) if one.code == "figure.written"]
+    assert written.facts == {"file": f"{out}/table3.svg", "title": figure.title, "marks": "c"}
+    assert captions.listed(["CPU ranks", captions.COLUMNS["pin_memory"]]) in figure.title
     assert sorted(path.name for path in out.iterdir()) == ["table3.svg"]
-    assert "table2: not measured: python train_vision.py experiment=table2 name=table2" in printed_lines
-    assert "table5: not measured: python tune_llm.py experiment=table5 name=table5" in printed_lines
-    assert sum(": not measured: " in line for line in printed_lines) == len(experiments.names()) - 1
-    assert printed_lines[-1] == "c  CPU ranks, not GPUs"
+    missing = [one.facts for one in told(printed) if one.code == "figure.experiment-not-measured"]
+    commands = {one["experiment"]: one["command"] for one in missing}
+    assert commands["table2"] == "python train_vision.py experiment=table2 name=table2"
+    assert commands["table5"] == "python tune_llm.py experiment=table5 name=table5"
+    assert len(missing) == len(commands) == len(experiments.names()) - 1
+    assert printed.splitlines()[-1] == columns.legend("c")[0]
 
 
 LOAD_S, TRAIN_S, EVALUATE_S, PAUSE_S, EPOCHS = 35.0, 40.0, 6.0, 8.0, 3  # reading the data, then the parts of epochs
@@ -231,7 +248,7 @@ def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):
     assert {row["gpu"] for row in samples} == {"GPU 0", "GPU 1"}
     assert {row["measure"] for row in samples} == {"power_w", "memory_bytes", "utilisation"}
     assert min(row["time_s"] for row in figure.rows) == 0  # the first sample: no time is below 0
-    assert "From samples of a second; 0: the first of them" in figure.caption
+    assert {"figure.samples", "figure.evaluations-shaded"} <= {*codes(figure.caption)}
     of_torch = [row for row in figure.rows if "torch" in row["series"]]
     power = [row for row in of_torch if row["measure"] == "power_w"]  # each chart has its marks
     evaluations = [(row["time_s"], row["end_s"]) for row in power if row["of"] == "evaluation"]
@@ -275,7 +292,7 @@ def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_h
     pq.write_table(pq.read_table(file).drop_columns(["memory_bytes"]), file)  # of earlier versions
     (figure,) = timelines_of(file.parent)
     assert {row["measure"] for row in figure.rows if row["of"] == "sample"} == {"power_w", "utilisation"}
-    assert figure.title == "GPUs over time: utilisation and power"
+    assert "utilisation" in figure.title and "power" in figure.title and "memory" not in figure.title
     file.write_bytes(b"PAR1 cut off")
     assert timelines_of(file.parent) == []
 
@@ -288,8 +305,10 @@ def test_the_loaders_have_them_beside_their_figure_or_say_what_is_missing(tmp_pa
             sampled(tmp_path / "gpus" / f"{loader}{gpus}", pauses=loader == "torch" and gpus > 1, **cell)
             records.write(tmp_path / "cpus" / f"{loader}{gpus}", records.vision("cpu", **cell))
     printed = said("figure", "loaders", tmp_path / "gpus", "--out", tmp_path / "out", "--all")
-    assert re.search(r"loaders-timelines\.svg: GPUs over time", printed) and "no run has" not in printed
+    files = [one.facts["file"] for one in told(printed) if one.code == "figure.written"]
+    assert files[-1].endswith("loaders-timelines.svg") and not says(printed, "figure.no-timelines")
     printed = said("figure", "loaders", tmp_path / "cpus", "--out", tmp_path / "out", "--all")
-    assert "loaders-timelines: no run has samples of GPUs (gpu.parquet)" in printed and ".svg: GPUs" not in printed
-    why = "timelines: of 4 runs none has samples of GPUs (gpu.parquet), which NVML gives"
-    assert why in refused("figure", "timelines", tmp_path / "cpus")
+    needs = find(printed, "figure.no-timelines", experiment="loaders").facts["needs"]
+    assert needs.code == "figure.needs-samples" and "timelines" not in find(printed, "figure.written").facts["file"]
+    why = refused("figure", "timelines", tmp_path / "cpus")
+    assert find(why, "figure.nothing-to-show", figure="timelines", runs=4).facts["needs"] == needs

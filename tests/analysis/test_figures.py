@@ -12,13 +12,14 @@ import pytest
 from PIL import Image
 
 from analysis import experiments
-from analysis.figures import chart_data, vega
+from analysis.figures import captions, chart_data, experiment_charts, vega
 from analysis.figures.draw import experiment_figures
 from analysis.figures.vega import Figure
-from analysis.runs import load
+from analysis.runs import load, profile_metrics
 from analysis.stats import intervals
 from tests.helpers import grids, records
 from tests.helpers.grids import drawn, svg, texts
+from tests.helpers.messages import find, says
 
 
 def measured(figure: Figure, measure: str, **where: Any) -> list[dict[str, Any]]:
@@ -35,7 +36,8 @@ def test_points_are_means_over_seeds_with_their_interval(tmp_path: Path):
     (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
     assert (row["mean"], row["n"], row["bar"]) == (26.0, 3, chart_data.T_INTERVAL) and row["low"] < 26 < row["high"]
     assert len(measured(figure, "total_s")) == len(measured(figure, "test_accuracy")) == 12
-    assert "Means of 3 runs; bars: 95 % t interval" in texts(figure)
+    assert says(figure.caption, "figure.means", runs=[3])
+    assert says(figure.caption, "figure.bars", bars=[chart_data.T_INTERVAL])
     assert figure.spec["datasets"]["rows"] == figure.rows  # what is downloaded is what is shown
 
 
@@ -47,7 +49,7 @@ def test_wide_intervals_do_not_dwarf_the_means(tmp_path: Path):
     (figure,) = drawn(tmp_path, "table2")
     (row,) = measured(figure, "total_s", precision="fp32", gpus=4)
     assert row["high"] > 2000 and row["shown_high"] == row["most"] < 450
-    assert "Intervals are cut where they reach beyond the axis" in texts(figure)
+    assert says(figure.caption, "figure.intervals-cut")
 
 
 def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
@@ -60,7 +62,7 @@ def test_what_did_not_end_is_a_labelled_cross_and_in_no_mean(tmp_path: Path):
     (bars,), (lines,) = drawn(tmp_path / "bars", "peak_memory"), drawn(tmp_path / "lines", "image_size")
     crossed = measured(bars, "peak_memory_bytes", method="qat")
     assert [(row["status"], row["n"], row.get("mean")) for row in crossed] == [("oom", 2, None)] * 12
-    assert texts(bars).count("oom x2") == 12 and "Crosses: runs that did not end (oom)" in bars.caption
+    assert texts(bars).count("oom x2") == 12 and says(bars.caption, "figure.crosses", statuses=["oom"])
     assert all(row["status"] == "ok" for row in measured(bars, "peak_memory_bytes", method="lora"))
     at = measured(lines, "total_s", gpus="1", **{"dataset.image_size": 500})
     assert [(row["status"], row.get("mean"), row["n"]) for row in at] == [("ok", 9.0, 2), ("failed", None, 1)]
@@ -71,10 +73,10 @@ def test_a_cell_that_cannot_be_is_told_from_one_that_is_missing(tmp_path: Path):
     grids.fill(tmp_path, "peak_memory", where=lambda cell: cell["template"] != "grammar" or cell["gpus"] < 4)
     (figure,) = drawn(tmp_path, "peak_memory")
     assert not measured(figure, "peak_memory_bytes", method="qlora", gpus=3)
-    words = texts(figure)
-    assert "Not in the grid, as it cannot be: method=qlora gpus=3" in words
-    assert "Not measured: " in words and figure.caption.count("template=grammar gpus=4") == 4
-    assert "gpus=3;" not in figure.caption
+    excluded = find(figure.caption, "figure.excluded").facts["cells"]
+    assert "method=qlora gpus=3" in excluded
+    missing = find(figure.caption, "figure.not-measured").facts["cells"]
+    assert len(missing) == 4 and all("template=grammar gpus=4" in cell for cell in missing)
 
 
 def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: Path):
@@ -85,8 +87,8 @@ def test_marks_stand_below_where_all_have_them_and_else_at_the_points(tmp_path: 
     (figure,) = drawn(tmp_path, "table2")
     signs = {row["gpus"]: row["signs"] for row in measured(figure, "total_s")}
     assert signs == {1: "", 2: "", 3: "", 4: "*"} and set(figure.marks) == {"*", "c"}
-    words = texts(figure)
-    assert "All runs here: CPU ranks, not GPUs" in words and "At a point: *: ranks shared a GPU" in words
+    assert says(figure.caption, "figure.marks-of-all", signs="c")
+    assert says(figure.caption, "figure.marks-at-points", signs="*")
     assert svg(figure).count(">*</text>") == 6  # three precisions, two charts
     assert "CPU ranks" in figure.title and "GPUs" not in figure.title
 
@@ -97,7 +99,7 @@ def test_efficiency_is_against_one_gpu(tmp_path: Path):
     (figure,) = drawn(tmp_path, "image_size")
     shares = {row["gpus"]: row["mean"] for row in measured(figure, "efficiency", **{"dataset.image_size": 300})}
     assert shares == pytest.approx({"1": 1.0, "2": 0.8, "3": 2 / 3, "4": 1.0})
-    assert "Parallel efficiency: the time on one GPU / (GPUs x the time)" in figure.caption
+    assert says(figure.caption, "figure.efficiency-formula")
 
 
 def test_runs_of_two_commits_are_two_figures_but_where_they_are_mixed(tmp_path: Path):
@@ -109,7 +111,7 @@ def test_runs_of_two_commits_are_two_figures_but_where_they_are_mixed(tmp_path: 
     assert "commit=8fdd49003" in apart[0].title and "commit=fffffffff" in apart[1].title
     (mixed,) = drawn(tmp_path, "table3", mix=True)
     assert {row["mean"] for row in measured(mixed, "total_s")} == {20.0}
-    assert "8fdd49003 and fffffffff (2 commits averaged, as asked)" in mixed.caption
+    assert says(mixed.caption, "figure.averaged", what="commits", names=["8fdd49003", "fffffffff"])
 
 
 def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one_series(tmp_path: Path):
@@ -126,7 +128,8 @@ def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one
     (layout,) = drawn(tmp_path / "layout", "layout")
     combinations = ["torch, nchw, cache process", "torch, nhwc, cache process", "dali, nhwc, cache none"]
     assert [row["series"] for row in measured(layout, "total_s", gpus=4)] == combinations
-    assert "loader, memory layout, cache and image size (px)" in figure.title
+    swept = [captions.column(name, []) for name in ("loader", "layout", "dataset.cache", "dataset.image_size")]
+    assert captions.listed(swept) in figure.title
 
 
 # The papers' figures
@@ -200,8 +203,11 @@ def test_metrics_of_profiles_are_in_time_and_in_percent(tmp_path: Path):
     nccl = measured(figure, "step_s", metric="nccl", pin_memory="true", gpus=2)
     assert [row["mean"] for row in nccl] == pytest.approx([2 * 8.5e-3])  # AllReduce, AllGather and Broadcast
     words = texts(figure)
-    assert "Time of a step and rank (ms)" in words and "Share of the profiled time (%)" in words
-    assert words.count("NCCL, all collectives") == 2 and "Profiled: 10 steps after the run" in words
+    titles = {experiment_charts.STEP: "ms", experiment_charts.SHARE: "%"}
+    assert all(experiment_charts.TITLES[measure].format(unit) in words for measure, unit in titles.items())
+    assert words.count(profile_metrics.NAMES[profile_metrics.NCCL]) == 2
+    profiled = find(figure.caption, "figure.profiled").facts["windows"]
+    assert len(profiled) == 1 and profiled[0].startswith("10 steps")
 
 
 def test_metrics_that_no_profile_has_are_named(tmp_path: Path):
@@ -210,9 +216,9 @@ def test_metrics_that_no_profile_has_are_named(tmp_path: Path):
     grids.fill(tmp_path, "llm_metrics", change=lambda _: {"profile": profile})
     grids.fill(tmp_path / "dropped", "precision_metrics")
     (figure,), (dropped,) = drawn(tmp_path, "llm_metrics"), drawn(tmp_path / "dropped", "precision_metrics")
-    assert "In none of these profiles: NCCL AllGather" in figure.caption
+    assert says(figure.caption, "figure.metrics-zero", metrics=["NCCL AllGather"])
     assert "NCCL AllGather" not in {row["part"] for row in figure.rows}
-    assert "Not recorded by this profiler: cudaEventDestroy" in dropped.caption
+    assert "cudaEventDestroy" in find(dropped.caption, "figure.metrics-unrecorded").facts["metrics"]
 
 
 def test_shares_are_of_the_profiled_time(tmp_path: Path):
@@ -232,13 +238,13 @@ def test_shares_are_of_the_profiled_time(tmp_path: Path):
         "memcpy Host-to-Device": (pytest.approx(3.0 / 40), 1),
         "nccl AllGather": (pytest.approx(2.0 / 40), 1),
     }
-    assert "method=qat template=summarize (oom x2)" in figure.caption and texts(figure).count("51.2") == 11
+    unended = find(figure.caption, "figure.unended-cells").facts["cells"]
+    assert "method=qat template=summarize (oom x2)" in unended and texts(figure).count("51.2") == 11
     for name in ("llm_api_share", "llm_metrics"):
         grids.fill(tmp_path / "cpu", name, device="cpu")
         (figure,) = drawn(tmp_path / "cpu", name)
-        assert {row["metric"] for row in figure.rows} == {
-            *grids.OTHERS["phase"]
-        } and "CPU ranks make no CUDA calls" in texts(figure)
+        assert {row["metric"] for row in figure.rows} == {*grids.OTHERS["phase"]}
+        assert says(figure.caption, "figure.no-cuda-calls")
 
 
 def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
@@ -249,7 +255,8 @@ def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
     expected["all three kinds"] = sum(expected.values())
     assert {row["part"]: row["mean"] for row in rows} == pytest.approx(expected)
     words = texts(figure)
-    assert "In a step, all ranks together (bytes)" in words and "4.8G" in words and "320" in words
+    axis = experiment_charts.TITLES[experiment_charts.COPIED_IN_A_STEP].format("bytes")
+    assert axis in words and "4.8G" in words and "320" in words
     assert counted.name == "transfer_volume_counted" and len(measured(counted, "received_bytes")) == 12
     grids.fill(tmp_path, "transfer_volume", change=lambda _: {"profile": None})
     assert [figure.name for figure in drawn(tmp_path, "transfer_volume")] == ["transfer_volume_counted"]
@@ -271,7 +278,7 @@ def test_curves_are_means_by_epoch(tmp_path: Path):
     path.write_text(json.dumps(record))
     (figure,) = drawn(tmp_path, "loss_curves")
     assert {row["n"] for row in measured(figure, "test_accuracy")} == {2}  # of two seeds, one of which was repeated
-    assert "The loss of 1 of 260 epochs" in figure.caption
+    assert says(figure.caption, "figure.loss-gaps", gaps=1, epochs=260)
     one_epoch = [{"epoch": 0, "train_s": 9.0, "train_loss": 2.0}]
     grids.fill(tmp_path, "loss_curves", (0, 1), change=lambda _: {"epochs": one_epoch})
     assert drawn(tmp_path, "loss_curves") == []

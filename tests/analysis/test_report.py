@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 
 from analysis import report as analysis_report
 from analysis import rerun_commands
+from analysis.answers import answers
+from analysis.commands.best import rankings
 from analysis.figures.vega import Figure
 from analysis.report import page, runs_section
 from analysis.report.blocks import Fold, Grid, Paragraph, PlainTable, Plot, Recommendation, Report, Section
@@ -21,6 +23,7 @@ from analysis.runs.details import read
 from analysis.stats.between_runs import RepeatedRuns
 from tests.analysis.conftest import Said
 from tests.helpers import records
+from tests.helpers.messages import find, says
 
 EVIL = "<img src=x onerror=document.title='run'></script><script>document.title='run'</script>&lt;"
 
@@ -101,7 +104,8 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
     assert sorted(columns["precision"]) == sorted(["fp64", "fp32", "fp16"] * 3 + ["tf32"])
     failed = {column["key"]: unpacked(column["texts"]) for column in grids["failed"]["columns"]}
     assert (failed["status"], failed["cause"]) == (["oom"], [f"out of memory {EVIL}"]) and "total_s" not in failed
-    assert "<summary>1 run did not end ok: 1 oom</summary>" in rest
+    titles = [unescape(title) for title in re.findall(r"<summary>(.*?)</summary>", rest)]
+    assert any(says(title, "report.unended-runs", runs=1, statuses={"oom": 1}) for title in titles)
     assert unpacked(grids["skipped"]["columns"][0]["texts"]) == [str(tmp_path / "grid/broken")]
 
 
@@ -209,8 +213,11 @@ def test_a_run_of_an_earlier_command_has_its_own_values(tmp_path: Path):
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, said: Said):
     sweep(tmp_path)
     *_, finding, last = said("report", tmp_path, "--title", "A & B").splitlines()
-    assert finding.startswith("Run gpus=4 precision=fp16: ") and finding.endswith(".")
-    assert last.startswith(f"{tmp_path / 'report.html'}: 11 runs, 1 of them did not end ok, measured 2026-11-21; ")
+    (answer,) = answers(load.read([tmp_path]).runs)
+    assert finding == answer.sentence and answer.setting == "gpus=4 precision=fp16"
+    written = find(last, "report.written", file=str(tmp_path / "report.html")).facts
+    assert written["summary"].facts == {"runs": 11, "failed": 1, "days": ["2026-11-21"]}
+    assert written["size_bytes"] == (tmp_path / "report.html").stat().st_size
     text = (tmp_path / "report.html").read_text()
     assert "<title>A &amp; B</title>" in text and not list(tmp_path.glob(".report*"))
 
@@ -221,13 +228,14 @@ def recommended(report: Report) -> list[Recommendation]:
 
 def test_the_first_block_says_what_to_run_what_it_takes_what_limits_it_and_what_to_try(tmp_path: Path):
     sweep(tmp_path)
-    (first,) = recommended(build(tmp_path))
+    (first,), (answer,) = recommended(build(tmp_path)), answers(read(load.read([tmp_path]).runs))
     assert first.typed == "python train_vision.py precision=fp16 gpus=4"
-    assert first.statement.startswith("Run gpus=4 precision=fp16: ")
-    told = {name: (sentence, command) for name, sentence, command in first.facts}
-    takes = "28.7 s on 4 GPUs, up to 5 GB of memory a GPU, 50 kJ; the default gpus=1 precision=fp32 took 160 s."
-    assert told["What it takes"] == (takes, "")
-    assert told["What limits it"][0].startswith("Waiting for data takes 20% of a step.")
+    assert (first.statement, first.doubts) == (answer.statement, answer.marks)
+    assert answer.best.cost == pytest.approx(100 / 4**0.9) and answer.against is not None
+    assert (answer.against.cost, answer.is_default) == (160.0, True)
+    shown = {name: (sentence, command) for name, sentence, command in first.facts}
+    assert shown["What it takes"] == (f"{answer.takes}.", "")
+    assert answer.limit is not None and shown["What limits it"] == (answer.limit.sentence, answer.limit.command or "")
     assert [plot.figure.name for plot in first.blocks] == ["trade_off"]
     shutil.rmtree(tmp_path)
     records.write(tmp_path / "oom", records.vision(status="oom"))
@@ -238,9 +246,18 @@ def test_why_nothing_is_ranked_is_said(tmp_path: Path):
     for number in (1, 2):
         records.write(tmp_path / "profiled" / str(number), records.vision(gpus=number, profile__window="start"))
         records.write(tmp_path / "failed" / str(number), records.vision(gpus=number, status="failed"))
-    for name, why in (
-        ("profiled", "Nothing can be recommended: of 2 runs none ended ok without being profiled meanwhile."),
-        ("failed", "Nothing can be recommended: of 2 runs none ended ok; the causes are below."),
-    ):
+    for name, code in (("profiled", "report.no-recommendation"), ("failed", "report.no-recommendation-but-causes")):
+        with pytest.raises(ValueError) as refusal:
+            rankings(load.read([tmp_path / name]).runs)
         section = next(section for section in build(tmp_path / name).sections if section.name == "answers")
-        assert why in [block.text for block in section.blocks if isinstance(block, Paragraph)]
+        (line,) = [block.text for block in section.blocks if isinstance(block, Paragraph)]
+        assert says(line, code) and str(refusal.value) in line
+
+
+def test_what_can_be_typed_is_code_and_nothing_else_is_markup(tmp_path: Path):
+    paragraph = Paragraph(f"{EVIL}; use `gpus=2 {EVIL}`")
+    records.write(tmp_path, records.vision())
+    text = page.html(replace(build(tmp_path), sections=[Section("one", "One", "", [paragraph])]))
+    evil = escape(EVIL).replace("&#x27;", "&#39;")
+    shown = f"<p>{evil}; use <code>gpus=2 {evil}</code></p>"
+    assert shown in text

@@ -25,6 +25,7 @@ from tests.analysis.conftest import Said
 from tests.analysis.test_report import swept
 from tests.conftest import PATIENCE_S, ROOT, SMALL
 from tests.helpers import records
+from tests.helpers.messages import find, says
 from tests.helpers.report_view import View
 
 NAN = float("nan")
@@ -147,31 +148,26 @@ def test_the_page_is_for_who_knows_its_address(tmp_path: Path, said: Said, refus
         with socket.create_connection(("127.0.0.1", server.server_port)) as rude:
             rude.sendall(f"GET {own} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         assert asked(server, own)[0] == 200
-        for words, cause in (
-            (
-                ["--watch", "--port", str(server.server_port)],
-                f"--port {server.server_port}: [Errno 98] Address already in use; ",
-            ),
-            (["--watch", "--out", "x.html"], "--out: --watch serves the page"),
-            (["--port", "99999"], "--port 99999: bind(): port must be 0-65535"),
-        ):
-            assert refused("report", tmp_path, *words).startswith(cause)
+        for port, cause in ((server.server_port, "[Errno 98]"), (99999, "bind()")):
+            refusal = find(refused("report", tmp_path, "--watch", "--port", port), "watch.port", key="--port")
+            assert refusal.facts["value"] == port and refusal.facts["reason"].startswith(cause)
+        assert "--out" in refused("report", tmp_path, "--watch", "--out", "x.html")
 
 
-def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_path: Path, monkeypatch, said: Said):
+def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(watch, "OWNER_S", 0.0)
     sweep = tmp_path / "first"
     with served(tmp_path) as server:
         view = View(browser, server.address)
-        said = lambda: view.page.inner_text("#running [role=status]")  # noqa: E731
-        view.until(lambda: "Waiting for the first run" in view.page.inner_text(".top"))
+        status = lambda: view.page.inner_text("#running [role=status]")  # noqa: E731
+        view.until(lambda: says(view.page.inner_text(".top"), "watch.waiting"))
         one, two = begin(sweep, 1), begin(sweep, 2)
-        view.until(lambda: said() == "Running now: 2.")
+        view.until(lambda: says(status(), "watch.running", cells=2))
         for rank, board in ((0, one), (0, two), (1, two)):
             board.post(rank, 30, 100, 480, 0, 0.5)
         bar = view.page.get_by_role("progressbar", name="Progress: first gpus=2 lr=0.1")
         view.until(lambda: bar.get_attribute("value") == "0.3")
-        assert "epoch 1/2 · 30 % · loss 0.500" in view.page.inner_text("#running ul")
+        assert view.page.inner_text("#running li .quiet").split(" · ") == ["epoch 1/2", "30 %", "loss 0.500"]
 
         end(sweep, 1, one)
         view.until(lambda: view.page.locator("[data-grid=training] tr.run").count() == 1)
@@ -185,10 +181,10 @@ def test_a_page_that_is_open_shows_cells_as_they_run_and_end(browser: Any, tmp_p
         assert view.page.input_value("[data-grid=training] input[type=search]") == "gpus>=1"
         assert view.page.locator("[aria-expanded=true]").count() == view.page.locator(".detail").count() == 1
         assert view.page.locator("[data-grid=training] [aria-sort=ascending]").inner_text() == "total s"
-        view.until(lambda: said().startswith("Nothing runs now"))
+        view.until(lambda: says(status(), "watch.nothing-runs"))
         origin = server.address.removesuffix(f"{server.token}/")
         assert all(address.startswith(origin) for address in view.requests) and view.messages == []
-    view.until(lambda: said().startswith("No answer"))
+    view.until(lambda: says(status(), "page.no-answer"))
     view.page.close()
 
 
@@ -209,4 +205,4 @@ def test_a_sweep_appears_as_it_runs_and_a_signal_ends_the_page_well(browser: Any
             view.page.close()
         finally:  # Popen's exit waits for it
             watch.send_signal(signal.SIGINT)
-        assert watch.wait() == 0 and "Ctrl-C" in watch.stdout.read()
+        assert watch.wait() == 0 and says(watch.stdout.read(), "watch.private")
