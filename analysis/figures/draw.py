@@ -81,10 +81,9 @@ def write(name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: b
 
 def _written(figure: Figure, path: Path) -> Message:
     title = clean(figure.title)
-    signs = limits.signs(figure.limits)
-    marks = f" [{signs}]" if signs else ""
+    marks = f" [{figure.marks}]" if figure.marks else ""
     sentence = f"{path}: {title}{marks}"
-    return Message("figure.written", sentence, file=str(path), title=title, marks=signs)
+    return Message("figure.written", sentence, file=str(path), title=title, marks=figure.marks)
 
 
 def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False) -> tuple[list[Figure], list[str]]:

@@ -14,6 +14,7 @@ import altair as alt
 import vl_convert
 
 from multicard.messages import Refusal
+from multicard.records import limits
 from multicard.records.run_folder import replacing
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
@@ -61,6 +62,11 @@ class Figure:
     limits: tuple[Limit, ...] = ()
     width: int = 0
     one_at_a_time: bool = False
+
+    @property
+    def marks(self) -> str:
+        """The signs of what limits its runs."""
+        return limits.signs(self.limits)
 
     @property
     def caption(self) -> str:

@@ -27,7 +27,12 @@ class LayoutConfig(Group):
 
 
 @dataclass
-class DdpConfig(Option):
+class StrategyConfig(Option):
+    """The keys of every strategy; those with more extend it."""
+
+
+@dataclass
+class DdpConfig(StrategyConfig):
     """The options of `DistributedDataParallel`, with its own defaults."""
 
     bucket_cap_mb: float = key(
@@ -49,7 +54,7 @@ class DdpConfig(Option):
 
 
 @dataclass
-class DpConfig(Option):
+class DpConfig(StrategyConfig):
     """`DataParallel`, one process for all GPUs of the node, has no options."""
 
 
@@ -394,7 +399,7 @@ class VisionConfig(TrainingConfig):
         shown=7,
         tries=Tries(("fp32", "bf16"), ("forward", "backward")),
     )
-    strategy: Option = key(
+    strategy: StrategyConfig = key(
         MISSING,
         "how ranks share the data and their gradients",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled | Role.defining,

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
-from multicard.records.limits import KINDS
+from multicard.records.limits import APART, KINDS
 from multicard.records.output import FORMATS, NAMED
 from multicard.records.text_table import CUT
 from tests.analysis.conftest import Said
@@ -208,6 +209,7 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
 
 
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
+    apart = msgspec.to_builtins(APART.limit())
     marked = {
         "*": records.vision(oversubscribed=True),
         "c": records.vision(device="cpu"),
@@ -220,6 +222,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "t": records.vision(profile__window="start"),
         "z": records.vision(step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}),
         "m": records.vision(data=records.data() | {"changed": "dataset 1a2b, now 3c4d"}),
+        "a": records.llm(model__weights="models/llama") | {"limits": [apart]},
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
         "d": records.vision(dirty=True),
     }
@@ -337,8 +340,8 @@ def test_what_a_command_cannot_do_is_refused_and_leaves_nothing(
         (["figure", "table2", "."], ["python train_vision.py experiment=table2 name=table2"]),
         (["figure", "all", "."], ["experiment=table2 name=table2", f"{len(experiments.names()) - 1}"]),
         (["figure", "efficiency", "."], ["efficiency"]),
-        (["figure", "phases", ".", "--out", "a.gif"], ["--out", "a.gif", ".svg", ".pdf", ".png"]),
-        (["figure", "phases", ".", "--out", "-"], ["--out", ".svg"]),
+        (["figure", "phases", ".", "--out", "a.gif"], ["--out", "a.gif", "svg", "pdf", "png"]),
+        (["figure", "phases", ".", "--out", "-"], ["--out", "svg"]),
         (["report", ".", "--out", "."], ["--out"]),
         (["report", ".", "--out", "-"], ["--out"]),
         (["dashboard", "--dry-run", "no/o.json"], ["--dry-run", "no/o.json"]),

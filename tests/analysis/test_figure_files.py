@@ -20,8 +20,10 @@ from analysis.figures import captions, chart_data, setting_charts, timelines, ve
 from analysis.figures import draw as figures
 from analysis.figures.experiment_charts import COPIED_IN_A_STEP, SHARE, STEP, TITLES
 from analysis.figures.vega import Figure
-from analysis.runs import columns, details, load
+from analysis.runs import details, load
+from multicard.config import schema
 from multicard.observe import gpu_record, readings
+from multicard.records import limits
 from multicard.records.figures import Scale
 from tests.analysis.conftest import Said
 from tests.helpers import grids, messages, records
@@ -184,14 +186,14 @@ def test_all_draws_what_there_is_and_lists_the_rest(tmp_path: Path, said: Said):
     printed = said("figure", "all", tmp_path / "runs", "--out", out)
     (written,) = [one for one in told(printed) if one.code == "figure.written"]
     assert written.facts == {"file": f"{out}/table3.svg", "title": figure.title, "marks": "c"}
-    assert captions.listed(["CPU ranks", captions.COLUMNS["pin_memory"]]) in figure.title
+    assert captions.listed(["CPU ranks", schema.title("pin_memory")]) in figure.title
     assert sorted(path.name for path in out.iterdir()) == ["table3.svg"]
     missing = [one.facts for one in told(printed) if one.code == "figure.experiment-not-measured"]
     commands = {one["experiment"]: one["command"] for one in missing}
     assert commands["table2"] == "python train_vision.py experiment=table2 name=table2"
     assert commands["table5"] == "python tune_llm.py experiment=table5 name=table5"
     assert len(missing) == len(commands) == len(experiments.names()) - 1
-    assert printed.splitlines()[-1] == columns.legend("c")[0]
+    assert printed.splitlines()[-1] == limits.legend([limits.ON_CPU.limit()])[0]
 
 
 LOAD_S, TRAIN_S, EVALUATE_S, PAUSE_S, EPOCHS = 35.0, 40.0, 6.0, 8.0, 3  # reading the data, then the parts of epochs

@@ -21,6 +21,7 @@ from analysis.report.blocks import Fold, Grid, Paragraph, PlainTable, Plot, Reco
 from analysis.runs import load
 from analysis.runs.details import read
 from analysis.stats.between_runs import RepeatedRuns
+from multicard.records.limits import ON_CPU
 from tests.analysis.conftest import Said
 from tests.helpers import records
 from tests.helpers.messages import find, says
@@ -37,7 +38,9 @@ def plot(name: str) -> Plot:
     encoding = {"x": {"field": "gpus", "type": "ordinal"}, "y": {"field": "total_s", "type": "quantitative"}}
     in_s = {"calculate": "datum.total_s * 1", "as": "shown_s"}  # an expression, which must not need eval
     chart = {"mark": "bar", "transform": [in_s], "encoding": encoding | {"tooltip": {"field": "label"}}, "width": 200}
-    return Plot(Figure(name, "Time by precision", chart, ROWS, ["How to read it."], marks="c"), ["run me"])
+    return Plot(
+        Figure(name, "Time by precision", chart, ROWS, ["How to read it."], limits=(ON_CPU.limit(),)), ["run me"]
+    )
 
 
 def strangers_section() -> Section:

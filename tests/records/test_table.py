@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from multicard.measure import formulas
-from multicard.records import comparable, table, text_table
+from multicard.records import comparable, limits, table, text_table
 from tests.conftest import calls_of
 from tests.helpers import records
 from tests.helpers.messages import Told, find, says, told
@@ -261,9 +261,9 @@ def test_a_reference_differs_on_its_axis_alone():
 def test_what_differs_beside_the_axes_is_shown():
     assert comparable.varied([on_cpu(), on_cpu()], ("gpus",)) == ["gpus"]
     assert comparable.varied([on_cpu(), on_cpu(precision__name="fp64")], ("gpus",)) == ["precision", "gpus"]
-    limits = [on_cpu(), on_cpu(dataset__train_limit=5)]
-    assert comparable.varied(limits, ("gpus",)) == ["gpus", "dataset.train_limit"]
-    assert [comparable.cell(r, "dataset.train_limit") for r in limits] == ["null", "5"]
+    limited = [on_cpu(), on_cpu(dataset__train_limit=5)]
+    assert comparable.varied(limited, ("gpus",)) == ["gpus", "dataset.train_limit"]
+    assert [comparable.cell(r, "dataset.train_limit") for r in limited] == ["null", "5"]
     other_set = on_cpu(dataset={"name": "mnist", "train_limit": None, "mean": [0.2], "root": "x", "image_size": 32})
     assert comparable.varied([on_cpu(), other_set], ()) == ["dataset"]  # and not all that comes with it
     refused = on_cpu(status="refused")
@@ -300,7 +300,7 @@ def test_a_run_with_a_step_that_was_stopped_is_marked_and_the_step_left_out(case
     statistics = formulas.statistics(samples_s, 0, stalls)
     run = on_cpu({"step_s": statistics})
     assert np.flatnonzero(stalls).tolist() == stopped
-    assert (comparable.STALLED in comparable.marks(run)) is bool(stopped)
+    assert (limits.STALLED.sign in limits.brief_signs(run)) is bool(stopped)
     assert run.steps.taken == len(samples_s) and statistics["stalled_count"] == len(stopped)
     assert not stopped or statistics["mean"] == pytest.approx(statistics["median"], rel=1e-9) or case == "two stopped"
 

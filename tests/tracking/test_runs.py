@@ -91,7 +91,8 @@ def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured,
     folder = Path(result["folder"])
     content, steps = wandb_file.read(folder), run_folder.read_steps(folder).to_pylist()
     run, config, summary = content["run"], content["config"], content["summary"]
-    assert (run.project, list(run.tags), run.run_group) == ("trial", ["a", "b"], folder.parent.name)
+    limited = [limit["code"] for limit in result["limits"] if limit["forbids"]]
+    assert (run.project, list(run.tags), run.run_group) == ("trial", ["a", "b", *limited], folder.parent.name)
     assert (run.display_name, run.job_type, content["exit_code"]) == (folder.name, kind, 0)
     assert run.run_id == run_record.run_id(records.as_record(result)) and run.host == result["segments"][0]["hosts"][0]
     assert {name: config[name] for name in result["axes"]} == result["axes"]
