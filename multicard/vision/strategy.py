@@ -258,7 +258,7 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
     if config.gpus > 1 and placement.device == "cpu":
         raise Refusal(
             "strategy.dp-on-cpu",
-            f"strategy=dp: nn.DataParallel copies the model to further GPUs, and gpus={config.gpus} would be CPU ranks; "
+            f"strategy=dp: nn.DataParallel copies the model to more GPUs, and gpus={config.gpus} would be CPU ranks; "
             "use `strategy=ddp_ds` or `gpus=1`",
             key="strategy",
             gpus=config.gpus,
