@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
+FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
 UNCODED = "other"  # the code of what libraries and the system say
 
 INSTALLED = {
@@ -62,6 +63,17 @@ class Message(str):
         """The overrides and commands that the sentence offers, as they are pasted."""
         return REMEDY.findall(self.sentence)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The message as JSON-ready values, from which another process makes it again (`of`)."""
+        facts = json.loads(json.dumps(dict(self.facts), default=str))
+        return {"code": self.code, "sentence": str(self.sentence), "key": self.key, "facts": facts}
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any]) -> "Message":
+        """The message that had these `parts`."""
+        return cls(parts["code"], parts["sentence"], key=parts["key"], **parts["facts"])
+
     def __reduce__(self) -> Any:
         return _message, (self.code, str(self.sentence), self.key, dict(self.facts))
 
@@ -93,6 +105,11 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
         self.message = Message(code, sentence, key=key, **facts)
         super().__init__(self.message)
 
+    @classmethod
+    def of(cls, message: Message) -> "Refusal":
+        """The refusal with a message that was made elsewhere."""
+        return _refusal(message.code, message.sentence, message.key, dict(message.facts))
+
     @property
     def code(self) -> str:
         return self.message.code
@@ -107,6 +124,10 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
 
     def __str__(self) -> str:
         return self.message
+
+    def reworded(self, sentence: str, key: str | None) -> "Refusal":
+        """The same refusal in other words: of a command's option, as of the argument of Python that does the same."""
+        return _refusal(self.code, sentence, key, dict(self.facts))
 
     def __reduce__(self) -> Any:
         return _refusal, self.message.__reduce__()[1]
@@ -167,7 +188,36 @@ class Parser(argparse.ArgumentParser):
     """Refuses bad arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the arguments, and end the program.
+
+        Args:
+            message: argparse's own words, or "argument FLAG: " and what a `type` function says of the value.
+        """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
         near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
-        say("; ".join([f"refused: {message}", *(f"did you mean {option}?" for option in near)]), error=True)
+        question = f"; did you mean {near[0]}?" if near else ""
+        say(
+            Message(
+                "command.bad-argument",
+                f"refused: {message}{question}",
+                key=flag_of(message),
+                reason=_said_by_type() or message,
+                near=near,
+            ),
+            error=True,
+        )
         sys.exit(1)
+
+
+def flag_of(message: str) -> str | None:
+    """The flag that argparse complains of: "--goal" of "argument --goal: expected one argument"."""
+    found = FLAG.search(message)
+    return found[0] if found else None
+
+
+def _said_by_type() -> Message | None:
+    """The message of the `type` function whose refusal argparse is passing on; it would pass on the text alone."""
+    error = sys.exc_info()[1]
+    cause = error.__context__ if isinstance(error, argparse.ArgumentError) else None
+    said = cause.args[0] if isinstance(cause, argparse.ArgumentTypeError) else None
+    return said if isinstance(said, Message) else None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from multicard.config import compilation
 from multicard.config.base import Option
-from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.vision import Blocks, DdpConfig, DpConfig, VisionConfig
 from multicard.measure import formulas
@@ -234,7 +233,7 @@ def dp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int]:
 def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
     if config.nodes > 1:
         raise Refusal(
-            "strategy.dp-on-nodes",
+            "dp.on-nodes",
             f"nodes={config.nodes}: strategy=dp has one process, on one node; use `strategy=ddp_ds`",
             key="nodes",
             nodes=config.nodes,
@@ -242,7 +241,7 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
     if config.compile:
         value = compilation.word(config.compile)
         raise Refusal(
-            "strategy.dp-compiled",
+            "dp.compiled",
             f"compile={value}: strategy=dp would run the first GPU's compiled model on all of them; "
             "use `compile=false` or `strategy=ddp_ds`",
             key="compile",
@@ -250,14 +249,14 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
         )
     if config.model.blocks is Blocks.fused:
         raise Refusal(
-            "strategy.dp-fused",
+            "dp.fused",
             "model.blocks=fused: does not go with strategy=dp, whose threads have not been tried with its kernels; "
             "use `model.blocks=plain` or `strategy=ddp_ds`",
             key="model.blocks",
         )
     if config.gpus > 1 and placement.device == "cpu":
         raise Refusal(
-            "strategy.dp-on-cpu",
+            "dp.on-cpu",
             f"strategy=dp: nn.DataParallel copies the model to more GPUs, and gpus={config.gpus} would be CPU ranks; "
             "use `strategy=ddp_ds` or `gpus=1`",
             key="strategy",
@@ -265,7 +264,7 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
         )
     if placement.oversubscribed:
         raise Refusal(
-            "strategy.dp-oversubscribed",
+            "dp.oversubscribed",
             f"strategy=dp: its gpus={config.gpus} replicas cannot share a GPU; use `strategy=ddp_ds`, or fewer GPUs",
             key="strategy",
             gpus=config.gpus,
@@ -275,14 +274,29 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
 def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
     options = config.strategy
     assert isinstance(options, DdpConfig)
-    if options.sync_batchnorm:
-        key, rounds = "strategy.sync_batchnorm=true", STRATEGIES[options.name].takes_turns
-        reason = "its last round may have no batch for some ranks, and the others would wait for their statistics"
-        require(not rounds, f"{key}: does not go with {options.name}: {reason}; use ddp_ds")
-        require(placement.device == "cuda", f"{key}: torch's SyncBatchNorm needs CUDA; leave it false")
-    if config.gpus * config.nodes > 1 and compiles(config, placement.device):
-        problem = "strategy.bucket_cap_mb: is below 1, and torch compiles by bucket, the first of 1 MiB"
-        require(options.bucket_cap_mb >= 1, f"{problem}; use 1 or more, or compile=false")
+    if options.sync_batchnorm and STRATEGIES[options.name].takes_turns:
+        raise Refusal(
+            "ddp.sync-batchnorm-by-turns",
+            f"strategy.sync_batchnorm=true: does not go with strategy={options.name}, whose last round may leave ranks "
+            "without a batch while others wait for their statistics; use `strategy=ddp_ds`",
+            key="strategy.sync_batchnorm",
+            strategy=options.name,
+        )
+    if options.sync_batchnorm and placement.device != "cuda":
+        raise Refusal(
+            "ddp.sync-batchnorm-on-cpu",
+            "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; use `strategy.sync_batchnorm=false`",
+            key="strategy.sync_batchnorm",
+        )
+    several = config.gpus * config.nodes > 1
+    if several and compiles(config, placement.device) and options.bucket_cap_mb < 1:
+        raise Refusal(
+            "ddp.small-buckets",
+            f"strategy.bucket_cap_mb={options.bucket_cap_mb:g}: is below 1, and torch compiles by bucket, the first "
+            "of 1 MiB; use `strategy.bucket_cap_mb=1` or more, or `compile=false`",
+            key="strategy.bucket_cap_mb",
+            value=options.bucket_cap_mb,
+        )
 
 
 STRATEGIES = {
