@@ -233,7 +233,7 @@ def dp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int]:
 def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
     if config.nodes > 1:
         raise Refusal(
-            "dp.on-nodes",
+            "strategy.dp-on-nodes",
             f"nodes={config.nodes}: strategy=dp has one process, on one node; use `strategy=ddp_ds`",
             key="nodes",
             nodes=config.nodes,
@@ -241,7 +241,7 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
     if config.compile:
         value = compilation.word(config.compile)
         raise Refusal(
-            "dp.compiled",
+            "strategy.dp-compiled",
             f"compile={value}: strategy=dp would run the first GPU's compiled model on all of them; "
             "use `compile=false` or `strategy=ddp_ds`",
             key="compile",
@@ -249,22 +249,22 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
         )
     if config.model.blocks is Blocks.fused:
         raise Refusal(
-            "dp.fused",
+            "strategy.dp-fused",
             "model.blocks=fused: does not go with strategy=dp, whose threads have not been tried with its kernels; "
             "use `model.blocks=plain` or `strategy=ddp_ds`",
             key="model.blocks",
         )
     if config.gpus > 1 and placement.device == "cpu":
         raise Refusal(
-            "dp.on-cpu",
-            f"strategy=dp: nn.DataParallel copies the model to more GPUs, and gpus={config.gpus} would be CPU ranks; "
-            "use `strategy=ddp_ds` or `gpus=1`",
+            "strategy.dp-on-cpu",
+            f"strategy=dp: nn.DataParallel copies the model to further GPUs, and gpus={config.gpus} would be CPU "
+            "ranks; use `strategy=ddp_ds` or `gpus=1`",
             key="strategy",
             gpus=config.gpus,
         )
     if placement.oversubscribed:
         raise Refusal(
-            "dp.oversubscribed",
+            "strategy.dp-oversubscribed",
             f"strategy=dp: its gpus={config.gpus} replicas cannot share a GPU; use `strategy=ddp_ds`, or fewer GPUs",
             key="strategy",
             gpus=config.gpus,
@@ -276,7 +276,7 @@ def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
     assert isinstance(options, DdpConfig)
     if options.sync_batchnorm and STRATEGIES[options.name].takes_turns:
         raise Refusal(
-            "ddp.sync-batchnorm-by-turns",
+            "strategy.sync-batchnorm-by-turns",
             f"strategy.sync_batchnorm=true: does not go with strategy={options.name}, whose last round may leave ranks "
             "without a batch while others wait for their statistics; use `strategy=ddp_ds`",
             key="strategy.sync_batchnorm",
@@ -284,14 +284,14 @@ def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
         )
     if options.sync_batchnorm and placement.device != "cuda":
         raise Refusal(
-            "ddp.sync-batchnorm-on-cpu",
+            "strategy.sync-batchnorm-on-cpu",
             "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; use `strategy.sync_batchnorm=false`",
             key="strategy.sync_batchnorm",
         )
     several = config.gpus * config.nodes > 1
     if several and compiles(config, placement.device) and options.bucket_cap_mb < 1:
         raise Refusal(
-            "ddp.small-buckets",
+            "strategy.small-buckets",
             f"strategy.bucket_cap_mb={options.bucket_cap_mb:g}: is below 1, and torch compiles by bucket, the first "
             "of 1 MiB; use `strategy.bucket_cap_mb=1` or more, or `compile=false`",
             key="strategy.bucket_cap_mb",

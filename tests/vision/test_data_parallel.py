@@ -115,10 +115,10 @@ def test_evaluation_is_on_all_gpus_and_autocast_reaches_each():
 @pytest.mark.parametrize(
     ("words", "devices", "code", "key"),
     [
-        (["gpus=2"], 0, "dp.on-cpu", "strategy"),
-        (["gpus=2", "oversubscribe=true"], 1, "dp.oversubscribed", "strategy"),
-        (["compile=max-autotune"], 1, "dp.compiled", "compile"),
-        (["model.blocks=fused", "layout=nhwc"], 1, "dp.fused", "model.blocks"),
+        (["gpus=2"], 0, "strategy.dp-on-cpu", "strategy"),
+        (["gpus=2", "oversubscribe=true"], 1, "strategy.dp-oversubscribed", "strategy"),
+        (["compile=max-autotune"], 1, "strategy.dp-compiled", "compile"),
+        (["model.blocks=fused", "layout=nhwc"], 1, "strategy.dp-fused", "model.blocks"),
         (["strategy.name=ddp"], 1, "vision.other-strategy", "strategy.name"),
     ],
 )
@@ -131,7 +131,7 @@ def test_what_it_cannot_do_is_refused(words: list[str], devices: int, code: str,
 
 def test_it_is_of_one_node():
     config = typed("strategy=dp", "nodes=2")
-    with refused("dp.on-nodes", nodes=2):
+    with refused("strategy.dp-on-nodes", nodes=2):
         WORKLOAD.fits(config, place(config, 1, nodes=2))
 
 
