@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from multicard.config.keys import require
+from multicard.messages import Refusal
 
 TIMM = "timm/"  # before a name that torchvision has too: timm's model of it
 REGISTERED = re.compile(
@@ -44,8 +44,23 @@ def has(name: str) -> bool:
 
 
 def check(name: str, own: list[str]) -> None:
-    """Refuse a name that neither a library nor `own` has, or of a model that is no classifier (ValueError)."""
+    """Refuse a name that neither a library nor `own` has, or of a model that is no classifier."""
     folder = registered("torchvision").get(name)
-    require(not folder or name in every(), f"model={name}: is of torchvision.models.{folder}: no classifier of images")
+    if folder and name not in every():
+        raise Refusal(
+            "classifier.other-task",
+            f"model={name}: is of torchvision.models.{folder}: no classifier of images",
+            key="model",
+            model=name,
+            folder=folder,
+        )
+    if name in own or has(name):
+        return
     near = difflib.get_close_matches(name, {*own, *every()}, n=3) or ["mobilenet_v2", "resnet50"]
-    require(name in own or has(name), f"model={name}: neither torchvision nor timm has it; nearest: {', '.join(near)}")
+    raise Refusal(
+        "classifier.unknown",
+        f"model={name}: neither torchvision nor timm has it; nearest: {', '.join(f'`model={each}`' for each in near)}",
+        key="model",
+        model=name,
+        near=near,
+    )

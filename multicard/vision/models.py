@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from multicard.config.keys import require
 from multicard.config.vision import Blocks, Depthwise, Freeze, ModelConfig, Pointwise
+from multicard.messages import Refusal
 from multicard.records.content import Blob
 from multicard.vision import model_names
 
@@ -20,7 +20,7 @@ RANDOM, PRETRAINED = "random", "pretrained"  # values of model.weights that are 
 
 
 def refuse(name: str) -> None:
-    """Refuse (ValueError) a name that no classifier has, with the nearest names."""
+    """Refuse a name that no classifier has, with the nearest names."""
     if name not in BUILDERS:
         model_names.check(name, [*BUILDERS])
 
@@ -38,11 +38,18 @@ def describe(config: ModelConfig) -> str:
 
 
 def weights_file(config: ModelConfig) -> Path | None:
-    """The user's file of weights; None where the model starts from others. A ValueError where there is no such file."""
+    """The user's file of weights; None where the model starts from others. A file that is not there is refused."""
     if config.weights in (RANDOM, PRETRAINED):
         return None
-    file, kinds = Path(config.weights).expanduser(), "random, pretrained, or the path of a .safetensors or .pth file"
-    require(file.is_file(), f"model.weights={config.weights}: no such file; use {kinds}")
+    file = Path(config.weights).expanduser()
+    if not file.is_file():
+        raise Refusal(
+            "weights.no-file",
+            f"model.weights={config.weights}: no such file; use `model.weights=random`, `model.weights=pretrained`, or "
+            "the path of a .safetensors or .pth file",
+            key="model.weights",
+            file=config.weights,
+        )
     return file
 
 

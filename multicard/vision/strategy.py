@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from multicard.config import compilation
 from multicard.config.base import Option
-from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.vision import Blocks, DdpConfig, DpConfig, VisionConfig
 from multicard.measure import formulas
@@ -275,14 +274,29 @@ def refuse_for_dp(config: VisionConfig, placement: Placement) -> None:
 def refuse_for_ddp(config: VisionConfig, placement: Placement) -> None:
     options = config.strategy
     assert isinstance(options, DdpConfig)
-    if options.sync_batchnorm:
-        key, rounds = "strategy.sync_batchnorm=true", STRATEGIES[options.name].takes_turns
-        reason = "its last round may have no batch for some ranks, and the others would wait for their statistics"
-        require(not rounds, f"{key}: does not go with {options.name}: {reason}; use ddp_ds")
-        require(placement.device == "cuda", f"{key}: torch's SyncBatchNorm needs CUDA; leave it false")
-    if config.gpus * config.nodes > 1 and compiles(config, placement.device):
-        problem = "strategy.bucket_cap_mb: is below 1, and torch compiles by bucket, the first of 1 MiB"
-        require(options.bucket_cap_mb >= 1, f"{problem}; use 1 or more, or compile=false")
+    if options.sync_batchnorm and STRATEGIES[options.name].takes_turns:
+        raise Refusal(
+            "strategy.sync-batchnorm-by-turns",
+            f"strategy.sync_batchnorm=true: does not go with strategy={options.name}, whose last round may leave ranks "
+            "without a batch while others wait for their statistics; use `strategy=ddp_ds`",
+            key="strategy.sync_batchnorm",
+            strategy=options.name,
+        )
+    if options.sync_batchnorm and placement.device != "cuda":
+        raise Refusal(
+            "strategy.sync-batchnorm-on-cpu",
+            "strategy.sync_batchnorm=true: torch's SyncBatchNorm needs CUDA; use `strategy.sync_batchnorm=false`",
+            key="strategy.sync_batchnorm",
+        )
+    several = config.gpus * config.nodes > 1
+    if several and compiles(config, placement.device) and options.bucket_cap_mb < 1:
+        raise Refusal(
+            "strategy.small-buckets",
+            f"strategy.bucket_cap_mb={options.bucket_cap_mb:g}: is below 1, and torch compiles by bucket, the first "
+            "of 1 MiB; use `strategy.bucket_cap_mb=1` or more, or `compile=false`",
+            key="strategy.bucket_cap_mb",
+            value=options.bucket_cap_mb,
+        )
 
 
 STRATEGIES = {

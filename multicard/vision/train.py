@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import torch
 
-from multicard.config.keys import require
 from multicard.config.sweeps import pauses
 from multicard.config.vision import VisionConfig
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
+from multicard.messages import Message, Refusal
 from multicard.ranks import checkpoint
 from multicard.ranks.process import Rank, meet
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
@@ -160,11 +160,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     optimisation = optim.build(share.model, config, epochs(config) * share.steps, precision.scale_loss, device)
 
     # ---- loop
-    torch.manual_seed(config.seed + rank.rank)  # dropout differs between ranks
-    for number, used in enumerate(share.devices):
-        if used.type == "cuda":  # and between the GPUs of a rank
-            with torch.cuda.device(used):
-                torch.cuda.manual_seed(config.seed + rank.rank + number)
+    seed(config.seed + rank.rank, share.devices)
     loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
     report = TrainingReport(rank, folder, share, flags, workers)
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
@@ -187,7 +183,11 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     if loop.probing is not None:
         report.content.probe = loop.probing.result()
     if loop.window.config is not None and not loop.stopped:  # who stops a run leaves it little time
-        lost = "profile.window=start: lost when the run was stopped; it went on without the profiler"
+        lost = Message(
+            "vision.profile-lost",
+            "profile.window=start: lost when the run was stopped; it went on without the profiler",
+            key="profile.window",
+        )
         report.content.profile = loop.window.close() or {"error": lost}
     report.write()
     if to_its_end:
@@ -201,7 +201,7 @@ def evaluated_samples(config: VisionConfig, samples: int, batch_size: int, rank:
 
 
 def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> None:
-    """Refuse (ValueError) a batch of one image where the last feature map is 1 x 1: BatchNorm would see one value a
+    """Refuse a batch of one image where the last feature map is 1 x 1: BatchNorm would see one value a
     channel.
     """
     last = torch.empty(len(share.sampler) % share.batch_size or share.batch_size)
@@ -209,11 +209,15 @@ def refuse_single_images(config: VisionConfig, share: Share, classes: int) -> No
         return
     size = config.dataset.image_size
     alone = Trial(replace(config.model, weights=models.RANDOM), classes, size, batch_size=1)
-    problem = (
-        f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at {size} px"
-    )
-    remedy = "change batch_size, dataset.train_limit or dataset.image_size"
-    require(trial.answer(alone).problem is None, f"{problem}; {remedy}")
+    if trial.answer(alone).problem is not None:
+        raise Refusal(
+            "vision.single-image",
+            f"batch_size={config.batch_size}: leaves a batch of one image, which BatchNorm cannot train on at "
+            f"{size} px; change batch_size, dataset.train_limit or dataset.image_size",
+            key="batch_size",
+            batch_size=config.batch_size,
+            image_size=size,
+        )
 
 
 def run_epochs(
@@ -319,6 +323,15 @@ def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, An
         return after
     phases_s = np.concatenate([before["phases_s"], after["phases_s"]])
     return {key: before[key] + after[key] for key in after if key != "phases_s"} | {"phases_s": phases_s}
+
+
+def seed(number: int, devices: list[torch.device]) -> None:
+    """Seed what a rank draws while it trains: dropout differs between ranks, and between the GPUs of one."""
+    torch.manual_seed(number)
+    for index, device in enumerate(devices):
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(number + index)
 
 
 def get_random(devices: list[torch.device]) -> list[torch.Tensor]:

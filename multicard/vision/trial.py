@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from multicard.config.keys import require
 from multicard.config.vision import ModelConfig
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.records import run_folder
 from multicard.vision import model_names, models
 
@@ -38,20 +37,32 @@ class Trial(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     """Why a step fails; None if it does not. What to say of the weights, and what images they were trained on: `mean`
-    and `std` of R, G, B, and `image_size` in pixels where the model has a fixed one."""
+    and `std` of R, G, B, and `image_size` in pixels where the model has a fixed one.
 
-    problem: str | None = None
-    note: str = ""
+    `refusal` and `said` are the parts of messages.
+    """
+
+    refusal: dict[str, Any] | None = None
+    said: dict[str, Any] | None = None
     mean: list[float] | None = None
     std: list[float] | None = None
     image_size: int | None = None
 
+    @property
+    def problem(self) -> Message | None:
+        return None if self.refusal is None else Message.of(self.refusal)
+
+    @property
+    def note(self) -> Message | None:
+        return None if self.said is None else Message.of(self.said)
+
 
 def check(trial: Trial) -> None:
-    """Refuse a model that does not train so (ValueError); say which of its weights are new."""
+    """Refuse a model that does not train so; say which of its weights are new."""
     models.weights_file(trial.model)
     problem = ask(msgspec.json.encode(trial), trial.model.weights == models.RANDOM).problem
-    require(problem is None, problem or "")
+    if problem is not None:
+        raise Refusal.of(problem)
 
 
 def of_weights(name: str, otherwise: Any, *, _root_: Any) -> Any:
@@ -76,9 +87,18 @@ def ask(trial: bytes, keeps: bool) -> Answer:
     command = [sys.executable, "-m", "multicard.vision.trial"]
     done = subprocess.run(command, input=trial, capture_output=True, cwd=ROOT, check=False)
     if done.returncode:
-        return Answer(f"model=: the trial of it ended with {done.returncode}: {done.stderr.decode()[-200:].strip()}")
+        output = done.stderr.decode()[-200:].strip()
+        name = msgspec.json.decode(trial, type=Trial).model.name
+        ended = Message(
+            "trial.ended",
+            f"model={name}: the trial of it ended with {done.returncode}: {output}",
+            key="model",
+            exit_code=done.returncode,
+            output=output,
+        )
+        return Answer(ended.parts)
     found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Answer)
-    if found.note:
+    if found.note is not None:
         say(found.note)
     with suppress(OSError):
         if keeps and found.problem is None:
@@ -99,7 +119,13 @@ def answer(trial: Trial) -> Answer:
     try:
         own = expected(model.name)
     except RuntimeError as error:  # timm's, of a tag that it does not have
-        return Answer(f"model={model.name}: {error} Leave the tag out, or use one that timm.list_pretrained() has")
+        unknown = Message(
+            "trial.unknown-tag",
+            f"model={model.name}: {error} Leave the tag out, or use one that timm.list_pretrained() has",
+            key="model",
+            why=str(error),
+        )
+        return Answer(unknown.parts)
     if not trial.classes:
         return own
     try:
@@ -109,18 +135,31 @@ def answer(trial: Trial) -> Answer:
     except Exception as error:  # whatever a library's model raises
         problem = (str(error).strip().splitlines() or [f"{type(error).__name__} in its own code"])[0]
     if problem is not None:
-        remedy = "choose a larger dataset.image_size, or another model="
-        if own.image_size not in (None, size):
-            remedy = f"use dataset.image_size={own.image_size}, the model's own"
-        return Answer(f"model={model.name}: cannot train on images of {size} x {size} px ({problem}); {remedy}")
+        return Answer(_cannot_train(model.name, size, own.image_size, problem).parts)
     assert built is not None
     try:
-        return Answer(None, weights.load(built, model, trial.classes, size))
-    except ValueError as error:
-        return Answer(str(error))
+        note = weights.load(built, model, trial.classes, size)
+    except Refusal as refusal:
+        return Answer(refusal.message.parts)
+    return Answer(None, None if note is None else note.parts)
 
 
-def _step(model: "nn.Module", trial: Trial) -> str | None:
+def _cannot_train(model: str, size: int, own_size: int | None, problem: str) -> Message:
+    remedy = "choose a larger dataset.image_size, or another model="
+    if own_size not in (None, size):
+        remedy = f"use `dataset.image_size={own_size}`, the model's own"
+    return Message(
+        "trial.cannot-train",
+        f"model={model}: cannot train on images of {size} x {size} px ({problem}); {remedy}",
+        key="model",
+        model=model,
+        image_size=size,
+        own_image_size=own_size,
+        why=problem,
+    )
+
+
+def _step(model: "nn.Module", trial: Trial) -> Message | None:
     """Why a step cannot be; None where it can."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -129,11 +168,20 @@ def _step(model: "nn.Module", trial: Trial) -> str | None:
     outputs, expected_shape = model.train()(images), (trial.batch_size, trial.classes)
     if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected_shape:
         gives = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__} of outputs"
-        return f"it is no classifier: it gives {gives} and not {expected_shape}"
+        return Message(
+            "trial.no-classifier",
+            f"it is no classifier: it gives {gives} and not {expected_shape}",
+            gives=gives,
+            expected=expected_shape,
+        )
     cross_entropy(outputs, labels.long()).backward()
     idle = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
     if trial.averages and idle:
-        return f"{idle[0]} has no part in the outputs, and ranks would wait for its gradients; only gpus=1 works"
+        return Message(
+            "trial.idle-parameter",
+            f"{idle[0]} has no part in the outputs, and ranks would wait for its gradients; only `gpus=1` works",
+            parameter=idle[0],
+        )
     with torch.no_grad():
         model.eval()(images)
     return None

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multicard.config.keys import require
 from multicard.config.vision import ModelConfig
 from multicard.machine import network
+from multicard.messages import Message, Refusal
 from multicard.vision import model_names, models
 
 if TYPE_CHECKING:
@@ -26,22 +26,27 @@ def built(config: ModelConfig, classes: int, image_size: int, grey: bool) -> "nn
     return model
 
 
-def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int) -> str:
-    """Load the weights that `config` names into `model`, which `models.build` made of the same arguments; a ValueError
-    where they are not there, or of another model. The last layer stays random where the weights have other classes, and
-    what is returned says so.
+def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int) -> Message | None:
+    """Load the weights that `config` names into `model`, which `models.build` made of the same arguments. Those that
+    are not there, or of another model, are refused. The last layer stays random where the weights have other classes,
+    and what is returned says so.
     """
-    key = f"model.weights={config.weights}"
     if config.weights == models.RANDOM:
-        return ""
+        return None
     if (file := models.weights_file(config)) is not None:
-        return fit(model, _read(file, key), key)
-    require(model_names.has(config.name), f"{key}: no library has weights of {config.name}; give a file of them")
+        return fit(model, _read(file, config.weights), config.weights)
+    if not model_names.has(config.name):
+        raise Refusal(
+            "weights.none-of-model",
+            f"model.weights={config.weights}: no library has weights of {config.name}; give a file of them",
+            key="model.weights",
+            model=config.name,
+        )
     fetch = _timm_state if model_names.is_timm(config.name) else _torchvision_state
-    return fit(model, fetch(config, classes, image_size), key)
+    return fit(model, fetch(config, classes, image_size), config.weights)
 
 
-def fit(model: "nn.Module", state: State, key: str) -> str:
+def fit(model: "nn.Module", state: State, weights: str) -> Message | None:
     """Load `state`, which has to have each key of `model` in its shape and no other, but for `load`'s last layer."""
     own, heads = model.state_dict(), tuple(f"{name}." for name in models.heads(model))
     state = {name: value for name, value in state.items() if not name.startswith(NOT_BUILT)}
@@ -54,24 +59,44 @@ def fit(model: "nn.Module", state: State, key: str) -> str:
     problems += [f"has {name} beside them" for name in state if name not in own]
     other = [name for name in own if name in state and own[name].shape != state[name].shape]
     problems += [f"{n} is {tuple(state[n].shape)} and not {tuple(own[n].shape)}" for n in other]
-    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-    problem = f"{key}: not the weights of this model=: {', '.join(problems[:3])}{more}"
-    require(not problems, f"{problem}; use those of its own")
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise Refusal(
+            "weights.of-another-model",
+            f"model.weights={weights}: not the weights of this model=: {', '.join(problems[:3])}{more}; use its own",
+            key="model.weights",
+            problems=problems[:3],
+            count=len(problems),
+        )
     model.load_state_dict(state, strict=False)
-    return f"{key}: the last layer ({', '.join(models.heads(model))}) is new: the classes are others" if is_new else ""
+    if not is_new:
+        return None
+    layers = models.heads(model)
+    return Message(
+        "weights.new-last-layer",
+        f"model.weights={weights}: the last layer ({', '.join(layers)}) is new: the classes are others",
+        key="model.weights",
+        layers=list(layers),
+    )
 
 
-def _read(path: Path, key: str) -> State:
+def _read(path: Path, weights: str) -> State:
     """The tensors of a file, of what training scripts save around them too (timm's own reader)."""
     from timm.models import load_state_dict
 
     try:
         state = load_state_dict(str(path), weights_only=True)
-        are_tensors = bool(state) and all(isinstance(value, torch.Tensor) for value in state.values())
-        require(are_tensors, "other things than tensors")
+        if not state or not all(isinstance(value, torch.Tensor) for value in state.values()):
+            raise ValueError("other things than tensors")
     except Exception as error:  # of several libraries, which have no common base
-        problem = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
-        raise ValueError(f"{key}: cannot be read as tensors by name ({problem}); save model.state_dict()") from None
+        why = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
+        raise Refusal(
+            "weights.unreadable",
+            f"model.weights={weights}: cannot be read as tensors by name ({why}); save model.state_dict()",
+            key="model.weights",
+            file=str(path),
+            why=why,
+        ) from None
     return state
 
 
@@ -92,8 +117,16 @@ def _require_file(url: str) -> None:
     """Refuse weights that are neither in torch's cache nor to be fetched."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
     why = None if path.is_file() else network.problem(url)
-    remedy = f"fetch {url} elsewhere and put it there, or give it as model.weights=FILE"
-    require(why is None, f"model.weights=pretrained: no {path}, and it cannot be fetched ({why}); {remedy}")
+    if why is not None:
+        raise Refusal(
+            "weights.not-fetched",
+            f"model.weights=pretrained: no {path}, and it cannot be fetched ({why}); fetch {url} elsewhere and put it "
+            "there, or give it as `model.weights=FILE`",
+            key="model.weights",
+            file=str(path),
+            url=url,
+            why=why,
+        )
 
 
 def _timm_state(config: ModelConfig, classes: int, image_size: int) -> State:
@@ -104,15 +137,27 @@ def _timm_state(config: ModelConfig, classes: int, image_size: int) -> State:
     name, before = config.name.removeprefix(model_names.TIMM), constants.HF_HUB_OFFLINE
     own = timm.get_pretrained_cfg(name)
     if own is None or not own.has_weights:
-        raise ValueError(f"model.weights=pretrained: timm has no weights of {name}; use random, or give a file")
+        raise Refusal(
+            "weights.none-of-timm",
+            f"model.weights=pretrained: timm has no weights of {name}; use `model.weights=random`, or give a file",
+            key="model.weights",
+            model=name,
+        )
     files = own.hf_hub_filename or "pytorch_model.bin", "model.safetensors"
     cached = own.hf_hub_id and any(isinstance(try_to_load_from_cache(own.hf_hub_id, file), str) for file in files)
     if not own.hf_hub_id:
         _require_file(str(own.url))
     elif not cached:
         why = "HF_HUB_OFFLINE is set" if before else network.problem(constants.ENDPOINT)
-        remedy = f"on a machine with network: hf download {own.hf_hub_id}; copy its cache, or give model.weights=FILE"
-        require(why is None, f"model.weights=pretrained: {own.hf_hub_id} cannot be fetched ({why}); {remedy}")
+        if why is not None:
+            raise Refusal(
+                "weights.not-fetched-from-hub",
+                f"model.weights=pretrained: {own.hf_hub_id} cannot be fetched ({why}); on a machine with network, "
+                f"run `hf download {own.hf_hub_id}`, and copy its cache, or give `model.weights=FILE`",
+                key="model.weights",
+                repository=own.hf_hub_id,
+                why=why,
+            )
     try:
         constants.HF_HUB_OFFLINE = bool(cached) or before
         state = models.timm_model(config, classes, image_size, pretrained=True)

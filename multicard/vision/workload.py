@@ -8,7 +8,6 @@ from dataclasses import replace
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.compilation import has_cuda_graphs
 from multicard.config.job import count
-from multicard.config.keys import require
 from multicard.config.placement import Placement
 from multicard.config.sweeps import starts_nothing
 from multicard.config.vision import (
@@ -22,7 +21,7 @@ from multicard.config.vision import (
 )
 from multicard.machine import environment
 from multicard.measure import memory
-from multicard.messages import Refusal, say
+from multicard.messages import Message, Refusal, say
 from multicard.records.schema import VisionRecord
 from multicard.records.text_table import in_bytes
 from multicard.run.workload import Named, Workload, untried
@@ -49,32 +48,53 @@ def refuse(config: VisionConfig) -> None:
     """Refuse names that no option has, as with `strategy.name=`, and what the loader cannot do."""
     for group, options in NAMED.items():
         name = getattr(config, group).name
-        require(name in options, f"{group}.name={name}: no such {group}; use {group}= with one of {', '.join(options)}")
+        if name not in options:
+            raise Refusal(
+                "vision.no-option",
+                f"{group}.name={name}: no such {group}; use {', '.join(f'`{group}={each}`' for each in options)}",
+                key=f"{group}.name",
+                name=name,
+                options=list(options),
+            )
     LOADERS[config.loader.name].refuse(config)
     strategy, several = STRATEGIES[config.strategy.name], config.processes * config.nodes > 1
     if not isinstance(config.strategy, strategy.options):
         raise Refusal(
-            "strategy.name-of-another",
+            "vision.other-strategy",
             f"strategy.name={config.strategy.name}: has other options; choose it by `strategy={config.strategy.name}`",
             key="strategy.name",
             name=config.strategy.name,
         )
-    works = config.global_batch_size is None or strategy.shards or strategy.takes_turns or not several
-    problem = f"strategy={config.strategy.name}: trains more samples an epoch on more ranks"
-    require(works, f"{problem}, which no global_batch_size makes the same; use ddp_ds or ddp_rr")
+    grows = several and not strategy.shards and not strategy.takes_turns
+    if grows and config.global_batch_size is not None:
+        raise Refusal(
+            "vision.global-batch",
+            f"strategy={config.strategy.name}: trains more samples an epoch on more ranks, whatever global_batch_size; "
+            "use `strategy=ddp_ds` or `strategy=ddp_rr`",
+            key="strategy",
+            strategy=config.strategy.name,
+        )
     models.refuse(config.model.name)
 
 
 def fits(config: VisionConfig, placement: Placement) -> None:
     """Refuse a strategy or a precision that does not work on these devices."""
     STRATEGIES[config.strategy.name].refuse(config, placement)
-    precision, remedy = config.precision.name, "CPU ranks compute in IEEE fp32; use precision=fp32"
-    computes = PRECISIONS[precision].cpu or placement.device == "cuda"
-    require(computes, f"precision={precision}: needs CUDA devices; {remedy}")
-    kernels = (
-        placement.device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1" or config.model.blocks is Blocks.plain
-    )
-    require(kernels, "model.blocks=fused: its kernels need CUDA devices; use model.blocks=plain")
+    on_cuda, precision = placement.device == "cuda", config.precision.name
+    if not on_cuda and not PRECISIONS[precision].cpu:
+        raise Refusal(
+            "vision.precision-on-cpu",
+            f"precision={precision}: needs CUDA devices; CPU ranks compute in IEEE fp32, `precision=fp32`",
+            key="precision",
+            precision=precision,
+        )
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if config.model.blocks is Blocks.fused and not on_cuda and not interpreted:
+        raise Refusal(
+            "vision.fused-on-cpu",
+            "model.blocks=fused: its kernels need CUDA devices; use `model.blocks=plain`",
+            key="model.blocks",
+        )
     if compiles(config, placement.device):
         environment.require_compilers(config.compile, placement.device)
 
@@ -99,16 +119,27 @@ def has_room(config: VisionConfig, placement: Placement) -> None:
     pinned = config.pin_memory and placement.device == "cuda"
     least = 1 if pinned else placement.processes * min(ahead + 1, batches)
     most = placement.processes * min(ahead + 2, batches)
-
-    def problem(verb: str, needed: float) -> str:
-        whose = f"the workers of {count(placement.processes, 'rank')}"
-        where = f"in /dev/shm, which has {in_bytes(free_bytes)} free"
-        remedy = "use fewer or none (0), loader=device, or start the container with a larger --shm-size or --ipc=host"
-        return f"num_workers={each}: {whose} {verb} {in_bytes(needed * batch_bytes)} {where}; {remedy}"
-
-    require(least * batch_bytes <= free_bytes, problem("need", least))
+    if least * batch_bytes > free_bytes:
+        problem = _shared_memory("need", each, placement.processes, int(least * batch_bytes), free_bytes)
+        raise Refusal.of(problem)
     if most * batch_bytes > free_bytes:
-        say(problem("may need", most), error=True)
+        say(_shared_memory("may need", each, placement.processes, int(most * batch_bytes), free_bytes), error=True)
+
+
+def _shared_memory(verb: str, workers: int, ranks: int, needed_bytes: int, free_bytes: int) -> Message:
+    """That batches of workers do not fit into shared memory, or may not."""
+    return Message(
+        "vision.shared-memory",
+        f"num_workers={workers}: the workers of {count(ranks, 'rank')} {verb} {in_bytes(needed_bytes)} in /dev/shm, "
+        f"which has {in_bytes(free_bytes)} free; use `num_workers=0`, `loader=device`, or a container with a larger "
+        "--shm-size or --ipc=host",
+        key="num_workers",
+        verb=verb,
+        workers=workers,
+        ranks=ranks,
+        needed_bytes=needed_bytes,
+        free_bytes=free_bytes,
+    )
 
 
 def check(config: VisionConfig) -> None:

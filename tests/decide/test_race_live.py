@@ -307,7 +307,7 @@ def test_a_race_that_a_full_disk_stops_says_how_it_goes_on(tmp_path: Path, monke
 def test_a_dry_run_of_a_race_says_what_it_would_measure(called: Called, tmp_path: Path):
     words = ("race=images_per_s", "dry_run=true", "lr=0.1,0.2", *SMALL, f"hydra.sweep.dir={tmp_path / 'b'}")
     code, printed = called("-m", *words)
-    assert code == 0 and printed.count("lr=0.") == 2 and "race=images_per_s" in printed
+    assert code == 0 and printed.count("lr=0.") == 2 and says(printed, "launch.as-race", figure="images_per_s")
     assert not (tmp_path / "b").exists()
 
 

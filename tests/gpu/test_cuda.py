@@ -135,6 +135,21 @@ def test_ranks_are_forked_from_a_server_that_has_not_started_cuda(workload: Work
     assert subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "forkserver"
 
 
+def test_one_process_trains_on_all_gpus(measured: Measured):
+    several()
+    words = ("gpus=2", "precision=fp64", "dataset.train_limit=32", "batch_size=16", "epochs=2")  # all are one batch
+    parallel, apart = (ok(measured(CUDA, *words, f"strategy={strategy}")) for strategy in ("dp", "ddp_rr"))
+    # round robin has the same images, and numbers for dropout, on each GPU
+    losses = [[epoch["train_loss"] for epoch in result["epochs"]] for result in (parallel, apart)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    memory_bytes = parallel["peak_memory_bytes"]
+    assert len(memory_bytes["per_rank"]) == 1 and len(memory_bytes["per_gpu"]) == 2
+    assert memory_bytes["max"] == memory_bytes["per_gpu"][0] > memory_bytes["per_gpu"][1] > 2**20
+    assert len(parallel["gpu"]["devices"]) == 2
+    moved, parameters = parallel["communication_bytes"], 8 * parallel["parameters"]
+    assert moved["reduce"] == 2 * parameters and moved["scatter"] > 0 and moved["gather"] > 0
+
+
 @pytest.mark.parametrize("strategy", ["ddp_ds", "ddp_rr", "ddp"])
 def test_ranks_may_share_a_gpu_for_a_trial(measured: Measured, strategy: str):
     count = torch.cuda.device_count() + 1

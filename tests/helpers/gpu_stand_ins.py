@@ -69,7 +69,7 @@ def stand_ins() -> Iterator[Counter[str]]:
     def reduce(by_gpu: Any, destination: Any = None, buffer_size: int = 0) -> tuple[Tensor, ...]:
         for own in by_gpu[1:]:
             count("reduce", own)
-        return tuple(sum(parts[1:], parts[0]) for parts in zip(*by_gpu, strict=True))
+        return tuple(torch.stack(parts).sum(dim=0) for parts in zip(*by_gpu, strict=True))
 
     def gather(tensors: Any, dim: int = 0, destination: Any = None) -> Tensor:
         count("gather", tensors[1:])

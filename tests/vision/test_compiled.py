@@ -130,5 +130,5 @@ def test_cuda_graphs_are_counted_once_training_has_ended(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 def test_what_torch_cannot_compile_is_said(tmp_path: Path):
     config = typed(*SMALL, "compile=true", "batch_size=4")
-    with pytest.raises(pytest.fail.Exception, match=r"compile=true: torch cannot compile the model here .*false"):
+    with pytest.raises(pytest.fail.Exception, match=r"compile(=true|\.failed)"):
         on_ranks(1, "compile_without_a_compiler", tmp_path, config, tmp_path)

@@ -13,6 +13,7 @@ from torchvision.datasets import ImageFolder
 from multicard.config.vision import ImagesConfig
 from multicard.vision.data import datasets
 from tests.conftest import shared, typed
+from tests.helpers.messages import refused, remedies
 
 
 def test_digits_are_split_by_class_and_alike_for_every_seed():
@@ -67,25 +68,25 @@ def test_mnist_is_read_in_place_plain_or_packed(tmp_path: Path, monkeypatch: pyt
     assert sorted(raw.iterdir()) == before
 
 
-def refusal(config: datasets.DatasetConfig) -> str:
-    with pytest.raises(ValueError, match=r"^dataset\.root=") as error:
+def check_refused(config: datasets.DatasetConfig, code: str, file: str) -> None:
+    with refused(code, key="dataset.root", file=file) as error:
         datasets.check(config)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    assert "\n" not in error.value.message.sentence
+    assert remedies(error.value) == ["dataset.download=true"]
 
 
 def test_mnist_that_is_absent_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = typed("dataset=mnist", f"dataset.root={tmp_path}").dataset
-    assert "no train-images-idx3-ubyte[.gz]" in refusal(config) and "dataset.download=true" in refusal(config)
+    check_refused(config, "mnist.absent", "train-images-idx3-ubyte")
     raw = mnist_folder(tmp_path, monkeypatch)
     path, plain = raw / "t10k-labels-idx1-ubyte.gz", raw / "t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-3])
-    assert "t10k-labels-idx1-ubyte.gz is cut off or altered" in refusal(config)
+    check_refused(config, "mnist.altered", "t10k-labels-idx1-ubyte.gz")
     path.unlink()
-    assert "no t10k-labels-idx1-ubyte[.gz]" in refusal(config)
+    check_refused(config, "mnist.absent", "t10k-labels-idx1-ubyte")
     for content in (b"", b"\0" * 28, *(struct.pack(">2i", 2049, count) + bytes(19) for count in (19, 20))):
         plain.write_bytes(content)
-        assert "t10k-labels-idx1-ubyte is cut off or altered" in refusal(config)
+        check_refused(config, "mnist.altered", "t10k-labels-idx1-ubyte")
 
 
 def test_real_mnist():

@@ -23,6 +23,7 @@ from multicard.vision import fused_blocks, models, workload
 from multicard.vision import fused_kernels as kernels
 from multicard.vision.fused_blocks import FusedResidual, GreyFeatures, fuse
 from tests.conftest import ROOT, Measuring, typed
+from tests.helpers.messages import refused
 
 FUSED = ("layout=nhwc", "model.blocks=fused")
 CASES = {  # dtype, autocast, stride, channels in and out (equal: a residual is added), batch, height, width
@@ -206,7 +207,7 @@ def test_evaluation_and_frozen_statistics_run_layer_by_layer():
 
 def test_cpu_ranks_have_no_kernels_but_the_interpreters(monkeypatch: pytest.MonkeyPatch):
     config, cpu = typed(*FUSED), Placement("cpu", "gloo", 1, False)
-    with pytest.raises(ValueError, match=r"^model.blocks=fused: its kernels need CUDA.+use model.blocks=plain$"):
+    with refused("vision.fused-on-cpu", key="model.blocks"):
         workload.fits(config, cpu)
     workload.fits(config, Placement("cuda", "nccl", 1, False))
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -18,6 +18,7 @@ from multicard.vision import model_names, models, optim, weights
 from multicard.vision.trial import Trial, answer
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, composed, typed
+from tests.helpers.messages import find, refused, says
 
 SIZES = {
     32: "resnet18 vit_b_16 regnet_y_400mf swin_t convnext_atto efficientnet_b0 timm/resnet18 densenet121 mnasnet0_5",
@@ -51,9 +52,8 @@ def test_a_name_is_an_option_with_the_identity_of_the_older_form():
 def test_a_name_may_have_a_tag_of_timms_weights():
     assert composed("model=resnet50.a1_in1k").model.name == "resnet50.a1_in1k"
     assert answer(trial("timm/resnet18.a1_in1k", 32)).problem is None
-    assert "Invalid pretrained tag (nope)" in str(answer(trial("resnet18.nope", 32)).problem)
     for name in ("mobilenet_v2.x", "resnet1.a1_in1k"):  # timm has no such model
-        with pytest.raises(ValueError, match="neither torchvision nor timm has it"):
+        with refused("classifier.unknown", key="model", model=name):
             models.refuse(name)
 
 
@@ -63,17 +63,23 @@ def test_a_model_is_tried_without_values(name: str):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "code", "remedies"),
     [
-        (trial("vit_h_14", 64), "dataset.image_size=518"),
-        (trial("maxvit_t", 64), "dataset.image_size=224"),
-        (trial("inception_v3", 64), "64 x 64 px"),
-        (trial("resnet18", 32, 1), "more than 1 value per channel"),
-        (trial("resnet50.nosuch", 32), "nosuch"),
+        (trial("vit_h_14", 64), "trial.cannot-train", ["dataset.image_size=518"]),
+        (trial("maxvit_t", 64), "trial.cannot-train", ["dataset.image_size=224"]),
+        (trial("inception_v3", 64), "trial.cannot-train", []),
+        (trial("resnet18", 32, 1), "trial.cannot-train", []),  # one value a channel, which BatchNorm cannot train on
+        (trial("resnet50.nosuch", 32), "trial.unknown-tag", []),
     ],
 )
-def test_what_a_model_cannot_do_is_said(asked: Trial, said: str):
-    assert said in (answer(asked).problem or "")
+def test_what_a_model_cannot_do_is_said(asked: Trial, code: str, remedies: list[str]):
+    problem = answer(asked).problem
+    assert problem is not None
+    assert (problem.code, problem.key, problem.remedies) == (code, "model", remedies)
+    if code == "trial.unknown-tag":
+        assert "nosuch" in problem.facts["why"]
+    else:
+        assert problem.facts["image_size"] == asked.image_size
 
 
 class Two(nn.Module):
@@ -82,27 +88,34 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("outputs", "said"),
-    [(nn.Identity(), "it gives (2, 3, 32)"), (Two(), "a tuple of outputs"), (nn.Flatten(), "it gives (2, 96)")],
+    ("outputs", "gives"),
+    [(nn.Identity(), [2, 3, 32]), (Two(), "a tuple of outputs"), (nn.Flatten(), [2, 96])],
 )
-def test_no_classifier_is_trained(outputs: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch):
+def test_no_classifier_is_trained(outputs: nn.Module, gives: object, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(models.BUILDERS, "own", lambda *_: nn.Sequential(nn.Flatten(2), nn.Linear(1024, 32), outputs))
-    assert said in (answer(trial("own", 32)).problem or "")
+    problem = answer(trial("own", 32)).problem
+    assert problem is not None
+    assert says(problem.facts["why"], "trial.no-classifier", gives=gives, expected=[2, 7])
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("model=resnet5", "nearest: resnet50"),
-        ("model.name=fasterrcnn_resnet50_fpn", "torchvision.models.detection"),
-        ("model=llama3_8b", "belongs to tune_llm.py"),
-        ("model=resnet18 model.weights=nowhere.pth", "model.weights=nowhere.pth: no such file"),
+        ("model=resnet5", ("classifier.unknown", {"model": "resnet5"})),
+        ("model.name=fasterrcnn_resnet50_fpn", ("classifier.other-task", {"folder": "detection"})),
+        ("model=llama3_8b", "tune_llm.py"),
+        ("model=resnet18 model.weights=nowhere.pth", ("weights.no-file", {"file": "nowhere.pth"})),
     ],
 )
 @pytest.mark.usefixtures("processes")
-def test_bad_names_and_files_are_refused_in_a_line(words: str, said: str, called: Called):
+def test_bad_names_and_files_are_refused_in_a_line(words: str, said: str | tuple[str, dict], called: Called):
     code, printed = called(*words.split(), "dry_run=true", "device=cpu", entry="train_vision.py")
-    assert code == 1 and said in printed and "Traceback" not in printed
+    assert code == 1 and "Traceback" not in printed
+    if isinstance(said, str):
+        assert said in printed
+    else:
+        refusal = find(printed, said[0], **said[1])
+        assert said[0] != "classifier.unknown" or refusal.facts["near"][0] == "resnet50"
 
 
 def test_weights_have_each_key_in_its_shape_and_the_last_layer_may_be_new(tmp_path: Path):
@@ -111,28 +124,32 @@ def test_weights_have_each_key_in_its_shape_and_the_last_layer_may_be_new(tmp_pa
     save_file(saved.state_dict(), config.weights)
     same, other = models.build(config, 9, 32), models.build(config, 7, 32)
     before = other.get_parameter("fc.weight").clone()
-    assert weights.load(same, config, 9, 32) == "" and torch.equal(same.fc.weight, saved.fc.weight)  # pyright: ignore
-    assert "(fc) is new" in weights.load(other, config, 7, 32)
+    assert weights.load(same, config, 9, 32) is None and torch.equal(same.fc.weight, saved.fc.weight)  # pyright: ignore
+    note = weights.load(other, config, 7, 32)
+    assert note is not None and (note.code, note.facts) == ("weights.new-last-layer", {"layers": ["fc"]})
     assert torch.equal(other.get_parameter("conv1.weight"), saved.get_parameter("conv1.weight"))
     assert torch.equal(other.get_parameter("fc.weight"), before)
-    with pytest.raises(ValueError, match=r"not the weights of this model=: lacks layer1.2.conv1.weight"):
+    with refused("weights.of-another-model", key="model.weights") as refusal:
         weights.load(models.build(replace(config, name="resnet34"), 9, 32), config, 9, 32)
+    assert "layer1.2.conv1.weight" in refusal.value.facts["problems"][0]
     pickled = tmp_path / "code.pth"
     pickled.write_bytes(pickle.dumps({"fc.weight": print}, protocol=2))
-    with pytest.raises(ValueError, match="cannot be read as tensors by name"):
+    with refused("weights.unreadable", file=str(pickled)):
         weights.load(same, replace(config, weights=str(pickled)), 9, 32)
 
 
 def test_pretrained_weights_are_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(ValueError, match=r"model.weights=pretrained: no .*resnet18-f37072fd.pth, and it cannot be"):
+    file = str(tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    with refused("weights.not-fetched", key="model.weights", file=file, why="no network here"):
         monkeypatch.setattr("multicard.machine.network.problem", lambda url: "no network here")
         weights.load(models.build(ModelConfig("resnet18"), 7, 32), ModelConfig("resnet18", weights="pretrained"), 7, 32)
     (tmp_path / "checkpoints").mkdir()
     saved = torchvision_models.resnet18()
     torch.save(saved.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
     model = models.build(ModelConfig("resnet18"), 7, 32)
-    assert "is new" in weights.load(model, ModelConfig("resnet18", weights="pretrained"), 7, 32)
+    note = weights.load(model, ModelConfig("resnet18", weights="pretrained"), 7, 32)
+    assert note is not None and note.code == "weights.new-last-layer"
     assert torch.equal(model.get_parameter("conv1.weight"), saved.conv1.weight)
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from multicard.vision.data import datasets, sample_sources
 from multicard.vision.data.splits import Data, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
+from tests.helpers.messages import Told, refused, told
 from tests.vision.test_data import image_options
 from tests.vision.test_loaders import NAMES, PLAIN, pixels, read, source
 
@@ -125,7 +127,8 @@ def test_the_part_to_test_on_is_chosen_said_once_and_recorded(tmp_path: Path, ca
     (tmp_path / "notes").mkdir()
     assert loaded(tmp_path).facts["parts"] == {"train": "train", "test": "val", "unused": ["test"]}
     loaded(tmp_path)
-    assert capsys.readouterr().out == f"dataset.root={tmp_path}: tests on val, not on test\n"
+    (note,) = told(capsys.readouterr().out)
+    assert note == Told("photographs.tests-on", "dataset.root", {"part": "val", "unused": ["test"]})
     shutil.rmtree(tmp_path / "val")
     assert loaded(tmp_path).facts["parts"]["test"] == "test"
     few = rows(fill(tmp_path / "more"))[::COUNT]
@@ -257,75 +260,124 @@ def test_broken_images_in_parquet_are_named_by_row(tmp_path: Path):
     images[1]["bytes"], images[2]["bytes"] = b"no image", None
     column = pa.array(images, table["image"].type)
     pq.write_table(table.set_column(0, "image", column), root / "train.parquet")
-    with pytest.raises(ValueError, match=r"train\.parquet row 2: cannot be decoded \(.*1 more of 15.*\Z"):
+    with refused("cache.broken", image=f"{root / 'train.parquet'} row 2", broken=2, images=15):
         loaded(root)
     data = loaded(root, "dataset.skip_broken=true")
     assert len(data.train) == 13 and data.facts["decoded"]["train"]["skipped"] == 2
 
 
-BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "nothing": (lambda root: root / "none", "no such file or folder; give"),
-    "another file": (lambda root: write(root / "a.txt", ""), r"neither a folder nor a \.csv"),
-    "no folders": (lambda root: root / "ant", "no folders of classes in it"),
-    "no classes": (lambda root: fill(root.parent / "a/train/.x", 0).parents[1], "train: no class folders in it"),
-    "no image": (
-        lambda root: write(fill(root / "dog", 0) / "a.txt", "").parents[1],
-        "no image in dog/; put its images",
+@dataclass(frozen=True)
+class Bad:
+    """What cannot be used: how it is made, and the code and facts with which it is refused."""
+
+    make: Callable[[Path], Path]
+    code: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    why: str = ""  # a part of what a library says
+    reason: str = ""  # the code of the message within
+
+
+BAD = {
+    "nothing": Bad(lambda root: root / "none", "photographs.absent"),
+    "another file": Bad(lambda root: write(root / "a.txt", ""), "photographs.no-table"),
+    "no folders": Bad(lambda root: root / "ant", "photographs.no-classes"),
+    "no classes": Bad(lambda root: fill(root.parent / "a/train/.x", 0).parents[1], "photographs.no-classes"),
+    "no image": Bad(
+        lambda root: write(fill(root / "dog", 0) / "a.txt", "").parents[1], "photographs.empty-class", {"name": "dog"}
     ),
-    "one class": (
+    "one class": Bad(
         lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,a,val"),
-        "has one class alone, a",
+        "photographs.one-class",
+        {"classes": ["a"]},
     ),
-    "no split": (lambda root: root, r"has classes \(ant, bee, cow\), but no images to test on; set dataset\.split=0"),
-    "columns": (lambda root: write(root / "a.csv", "a,b", "1,2"), "has the columns a, b; call that of the images"),
-    "empty": (lambda root: write(root / "a.csv", "image,label"), "has no rows"),
-    "ragged": (lambda root: write(root / "a.csv", "image,label", "1,2,3"), r"cannot be read \(.*Expected 2 columns"),
-    "Latin-1": (lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"), r"\('utf-8' codec can't"),
-    "cut off": (
+    "no split": Bad(lambda root: root, "photographs.nothing-to-test-on", {"classes": ["ant", "bee", "cow"]}),
+    "columns": Bad(lambda root: write(root / "a.csv", "a,b", "1,2"), "photographs.columns", {"columns": ["a", "b"]}),
+    "empty": Bad(lambda root: write(root / "a.csv", "image,label"), "photographs.no-rows"),
+    "ragged": Bad(
+        lambda root: write(root / "a.csv", "image,label", "1,2,3"), "photographs.unreadable-table", why="2 columns"
+    ),
+    "Latin-1": Bad(
+        lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"),
+        "photographs.unreadable-table",
+        why="'utf-8' codec",
+    ),
+    "cut off": Bad(
         lambda root: cut(hub_files(root.parent / "saved", ".")),
-        r"read \(Expected to be able to read .*; save it",
+        "photographs.unreadable-table",
+        why="Expected to be able to read",
     ),
-    "no parquet": (lambda root: write(root / "a.parquet", "x"), r"cannot be read \(Parquet"),
-    "label": (lambda root: write(root / "a.csv", "image,label", *rows(root), "ant/0.png,"), r"row 16 \(.*\): no label"),
-    "file": (lambda root: write(root / "a.csv", "image,label", "x,y", "z,y"), r"row 1 \(.*/x\) and 1 more: no such"),
-    "no number": (lambda root: parquet(root, file=["ant/0.png"] * 2, label=[1.0, math.nan]), "row 2 .*: no label"),
-    "lists": (
+    "no parquet": Bad(lambda root: write(root / "a.parquet", "x"), "photographs.unreadable-table", why="Parquet"),
+    "label": Bad(
+        lambda root: write(root / "a.csv", "image,label", *rows(root), "ant/0.png,"),
+        "photographs.bad-rows",
+        {"row": 16, "rows": 1},
+        reason="photographs.no-label",
+    ),
+    "file": Bad(
+        lambda root: write(root / "a.csv", "image,label", "x,y", "z,y"),
+        "photographs.bad-rows",
+        {"row": 1, "rows": 2},
+        reason="photographs.no-such-image",
+    ),
+    "no number": Bad(
+        lambda root: parquet(root, file=["ant/0.png"] * 2, label=[1.0, math.nan]),
+        "photographs.bad-rows",
+        {"row": 2},
+        reason="photographs.no-label",
+    ),
+    "lists": Bad(
         lambda root: parquet(root, file=["ant/0.png"], label=[[1]]),
-        r"the columns file, label \(list\); .* that of the classes",
+        "photographs.columns",
+        {"columns": ["file", "label (list)"]},
     ),
-    "pixels": (
+    "pixels": Bad(
         lambda root: parquet(root, image=[[[1, 2], [3, 4]]], label=[0]),
-        r"the columns image \(list\), label; call that of",
+        "photographs.columns",
+        {"columns": ["image (list)", "label"]},
     ),
-    "arrays": (
+    "arrays": Bad(
         lambda root: parquet(root, image=[{"array": [1, 2]}], label=[0]),
-        r"the columns image \(struct\), label; call that of",
+        "photographs.columns",
+        {"columns": ["image (struct)", "label"]},
     ),
-    "part": (lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,ant,tset"), "no known split; use train,"),
-    "train": (lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,test"), "no train in it"),
-    "differ": (
+    "part": Bad(
+        lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,ant,tset"),
+        "photographs.bad-rows",
+        {"row": 1},
+        reason="photographs.unknown-split",
+    ),
+    "train": Bad(lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,test"), "photographs.no-train"),
+    "differ": Bad(
         lambda root: write(root / "a.csv", "img,class,split", "ant/0.png,a,train", "ant/0.png,b,val"),
-        "only in one of train and val: a, b; both",
+        "photographs.other-classes",
+        {"parts": ["train", "val"], "classes": ["a", "b"]},
     ),
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_what_cannot_be_used_is_refused_in_a_line(bad: str, tmp_path: Path):
-    make, says = BAD[bad]
-    with pytest.raises(ValueError, match=rf"^dataset\.root={tmp_path}.*{says}.*\Z"):
-        datasets.check(image_options(make(fill(tmp_path / "root"))))
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_used_is_refused_in_a_line(name: str, tmp_path: Path):
+    bad = BAD[name]
+    with refused(bad.code, key="dataset.root", **bad.facts) as caught:
+        datasets.check(image_options(bad.make(fill(tmp_path / "root"))))
+    sentence = caught.value.message.sentence
+    assert sentence.startswith(f"dataset.root={tmp_path}") and "\n" not in sentence
+    assert bad.why in caught.value.facts.get("why", "")
+    assert not bad.reason or caught.value.facts["reason"].code == bad.reason
 
 
-@pytest.mark.parametrize(
-    ("share", "says"),
-    [("0.01", "leaves ant, of 5 images, without one to test"), ("0.99", "to train"), ("1", "is a share")],
-)
-def test_a_share_that_leaves_a_class_out_is_refused(share: str, says: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=rf"^dataset\.split={share}.*{says}"):
+@pytest.mark.parametrize(("share", "lacking"), [("0.01", "test"), ("0.99", "train")])
+def test_a_share_that_leaves_a_class_out_is_refused(share: str, lacking: str, tmp_path: Path):
+    left_out = {"name": "ant", "images": 5, "lacking": lacking}
+    with refused("photographs.split-leaves-none", key="dataset.split", **left_out):
         datasets.check(image_options(fill(tmp_path / "root"), f"dataset.split={share}"))
-    with pytest.raises(ValueError, match=r"^dataset\.split=0\.5: .* has val to test on; leave"):
-        shutil.copytree(fill(tmp_path / "a" / "train"), tmp_path / "a" / "val")
+
+
+def test_a_share_of_what_is_split_already_is_refused_and_one_of_all(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"dataset\.split"):
+        datasets.check(image_options(fill(tmp_path / "root"), "dataset.split=1"))
+    shutil.copytree(fill(tmp_path / "a" / "train"), tmp_path / "a" / "val")
+    with refused("photographs.split-already", key="dataset.split", parts=["val"]):
         datasets.check(image_options(tmp_path / "a", "dataset.split=0.5"))
 
 
@@ -337,7 +389,7 @@ def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(target: str
         os.mkfifo(path)
     else:
         path.symlink_to(target)
-    circle = "leads to a folder of .* that is read already"
-    says = circle if target in (".", "../cow") else "is no file, or a link that leads nowhere; remove it"
-    with pytest.raises(ValueError, match=rf"^\S*bee/x\.png\S*: {says}.*\Z"):
+    code = "photographs.circle" if target in (".", "../cow") else "photographs.no-file"
+    with refused(code) as refusal:
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
+    assert refusal.value.facts["path"].startswith(str(path)) and "\n" not in refusal.value.message.sentence

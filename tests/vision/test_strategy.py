@@ -94,22 +94,22 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "says"),
+    ("how", "kind", "named"),
     [
-        ("raise", "exception", "rank 1: KeyError: 'no such thing'"),
-        ("refuse", "exception", "rank 1: photo.jpg: cannot be decoded"),
-        ("oom", "oom", "rank 1: OutOfMemoryError: CUDA out of memory"),
-        ("exit", "exit", "rank 1 exited with code 7"),
-        ("worker", "exception", "rank 1: RuntimeError: DataLoader worker (pid 9) is killed"),
-        pytest.param("SIGKILL", "signal", "rank 1 was killed by SIGKILL", marks=pytest.mark.core),
-        ("SIGSEGV", "signal", "rank 1 was killed by SIGSEGV"),
+        ("raise", "exception", "KeyError: 'no such thing'"),
+        ("refuse", "exception", "photo.jpg: cannot be decoded"),
+        ("oom", "oom", "OutOfMemoryError: CUDA out of memory"),
+        ("exit", "exit", "7"),
+        ("worker", "exception", "DataLoader worker (pid 9)"),
+        pytest.param("SIGKILL", "signal", "SIGKILL", marks=pytest.mark.core),
+        ("SIGSEGV", "signal", "SIGSEGV"),
     ],
 )
-def test_the_rank_that_died_first_is_named(how: str, kind: str, says: str, tmp_path: Path):
+def test_the_rank_that_died_first_is_named(how: str, kind: str, named: str, tmp_path: Path):
     warm_up()
     failure = launch("fail", how, folder=tmp_path, ranks=3)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.log) == (kind, 1, "logs/r01.log")
-    assert failure.message.startswith(says)
+    assert named in failure.message
     assert "rank 1 was here" in (tmp_path / "logs" / "r01.log").read_text()
     assert how == "SIGSEGV" or "rank 1 was here" in failure.log_tail  # there the tail is the fault handler's

@@ -1,6 +1,6 @@
 """Data sets by name, and how each is read and checked; digits and MNIST. Imports neither torch nor torchvision.
 
-What is absent, cut off or altered is refused with ValueError, which names the key and the remedy.
+What is absent, cut off or altered is refused.
 """
 
 import gzip
@@ -17,9 +17,9 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from multicard.config.keys import require
 from multicard.config.vision import DatasetConfig, ImagesConfig, MnistConfig
 from multicard.machine import network
+from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
 from multicard.vision.data import decoding, photographs
@@ -109,19 +109,32 @@ def _idx(raw: Path, name: str) -> np.ndarray:
 
 def check_mnist(config: MnistConfig) -> None:
     """Download the files where that is asked for, and see that all are there and whole."""
-    raw, key = _mnist_folder(config), f"dataset.root={config.root}"
+    raw = _mnist_folder(config)
     if config.download:
         _download(config)
     for name, (md5, count) in MNIST_FILES.items():
         path = _mnist_file(raw, name)
-        remedy = "set dataset.root to the folder that holds MNIST/raw, or dataset.download=true to fetch it there"
-        require(path.is_file(), f"{key}: no {name}[.gz] in {raw}; {remedy}")
+        if not path.is_file():
+            raise Refusal(
+                "mnist.absent",
+                f"dataset.root={config.root}: no {name}[.gz] in {raw}; set dataset.root to the folder that holds "
+                "MNIST/raw, or fetch it there by `dataset.download=true`",
+                key="dataset.root",
+                file=name,
+                folder=str(raw),
+            )
         if path.suffix == ".gz":
             is_whole = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == md5
         else:
             is_whole = _has_shape(raw, name, (count, 28, 28) if "idx3" in name else (count,))
-        remedy = "fetch the file again (remove it and use dataset.download=true)"
-        require(is_whole, f"{key}: {path} is cut off or altered; {remedy}")
+        if not is_whole:
+            raise Refusal(
+                "mnist.altered",
+                f"dataset.root={config.root}: {path} is cut off or altered; remove it, and fetch it again by "
+                "`dataset.download=true`",
+                key="dataset.root",
+                file=path.name,
+            )
 
 
 def _has_shape(raw: Path, name: str, shape: tuple[int, ...]) -> bool:
@@ -145,9 +158,15 @@ def _download(config: MnistConfig) -> None:
         if why is None:
             return
         problems.append(f"{mirror}: {why}")
-    remedy = "see that the machine has network, or put its four files into MNIST/raw of dataset.root yourself"
-    problem = f"dataset.download=true: could not fetch MNIST into {config.root} ({'; '.join(problems)})"
-    require(not problems, f"{problem}; {remedy}")
+    if problems:
+        raise Refusal(
+            "mnist.not-fetched",
+            f"dataset.download=true: could not fetch MNIST into {config.root} ({'; '.join(problems)}); see that the "
+            "machine has network, or put its four files into MNIST/raw of dataset.root yourself",
+            key="dataset.download",
+            root=config.root,
+            problems=problems,
+        )
 
 
 def _fetch(url: str, path: Path, md5: str) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from multicard.config.keys import require
 from multicard.config.vision import ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
+from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.vision.data import decoding
 from multicard.vision.data.sample_sources import Encoded, Row, files_of, folder_of, path_of
@@ -33,8 +33,8 @@ CHUNK = 256  # images that are decoded ahead of the one that is written
 
 
 def cached(data: Data, config: ImagesConfig) -> Data:
-    """The same data set with its images decoded; `facts` say where they are. ValueError names a broken image, or says
-    why the cache cannot be written."""
+    """The same data set with its images decoded; `facts` say where they are. A broken image is refused, and a cache
+    that cannot be written."""
     splits, facts = {}, {}
     for name, split, limit in (("train", data.train, config.train_limit), ("test", data.test, config.test_limit)):
         share = limit or config.split
@@ -49,13 +49,19 @@ def folder(config: ImagesConfig) -> Path:
 
 
 def check(config: ImagesConfig) -> None:
-    """Refuse (ValueError) a cache that neither is there nor can be written."""
+    """Refuse a cache that neither is there nor can be written."""
     path = folder(config)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
-    key = f"dataset.cache_dir={config.cache_dir}" if config.cache_dir else f"dataset.root={config.root}"
-    remedy = "set dataset.cache_dir to a folder that can be written, or dataset.cache=none"
-    require(usable, f"{key}: the decoded images cannot be kept in {path}; {remedy}")
+    if not usable:
+        key = "dataset.cache_dir" if config.cache_dir else "dataset.root"
+        raise Refusal(
+            "cache.unwritable",
+            f"{key}={config.cache_dir or config.root}: the decoded images cannot be kept in {path}; set "
+            "dataset.cache_dir to a folder that can be written, or use `dataset.cache=none`",
+            key=key,
+            folder=str(path),
+        )
 
 
 class SplitCache:
@@ -84,15 +90,27 @@ class SplitCache:
                         built_s = timing.clock_s() - started_s
                         mapped = self._map(fingerprint)
             except OSError as error:
-                remedy = "free some space, set dataset.cache_dir to another folder, or dataset.cache=none"
-                problem = f"cannot write to {self.folder} ({error.strerror})"
-                raise ValueError(f"dataset.cache={self.config.cache}: {problem}; {remedy}") from None
+                raise Refusal(
+                    "cache.not-written",
+                    f"dataset.cache={self.config.cache}: cannot write to {self.folder} ({error.strerror}); free some "
+                    "space, set dataset.cache_dir to another folder, or use `dataset.cache=none`",
+                    key="dataset.cache",
+                    folder=str(self.folder),
+                    why=error.strerror,
+                ) from None
             assert mapped is not None, f"{self.entry_file} was just written"
         images, entry = mapped
         skipped = entry["skipped"]
         if skipped and not self.config.skip_broken:
+            why = skipped[0]["why"]
             more = f" ({len(skipped) - 1:,} more of {len(self.images):,} cannot be either)" if len(skipped) > 1 else ""
-            raise ValueError(f"{skipped[0]['why']}{more}")
+            raise Refusal(
+                "cache.broken",
+                f"{why}{more}",
+                image=skipped[0]["path"],
+                broken=len(skipped),
+                images=len(self.images),
+            )
         decoded = np.ones(len(self.images), dtype=bool)
         decoded[[image["index"] for image in skipped]] = False
         facts = {
@@ -137,26 +155,34 @@ class SplitCache:
         skipped: list[dict[str, Any]] = []
         with run_folder.replacing(path) as file:
             for index, image in enumerate(self._decoded()):
-                if isinstance(image, ValueError):
-                    skipped.append({"index": index, "path": str(self.images[index]), "why": str(image)})
+                if isinstance(image, Refusal):
+                    why = str(image.message.sentence)  # which stays in the entry
+                    skipped.append({"index": index, "path": str(self.images[index]), "why": why})
                 else:
                     file.write(image.tobytes())
         written, size, status = len(self.images) - len(skipped), self.config.image_size, path.stat()
-        problem = f"dataset.root={self.config.root}: no image of {self.name} can be decoded"
-        require(written > 0, f"{problem}; {skipped[0]['why']}" if skipped else problem)
+        if not written:
+            why = f"; {skipped[0]['why']}" if skipped else ""
+            raise Refusal(
+                "cache.nothing-decoded",
+                f"dataset.root={self.config.root}: no image of {self.name} can be decoded{why}",
+                key="dataset.root",
+                split=self.name,
+                image=skipped[0]["path"] if skipped else None,
+            )
         entry = {"of": fingerprint, "file": path.name, "shape": [written, size, size, 3], "bytes": status.st_size}
         run_folder.write_json(self.entry_file, entry | {"mtime_ns": status.st_mtime_ns, "skipped": skipped})
         for older in set(self.folder.glob(f"{self.name}-*.u8")) - {path}:
             older.unlink(missing_ok=True)
 
-    def _decoded(self) -> Iterator[np.ndarray | ValueError]:
+    def _decoded(self) -> Iterator[np.ndarray | Refusal]:
         """All images in order, decoded by a thread a core; a broken one as its error."""
 
-        def decode(image: Encoded) -> np.ndarray | ValueError:
+        def decode(image: Encoded) -> np.ndarray | Refusal:
             try:
                 return decoding.decode(image, self.config.image_size)
-            except ValueError as error:
-                return error
+            except Refusal as refusal:
+                return refusal
 
         last = files_of(self.images)
         with ThreadPoolExecutor(cores()) as pool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from multicard.config.keys import require
+from multicard.messages import Refusal
 from multicard.vision.data.sample_sources import Encoded
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 # Version of the pixels that `decode` returns. With another one, decoded caches are rebuilt and the data has another
 # fingerprint. 2: 16-bit grey is scaled, not cut off at 255; transparency over white; turned by EXIF
 VERSION = 2
-BROKEN = "replace or remove it, or leave such images out with dataset.skip_broken=true"
 # Pillow's transposition that turns an image upright, by EXIF's orientation (CIPA DC-008, 4.6.5.1.1); 1 is upright
 TURNS = {
     2: "FLIP_LEFT_RIGHT",
@@ -34,7 +33,7 @@ WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
 
 
 def decode(encoded: Encoded, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), of any size, mode and proportions; ValueError names a broken file."""
+    """The photograph as uint8 (S, S, 3), of any size, mode and proportions. A broken file is refused by its name."""
     import torch
     from PIL import Image, UnidentifiedImageError
     from torchvision.transforms.v2 import functional
@@ -43,8 +42,14 @@ def decode(encoded: Encoded, image_size: int) -> np.ndarray:
         with encoded.open("rb") as file, Image.open(file) as image:
             pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
-        why = "no image of a known format" if isinstance(error, UnidentifiedImageError) else error
-        raise ValueError(f"{encoded}: cannot be decoded ({why}); {BROKEN}") from None
+        why = "no image of a known format" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise Refusal(
+            "photographs.broken",
+            f"{encoded}: cannot be decoded ({why}); replace or remove it, or leave such images out with "
+            "`dataset.skip_broken=true`",
+            image=str(encoded),
+            why=why,
+        ) from None
     return functional.resize(pixels, [image_size, image_size], antialias=True).permute(1, 2, 0).numpy()
 
 
@@ -71,9 +76,14 @@ def require_plain(encoded: Encoded) -> None:
             is_plain = not (image.format in ("GIF", "AVIF") or image.mode[0] in "IF" or image.has_transparency_data)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return
-    remedy = "use dataset.cache=mmap, which decodes it as the other loaders do, or another loader"
-    problem = "is a GIF or AVIF, or has transparency or more than 8 bits, which loader=dali shows otherwise"
-    require(is_plain, f"{encoded}: {problem}; {remedy}")
+    if not is_plain:
+        raise Refusal(
+            "dali.shows-otherwise",
+            f"{encoded}: is a GIF or AVIF, or has transparency or more than 8 bits, which loader=dali shows otherwise; "
+            "use `dataset.cache=mmap` or `loader=torch`",
+            key="loader",
+            image=str(encoded),
+        )
 
 
 def _rgb(image: "Image") -> "Image":
@@ -82,7 +92,7 @@ def _rgb(image: "Image") -> "Image":
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _scaled_to_8_bits(image).convert("RGB")
     if image.mode in ("I", "F"):
-        raise ValueError("32 bits a pixel, whose white is not known; save it with 8 or 16")
+        raise Refusal("photographs.white-unknown", "32 bits a pixel, whose white is not known; save it with 8 or 16")
     if not image.has_transparency_data:
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from multicard.config.keys import require
 from multicard.config.vision import (
     BatchedConfig,
     CacheMode,
@@ -20,6 +19,7 @@ from multicard.config.vision import (
     VisionConfig,
     WorkersConfig,
 )
+from multicard.messages import Refusal
 
 if TYPE_CHECKING:
     from multicard.vision.data.batch import Input, Source
@@ -31,8 +31,7 @@ class Loader:
 
     made_by: the class or function that makes an `Input` of a `Source`, as "module:name".
     options: the schema of `loader.*`.
-    refuse, check: raise ValueError, with the key and the remedy, for what the loader cannot do, and where a library
-        that it needs is not installed.
+    refuse, check: raise a `Refusal` for what the loader cannot do, and where a library that it needs is not installed.
     prepared: batches that are ready before the step that asks for them, of the options and the workers of a rank.
     in_shared_memory: of these, those that worker processes keep in /dev/shm.
     """
@@ -49,23 +48,35 @@ class Loader:
 
 
 def refuse_tensors(config: VisionConfig) -> None:
-    tensors = isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.process
-    remedy = "use loader=torch, or dataset.cache=none (dali: files, as in the papers) or mmap"
-    name = config.loader.name
-    require(not tensors, f"loader={name}: does not go with dataset.cache=process, tensors for DataLoader; {remedy}")
+    if isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.process:
+        raise Refusal(
+            "loader.tensors",
+            f"loader={config.loader.name}: does not go with dataset.cache=process, tensors for DataLoader; use "
+            "`loader=torch`, `dataset.cache=mmap`, or `dataset.cache=none` (dali: files, as in the papers)",
+            key="loader",
+            loader=config.loader.name,
+        )
 
 
 def refuse_for_device(config: VisionConfig) -> None:
     refuse_tensors(config)
-    undecoded = isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none
-    remedy = "it moves decoded images; use dataset.cache=mmap, or loader=batched"
-    require(not undecoded, f"loader=device: does not go with dataset.cache=none: {remedy}")
+    if isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none:
+        raise Refusal(
+            "loader.undecoded",
+            "loader=device: moves decoded images, and dataset.cache=none has none; use `dataset.cache=mmap` or "
+            "`loader=batched`",
+            key="loader",
+        )
 
 
 def check_dali() -> None:
-    installed = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
-    remedy = "pip install -r requirements-dali.txt (or make dali), or use loader=device"
-    require(installed, f"loader=dali: NVIDIA DALI is not installed; {remedy}")
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        raise Refusal(
+            "loader.no-dali",
+            "loader=dali: NVIDIA DALI is not installed; run `pip install -r requirements-dali.txt` or `make dali`, "
+            "or use `loader=device`",
+            key="loader",
+        )
 
 
 def workers_ahead(options: WorkersConfig, workers: int) -> int:

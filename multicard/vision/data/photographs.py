@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from multicard.config.job import count
-from multicard.config.keys import require
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
-from multicard.messages import say
+from multicard.messages import Message, Refusal, say
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import decoded_cache, decoding, sample_sources
 from multicard.vision.data.sample_sources import FORMS, TESTS, TRAIN, WHOLE, Parts, files_of
@@ -23,22 +22,40 @@ _say_once = cache(say)  # the cells of a sweep have the same data
 
 
 def read(config: ImagesConfig, seed: int) -> Data:
-    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is held out. A
-    ValueError says why no classifier can be trained and tested on them.
+    """The images, still encoded, of the parts that are there; of one part alone `dataset.split` is held out.
+    What no classifier can be trained and tested on is refused.
     """
     root = Path(str(config.root)).expanduser()
-    key = f"dataset.root={root}"
     try:
         parts = sample_sources.find(root)
-        taken = _taken(parts, config, key)
+        taken = _taken(parts, config, root)
         samples = [parts[name]() for name in taken]
     except OSError as error:
-        problem = f"{error.filename}: cannot be read ({error.strerror})"
-        raise ValueError(f"{problem}; see that you may read it, or remove it") from None
+        raise Refusal(
+            "photographs.unreadable",
+            f"{error.filename}: cannot be read ({error.strerror}); see that you may read it, or remove it",
+            key="dataset.root",
+            path=str(error.filename),
+            why=error.strerror,
+        ) from None
     names = samples[0].classes
-    differ = ", ".join(sorted({*names} ^ {*samples[-1].classes})[:20])
-    require(not differ, f"{key}: only in one of {' and '.join(taken)}: {differ}; both need the same classes")
-    require(len(names) > 1, f"{key}: has one class alone, {names[0]}; add the images of another to tell it from")
+    differ = sorted({*names} ^ {*samples[-1].classes})[:20]
+    if differ:
+        raise Refusal(
+            "photographs.other-classes",
+            f"dataset.root={root}: only in one of {' and '.join(taken)}: {', '.join(differ)}; both need the same "
+            "classes",
+            key="dataset.root",
+            parts=taken,
+            classes=differ,
+        )
+    if len(names) == 1:
+        raise Refusal(
+            "photographs.one-class",
+            f"dataset.root={root}: has one class alone, {names[0]}; add the images of another to tell it from",
+            key="dataset.root",
+            classes=names,
+        )
     numbers = {name: number for number, name in enumerate(names)}
     facts: dict[str, Any] = {"classes": names[:NAMED_CLASSES]}  # in the order of their numbers
     train, *rest = (Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples)
@@ -50,23 +67,44 @@ def read(config: ImagesConfig, seed: int) -> Data:
     is_test = held_out(train.labels, config.split, seed)
     for name, number in numbers.items():
         members = is_test[train.labels == number]
-        lacks = f"{count(len(members), 'image')}, without one to {'train' if members.any() else 'test'} on"
-        remedy = "choose another share, or add images of it"
-        require(0 < members.sum() < len(members), f"dataset.split={config.split}: leaves {name}, of {lacks}; {remedy}")
+        if 0 < members.sum() < len(members):
+            continue
+        lacking = "train" if members.any() else "test"
+        raise Refusal(
+            "photographs.split-leaves-none",
+            f"dataset.split={config.split}: leaves {name}, of {count(len(members), 'image')}, without one to {lacking} "
+            "on; choose another share, or add images of it",
+            key="dataset.split",
+            name=name,
+            images=len(members),
+            lacking=lacking,
+        )
     facts["parts"] = {"train": taken[0], "test": f"{config.split:g} of {taken[0]}", "unused": []}
     return Data(train.part(np.flatnonzero(~is_test)), train.part(np.flatnonzero(is_test)), len(names), facts)
 
 
-def _taken(parts: Parts, config: ImagesConfig, key: str) -> list[str]:
+def _taken(parts: Parts, config: ImagesConfig, root: Path) -> list[str]:
     """The part to train on and, unless it is to be split, the one to test on."""
     train, tests = WHOLE if WHOLE in parts else TRAIN, [name for name in TESTS if name in parts]
-    require(train in parts, f"{key}: no {TRAIN} in it; {FORMS}")
-    remedy = "set dataset.split=0.2 to test on a fifth of each class, or add val with images of each"
+    if train not in parts:
+        raise Refusal("photographs.no-train", f"dataset.root={root}: no {TRAIN} in it; {FORMS}", key="dataset.root")
     if not tests and config.split is None:
-        classes = ", ".join(parts[train]().classes[:10])  # shows where folders of other names were taken for classes
-        raise ValueError(f"{key}: has classes ({classes}), but no images to test on; {remedy}")
-    problem = f"dataset.split={config.split}: {config.root} has {' and '.join(tests)} to test on"
-    require(not tests or config.split is None, f"{problem}; leave dataset.split out")
+        classes = parts[train]().classes[:10]  # shows where folders of other names were taken for classes
+        raise Refusal(
+            "photographs.nothing-to-test-on",
+            f"dataset.root={root}: has classes ({', '.join(classes)}), but no images to test on; use "
+            "`dataset.split=0.2` to test on a fifth of each class, or add val with images of each",
+            key="dataset.root",
+            classes=classes,
+        )
+    if tests and config.split is not None:
+        raise Refusal(
+            "photographs.split-already",
+            f"dataset.split={config.split}: {config.root} has {' and '.join(tests)} to test on; leave dataset.split "
+            "out",
+            key="dataset.split",
+            parts=tests,
+        )
     return [train, *tests[:1]]
 
 
@@ -121,16 +159,32 @@ def require_room(config: ImagesConfig, processes: int) -> None:
     images = sum(min(len(split), limit or len(split)) for split, limit in limited)
     needed_bytes = processes * images * 3 * config.image_size**2 * 4
     available_bytes = memory.available_memory_bytes()
-    copies = f"{count(processes, 'rank')}, each with {images:,} images of {config.image_size} px as float32"
-    problem = f"{copies}, need {in_bytes(needed_bytes)} of memory, and {in_bytes(available_bytes)} are available"
-    remedy = "use fewer gpus, a smaller dataset.image_size or dataset.train_limit, or dataset.cache=mmap"
-    require(needed_bytes <= available_bytes, f"dataset.cache=process: {problem}; {remedy}")
+    if needed_bytes > available_bytes:
+        raise Refusal(
+            "photographs.no-room",
+            f"dataset.cache=process: {count(processes, 'rank')}, each with {images:,} images of {config.image_size} px "
+            f"as float32, need {in_bytes(needed_bytes)} of memory, and {in_bytes(available_bytes)} are available; use "
+            "fewer gpus, a smaller dataset.image_size or dataset.train_limit, or `dataset.cache=mmap`",
+            key="dataset.cache",
+            ranks=processes,
+            images=images,
+            image_size=config.image_size,
+            needed_bytes=needed_bytes,
+            available_bytes=available_bytes,
+        )
 
 
 def check(config: ImagesConfig) -> None:
     """See that both parts hold the same classes, each with an image, and that decoded ones can be stored."""
     parts = read(config, seed=0).facts["parts"]
     if parts["unused"]:
-        _say_once(f"dataset.root={config.root}: tests on {parts['test']}, not on {' and '.join(parts['unused'])}")
+        note = Message(
+            "photographs.tests-on",
+            f"dataset.root={config.root}: tests on {parts['test']}, not on {' and '.join(parts['unused'])}",
+            key="dataset.root",
+            part=parts["test"],
+            unused=parts["unused"],
+        )
+        _say_once(note)
     if config.cache is CacheMode.mmap:
         decoded_cache.check(config)

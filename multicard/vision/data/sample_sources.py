@@ -1,7 +1,7 @@
 """Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or parquet or Arrow files
 that hold the images. Of each come parts by name, and of a part the encoded images and their classes.
 
-What cannot be used is refused with ValueError, which names the key, or the file, and the remedy.
+What cannot be used is refused by its key, or its file.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from multicard.config.keys import require
+from multicard.messages import Message, Refusal
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
 STREAM = ".arrow"  # ends the files of `save_to_disk`
@@ -74,7 +74,7 @@ class Row:
     def open(self, _: str = "rb") -> BytesIO:
         encoded = self.file.load()[self.index].as_py()
         if encoded is None:
-            raise ValueError("its bytes are not in the file")
+            raise Refusal("photographs.no-bytes", "its bytes are not in the file")
         return BytesIO(encoded)
 
 
@@ -107,11 +107,22 @@ Parts = dict[str, Callable[[], Samples]]  # WHOLE, or TRAIN and those of TESTS t
 
 def find(root: Path) -> Parts:
     """The parts of the data at a folder or file; OSError for what cannot be read."""
-    require(root.exists(), f"dataset.root={root}: no such file or folder; {FORMS}")
+    if not root.exists():
+        raise Refusal(
+            "photographs.absent",
+            f"dataset.root={root}: no such file or folder; {FORMS}",
+            key="dataset.root",
+            root=str(root),
+        )
     if root.is_dir():
         return _in_stored_folder(root) or _in_folders(root)
-    is_table = root.suffix.lower() in (".csv", ".tsv", ".parquet")
-    require(is_table, f"dataset.root={root}: is neither a folder nor a .csv, .tsv or .parquet file; {FORMS}")
+    if root.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise Refusal(
+            "photographs.no-table",
+            f"dataset.root={root}: is neither a folder nor a .csv, .tsv or .parquet file; {FORMS}",
+            key="dataset.root",
+            root=str(root),
+        )
     return _in_table([root])
 
 
@@ -123,19 +134,36 @@ def folder_of(root: Path) -> Path:
 def _in_folders(root: Path) -> Parts:
     """Parts by the names of folders, where all, or TRAIN and another, are called so; otherwise folders are classes."""
     folders = class_folders(root)
-    require(bool(folders), f"dataset.root={root}: no folders of classes in it; {FORMS}")
+    if not folders:
+        raise _no_classes(root)
     parts = {name: path for path in folders if (name := path.name.lower()) in (TRAIN, *TESTS)}
     is_split = (TRAIN in parts and len(parts) > 1) or 0 < len(parts) == len(folders)
     return {name: partial(_of_folder, path) for name, path in (parts if is_split else {WHOLE: root}).items()}
 
 
+def _no_classes(folder: Path) -> Refusal:
+    return Refusal(
+        "photographs.no-classes",
+        f"dataset.root={folder}: no folders of classes in it; {FORMS}",
+        key="dataset.root",
+        folder=str(folder),
+    )
+
+
 def _of_folder(folder: Path) -> Samples:
     """Classes and files in the order of their names, as torchvision's ImageFolder has them, but for hidden ones."""
-    samples, key = Samples([], [], [each.name for each in class_folders(folder)]), f"dataset.root={folder}"
-    require(bool(samples.classes), f"{key}: no class folders in it; {FORMS}")
+    samples = Samples([], [], [each.name for each in class_folders(folder)])
+    if not samples.classes:
+        raise _no_classes(folder)
     for name in samples.classes:
         images = images_in(folder / name)
-        require(bool(images), f"{key}: no image in {name}/; put its images there or remove the folder")
+        if not images:
+            raise Refusal(
+                "photographs.empty-class",
+                f"dataset.root={folder}: no image in {name}/; put its images there, or remove the folder",
+                key="dataset.root",
+                name=name,
+            )
         samples.images.extend(images)
         samples.labels.extend([name] * len(images))
     return samples
@@ -146,21 +174,32 @@ def class_folders(part: Path) -> list[Path]:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name; a ValueError
-    for circles of links and for pipes, an OSError for folders that cannot be read.
+    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name.
+    Circles of links and pipes are refused; an OSError is of a folder that cannot be read.
     """
     images, seen, folders = [], set(), [os.fspath(folder)]
     while folders:
         part = folders.pop()
         real = os.path.realpath(part)
-        require(real not in seen, f"{part}: leads to a folder of {folder} that is read already; remove this link")
+        if real in seen:
+            raise Refusal(
+                "photographs.circle",
+                f"{part}: leads to a folder of {folder} that is read already; remove this link",
+                path=part,
+                folder=str(folder),
+            )
         seen.add(real)
         with os.scandir(part) as entries:  # tells files without a call for each
             for entry in (entry for entry in entries if not entry.name.startswith(".")):
                 if entry.is_dir():
                     folders.append(entry.path)
                 elif entry.name.lower().endswith(SUFFIXES):
-                    require(entry.is_file(), f"{entry.path}: is no file, or a link that leads nowhere; remove it")
+                    if not entry.is_file():
+                        raise Refusal(
+                            "photographs.no-file",
+                            f"{entry.path}: is no file, or a link that leads nowhere; remove it",
+                            path=entry.path,
+                        )
                     images.append((part, entry.name))
     return [Path(*image) for image in sorted(images)]
 
@@ -184,26 +223,44 @@ def _in_table(paths: list[Path], by_split: bool = True) -> Parts:
     images, labels, parts, declared = _columns(paths)
     parts = [part.lower() for part in parts] if by_split and parts else [WHOLE] * len(images)
     found: dict[str, Samples] = {part: Samples([], [], []) for part in parts}
-    wrong: dict[str, list[int]] = {}
+    wrong: dict[Message, list[int]] = {}
     for row, (image, label, part) in enumerate(zip(images, labels, parts, strict=True)):
-        if not label:
-            wrong.setdefault("no label; give each image its class", []).append(row)
-        elif isinstance(image, Path) and not image.is_file():
-            wrong.setdefault("no such file; give paths relative to the table, or leave the row out", []).append(row)
-        elif part not in (WHOLE, TRAIN, *TESTS):
-            wrong.setdefault(f"no known split; use {TRAIN}, or one of {', '.join(TESTS)}", []).append(row)
+        problem = _problem_of_row(image, label, part)
+        if problem is not None:
+            wrong.setdefault(problem, []).append(row)
         found[part].images.append(image)
         found[part].labels.append(label)
     for problem, rows in wrong.items():
         more = f" and {len(rows) - 1:,} more" if rows[1:] else ""
-        raise ValueError(f"dataset.root={paths[0]}: row {rows[0] + 1} ({images[rows[0]]}){more}: {problem}")
-    require(bool(found), f"dataset.root={paths[0]}: has no rows; {FORMS}")
+        raise Refusal(
+            "photographs.bad-rows",
+            f"dataset.root={paths[0]}: row {rows[0] + 1} ({images[rows[0]]}){more}: {problem}",
+            key="dataset.root",
+            row=rows[0] + 1,
+            rows=len(rows),
+            reason=problem,
+        )
+    if not found:
+        raise Refusal("photographs.no-rows", f"dataset.root={paths[0]}: has no rows; {FORMS}", key="dataset.root")
     for samples in found.values():
         present = set(samples.labels)
         value = float if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in present) else str
         by_value = sorted(sorted(present), key=value)  # by name first: 1 and 01 are of one value
         samples.classes.extend([name for name in declared if name in present] or by_value)
     return {part: partial(Samples, *samples) for part, samples in found.items()}
+
+
+def _problem_of_row(image: Encoded, label: str, part: str) -> Message | None:
+    """Why a row of a table cannot be used."""
+    if not label:
+        return Message("photographs.no-label", "no label; give each image its class")
+    if isinstance(image, Path) and not image.is_file():
+        return Message(
+            "photographs.no-such-image", "no such file; give paths relative to the table, or leave the row out"
+        )
+    if part not in (WHOLE, TRAIN, *TESTS):
+        return Message("photographs.unknown-split", f"no known split; use {TRAIN}, or one of {', '.join(TESTS)}")
+    return None
 
 
 def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | None, list[str]]:
@@ -226,13 +283,19 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
         inside = [name for name in PATHS if name in fields and holds_bytes(str(fields[name].type))]
         image = next((name for name in (*inside, *PATHS) if name in fields), "")
         label = next((name for name in LABELS if name in fields), "")
-        remedy = f"call that of the images (paths, or encoded) one of {', '.join(PATHS)}"
-        remedy += f", that of the classes (text or numbers) one of {', '.join(LABELS)}"
-        kinds = {
-            field.name: "" if field in usable else f" ({str(field.type).partition('<')[0]})" for field in stored.schema
-        }
-        found = f"dataset.root={paths[0]}: has the columns {', '.join(map(''.join, kinds.items()))}"
-        require(bool(image and label), f"{found}; {remedy}")
+        if not image or not label:
+            shown = list[str]()
+            for each in stored.schema:
+                kind = "" if each in usable else f" ({str(each.type).partition('<')[0]})"
+                shown.append(f"{each.name}{kind}")
+            raise Refusal(
+                "photographs.columns",
+                f"dataset.root={paths[0]}: has the columns {', '.join(shown)}; call that of the "
+                f"images (paths, or encoded) one of {', '.join(PATHS)}, that of the classes (text or numbers) one of "
+                f"{', '.join(LABELS)}",
+                key="dataset.root",
+                columns=shown,
+            )
         wanted = {label, "split", image} & fields.keys() - inside
         table = stored.to_table([fields[name].name for name in wanted])
         columns = {name: table[fields[name].name].to_pylist() for name in wanted}
@@ -241,7 +304,13 @@ def _columns(paths: list[Path]) -> tuple[list[Encoded], list[str], list[str] | N
         if isinstance(error, OSError) and error.errno:  # else a file that is cut off
             raise
         why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
-        raise ValueError(f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8") from None
+        raise Refusal(
+            "photographs.unreadable-table",
+            f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8",
+            key="dataset.root",
+            file=str(paths[0]),
+            why=why,
+        ) from None
     declared = None
     with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a label without names
         declared = json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][fields[label].name]["names"]
