@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
+CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+( .*)?\]\]", re.DOTALL)  # a message by its code
 UNCODED = "other"  # the code of what libraries and the system say
 
 INSTALLED = {
@@ -88,8 +89,8 @@ def _in_codes(code: str, key: str | None, facts: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A fact as JSON; a message within another as itself."""
-    if isinstance(value, Message):
+    """A fact as JSON; a message within another as itself, also one that was read from a file."""
+    if isinstance(value, Message) or (isinstance(value, str) and CODED.fullmatch(value)):
         return str(value)
     return json.dumps(_rounded(value), default=str)
 

@@ -146,9 +146,3 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in config.items():
         values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return values
-
-
-def require(condition: bool, message: str) -> None:
-    """Refuse a value (ValueError) unless `condition` holds: `message` names the key and the remedy."""
-    if not condition:
-        raise ValueError(message)

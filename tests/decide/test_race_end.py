@@ -111,7 +111,9 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     known = [standing(place, 8.0 - place / 10) for place in range(3)]
     beaten = Message(BEATEN, "far behind", behind=0.642, at_least=0.639)
     known.append(standing(3, 7.0, reason=beaten))
-    told = SimpleNamespace(ending=rules.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)))
+    told = SimpleNamespace(
+        ending=rules.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)), final_runs=[(0, 0)]
+    )
     race: Any = SimpleNamespace(
         cells=cells, options=cells[0].config.race, figure=FIGURES["images_per_s"], rules=told, raced_s=60.0,
         peaks={place: [570 * MB] for place in range(4)}, full_s=lambda: 100.0, on_gpus=False,

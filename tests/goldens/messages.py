@@ -25,7 +25,7 @@ BEGINNING = """# Messages
 
 What multicard says, by file: code, key, sentence. Made by `python -m tests.goldens.messages`.
 """
-Texts = dict[str, ast.expr]
+Texts = dict[str, list[tuple[int, ast.expr]]]  # by variable: the line, and the text
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,24 @@ def _name(function: ast.expr) -> str:
 
 
 def _texts(scope: ast.AST, deep: bool) -> Texts:
-    """Texts that a variable of this scope has, if it is assigned once."""
-    found: dict[str, list[ast.expr]] = {}
-    nodes = _own_nodes(scope) if deep else ast.iter_child_nodes(scope)
-    for node in nodes:
+    """The texts that variables of this scope are given, each with its line, in their order."""
+    found: Texts = {}
+    for node in _own_nodes(scope) if deep else ast.iter_child_nodes(scope):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             for name, value in _assigned(node.targets[0], node.value):
-                found.setdefault(name, []).append(value)
-    return {name: values[0] for name, values in found.items() if len(values) == 1 and _is_text(values[0])}
+                found.setdefault(name, []).append((node.lineno, value))
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            before = _latest(found, node.target.id, node.lineno)
+            if before is not None:
+                longer = ast.BinOp(before, ast.Add(), node.value)
+                found[node.target.id].append((node.lineno, longer))
+    return {name: sorted(values, key=lambda pair: pair[0]) for name, values in found.items()}
+
+
+def _latest(texts: Texts, name: str, line: int) -> ast.expr | None:
+    """The text that a variable was given last before a line; None where it is no text."""
+    earlier = [value for at, value in texts.get(name, ()) if at < line]
+    return earlier[-1] if earlier and _is_text(earlier[-1]) else None
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -90,6 +100,8 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 
 def _is_text(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return _is_text(value.left) and isinstance(value.op, ast.Add)
     return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
 
 
@@ -98,22 +110,24 @@ def _place(call: ast.Call, file: str, texts: Texts) -> Place:
     keys = [word.value for word in call.keywords if word.arg == "key"]
     assert isinstance(code, ast.Constant), f"{file}:{call.lineno}: the code is no literal"
     assert sentence is not None, f"{file}:{call.lineno}: no sentence"
-    key = _sentence(keys[0], texts) if keys else None
-    return Place(file, call.lineno, str(code.value), key, _sentence(sentence, texts))
+    key = _sentence(keys[0], texts, call.lineno) if keys else None
+    return Place(file, call.lineno, str(code.value), key, _sentence(sentence, texts, call.lineno))
 
 
-def _sentence(value: ast.expr, texts: Texts, depth: int = 0) -> str:
+def _sentence(value: ast.expr, texts: Texts, line: int, depth: int = 0) -> str:
     """A text with what is not known before it runs in braces."""
     if isinstance(value, ast.Constant):
         return str(value.value)
     if isinstance(value, ast.JoinedStr):
-        return "".join(_sentence(part, texts, depth) for part in value.values)
+        return "".join(_sentence(part, texts, line, depth) for part in value.values)
     if isinstance(value, ast.FormattedValue):
-        return _sentence(value.value, texts, depth)
-    if isinstance(value, ast.Name) and value.id in texts and depth < DEPTH:
-        return _sentence(texts[value.id], texts, depth + 1)
+        return _sentence(value.value, texts, line, depth)
+    if isinstance(value, ast.Name) and depth < DEPTH:
+        text = _latest(texts, value.id, line)
+        if text is not None:
+            return _sentence(text, texts, line, depth + 1)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-        return _sentence(value.left, texts, depth) + _sentence(value.right, texts, depth)
+        return _sentence(value.left, texts, line, depth) + _sentence(value.right, texts, line, depth)
     return f"{{{ast.unparse(value)}}}"
 
 

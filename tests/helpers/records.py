@@ -24,7 +24,7 @@ from multicard.observe.profiles.metrics import Profile
 from multicard.records import limits, ownership, run_folder
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
-from multicard.records.schema_parts import ProfileDerived, ProfileRank, ProfileRow
+from multicard.records.schema_parts import Limit, ProfileDerived, ProfileRank, ProfileRow
 from multicard.script import summary as script_summary
 from multicard.vision import summary as vision_summary
 from tests.conftest import composed, typed, typed_llm
@@ -351,3 +351,8 @@ def changed(run: AnalysedRun, columns: dict[str, Any]) -> AnalysedRun:
     kept = [limit for limit in run.limits if flags.get(limit.code, True)]
     added = [kind.limit() for kind in limits.KINDS if flags.get(kind.code)]
     return replace(run, columns=run.columns | columns, limits=tuple(limits.in_order([*kept, *added])))
+
+
+def limited(run: AnalysedRun, *added: Limit) -> AnalysedRun:
+    """A run with further limits."""
+    return replace(run, limits=(*run.limits, *added))

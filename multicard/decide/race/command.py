@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 
 from multicard.config import schema
@@ -14,7 +15,8 @@ from multicard.decide.race.readings import in_words, interval, value
 from multicard.decide.race.rules import CLOSE, ENDINGS, IN, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Refusal, say, typed
-from multicard.records import comparable, text_table
+from multicard.records import comparable, limits, text_table
+from multicard.records.limits import Forbids
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import run_all
@@ -95,6 +97,7 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     reason = ENDINGS[race.rules.ending]
     lines.append(Message("race.ended", f"the race ended: {reason}", reason=reason))
     lines.append(_winner(race, ran[0], verdict.sure))
+    lines += _limited(race, ran[0].cell, finals)
     if verdict.sure < options.confidence:
         sentence = f"that is less sure than race.confidence={options.confidence:g}"
         lines.append(Message("race.less-sure", sentence, key="race.confidence", value=options.confidence))
@@ -133,6 +136,22 @@ def _winner(race: LiveRace, standing: Standing, sure: float) -> Message:
     figure = in_words(race.figure, standing)
     sentence = f"winner: {cell.label}{figure}, within {tolerance} of the best with a probability of {sure:.0%}"
     return Message("race.winner", sentence, cell=cell.label.strip(), figure=figure, tolerance=tolerance, sure=sure)
+
+
+def _limited(race: LiveRace, winner: int, finals: Sequence[Cell]) -> list[Message]:
+    """What limits the winner's full runs, on which its figure rests."""
+    runs = [cell for (_, place), cell in zip(race.rules.final_runs, finals, strict=True) if place == winner]
+    counted = Counter[str]()
+    for cell in runs:
+        if cell.result is not None:
+            found = limits.forbidding(limits.of(cell.result.record), Forbids.rate, Forbids.speed_up, Forbids.verdict)
+            counted.update(limit.says for limit in found)
+    return [_limit_line(says, number, len(runs)) for says, number in counted.items()]
+
+
+def _limit_line(says: str, limited: int, runs: int) -> Message:
+    sentence = f"the winner's figure is not sure: {says}, in {limited} of {count(runs, 'full run')}"
+    return Message("race.limited", sentence, says=says, limited=limited, runs=runs)
 
 
 def _command(winner: Cell) -> Message:
