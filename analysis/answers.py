@@ -36,7 +36,6 @@ LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
 NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
 MOST_OTHERS = 3  # alternatives that are named
-TO_TRY = ". To try next: "  # between what limits a run and what to try, in a diagnosis
 PHASES = {  # what a step's largest phase is called
     "data": "waiting for data",
     "h2d": "copying to the device",
@@ -355,11 +354,9 @@ class Answer:
     @cached_property
     def limit(self) -> Advice:
         """What limits the setting: as it was diagnosed, else the largest phase of its steps."""
-        diagnosed = next((run for run in self._runs if run.diagnosis), None)
+        limit = next((run.finding for run in self._runs if run.finding), None)
         words, shown = self._kind.limit
-        if diagnosed is not None:
-            found = (diagnosed.diagnosis or "").partition(TO_TRY)[0].partition(": ")
-            limit = found[2] or found[0]
+        if limit is not None:
             return Advice(Message("answer.diagnosed", f"{capital(limit)}.", limit=limit), self._with(words))
         phases = self._runs[0].phases_s
         if not sum(phases.values()):
@@ -375,7 +372,7 @@ class Answer:
     def next(self) -> Advice:
         """What to try next: what a diagnosis advises; longer runs where these tell nothing; repetitions where there are
         none; an axis that was not swept."""
-        advice = next((run.diagnosis.partition(TO_TRY)[2] for run in self._runs if run.diagnosis), "")
+        advice = next((run.advice for run in self._runs if run.advice), None)
         if advice:
             first_word = advice.split()[0]
             said = f"Try {advice}." if "=" in first_word else f"{capital(advice)}."

@@ -238,6 +238,8 @@ def _compared(panel: Panel, name: str, comparison: Comparison, cell: Cell) -> fl
     own, base = (of_setting(runs, comparison.measure) for runs in (ok, others))
     if not own or not base:
         return None
+    if name in (AGAINST_ONE, EFFICIENCY) and not grouping.shows_speed_up([*ok, *others]):
+        return None
     if name == SAVED:
         return 1 - own / base
     if name == EFFICIENCY:

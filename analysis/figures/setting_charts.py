@@ -243,7 +243,8 @@ def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
 
 def times_s(runs: Sequence[Run]) -> dict[int, float]:
     """The mean time of a setting by its number of ranks; empty unless one rank and another number were measured."""
-    by_ranks = sorted(grouping.grouped(runs, grouping.ranks).items())
+    fair = [run for run in runs if grouping.shows_speed_up([run])]
+    by_ranks = sorted(grouping.grouped(fair, grouping.ranks).items())
     known = {ranks: time_s for ranks, own in by_ranks if (time_s := mean_time_s(own)) is not None}
     return known if 1 in known and len(known) > 1 else {}
 

@@ -206,6 +206,11 @@ def legend(runs: Iterable[Run]) -> list[str]:
     return limits.legend(limits_of(runs))
 
 
+def shows_speed_up(runs: Iterable[Run]) -> bool:
+    """True where nothing forbids to compare these runs with others by their number of ranks."""
+    return not any(limits.forbidding(run.limits, Forbids.speed_up, Forbids.verdict) for run in runs)
+
+
 def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> list[Run]:
     """The runs of a setting whose times nothing disturbed; all of them where each was disturbed.
 

@@ -120,7 +120,6 @@ def _unclear(finding: str, cost: str, share: float, step_s: float, spread_s: flo
 
 
 def _bound(finding: str, cost: str, share: float, step_s: float, advice: str) -> Message:
-    # no backticks: `analysis.answers` reads the advice of older records from these words
     return Message(
         "diagnosis.bound",
         f"bound by {cost}: {finding}. To try next: {advice}",
@@ -154,6 +153,7 @@ def diagnose(ranks: list[dict[str, list[float]]], advise: Callable[[str], str]) 
     return Diagnosis(
         bound=largest if clear else None,
         sentence=str(sentence),
+        finding=finding,
         advice=advice,
         saves_s=saves_s,
         saves_spread_s=spread_s,

@@ -326,6 +326,7 @@ class Diagnosis(Struct):
 
     bound: Annotated[str | None, "input, copy, communication, launch or compute; null: undecided"] = None
     sentence: Annotated[str | None, "the same in words, with the option to try next"] = None
+    finding: Annotated[str | None, "the largest cost and its share of a step, in words"] = None
     advice: Annotated[str | None, "the option to try next, as it is typed if it is one key; null: undecided"] = None
     saves_s: Annotated[dict[str, Float | None], "seconds per step that would be saved if a cost were free"] = {}
     saves_spread_s: Annotated[dict[str, Float], "range over the rounds of what each cost saves in one"] = {}

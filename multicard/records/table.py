@@ -12,6 +12,7 @@ from multicard.measure import formulas
 from multicard.messages import Message, link, say
 from multicard.records import comparable, figures, limits, text_table
 from multicard.records.figures import FIGURES, RECORDS, SHARE, Figure
+from multicard.records.limits import Forbids
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 
@@ -154,7 +155,8 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
     ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
     base = next((setting for setting in settings if any(one is record for one in ones for record in setting)), [])
     sides = [[_taken_s(record) for record in side] for side in (base, group)]
-    if not all(side and all(side) for side in sides):
+    forbidden = any(limits.forbidding(limits.of(record), Forbids.speed_up, Forbids.verdict) for record in group)
+    if forbidden or not all(side and all(side) for side in sides):
         return "-"
     one_s, own_s = (fmean(filter(None, side)) for side in sides)
     share = formulas.parallel_efficiency(one_s, own_s, group[0].ranks)
