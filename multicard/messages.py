@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
-CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+( .*)?\]\]", re.DOTALL)  # a message by its code
+CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)  # one message by its code
 UNCODED = "other"  # the code of what libraries and the system say
 
 INSTALLED = {

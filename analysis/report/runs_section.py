@@ -231,11 +231,8 @@ def _speedup_columns(rows: Sequence[Row], mix: bool) -> list[Column]:
     alike = grouping.by_setting([row.runs[0] for row in rows if row.parent is None], schema.keys(Role.ranks), mix)
     cells = {run.folder: cell for cell, own in alike.items() for run in own}
     keys = [(cells.get(row.runs[0].folder), row.runs[0].recipe) for row in rows]
-    bases = {
-        key: row.time_s
-        for key, row in zip(keys, rows, strict=True)
-        if row.parent is None and row.ranks == 1 and grouping.shows_speed_up(row.runs)
-    }
+    whole = [(key, row) for key, row in zip(keys, rows, strict=True) if row.parent is None and row.ranks == 1]
+    bases = {key: row.time_s for key, row in whole if grouping.shows_speed_up(row.runs)}
     over_one: list[float | None] = []
     for key, row in zip(keys, rows, strict=True):
         is_compared = row.parent is None and row.ranks > 1 and grouping.shows_speed_up(row.runs)

@@ -260,7 +260,7 @@ def explain(output: str, request: Resources, options: Options) -> Refusal:
             f"gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with {request.in_words()} "
             f"(SLURM: {reason}); `sinfo -o '%P %D %G %c %m'` shows what the nodes have",
             key="gpus",
-            keys=["gpus", "cpus_per_gpu", "nodes", "memory_gb"],
+            keys=["gpus", "cpus_per_gpu", "nodes", "memory_gb"],  # no roles: what a request has
             asked=request.in_words(),
             reason=reason,
         )

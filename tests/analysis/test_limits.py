@@ -17,12 +17,12 @@ from analysis.runs import load
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.estimate.history import PastRun
-from multicard.messages import Message, Refusal
+from multicard.messages import Message
 from multicard.records import limits, table
 from multicard.records.limits import Forbids
 from multicard.tracking import run_record
 from tests.helpers import claim_runs, claim_worlds, records
-from tests.helpers.messages import find, says
+from tests.helpers.messages import find, refused, says
 
 NEW = limits.made(Message("limit.of-tomorrow", "the moon was full"), Forbids.verdict)
 Sweep = Callable[..., list[Run]]
@@ -129,8 +129,10 @@ def test_predictions_do_not_learn_from_such_runs_nor_does_a_plan(sweep: Sweep):
 def test_charts_and_the_page_say_it(sweep: Sweep):
     runs = sweep(NEW)
     assert says(text(captions.marks(runs)[1]), "figure.marks-at-points", signs=limits.UNKNOWN_SIGN)
-    figures, _ = draw.make("settings", [run for run in runs if run["gpus"] == 1] + sweep(limits.STALLED.limit())[3:])
-    assert all(limits.STALLED.sign in figure.marks for figure in figures)
+    (figure,), _ = draw.make("efficiency", sweep(limits.STALLED.limit()))
+    assert limits.STALLED.sign in figure.marks
+    with refused("figure.nothing-to-show"):
+        draw.make("efficiency", sweep(limits.APART.limit()))
     page = build(load.Found(runs, []), "a title")
     assert page.legend[limits.UNKNOWN_SIGN] == NEW.says
     assert [sign for sign, _ in page.warnings] == [limits.UNKNOWN_SIGN]
@@ -150,6 +152,5 @@ def test_the_table_of_a_sweep_says_it(sweep: Sweep):
 
 
 def test_nothing_of_such_runs_is_shared(sweep: Sweep, tmp_path: Path):
-    with pytest.raises(Refusal) as refused:
+    with refused("export.nothing"):
         share.export(sweep(NEW)[3:], tmp_path / "rows.json")
-    assert refused.value.code == "export.nothing"

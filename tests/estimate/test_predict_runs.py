@@ -90,11 +90,11 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(tmp_path: Path
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
-        ("more ranks than cores", {"gpus": 32}),
-        ("profiled", {"profile": {"name": "kineto", "window": "start"}}),
+        ("[[limit.crowded]]", {"gpus": 32}),
+        ("[[limit.profiled]]", {"profile": {"name": "kineto", "window": "start"}}),
         ("diverged", {"status": "diverged"}),
         ("ran out of memory", {"status": "oom"}),
-        ("shared a GPU", {"device": "cuda", "oversubscribed": True}),
+        ("[[limit.oversubscribed]]", {"device": "cuda", "oversubscribed": True}),
         ("no times", {"step_s": formulas.statistics([], 1)}),
         ("no times", {"gpus": 2, "step_s": {"mean": 0.1}}),  # an older definition
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from multicard.measure.timing import pause
-from multicard.records import comparable, run_folder
+from multicard.records import limits, run_folder
 from tests.faults import harness
 from tests.faults.acts import (
     IN_GROUP,
@@ -85,7 +85,7 @@ def is_marked(sign: str) -> Callable[[Trial], str | None]:
     def marked(trial: Trial) -> str | None:
         (folder,) = harness.records(trial.sweep)
         run = run_folder.finished(folder)
-        return None if run is not None and sign in comparable.marks(run.record) else f"it has no mark {sign}"
+        return None if run is not None and sign in limits.brief_signs(run.record) else f"it has no mark {sign}"
 
     return marked
 
@@ -163,9 +163,9 @@ LONG = (  # in `make faults`
         mend=put_back, says=SAYS_FAILED + r"rank \d: .*photographs", statuses=("failed",), ends=("ok",)),
     Fault("data-replaced", PHOTOGRAPHS, prepare=photographs, inside="hold@step3", at=held,
         act=then_release(replace_one), mend=put_one_back, code=0, statuses=("ok",), ends=("ok",),
-        check=is_marked(comparable.MIXED)),
+        check=is_marked(limits.MIXED_DATA.sign)),
     Fault("rank-stopped", (*RUN, "gpus=2", "seed=1", "batch_size=4", "dataset.train_limit=80"), inside="hold@step5",
-        at=held, act=stop_for_a_while, code=0, statuses=("ok",), ends=("ok",), check=is_marked(comparable.STALLED)),
+        at=held, act=stop_for_a_while, code=0, statuses=("ok",), ends=("ok",), check=is_marked(limits.STALLED.sign)),
     replace(AT_STEP, name="rank-killed-by-signal-40", act=kill_holder(40),
         says=SAYS_FAILED + r'\[\[rank\.killed rank=1 signal="signal 40"\]\]'),
     Fault("output-full", RUN, prefix=("sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"), code=0, statuses=("ok",),

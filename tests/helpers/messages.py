@@ -29,6 +29,9 @@ class Told:
     key: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash((self.code, self.key))
+
     def has(self, facts: dict[str, Any]) -> bool:
         """True where it has these facts, perhaps beside others; `key` counts as one."""
         own = {"key": self.key, **self.facts}
@@ -52,8 +55,10 @@ def parsed(text: str, at: int = 0) -> tuple[Told, int]:
     return Told(begin[1], facts.pop("key", None), facts), at + len(END)
 
 
-def told(text: str) -> list[Told]:
+def told(text: str | Told) -> list[Told]:
     """All messages of a text, in their order; those within another are its facts."""
+    if isinstance(text, Told):
+        return [text]
     text = re.sub(r"\s*\n\s*", " ", str(text))  # lines are folded at the terminal's width
     found, at = [], 0
     while begin := BEGIN.search(text, at):
@@ -62,7 +67,7 @@ def told(text: str) -> list[Told]:
     return found
 
 
-def codes(text: str) -> list[str]:
+def codes(text: str | Told) -> list[str]:
     """The codes of all messages of a text, in their order."""
     return [message.code for message in told(text)]
 
@@ -75,7 +80,7 @@ def within(message: Told) -> Iterator[Told]:
             yield from within(value)
 
 
-def find(text: str, code: str, **facts: Any) -> Told:
+def find(text: str | Told, code: str, **facts: Any) -> Told:
     """The first message of a text with this code and these facts, also within others; the test fails without one."""
     every = [inner for message in told(text) for inner in within(message)]
     for message in every:
@@ -84,7 +89,7 @@ def find(text: str, code: str, **facts: Any) -> Told:
     raise AssertionError(f"no {code} {facts} among {every or text}")
 
 
-def says(text: str, code: str, **facts: Any) -> bool:
+def says(text: str | Told, code: str, **facts: Any) -> bool:
     """True where a text has a message with this code and these facts, also within another."""
     every = [inner for message in told(text) for inner in within(message)]
     return any(message.code == code and message.has(facts) for message in every)

@@ -17,7 +17,7 @@ import pytest
 from multicard.machine import environment, load, private, shares
 from multicard.machine.environment import host
 from multicard.machine.shares import Lease, Machine, MachineShare, Pool, demand
-from multicard.records import comparable, ownership, run_folder
+from multicard.records import limits, ownership, run_folder
 from tests.conftest import ROOT, Measured, awaited, typed
 from tests.helpers import records
 from tests.helpers.messages import says, told
@@ -249,7 +249,7 @@ def test_a_crowd_is_said_at_the_run_and_in_its_record(measured: Measured, monkey
     monkeypatch.setattr(environment, "cores", lambda: 1)
     record = measured("gpus=2")
     assert says(capsys.readouterr().out, "run.crowded", ranks=2, cores=1)
-    assert (record["cores"], record["threads"]) == (1, 1) and ">" in comparable.marks(records.as_record(record))
+    assert (record["cores"], record["threads"]) == (1, 1) and ">" in limits.brief_signs(records.as_record(record))
 
 
 def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -> Path:

@@ -22,7 +22,7 @@ from multicard.machine.slurm import Allocation
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 from multicard.ranks.gates import LEAD
-from multicard.records import comparable, ownership, run_folder
+from multicard.records import limits, ownership, run_folder
 from multicard.records.progress import Board
 from multicard.records.schema_parts import Data, Segment
 from multicard.run import attempts, outcome, preemption
@@ -72,7 +72,7 @@ def test_data_that_was_changed_while_a_run_trained_is_noted(tmp_path: Path):
         data = attempts.last(tmp_path).data
         run = as_record(vision(data=msgspec.to_builtins(data)))
         assert data is not None and data.changed == changed
-        assert (comparable.MIXED in comparable.marks(run)) is (changed is not None)
+        assert (limits.MIXED_DATA.sign in limits.brief_signs(run)) is (changed is not None)
 
 
 def test_an_attempt_that_saved_nothing_new_did_not_move_on(tmp_path: Path):
