@@ -293,7 +293,7 @@ def no_room_for_fp64(run: Pass) -> str:
     if not run.cuda or free_bytes is None or free_bytes >= needed_bytes:
         return ""
     have = f"/dev/shm has {in_bytes(free_bytes)} free, fp64 needs {in_bytes(needed_bytes)}"
-    sentence = f"{have}; start the container with a larger --shm-size, or with `--ipc=host`"
+    sentence = f"{have}; start the container with a larger `--shm-size=SIZE`, or with `--ipc=host`"
     return Message("gpu-steps.shared-memory", sentence, free_bytes=free_bytes, needed_bytes=needed_bytes)
 
 

@@ -205,7 +205,7 @@ class Parser(argparse.ArgumentParser):
         """
         word = re.split("[ =]", message.removeprefix("unrecognized arguments: "))[0]
         near = difflib.get_close_matches(word, self._option_string_actions, n=1, cutoff=0.65)
-        question = f"; did you mean {near[0]}?" if near else ""
+        question = f"; did you mean `{near[0]}`?" if near else ""
         say(
             Message(
                 "command.bad-argument",

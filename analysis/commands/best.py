@@ -337,7 +337,7 @@ def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selec
         is_traced = any(run[grouping.TRACED] for run in runs)
         traced = " without being profiled meanwhile" if is_traced else ""
         why = f" without a limit ({'; '.join(untold)})" if untold else traced
-        said = f"of {count(len(runs), 'run')} none ended ok{why}"
+        said = f"none of {count(len(runs), 'run')} ended ok{why}"
         raise Refusal("best.none-ok", said, runs=len(runs), profiled=is_traced, limits=[*untold])
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
@@ -352,7 +352,7 @@ def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selec
     within = {run.folder for setting in settings if asked.keep(setting) for run in setting}
     if not within:
         reached = asked.nearest(settings)
-        said = f"of {count(len(with_figure), 'run')} none keeps to the limits ({reached})"
+        said = f"none of {count(len(with_figure), 'run')} keeps to the limits ({reached})"
         raise Refusal("best.limits", said, runs=len(with_figure), reached=reached)
     ranked = [run for run in ok if run.folder in within]
     return Selected(with_figure, ranked, len(ended) - len(untraced), untold, disturbed)
@@ -379,9 +379,9 @@ def _rankable(runs: Sequence[Run]) -> tuple[list[Run], Counter[str]]:
 
 def _without_figure(goal: str, column: str, runs: int) -> Refusal:
     """None of some runs has the figure of a goal: why, and what to do."""
-    said = f"of {count(runs, 'run')} none has {column}"
+    said = f"none of {count(runs, 'run')} has {column}"
     if goal == "energy":
-        said += "; energy is measured on GPUs with NVML, not on CPU ranks"
+        said += "; NVML measures the energy of GPUs, not of CPU ranks"
     if goal == COST:
         said += "; give the price of a GPU for an hour, as `--price 2.49` (CPU ranks use none)"
     return Refusal("best.no-figure", said, key="--price" if goal == COST else None, goal=goal, column=column, runs=runs)

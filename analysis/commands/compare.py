@@ -335,7 +335,7 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
         said = "could see: a difference that such runs would show 4 times of 5"
         explained.append(Message("compare.could-see", said))
     if sum(judged) > 1:
-        said = "of 20 cells without a difference, 1 is expected to be called faster or slower by chance"
+        said = "1 of 20 cells without a difference is expected to be called faster or slower by chance"
         explained.append(Message("compare.by-chance", said))
     if any(cell.step is not None and not cell.step.repeated for cell in with_step):
         said = "intervals over the steps of single runs do not show how runs differ"

@@ -97,7 +97,7 @@ def make(name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False)
         figures = GENERAL[name](runs)
         if not figures:
             needs = NEEDS.get(name, NEEDS_ITS_FIGURES)
-            none_has = f"{name}: of {count(len(runs), 'run')} none has {needs}"
+            none_has = f"{name}: none of {count(len(runs), 'run')} has {needs}"
             raise Refusal("figure.nothing-to-show", none_has, figure=name, runs=len(runs), needs=needs)
     else:
         repeated = RepeatedRuns(runs)

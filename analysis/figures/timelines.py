@@ -53,7 +53,7 @@ def timelines(runs: Sequence[Run], name: str = "timelines") -> list[Figure]:
             signs.append(Message("figure.evaluations-shaded", "shaded: evaluations"))
         notes = ["; ".join(signs), MEASURES_NOTE]
         if any(len(own) > 1 for own in group.settings.values()):
-            notes.append(Message("figure.first-of-repeated", "Of repeated runs, the first is shown"))
+            notes.append(Message("figure.first-of-repeated", "The first of repeated runs is shown"))
         known = [title for measure, (title, *_) in MEASURES.items() if measure in measures]
         title = f"GPUs over time: {captions.listed([title.partition(' (')[0] for title in known])}"
         figures.append(group.figure(numbered(name, len(figures)), chart, rows, title, notes))

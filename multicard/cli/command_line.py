@@ -79,7 +79,7 @@ def _matched(word: str, workload: Workload) -> str:
     if group not in workloads.groups(workload):
         raise Refusal(
             "words.glob-of-values",
-            f"{word}: glob is for groups of options; name the values, as {group}=1,2,3",
+            f"{word}: glob is for groups of options; name the values, as `{group}=1,2,3`",
             key=group,
             word=word,
         )
@@ -87,7 +87,7 @@ def _matched(word: str, workload: Workload) -> str:
     if not isinstance(glob, Glob):
         raise Refusal(
             "words.glob-among-others",
-            f"{word}: glob() stands alone; name the values, as {group}=a,b",
+            f"{word}: glob() stands alone; name the values, as `{group}=A,B`",
             key=group,
             word=word,
         )
@@ -109,7 +109,7 @@ def overrides(words: list[str]) -> list[Override]:
     def refuse(message: str) -> NoReturn:
         raise Refusal(
             "words.flag",
-            f"{message}; flags come first, keys are set as key=value, and --help lists them",
+            f"{message}; flags come first, keys are set as key=value, and `--help` lists them",
             key=flag_of(message),
             reason=message,
         )
@@ -155,7 +155,7 @@ def _unreadable(word: str) -> Refusal:
     quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
     return Refusal(
         "words.unreadable",
-        f"{word}: Hydra cannot read this value; close its brackets, or quote it: {quoted}",
+        f"{word}: Hydra cannot read this value; close its brackets, or quote it: `{quoted}`",
         key=key,
         word=word,
         quoted=quoted,
@@ -164,7 +164,7 @@ def _unreadable(word: str) -> Refusal:
 
 def _no_pair(word: str) -> Refusal:
     return Refusal(
-        "words.no-pair", f"{word}: is no key=value, written without spaces; --help lists the keys", word=word
+        "words.no-pair", f"{word}: is no key=value, written without spaces; `--help` lists the keys", word=word
     )
 
 
@@ -190,7 +190,7 @@ def check(chosen: list[Override], workload: Workload) -> None:
         if key == "hydra/sweeper" and override.value() != "cells":
             raise Refusal(
                 "words.sweeper",
-                f"{word}: multicard chooses the cells of a sweep itself; leave it out (race= finds the best)",
+                f"{word}: multicard chooses the cells of a sweep itself; leave it out (`race=FIGURE` finds the best)",
                 key=key,
                 word=word,
             )
@@ -231,7 +231,7 @@ def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[A
         if Role.one_value in schema.of(key):
             raise Refusal("words.one-value", f"{word}: takes one value, not a sweep", key=key, word=word)
         if not override.is_discrete_sweep():
-            raise Refusal("words.continuous-sweep", f"{word}: name the values, as {key}=1,2,3", key=key, word=word)
+            raise Refusal("words.continuous-sweep", f"{word}: name the values, as `{key}=1,2,3`", key=key, word=word)
         values = list(override.sweep_iterator())
     if f"{key}=auto" in AUTO and "auto" in values:
         raise Refusal("words.auto-among-others", f"{word}: auto stands alone, as `{key}=auto`", key=key, word=word)
@@ -294,7 +294,7 @@ VALUES = (
     ("is not a valid bool", "true-or-false", "must be true or false"),
     ("is not Optional", "not-null", "must not be null"),
     ("is not a ListConfig", "list", "must be a list, as [a,b]"),
-    ("is not a subclass of", "group", "has keys of its own; set those, as --help lists them"),
+    ("is not a subclass of", "group", "has keys of its own; set those, as `--help` lists them"),
     ("'Optional[Union[bool, str]]'", "true-false-or-word", "must be true, false or a word"),
 )
 
@@ -343,7 +343,7 @@ def _explain_ambiguous(_: re.Match[str], lines: list[str], __: Workload) -> Refu
     word = lines[0].partition("'")[2].rstrip("'")
     return Refusal(
         "words.sweep-without-m",
-        f"{word}: several values are a sweep; add -m, or write a list as [a,b]",
+        f"{word}: several values are a sweep; add `-m`, or write a list as [a,b]",
         key=word.partition("=")[0],
         word=word,
     )
@@ -373,7 +373,7 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
         group = key.partition(".")[0]
         return Refusal(
             "words.key-of-another-option",
-            f"{key}: not a key of the option chosen for {group}; --help shows those it has",
+            f"{key}: not a key of the option chosen for {group}; `--help` shows those it has",
             key=key,
             group=group,
         )
@@ -382,5 +382,5 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
             return Refusal("words.key-of-another-entry", f"{key}: belongs to {other.entry}", key=key, entry=other.entry)
     last = key.rpartition(".")[2]
     near = [last] if last in known else difflib.get_close_matches(key, known, n=3)
-    remedy = f"nearest: {', '.join(near)}" if near else "--help shows all keys"
+    remedy = f"nearest: {', '.join(near)}" if near else "`--help` shows all keys"
     return Refusal("words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=near)

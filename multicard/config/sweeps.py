@@ -107,7 +107,7 @@ class PredictConfig:
         if self.memory is not None and memory_bytes(self.memory) <= 0:
             raise Refusal(
                 "config.predict-memory",
-                f"predict.memory={self.memory}: must be a size above 0, as 80GB or 80GiB",
+                f"predict.memory={self.memory}: must be a size above 0, as `predict.memory=80GB`",
                 key="predict.memory",
                 value=self.memory,
             )
@@ -217,7 +217,7 @@ def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
         raise Refusal(
             "config.race-slurm",
             f"{race}: runs on one machine; leave out hydra/launcher=submitit_slurm, and start it within a job, "
-            "as by srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32",
+            "as by `srun --ntasks=1 --gpus-per-task=4 --cpus-per-task=32`",
             key="race",
         )
     if batch_size is not None:

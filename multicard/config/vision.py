@@ -238,8 +238,8 @@ class ImagesConfig(DatasetConfig):
         if self.root is None:
             raise Refusal(
                 "config.images-root",
-                "dataset.root is not set: set it to a folder that holds train/<class>/ and val/<class>/, "
-                "or to a .csv of paths and labels",
+                "dataset.root is not set: give a folder that holds train/<class>/ and val/<class>/, "
+                "`dataset.root=FOLDER`, or a .csv of paths and labels, `dataset.root=FILE`",
                 key="dataset.root",
             )
         if self.split is not None and not 0 < self.split < 1:

@@ -172,13 +172,13 @@ class Predictor:
         sentence = f"no run like it on {self.target.hardware or 'this GPU'}"
         if reasons:
             words = ", ".join(f"{count(number, 'run')} {reason}" for reason, number in reasons.items())
-            sentence += f"; of this cell {words}"
+            sentence += f"; this cell: {words}"
         return Message("estimate.no-run", sentence, hardware=self.target.hardware, of_this_cell=dict(reasons))
 
 
 def _uncounted(kind: str) -> Message:
     """Why the steps of a run are not known."""
     if kind == "script":
-        remedy = "a run or a probe to its end tells, or steps="
+        remedy = "a run or a probe to its end tells, or `steps=NUMBER`"
         return Message("estimate.uncounted", f"its number of steps is not known ({remedy})", key="steps")
     return Message("estimate.unsized", "the size of its data is not known")

@@ -93,18 +93,19 @@ def _write(
 
 def _without_values(config: RunConfig, target: Target, size: Facts) -> Message:
     """What computed peaks rest on."""
-    sentence, by_trl = "steps without values", getattr(config, "engine", None) is Engine.trl
+    sentence = "steps without values"
+    note = ""
     lengths: list[int] = []
     if isinstance(size, TextFacts):
         lengths = [*size.lengths]
         sentence += f", rows of {size.length} tokens"
         if size.low is not None:
-            sentence += f", between {size.low} and {size.high}: the rows are not at hand"
+            sentence += f", between {size.low} and {size.high} as the rows are not at hand"
     if target.device_type != "cuda":
-        sentence += "; tensors alone, of a rank's memory of the host"
-    elif by_trl:
-        sentence += "; of engine=trl compared with CPU ranks alone, as if each token were labelled"
-    return Message("memory.without-values", sentence, lengths=lengths, device=target.device_type)
+        note = "; tensors alone, of the host's memory"
+    elif getattr(config, "engine", None) is Engine.trl:
+        note = "; engine=trl: compared on CPU ranks alone, as if all tokens were labelled"
+    return Message("memory.without-values", f"{sentence}{note}", lengths=lengths, device=target.device_type)
 
 
 def _whole_bytes(parts: Sequence[Interval]) -> Interval:

@@ -62,10 +62,10 @@ def _check_trl(config: LlmConfig) -> None:
         )
     method = config.method
     if method.name not in TRL_METHODS:
+        options = ", ".join(f"`method={other}`" for other in TRL_METHODS)
         raise Refusal(
             "llm.trl-method",
-            f"method={method.name}: is not built for engine=trl; "
-            f"use one of {', '.join(TRL_METHODS)}, or `engine=torchtune`",
+            f"method={method.name}: is not built for engine=trl; use {options}, or `engine=torchtune`",
             key="method",
             value=method.name,
         )

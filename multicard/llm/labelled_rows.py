@@ -137,7 +137,7 @@ def instruction(turns: Sequence[Turn]) -> dict[str, str]:
     if len(said) < len(turns):
         raise Refusal(
             "llm.several-questions",
-            "template=instruct: a conversation has several questions; use `template=null`",
+            "template=instruct: a conversation has several questions; leave it out",
             key="template",
         )
     system, question = said.get("system"), said["human"]

@@ -167,7 +167,7 @@ def check_nf4(config: LlmConfig) -> None:
     if plain:
         raise Refusal(
             "llm.nf4-without-adapters",
-            f"method=qlora: of model={model.name} torchtune only quantises linears with an adapter, "
+            f"method=qlora: torchtune only quantises linears of model={model.name} that have an adapter, "
             f"and {', '.join(plain)} have none; "
             f"use `method.lora_attn_modules=[{','.join(ATTENTION)}]` and `method.apply_lora_to_mlp=true`",
             key="method",

@@ -136,7 +136,7 @@ def _oom_if_killed(failure: Failure | None, kills_before: int | None) -> Failure
     message = Message(
         "rank.out-of-memory",
         f"{failure.message}: the kernel's out-of-memory killer ended it; "
-        "give a SLURM job more by `memory_gb=GB`, a container by --memory",
+        "give a SLURM job more by `memory_gb=GB`, a container by `--memory=SIZE`",
         key="memory_gb",
         reason=failure.message,
     )

@@ -215,7 +215,7 @@ RESTARTED = Kind(
     noted=True,
 )
 DIRTY = Kind(
-    Message("limit.dirty-commit", "of changed code, not of the commit alone"),
+    Message("limit.dirty-commit", "its code was changed since its commit"),
     "d",
     "dirty_commit",
     _only(),

@@ -20,7 +20,8 @@ AGAINST_ONE = "x 1 GPU"
 OPTIONAL = [figure.heading() for figure in FIGURES.values() if figure.at_end and figure.better is None]
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
 NOTE_ON_PROBES = Message(
-    "table.probes", "Probes are no results: they feed predictions (`predict=true`), and stand in no other table."
+    "table.probes",
+    "Probes do not count as results: they feed predictions (`predict=true`), and stand in no other table.",
 )
 
 

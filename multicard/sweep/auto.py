@@ -173,7 +173,10 @@ def refuse(config: Any, on_slurm: bool, packs: bool) -> None:
 def _refuse_gpus(config: Any, on_slurm: bool, beside: bool) -> None:
     remedy = REMEDIES[Auto.gpus]
     if beside and config.max_jobs != 1:
-        sentence = f"gpus=auto: cells that run beside each other are a plan's jobs; use multicard plan, or {remedy}"
+        sentence = (
+            "gpus=auto: cells that run beside each other are a plan's jobs; "
+            f"use `multicard plan JOBS.yaml`, or {remedy}"
+        )
         raise Refusal("auto.gpus-beside", sentence, key="gpus")
     if on_slurm:
         raise Refusal(
@@ -205,7 +208,7 @@ def _refuse_size(config: Any, on_slurm: bool, beside: bool) -> None:
         sentence = f"{key}=auto: a probe without a profile confirms the size; leave out profile={profile}, or {remedy}"
         raise Refusal("auto.size-profiled", sentence, key=key, profile=profile)
     if on_slurm and not is_elsewhere(config):
-        sentence = f"{key}=auto: SLURM's GPUs are not known; give predict.gpu, or {remedy}"
+        sentence = f"{key}=auto: SLURM's GPUs are not known; give `predict.gpu=GPU`, or {remedy}"
         raise Refusal("auto.size-of-slurm", sentence, key=key)
 
 

@@ -28,7 +28,7 @@ SLURM_NODES = {  # by device
 }
 REMEDIES = {  # by workload; in training every GPU holds the whole model, so that more of them do not help
     "vision": "use a smaller batch_size or dataset.image_size",
-    "llm": "use a smaller batch_size, method=lora or qlora, or more GPUs",
+    "llm": "use a smaller batch_size, `method=lora`, `method=qlora`, or more GPUs",
     "script": "use a smaller batch, as the script's arguments have it",
 }
 Predicted = tuple[Cell, Estimate]

@@ -152,12 +152,12 @@ def check_options(options: Mapping[Any, Any], request: Resources) -> None:
             value=early_s,
             time_min=request.time_min,
         )
-    for key, types, form in (("setup", list, "[command,...]"), ("additional_parameters", dict, "{option: value}")):
+    for key, types, form in (("setup", list, "[COMMAND,...]"), ("additional_parameters", dict, "{OPTION:VALUE}")):
         value = options[key]
         if not isinstance(value, types | None):
             raise Refusal(
                 "slurm.form",
-                f"hydra.launcher.{key}={value}: write it as {form}, or null",
+                f"hydra.launcher.{key}={value}: write it as `hydra.launcher.{key}={form}`, or null",
                 key=f"hydra.launcher.{key}",
                 value=value,
                 form=form,
@@ -184,7 +184,7 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         raise Refusal(
             "slurm.no-option",
             f"hydra.launcher.{key}: submitit has no such option; "
-            f"use `hydra.launcher.additional_parameters={{{key}: {options[key]}}}`",
+            f"use `hydra.launcher.additional_parameters={{{key}:{options[key]}}}`",
             key=f"hydra.launcher.{key}",
             value=options[key],
         ) from None

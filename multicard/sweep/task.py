@@ -32,7 +32,7 @@ class Task:
             if cfg.repeat != "1":
                 raise Refusal(
                     "sweep.repeat-alone",
-                    f"repeat={cfg.repeat}: several runs are a sweep; add -m",
+                    f"repeat={cfg.repeat}: several runs are a sweep; add `-m`",
                     key="repeat",
                     value=cfg.repeat,
                 )
@@ -40,7 +40,7 @@ class Task:
             if race is not None:
                 raise Refusal(
                     "sweep.race-alone",
-                    f"race={race}: needs cells to choose from, a sweep; add -m",
+                    f"race={race}: needs cells to choose from, a sweep; add `-m`",
                     key="race",
                     value=race,
                 )

@@ -132,7 +132,7 @@ def _shared_memory(verb: str, workers: int, ranks: int, needed_bytes: int, free_
         "vision.shared-memory",
         f"num_workers={workers}: the workers of {count(ranks, 'rank')} {verb} {in_bytes(needed_bytes)} in /dev/shm, "
         f"which has {in_bytes(free_bytes)} free; use `num_workers=0`, `loader=device`, or a container with a larger "
-        "--shm-size or --ipc=host",
+        "`--shm-size=SIZE`, or with `--ipc=host`",
         key="num_workers",
         verb=verb,
         workers=workers,

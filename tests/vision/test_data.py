@@ -72,7 +72,7 @@ def check_refused(config: datasets.DatasetConfig, code: str, file: str) -> None:
     with refused(code, key="dataset.root", file=file) as error:
         datasets.check(config)
     assert "\n" not in error.value.message.sentence
-    assert remedies(error.value) == ["dataset.download=true"]
+    assert "dataset.download=true" in remedies(error.value)
 
 
 def test_mnist_that_is_absent_cut_off_or_altered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

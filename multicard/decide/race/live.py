@@ -144,7 +144,7 @@ class LiveRace:
         """Race until the rules say that it is over."""
         self.share = machine_share
         cells = count(len(self.cells), "cell")
-        sentence = f"race={self.options.figure}: {cells} by turns; a line after each round of blocks"
+        sentence = f"race={self.options.figure}: {cells} take turns; a line after each round of blocks"
         say(Message("race.begins", sentence, cells=len(self.cells)))
         with ending_on_error(self.executor):
             while order := self.rules.next_round():

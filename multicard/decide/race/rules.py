@@ -52,12 +52,12 @@ ENDINGS = {
     SURE: Message("race.sure", "one cell is within the tolerance of the best, as surely as was asked for"),
     CLOSE: Message(
         "race.too-close",
-        "the best cells are too close: telling them apart would take as long as measuring them in full",
+        "the best cells are too close: to order them would take as long as measuring them in full",
     ),
     TIME: Message(
         "race.time", f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full runs"
     ),
-    NOTHING_LEFT: Message("race.nothing-left", "further blocks would hardly tell the best cells apart"),
+    NOTHING_LEFT: Message("race.nothing-left", "further blocks would hardly show which cell is best"),
     NOT_WORTH: Message(
         "race.not-worth", "it would take longer than all cells of the grid in full, which are measured instead"
     ),

@@ -344,7 +344,7 @@ def _conversation(where: RowPlace, reader: str, row: Any, single: bool) -> Row:
         raise Refusal(
             "llm.row-turns",
             f"{where} holds {len(speakers)} turns, but {reader} takes a question and its answer; "
-            "leave the row out, or use `template=null`",
+            "leave out the row, or the template",
             **where._asdict(),
             turns=len(speakers),
             reader=reader,

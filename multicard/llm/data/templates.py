@@ -88,10 +88,13 @@ def check(config: LlmConfig) -> None:
     elif facts.conversations:
         fitting.append("instruct")
     if name not in fitting:
-        remedies = [f"`template={each or 'null'}`" for each in dict.fromkeys(fitting)]
+        remedy = "leave it out"
+        others = [f"`template={each}`" for each in dict.fromkeys(fitting) if each is not None]
+        if others:
+            remedy += f", or use {' or '.join(others)}"
         raise Refusal(
             "llm.template-unfit",
-            f"template={name or 'null'}: does not fit dataset={data}; use {' or '.join(remedies)}",
+            f"template={name or 'null'}: does not fit dataset={data}; {remedy}",
             key="template",
             value=name,
             dataset=data,

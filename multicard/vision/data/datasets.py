@@ -117,8 +117,8 @@ def check_mnist(config: MnistConfig) -> None:
         if not path.is_file():
             raise Refusal(
                 "mnist.absent",
-                f"dataset.root={config.root}: no {name}[.gz] in {raw}; set dataset.root to the folder that holds "
-                "MNIST/raw, or fetch it there by `dataset.download=true`",
+                f"dataset.root={config.root}: no {name}[.gz] in {raw}; give the folder that holds MNIST/raw, "
+                "`dataset.root=FOLDER`, or fetch it there by `dataset.download=true`",
                 key="dataset.root",
                 file=name,
                 folder=str(raw),

@@ -57,8 +57,8 @@ def check(config: ImagesConfig) -> None:
         key = "dataset.cache_dir" if config.cache_dir else "dataset.root"
         raise Refusal(
             "cache.unwritable",
-            f"{key}={config.cache_dir or config.root}: the decoded images cannot be kept in {path}; set "
-            "dataset.cache_dir to a folder that can be written, or use `dataset.cache=none`",
+            f"{key}={config.cache_dir or config.root}: the decoded images cannot be kept in {path}; choose "
+            "a folder that can be written, `dataset.cache_dir=FOLDER`, or use `dataset.cache=none`",
             key=key,
             folder=str(path),
         )
@@ -93,7 +93,7 @@ class SplitCache:
                 raise Refusal(
                     "cache.not-written",
                     f"dataset.cache={self.config.cache}: cannot write to {self.folder} ({error.strerror}); free some "
-                    "space, set dataset.cache_dir to another folder, or use `dataset.cache=none`",
+                    "space, choose another folder, `dataset.cache_dir=FOLDER`, or use `dataset.cache=none`",
                     key="dataset.cache",
                     folder=str(self.folder),
                     why=error.strerror,

@@ -52,7 +52,7 @@ def read(config: ImagesConfig, seed: int) -> Data:
     if len(names) == 1:
         raise Refusal(
             "photographs.one-class",
-            f"dataset.root={root}: has one class alone, {names[0]}; add the images of another to tell it from",
+            f"dataset.root={root}: has one class alone, {names[0]}; add images of a second class",
             key="dataset.root",
             classes=names,
         )
