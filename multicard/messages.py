@@ -23,6 +23,7 @@ REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
 CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)  # one message by its code
 UNCODED = "other"  # the code of what libraries and the system say
+NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
 
 INSTALLED = {
     "-m analysis": "multicard",
@@ -134,6 +135,17 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
 
     def __str__(self) -> str:
         return self.message
+
+    def note(self) -> None:
+        """End the text of this refusal's traceback with its message in parts, for where no more than that text passes:
+        from a worker of torch's DataLoader."""
+        self.add_note(f"{NOTE}{json.dumps(self.message.parts)}")
+
+    @classmethod
+    def noted(cls, traceback: str) -> "Refusal | None":
+        """The refusal that the text of a traceback ends with, where it was noted (`note`)."""
+        last = traceback.rstrip().rpartition("\n")[2]
+        return cls.of(Message.of(json.loads(last.removeprefix(NOTE)))) if last.startswith(NOTE) else None
 
     def reworded(self, sentence: str, key: str | None) -> "Refusal":
         """The same refusal in other words: of a command's option, as of the argument of Python that does the same."""

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 from multicard import messages
 from multicard.messages import Message, Refusal
@@ -43,6 +44,24 @@ def test_a_refusal_is_a_value_error_whose_text_is_its_message():
     assert (copy.code, copy.key, copy.facts, str(copy)) == (error.code, error.key, error.facts, str(error))
     with refused("split.range", key="dataset.split", value=3):
         raise error
+
+
+@pytest.mark.parametrize("by_code", [True, False])
+def test_a_refusal_that_was_noted_is_made_again_from_the_text_of_its_traceback(by_code: bool, monkeypatch):
+    monkeypatch.setattr(messages, "BY_CODE", by_code)
+    made = Refusal(
+        "file.broken", "a\nb.png: cannot be decoded\nat all", key="dataset.root", image="a\nb.png", at=[1, 2]
+    )
+    error = ExceptionWrapper((Refusal, made, None), "in DataLoader worker process 0")
+    with pytest.raises(RuntimeError) as plain:
+        error.reraise()
+    assert Refusal.noted(str(plain.value)) is None
+    made.note()
+    error = ExceptionWrapper((Refusal, made, None), "in DataLoader worker process 0")
+    with pytest.raises(RuntimeError) as caught:
+        error.reraise()
+    again = Refusal.noted(str(caught.value))
+    assert again is not None and again.message.parts == made.message.parts and str(again) == str(made)
 
 
 def test_messages_are_found_in_what_a_command_prints():

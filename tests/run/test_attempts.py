@@ -236,7 +236,8 @@ def test_killed_before_the_end_was_noted_only_what_was_measured_beside_is_lost(t
     folder = trained.killed("ended")
     record = start(trained.cfg, folder)
     assert record is not None and trained.record is not None
-    lost = {"ended_at", "load", "beside"}
+    lost = {"ended_at", "load", "beside", "limits"}  # of its limits, the one of its load
+    assert record["limits"] == [each for each in trained.record["limits"] if each["code"] != limits.LOADED.code]
     assert [record[key] for key in ("load", "beside")] == [None, None]
     assert {key for key in record if record[key] != trained.record[key]} - {"segments"} <= lost
     assert files(folder) == files(trained.folder)

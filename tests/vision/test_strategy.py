@@ -13,6 +13,7 @@ from multicard.vision import models
 from multicard.vision.data.loaders import LOADERS
 from tests.conftest import SMALL, has_dali, typed, warm_up
 from tests.helpers.launching import launch, on_ranks
+from tests.helpers.messages import Told
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -99,17 +100,22 @@ def test_communication_is_computed_from_what_ddp_puts_in_its_buckets(tmp_path: P
         ("raise", "exception", "KeyError: 'no such thing'"),
         ("refuse", "exception", "photo.jpg: cannot be decoded"),
         ("oom", "oom", "OutOfMemoryError: CUDA out of memory"),
-        ("exit", "exit", "7"),
+        ("exit", "exit", Told("rank.exited", facts={"rank": 1, "exit_code": 7})),
         ("worker", "exception", "DataLoader worker (pid 9)"),
-        pytest.param("SIGKILL", "signal", "SIGKILL", marks=pytest.mark.core),
-        ("SIGSEGV", "signal", "SIGSEGV"),
+        pytest.param(
+            "SIGKILL", "signal", Told("rank.killed", facts={"rank": 1, "signal": "SIGKILL"}), marks=pytest.mark.core
+        ),
+        ("SIGSEGV", "signal", Told("rank.killed", facts={"rank": 1, "signal": "SIGSEGV"})),
     ],
 )
-def test_the_rank_that_died_first_is_named(how: str, kind: str, named: str, tmp_path: Path):
+def test_the_rank_that_died_first_is_named(how: str, kind: str, named: str | Told, tmp_path: Path):
     warm_up()
     failure = launch("fail", how, folder=tmp_path, ranks=3)
     assert failure is not None
     assert (failure.kind, failure.rank, failure.log) == (kind, 1, "logs/r01.log")
-    assert named in failure.message
+    if isinstance(named, Told):
+        assert (failure.code, failure.facts) == (named.code, named.facts)
+    else:
+        assert named in failure.message
     assert "rank 1 was here" in (tmp_path / "logs" / "r01.log").read_text()
     assert how == "SIGSEGV" or "rank 1 was here" in failure.log_tail  # there the tail is the fault handler's

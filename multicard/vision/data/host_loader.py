@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torchvision.transforms import v2
 
 from multicard.config.vision import WorkersConfig
+from multicard.messages import Refusal
 from multicard.ranks.os_calls import die_with_parent
 from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, Source
@@ -37,6 +38,14 @@ class Samples(Dataset[tuple[torch.Tensor, int]]):
         return len(self.split)
 
     def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
+        try:
+            return self.sample(draw)
+        except Refusal as error:
+            if get_worker_info() is not None:  # torch hands on the text of a worker's traceback, and no error
+                error.note()
+            raise
+
+    def sample(self, draw: int) -> tuple[torch.Tensor, int]:
         index = draw % len(self.split)
         image = self.split.images[index]
         if not isinstance(image, np.ndarray):
@@ -74,7 +83,19 @@ class FromHost:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        return (Batch(images, labels, images.nbytes, labels.nbytes) for images, labels in self.loader)
+        return _batches(iter(self.loader))  # the workers start now
+
+
+def _batches(loaded: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Batch]:
+    """The batches; a refusal in a worker is one here too."""
+    try:
+        for images, labels in loaded:
+            yield Batch(images, labels, images.nbytes, labels.nbytes)
+    except RuntimeError as error:
+        refusal = Refusal.noted(str(error))
+        if refusal is None:
+            raise
+        raise refusal from error
 
 
 def _start_worker(parent: int, _: int) -> None:
