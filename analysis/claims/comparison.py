@@ -16,7 +16,7 @@ from typing import Literal
 from analysis.runs.grouping import by_seed
 from analysis.runs.load import Run
 from analysis.stats import between_runs, intervals
-from analysis.stats.between_runs import Machines, Spread, log
+from analysis.stats.between_runs import Machines, Prior, Spread, log
 from analysis.stats.intervals import Interval
 from multicard.messages import Message, Refusal
 from multicard.observe.profiles.metrics import Profile
@@ -38,7 +38,7 @@ class Readings:
         self._records: dict[Path, AnyRecord] = {}
         self._versions: dict[Path, str] = {}
 
-    def machines(self, figure: "Figure", scale: Scale, prior_sd: float, of_seeds: bool = False) -> Machines:
+    def machines(self, figure: "Figure", scale: Scale, prior_sd: Prior, of_seeds: bool = False) -> Machines:
         """How runs differ in a figure on a scale (see `between_runs.by_machine`); a figure always has one scale."""
         if figure not in self._machines:
             self._machines[figure] = between_runs.by_machine(
@@ -96,14 +96,14 @@ class Sides:
 
         return side_values(self.top), side_values(self.bottom)
 
-    def spreads(self, figure: Figure, scale: Scale, prior_sd: float, of_seeds: bool = False) -> tuple[Spread, Spread]:
+    def spreads(self, figure: Figure, scale: Scale, prior_sd: Prior, of_seeds: bool = False) -> tuple[Spread, Spread]:
         """How runs differ in a figure on a scale: on the machine of the bottom, and of the top."""
         machines = self.readings.machines(figure, scale, prior_sd, of_seeds)
-        return machines.of(self.bottom[0]), machines.of(self.top[0])
+        return machines.of(self.bottom), machines.of(self.top)
 
     def ratio(self, figure: Figure, of_seeds: bool = False) -> Interval:
         top, bottom = self.values(figure, of_seeds)
-        one = between_runs.of_values(bottom, top, self.spreads(figure, log, between_runs.PRIOR_SD, of_seeds))
+        one = between_runs.of_values(bottom, top, self.spreads(figure, log, between_runs.timed_prior, of_seeds))
         low, high = (one.bounds(self.confidence) if one.repeated else None) or (None, None)
         return Interval(one.ratio, low, high, self.basis)
 
@@ -124,13 +124,13 @@ class Sides:
         """The geometric mean of a ratio that each run of `top` has by itself; raises ValueError for 0 and infinity."""
         if not all(0 < value < math.inf for value in self.values(figure)[0]):
             raise Refusal("claim.zero", "one side of a ratio is 0")
-        return self._mean(figure, math.log, between_runs.PRIOR_SD).mapped(math.exp)
+        return self._mean(figure, math.log, between_runs.timed_prior).mapped(math.exp)
 
-    def _mean(self, figure: Figure, scale: Callable[[float], float], prior_sd: float) -> Interval:
+    def _mean(self, figure: Figure, scale: Callable[[float], float], prior_sd: Prior) -> Interval:
         """The mean over `top` on a scale; without bounds where nothing was repeated on the machine."""
         mean = fmean(map(scale, self.values(figure)[0]))
-        spread = self.readings.machines(figure, scale, prior_sd).of(self.top[0])
-        if not spread.degrees:
+        spread = self.readings.machines(figure, scale, prior_sd).of(self.top)
+        if not spread.repetitions:
             return Interval(mean, None, None, self.basis)
         half = between_runs.half_width(len(self.top), spread, self.confidence)
         return Interval(mean, mean - half, mean + half, self.basis)

@@ -138,8 +138,8 @@ def accuracy(sides: Sides, figure: Figure = run_figures.ACCURACY) -> Interval:
         spreads = sides.spreads(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True)
         between = between_runs.variance_between(spreads, *map(len, reversed(accuracies)))
     else:
-        spread = sides.readings.machines(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True).of(sides.top[0])
-        between = [Term(spread.variance / len(accuracies[0]), spread.term.degrees)] if spread.degrees else None
+        spread = sides.readings.machines(figure, float, between_runs.PRIOR_ACCURACY_SD, of_seeds=True).of(sides.top)
+        between = [Term(spread.variance / len(accuracies[0]), spread.term.degrees)] if spread.repetitions else None
     if between is None:
         return Interval(over_answers.estimate, None, None, sides.basis)
     return replace(between_runs.widened(over_answers, between, sides.confidence), basis=sides.basis)

@@ -31,7 +31,7 @@ from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure import repeated_runs
-from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, PRIOR_SD, Ratio
+from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio
 from multicard.messages import Message, Refusal
 from multicard.records import figures, limits
 from multicard.records.comparable import DATA
@@ -64,7 +64,7 @@ class Compared:
     step: Ratio | None
     verdict: str
     sides: Sides = ("", "")
-    machines: Machines = Machines({}, PRIOR_SD)
+    machines: Machines | None = None
     step_s: tuple[float | None, float | None] = (None, None)
 
     @property
@@ -230,7 +230,7 @@ def _judged(
         # is right then too, and gains nothing.
         paired = [run["seed"] for run in ok_a] == [run["seed"] for run in ok_b]
         paired = paired and [*map(len, steps_a)] == [*map(len, steps_b)]
-        spreads = machines.of(ok_a[0]), machines.of(ok_b[0])
+        spreads = machines.of(ok_a), machines.of(ok_b)
         step = between_runs.ratio(steps_a, steps_b, spreads, paired)
     except ValueError as error:
         reason = str(error) if isinstance(error, Refusal) else clean(str(error))

@@ -56,12 +56,12 @@ class WhatMatters:
             if value is not None and (value > 0 or not is_time):
                 levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
                 n = len(one.runs if is_time else grouping.by_seed(one.runs))
-                made.append(Point(levels, -math.log(value) if is_time else value, n, spreads.of(one.runs[0])))
+                made.append(Point(levels, -math.log(value) if is_time else value, n, spreads.of(one.runs)))
         return made
 
     @property
     def is_repeated(self) -> bool:
-        return all(point.spread.degrees for point in self.points)
+        return all(point.spread.repetitions for point in self.points)
 
     @cached_property
     def by_axis(self) -> list[list[Effect]]:

@@ -1,9 +1,8 @@
-"""Spread of repeated runs, and the intervals and verdicts that follow from it.
+"""How repeated runs differ, and the intervals and verdicts that follow from it.
 
-The variance between runs is that of `multicard.measure.repeated_runs`. It holds the scatter of the steps already. Runs
-with more scatter than those it comes from (shorter ones) add theirs: the share of it by which they exceed these.
-
-Where nothing was repeated, the interval is that of the steps alone, and nothing is decided by it.
+How runs of one setting differ is learnt as `multicard.measure.noise` has it, setting by setting. It holds the scatter
+of the steps already. Runs with more scatter than those it comes from (shorter ones) add theirs: the share of it by
+which they exceed these. Where nothing was repeated, what is usual for the kind of machine takes its place.
 """
 
 import math
@@ -22,16 +21,14 @@ from analysis.stats.intervals import Interval
 from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
+from multicard.measure import noise
+from multicard.measure.noise import Noise, Spread, Term, Values
 from multicard.measure.repeated_runs import (
     CONFIDENCE,
-    PRIOR_SD,
     Ratio,
-    Spread,
-    Term,
     combined,
     half_width,
     of_values,
-    pooled,
     student_quantile,
     variance_between,
 )
@@ -54,40 +51,58 @@ def is_one_loss(a: Run, b: Run) -> bool:
 
 @dataclass(frozen=True)
 class Machines:
-    """The spread of a figure by the kind of run and the machine."""
+    """How runs of one setting differ in a figure, by the kind of run and the machine.
 
-    spreads: Mapping[tuple[str, str | None], Spread]
-    prior_sd: float
+    noises: what repeated settings taught. values: of a setting's repetitions.
+    prior_sd: of a run, before any was repeated.
+    """
 
-    def of(self, run: Run) -> Spread:
-        return self.spreads.get((run["kind"], run["hardware"]), Spread(self.prior_sd**2))
+    noises: Mapping[tuple[str, str | None], Noise]
+    values: Callable[[Sequence[Run]], Values]
+    prior_sd: Callable[[Run], float]
+
+    def noise(self, run: Run) -> Noise:
+        """How runs of the kind and the machine of a run differ."""
+        key = run["kind"], run["hardware"]
+        return self.noises.get(key) or Noise.of_kind(self.prior_sd(run))
+
+    def of(self, runs: Sequence[Run]) -> Spread:
+        """How the repetitions of a setting differ, by these and by what others on the machine teach."""
+        return self.noise(runs[0]).of(self.values(runs))
 
     def described(self, runs: Sequence[Run]) -> list[str]:
         """A line for each kind of these runs and machine: by how much runs of one setting differ there."""
         lines = []
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
-            spread, sd = self.of(run), self.of(run).variance ** 0.5
-            machine, place = clean(str(hardware)), f"{clean(str(hardware))} ({kind}"
-            about = {"hardware": machine, "kind": kind, "prior_sd": self.prior_sd}
-            if spread.degrees:
-                before = f", and {self.prior_sd:.0%} before the first" if spread.prior_degrees else ""
-                known = f"{count(spread.degrees, 'repetition')}{before}"
-                said = f"runs of one setting differ by {sd:.1%} on {place}; {known})"
-                about |= {"degrees": spread.degrees, "prior_degrees": spread.prior_degrees}
-                lines.append(Message("spread.known", said, sd=sd, **about))
+            usual, before = self.noise(run).prior, self.prior_sd(run)
+            machine, sd = clean(str(hardware)), usual.variance**0.5
+            place = f"{machine} ({kind}"
+            about = {"hardware": machine, "kind": kind, "prior_sd": before}
+            if usual.repetitions:
+                known = count(usual.repetitions, "repetition")
+                said = f"runs of one setting usually differ by {sd:.1%} on {place}; {known})"
+                lines.append(Message("spread.known", said, sd=sd, degrees=usual.repetitions, **about))
             else:
-                said = f"nothing was repeated on {place}), and {self.prior_sd:.0%} is assumed: {REMEDY}"
+                said = f"nothing was repeated on {place}), and {before:.0%} is assumed: {REMEDY}"
                 lines.append(Message("spread.assumed", said, remedy=REMEDY, **about))
         return lines
+
+
+Prior = float | Callable[[Run], float]
+
+
+def timed_prior(run: Run) -> float:
+    """How the logarithms of times differ between runs, before any was repeated: by the kind of machine."""
+    return noise.prior_sd(bool(run["cpu_ranks"]))
 
 
 def by_machine(
     settings: Iterable[Sequence[Run]],
     figure: Callable[[Run], float | None],
-    prior_sd: float = PRIOR_SD,
+    prior_sd: Prior = timed_prior,
     of_seeds: bool = False,
 ) -> Machines:
-    """The spread of a figure over the runs of repeated settings, by machine.
+    """How runs of one setting differ in a figure, learnt from repeated settings, by machine.
 
     Args:
         figure: of a run, on a scale on which differences count: the logarithm for relative ones. None, or a ValueError,
@@ -95,18 +110,24 @@ def by_machine(
         prior_sd: before any run was repeated, on that scale.
         of_seeds: count the runs of one seed as one, with their mean (accuracies, losses).
     """
-    measured: dict[tuple[str, str | None], list[list[tuple[float, float]]]] = {}
-    for setting in settings:
+
+    def before(run: Run) -> float:
+        return prior_sd(run) if callable(prior_sd) else prior_sd
+
+    def values(setting: Sequence[Run]) -> Values:
         groups = by_seed(setting, of_seeds)
         known = [[(value, run) for run in group if (value := _known(figure, run)) is not None] for group in groups]
-        values = [
+        return [
             (fmean(value for value, _ in group), fmean(_step_variance(run) for _, run in group))
             for group in known
             if group
         ]
-        if len(values) > 1:
-            measured.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(values)
-    return Machines({machine: pooled(values, prior_sd) for machine, values in measured.items()}, prior_sd)
+
+    measured: dict[tuple[str, str | None], list[Sequence[Run]]] = {}
+    for setting in settings:
+        measured.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(setting)
+    noises = {key: Noise.learnt(map(values, own), before(own[0][0])) for key, own in measured.items()}
+    return Machines(noises, values, before)
 
 
 class RepeatedRuns:
@@ -129,7 +150,7 @@ class RepeatedRuns:
         """The spreads of a column: of its logarithm, or of its value where its figure says so (accuracies)."""
         if column not in self._by_column:
             figure = figures.of_column(column)
-            scale, prior_sd = (log, PRIOR_SD) if figure.log else (float, PRIOR_ACCURACY_SD)
+            scale, prior_sd = (log, _prior_of(column)) if figure.log else (float, PRIOR_ACCURACY_SD)
             self._by_column[column] = by_machine(
                 self.settings,
                 lambda run: None if run[column] is None else scale(run[column]),
@@ -148,8 +169,8 @@ class RepeatedRuns:
             return None
         if figure.summed != "max" and is_exact(runs, column):
             return intervals.mean([run[column] for run in runs])
-        spread = self.of_column(column).of(runs[0])
-        if figure.summed == "max" or not spread.degrees:
+        spread = self.of_column(column).of(runs)
+        if figure.summed == "max" or not spread.repetitions:
             return Interval(estimate, None, None)
         half = half_width(len(by_seed(runs, figure.of_seeds)), spread)
         if not figure.log:
@@ -168,7 +189,7 @@ class RepeatedRuns:
         """The mean of a timed column, or of a loss, over the runs `b` / that over `a`; ValueError for means of 0."""
         machines, of_seeds = self.of_column(column), figures.of_column(column).of_seeds
         values = [[fmean(run[column] for run in same) for same in by_seed(runs, of_seeds)] for runs in (a, b)]
-        return of_values(values[0], values[1], (machines.of(a[0]), machines.of(b[0])))
+        return of_values(values[0], values[1], (machines.of(a), machines.of(b)))
 
     def at_chance(self, runs: Sequence[Run]) -> bool:
         """True if the accuracy of a setting is not told from that of always answering the most frequent class."""
@@ -182,13 +203,19 @@ class RepeatedRuns:
             loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
             if loss_a is None or loss_b is None or not is_one_loss(a[0], b[0]):
                 return False
-            is_known = loss_a > 0 and self.of_column(LOSS).of(a[0]).degrees > 0  # how losses of seeds differ
+            is_known = loss_a > 0 and self.of_column(LOSS).of(a).repetitions > 0  # how losses of seeds differ
             return is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))
-        spread, counts = self.of_column(ACCURACY).of(a[0]), [len(by_seed(side)) for side in (a, b)]
+        spreads = self.of_column(ACCURACY).of(a), self.of_column(ACCURACY).of(b)
+        counts = [len(by_seed(side)) for side in (a, b)]
         assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
         over_answers = intervals.difference(_over_answers(a, confidence), _over_answers(b, confidence))
-        low = widened(over_answers, variance_between((spread, spread), *counts) or assumed, confidence).low
+        low = widened(over_answers, variance_between(spreads, *counts) or assumed, confidence).low
         return low is not None and low > 0
+
+
+def _prior_of(column: str) -> Prior:
+    """Of a logarithm: losses differ alike on all machines, times do not."""
+    return timed_prior if column != LOSS else noise.prior_sd(on_cpu=False)
 
 
 def is_less(loss: float, other: float) -> bool:

@@ -82,7 +82,7 @@ def main_effects(points: Sequence[Point], bases: Levels) -> list[list[Effect]]:
 def interactions(points: Sequence[Point], effects: Sequence[Effect]) -> list[Interaction]:
     """What these effects depend on, the strongest first, at 95 % over all that is looked at (Bonferroni); none where
     nothing was repeated. Of two axes, the effect of the first is named."""
-    if not all(point.spread.degrees for point in points):
+    if not all(point.spread.repetitions for point in points):
         return []
     candidates = []
     for effect, other in combinations(effects, 2):
@@ -119,7 +119,7 @@ def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interv
     """Σ w y with its interval; the variances of several machines add up (Satterthwaite)."""
     estimate = math.fsum(weight * point.value for weight, point in parts)
     spreads = dict.fromkeys(point.spread for _, point in parts)
-    if not all(spread.degrees for spread in spreads):
+    if not all(spread.repetitions for spread in spreads):
         return Interval(estimate, None, None)
     shares = {one: math.fsum(w**2 / point.runs for w, point in parts if point.spread == one) for one in spreads}
     total = combined([Term(spread.variance * share, spread.term.degrees) for spread, share in shares.items()])
@@ -129,12 +129,12 @@ def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interv
 
 def _with_noise(points: Sequence[Point]) -> Sequence[Point]:
     """The points; where one has no repetition on its machine, with what a sum of effects leaves unexplained."""
-    if all(point.spread.degrees for point in points):
+    if all(point.spread.repetitions for point in points):
         return points
     levels = dict.fromkeys(pair for point in points for pair in point.levels.items())
     design = np.array([[1.0, *(point.levels[axis] == level for axis, level in levels)] for point in points])
     values = np.array([point.value for point in points])
     solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
     degrees = len(points) - int(rank)
-    spread = Spread(float(np.square(values - design @ solution).sum()) / max(degrees, 1), degrees, prior_degrees=0)
+    spread = Spread(float(np.square(values - design @ solution).sum()) / max(degrees, 1), degrees, degrees)
     return [replace(point, spread=spread) for point in points]

@@ -93,7 +93,8 @@ class Batches:
 
         for cell in sweep.refused:
             if not cell.is_mistake:
-                say(Message("launch.out-of-race", f"{cell.label}out: {cell.reason}", reason=cell.reason))
+                label, reason = cell.label.strip(), cell.reason
+                say(Message("launch.out-of-race", f"{label} out: {reason}", cell=label, reason=reason))
         if not sweep.cells:
             figure = self.config.race.figure
             say(Message("launch.empty-race", f"race={figure}: no cell is left", key="race", figure=figure), error=True)

@@ -30,6 +30,14 @@ Values = Sequence[tuple[float, float]]  # the runs of a setting: the value, and 
 
 
 @dataclass(frozen=True)
+class Term:
+    """A part of the variance of an estimate, with its degrees of freedom."""
+
+    variance: float
+    degrees: float
+
+
+@dataclass(frozen=True)
 class Spread:
     """The variance between runs of one setting, moderated.
 
@@ -42,6 +50,15 @@ class Spread:
     freedom: float = PRIOR_FREEDOM
     repetitions: int = 0
     within: float = 0.0
+
+    @property
+    def term(self) -> Term:
+        return Term(self.variance, self.freedom)
+
+
+def prior_sd(on_cpu: bool, is_timed: bool = True) -> float:
+    """The standard deviation of the logarithm of a figure between runs, before any was repeated."""
+    return CPU_SD if on_cpu and is_timed else GPU_SD
 
 
 @dataclass(frozen=True)

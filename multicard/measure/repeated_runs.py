@@ -1,16 +1,8 @@
-"""Variance between runs of one setting, and ratios of two settings with intervals that include it.
+"""Ratios of two settings with intervals that include how runs differ, which more steps do not show.
 
 Two runs of the same program differ by more than their steps show: memory lies elsewhere, clocks and neighbours change.
-More steps do not help; more runs do. So the variance between runs is part of every interval, in sweeps with
-`repeat=auto` and in the analysis (`analysis.stats.between_runs`, which adds the scatter of the steps):
-
-- It is that of the logarithm of a run's mean, pooled over all repeated settings of a machine and a kind of run
-  (`vision`, `llm`), with n - 1 degrees of freedom of n runs.
-- Few repetitions are drawn towards a prior of PRIOR_DEGREES of freedom, a standard deviation of PRIOR_SD. Runs that
-  differ by over PRIOR_LIMIT times as much refute it, and count alone: drawn to it they would be called different in up
-  to 12 % of the cases.
-- Student's t has the degrees of freedom of all parts together (Satterthwaite). A difference that a comparison sees with
-  a probability of POWER follows from the noncentral t.
+`multicard.measure.noise` says by how much, setting by setting. Student's t has the degrees of freedom of all parts
+together (Satterthwaite). A difference that a comparison sees with a probability of POWER follows from the noncentral t.
 """
 
 import math
@@ -20,24 +12,18 @@ from functools import cache
 
 import numpy as np
 
+from multicard.measure import noise
+from multicard.measure.noise import Spread, Term
 from multicard.messages import Refusal
 
 CONFIDENCE = 0.95
 NORMAL = 1e6  # degrees of freedom from which on Student's t is the normal distribution
 POWER = 0.8
-PRIOR_SD = 0.02  # of the logarithm of a run's mean, before any run was repeated
-PRIOR_DEGREES, PRIOR_LIMIT = 1, 1.5
+PRIOR_SD = noise.GPU_SD  # of the logarithm of a run's mean, before any run was repeated
+PRIOR_DEGREES, PRIOR_LIMIT = noise.PRIOR_DEGREES, noise.PRIOR_LIMIT
 MARGIN = 0.05  # relative difference up to which two settings count as equal
 MOST_LOG = 700.0  # of half an interval: its power is a number yet
 ABOVE, BELOW, WITHIN, UNDECIDED = "above", "below", "within", "undecided"
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of the variance of an estimate, with its degrees of freedom."""
-
-    variance: float
-    degrees: float
 
 
 def combined(terms: Sequence[Term]) -> Term:
@@ -61,24 +47,6 @@ def student_quantile(confidence: float, degrees: float) -> float:
     return float(stdtrit(min(degrees, NORMAL), 0.5 + confidence / 2))
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Variance between runs of one setting.
-
-    variance: of the logarithm of a run's mean, shrunk to the prior. degrees: n - 1 over all repeated settings.
-    within: the part of the variance that steps without correlation would have. prior_degrees: those of the prior.
-    """
-
-    variance: float = PRIOR_SD**2
-    degrees: int = 0
-    within: float = 0.0
-    prior_degrees: int = PRIOR_DEGREES
-
-    @property
-    def term(self) -> Term:
-        return Term(self.variance, self.degrees + self.prior_degrees)
-
-
 def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = PRIOR_SD) -> Spread:
     """The spread of settings that were repeated.
 
@@ -93,10 +61,11 @@ def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = 
         degrees += len(runs) - 1
         within += (len(runs) - 1) * float(np.mean([variance for _, variance in runs]))
     within /= degrees or 1
+    repetitions = round(degrees)
     if squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2:
-        return Spread(squares / degrees, round(degrees), within, prior_degrees=0)
+        return Spread(squares / degrees, degrees, repetitions, within)
     variance = (PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees)
-    return Spread(variance, round(degrees), within)
+    return Spread(variance, PRIOR_DEGREES + degrees, repetitions, within)
 
 
 @dataclass(frozen=True)
@@ -140,10 +109,10 @@ class Ratio:
 def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spread]) -> Ratio:
     """The mean of B's runs / the mean of A's, of one figure a run.
 
-    Where nothing was repeated, runs are taken to differ by PRIOR_SD exactly.
+    Where nothing was repeated, runs are taken to differ as is usual for their kind of machine.
 
     Args:
-        spreads: of the logarithm of the figure, on A's machine and on B's.
+        spreads: of the logarithm of the figure, of A's setting and of B's.
 
     Raises:
         ValueError: a mean that is not above 0.
@@ -151,9 +120,9 @@ def of_values(a: Sequence[float], b: Sequence[float], spreads: tuple[Spread, Spr
     means = [math.fsum(side) / len(side) for side in (a, b)]
     if min(means) <= 0:
         raise Refusal("repeated.zero", "nothing to compare with: it is 0")
-    between = variance_between(spreads, len(a), len(b))
-    total = Term(PRIOR_SD**2 * (1 / len(a) + 1 / len(b)), math.inf) if between is None else combined(between)
-    return Ratio(means[1] / means[0], math.sqrt(total.variance), total.degrees, repeated=between is not None)
+    total = combined(terms_between(spreads, len(a), len(b)))
+    is_repeated = all(spread.repetitions for spread in spreads)
+    return Ratio(means[1] / means[0], math.sqrt(total.variance), total.degrees, is_repeated)
 
 
 def half_width(runs: int, spread: Spread, confidence: float = CONFIDENCE) -> float:
@@ -164,8 +133,13 @@ def half_width(runs: int, spread: Spread, confidence: float = CONFIDENCE) -> flo
 def variance_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term] | None:
     """Variance between runs of the difference of two means over `count_a` and `count_b` runs (of logarithms: of a
     ratio); None where nothing was repeated on a machine."""
-    if not all(spread.degrees for spread in spreads):
+    if not all(spread.repetitions for spread in spreads):
         return None
+    return terms_between(spreads, count_a, count_b)
+
+
+def terms_between(spreads: tuple[Spread, Spread], count_a: int, count_b: int) -> list[Term]:
+    """The same, also where nothing was repeated: then by what is usual for the kind of machine."""
     a, b = (spread.term for spread in spreads)
     if spreads[0] == spreads[1]:
         return [Term(a.variance * (1 / count_a + 1 / count_b), a.degrees)]

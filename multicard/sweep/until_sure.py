@@ -5,7 +5,7 @@ again, until it is, or until `repeat_max`. Runs of other seeds are repetitions.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
@@ -13,10 +13,11 @@ from omegaconf import DictConfig
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.config.sweeps import LEAST_AUTO, share
-from multicard.measure import repeated_runs
-from multicard.measure.repeated_runs import Spread
+from multicard.measure import noise, repeated_runs
+from multicard.measure.noise import Noise, Values
 from multicard.messages import Message, say
-from multicard.records import comparable
+from multicard.records import comparable, limits
+from multicard.records.limits import Forbids
 from multicard.records.schema import AnyRecord
 from multicard.sweep.cells import Cell
 
@@ -25,23 +26,33 @@ from multicard.sweep.cells import Cell
 class Setting:
     """Cells that differ in their repetition or seed alone, named as the first one's folder.
 
-    words: the overrides of its cells. step_s: mean step of each run that ended ok, by hardware. unusable: a run ended
-    otherwise, or has no step beyond the warm-up, as the next would.
+    words: the overrides of its cells. step_s: mean step of each run that ended ok, by hardware; quiet_s: of those that
+    nothing disturbed. unusable: a run ended otherwise, or has no step beyond the warm-up, as the next would.
     """
 
     name: str
     words: list[list[str]]
     step_s: dict[str, list[float]] = field(default_factory=dict)
+    quiet_s: dict[str, list[float]] = field(default_factory=dict)
     runs: int = 0
     unusable: bool = False
+    on_cpu: bool = False
 
     def add(self, record: AnyRecord) -> None:
         mean_s = record.steps.mean if record.status == "ok" and record.steps else None
         self.runs += 1
-        if mean_s:
-            self.step_s.setdefault(str(record.hardware), []).append(mean_s)
-        else:
+        self.on_cpu |= record.axes.get("device") == "cpu"
+        if not mean_s:
             self.unusable = True
+            return
+        self.step_s.setdefault(str(record.hardware), []).append(mean_s)
+        if not limits.forbidding(limits.of(record), Forbids.rate):
+            self.quiet_s.setdefault(str(record.hardware), []).append(mean_s)
+
+    def logarithms(self, hardware: str) -> Values:
+        """Of the mean steps on a machine: of undisturbed runs, where there are any."""
+        step_s = self.quiet_s.get(hardware) or self.step_s[hardware]
+        return [(math.log(seconds), 0.0) for seconds in step_s]
 
 
 class UntilSure:
@@ -77,9 +88,9 @@ class UntilSure:
 
     def unsure(self) -> dict[str, Message]:
         """What is not known well enough of each setting."""
-        spreads, unsure = self.spreads(), dict[str, Message]()
+        noises, unsure = self.noises(), dict[str, Message]()
         for key, setting in self.settings.items():
-            half = self.half_width(setting, spreads)
+            half = self.half_width(setting, noises)
             if setting.unusable or half <= self.error:
                 continue
             unsure[key] = Message(
@@ -115,20 +126,26 @@ class UntilSure:
             message = Message("repeat.unusable", f"not repeated further, without a mean step: {name}", cell=name)
             say(f"  {message}")
 
-    def spreads(self) -> dict[str, Spread]:
+    def noises(self) -> dict[str, Noise]:
         """How runs of one setting differ, by hardware."""
-        logarithms: dict[str, list[list[tuple[float, float]]]] = {}
+        by_hardware: dict[str, list[Values]] = {}
+        on_cpu = any(setting.on_cpu for setting in self.settings.values())
         for setting in self.settings.values():
-            for hardware, step_s in setting.step_s.items():
-                logarithms.setdefault(hardware, []).append([(math.log(seconds), 0.0) for seconds in step_s])
-        return {hardware: repeated_runs.pooled(settings) for hardware, settings in logarithms.items()}
+            for hardware in setting.step_s:
+                by_hardware.setdefault(hardware, []).append(setting.logarithms(hardware))
+        sd = noise.prior_sd(on_cpu)
+        return {hardware: Noise.learnt(settings, sd) for hardware, settings in by_hardware.items()}
 
-    def half_width(self, setting: Setting, spreads: dict[str, Spread]) -> float:
+    def half_width(self, setting: Setting, noises: Mapping[str, Noise]) -> float:
         """Half of the widest interval of the setting's mean, of its logarithm; infinite before there is one."""
-        known = [(len(step_s), spreads[hardware]) for hardware, step_s in setting.step_s.items()]
-        if not known or not all(spread.degrees for _, spread in known):
-            return math.inf
-        return max(repeated_runs.half_width(runs, spread) for runs, spread in known)
+        halves = []
+        for hardware in setting.step_s:
+            values = setting.logarithms(hardware)
+            spread = noises[hardware].of(values)
+            if not spread.repetitions:
+                return math.inf
+            halves.append(repeated_runs.half_width(len(values), spread))
+        return max(halves, default=math.inf)
 
     def _setting(self, cell: Cell) -> Setting:
         keys = comparable.measured_settings(plain(cell.config))

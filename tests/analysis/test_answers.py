@@ -309,7 +309,7 @@ def test_a_diagnosis_says_what_limits_and_what_to_try(tmp_path: Path):
 
 
 BASES = {"a": 0, "b": 0}
-KNOWN = Spread(0.01, 10, prior_degrees=0)
+KNOWN = Spread(0.01, 10, 10)
 
 
 def grid(values: dict[tuple[int, int], float], spread: Spread = KNOWN, runs: int = 2) -> list[Point]:
@@ -325,7 +325,7 @@ def test_an_effect_is_the_mean_over_blocks_with_the_variance_of_a_contrast():
     assert b.gain.estimate == pytest.approx(0.3)
     machines = [
         *points[:2],
-        *(Point(each.levels, each.value, 2, Spread(0.04, 5, prior_degrees=0)) for each in points[2:]),
+        *(Point(each.levels, each.value, 2, Spread(0.04, 5, 5)) for each in points[2:]),
     ]
     gain = main_effects(machines, {"a": 0})[0][0].gain
     parts = [(0.01 / 4, 10), (0.04 / 4, 5)]  # Satterthwaite
@@ -359,7 +359,7 @@ def test_effects_and_interactions_of_noise_are_called_so_in_5_percent_of_the_swe
     for _ in range(400):
         cells = list(product((0, 1, 2), (0, 1)))
         logs = random.normal(0, 0.03, (len(cells), 3))
-        spread = Spread(float(logs.var(axis=1, ddof=1).mean()), 2 * len(cells), prior_degrees=0)
+        spread = Spread(float(logs.var(axis=1, ddof=1).mean()), 2 * len(cells), 2 * len(cells))
         points = grid(dict(zip(cells, logs.mean(axis=1).tolist(), strict=True)), spread, runs=3)
         by_axis = main_effects(points, BASES)
         wrong["effects"] += any(one.gain.is_told for own in by_axis for one in own if own[0].axis == "a")

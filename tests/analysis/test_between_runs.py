@@ -12,10 +12,10 @@ import pytest
 from analysis.claims.comparison import Readings, Sides
 from analysis.runs import load
 from analysis.stats import between_runs, intervals
-from analysis.stats.between_runs import PRIOR_SD, Ratio, Spread
+from analysis.stats.between_runs import Ratio, Spread
 from analysis.stats.intervals import Interval
-from multicard.measure import repeated_runs
-from multicard.measure.repeated_runs import Term, combined
+from multicard.measure import noise, repeated_runs
+from multicard.measure.repeated_runs import PRIOR_SD, Term, combined
 from multicard.records import text_table
 from tests.conftest import ROOT
 from tests.helpers import records
@@ -92,16 +92,16 @@ def test_runs_of_more_scatter_than_the_repeated_ones_add_theirs():
 def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
     settings = [[(0.00, 1e-6), (0.02, 3e-6)], [(1.00, 5e-6), (1.01, 5e-6), (1.02, 5e-6)]]
     spread = repeated_runs.pooled(settings)
-    assert spread.degrees == 3
+    assert spread.repetitions == 3
     assert spread.variance == pytest.approx((PRIOR_SD**2 + 0.0002 + 0.0002) / 4)
     assert spread.within == pytest.approx((1 * 2e-6 + 2 * 5e-6) / 3)
     a, b = [np.full(20, 1.0)] * 2, [np.full(20, 1.1)] * 3
     one = between_runs.ratio(a, b, (spread, spread))
     half = 2.7764451 * math.sqrt(spread.variance * (1 / 2 + 1 / 3))  # Student's t of 4 degrees of freedom
     assert one.bounds() == pytest.approx((1.1 * math.exp(-half), 1.1 * math.exp(half)))
-    other = Spread(4e-4, 9)
+    other = Spread(4e-4, 9, 9)
     mixed = between_runs.ratio(a, b, (spread, other))
-    parts = [Term(spread.variance / 2, 4), Term(4e-4 / 3, 10)]
+    parts = [Term(spread.variance / 2, 4), Term(4e-4 / 3, 9)]
     assert (mixed.error, mixed.degrees) == pytest.approx((combined(parts).variance ** 0.5, combined(parts).degrees))
 
 
@@ -110,10 +110,13 @@ def test_a_claims_share_and_factor_of_repeated_runs_have_their_closed_forms(tmp_
         records.write(tmp_path / str(repetition), records.vision("cpu", repetition=repetition))
     runs = load.read([tmp_path]).runs
     sides = Sides(runs, [], 0.95, Readings(runs))
-    off = 0.02  # from the mean, for either run, and the prior's standard deviation too
-    half = 4.3026527 * math.sqrt((off**2 + 2 * off**2) / 2 / 2)  # Student's t of 2 degrees of freedom
+    off = 0.02  # from the mean, for either run, and the prior's standard deviation of shares too
+    own = 2 * off**2  # more than what it is drawn to
+    half = 2.7764451 * math.sqrt(own / 2)  # Student's t of 4 degrees of freedom
     share = sides.share(lambda _, run: 0.3 + off * (-1) ** run["repetition"])
     assert (share.estimate, share.low, share.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
+    level = (noise.CPU_SD**2 + own) / 2  # of times on CPU ranks
+    half = 2.7764451 * math.sqrt((noise.PRIOR_FREEDOM * level + own) / 5 / 2)
     factor = sides.factor(lambda _, run: math.exp(0.7 + off * (-1) ** run["repetition"]))
     assert (factor.low, factor.high) == pytest.approx((math.exp(0.7 - half), math.exp(0.7 + half)))
     assert sides.share(lambda _, run: 0.01 + off * (-1) ** run["repetition"]).low == 0.0
@@ -177,14 +180,14 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
     records.write(tmp_path / "failed", failed)
     runs = load.read([tmp_path]).runs
     machines = by_step(runs)
-    by_run = {(run["kind"], run["hardware"]): machines.of(run) for run in runs}
-    assert {key: spread.degrees for key, spread in by_run.items()} == {
+    by_run = {(run["kind"], run["hardware"]): machines.of([run]) for run in runs}
+    assert {key: spread.repetitions for key, spread in by_run.items()} == {
         ("vision", "H200"): 1,
         ("vision", "A100"): 0,
         ("llm", "H200"): 0,
     }
     halves = by_step(runs[:1], runs[1:])  # of two sweeps that may differ
-    assert all(halves.of(run).degrees == 0 for run in runs)
+    assert all(halves.of([run]).repetitions == 0 for run in runs)
     assert by_run["vision", "H200"].variance == pytest.approx((PRIOR_SD**2 + math.log(1.02) ** 2 / 2) / 2)
 
 

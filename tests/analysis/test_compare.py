@@ -15,10 +15,9 @@ from analysis.runs import load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
 from multicard.records import run_folder
-from multicard.records.limits import KINDS
 from tests.analysis.conftest import Said
 from tests.helpers import messages, records
-from tests.helpers.messages import says, told
+from tests.helpers.messages import Told, says, told
 from tests.measure.test_series import autocorrelated
 
 
@@ -251,7 +250,6 @@ def test_other_circumstances_are_said(tmp_path: Path):
     assert compare.differences(ours, ours) == []
     text = "\n".join(compare.differences(ours, theirs))
     differing = {one.facts["name"]: (one.facts["a"], one.facts["b"]) for one in told(text) if "name" in one.facts}
-    (used,) = [str(mark.says) for mark in KINDS if mark.column == "disturbed"]
     expected = {
         "commit": ("8fdd49003", "fffffffff"),
         "hardware": ("NVIDIA H200", "A100"),
@@ -260,7 +258,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "cudnn_allow_tf32": ("True", "nothing"),
         "dataset.root": ("/data", "/mnt"),
         compare.CLOCKS["sm_clock_mean_mhz"]: (1900.0, 1500.0),
-        used: ("nothing", "yes"),
+        Told("limit.disturbed"): ("nothing", "yes"),
     }
     assert {name: differing[name] for name in expected} == expected
     assert says(text, "compare.step-work", a=100.0, b=105.0)

@@ -133,7 +133,7 @@ def test_charts_and_the_page_say_it(sweep: Sweep):
     assert limits.STALLED.sign in figure.marks
     with refused("figure.nothing-to-show"):
         draw.make("efficiency", sweep(limits.APART.limit()))
-    page = build(load.Found(runs, []), "a title")
+    page = build(load.Found(runs, []), "a title", mix=False)
     assert page.legend[limits.UNKNOWN_SIGN] == NEW.says
     assert [sign for sign, _ in page.warnings] == [limits.UNKNOWN_SIGN]
 

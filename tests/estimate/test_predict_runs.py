@@ -22,7 +22,7 @@ from multicard.machine import environment
 from multicard.machine.slurm import Allocation
 from multicard.measure import formulas
 from multicard.ranks.failures import Failure
-from multicard.records import comparable
+from multicard.records import limits
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.run import attempts, outcome, prepare
 from multicard.run.peers import Peers
@@ -329,7 +329,7 @@ def test_an_error_of_a_prediction_stops_no_run(tmp_path: Path, monkeypatch, caps
 
 @pytest.mark.usefixtures("processes")
 def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(comparable, "BUSY_SHARE", math.inf)  # other tests are at work too
+    monkeypatch.setattr(limits, "BUSY_SHARE", math.inf)  # other tests are at work too
     words = ["-m", *SMALL, "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
     for more in (["probe=true"], ["epochs=1,2"]):
         code, printed = called(*words, *more)

@@ -295,7 +295,7 @@ def without_claims(text: str) -> str:
 
 MACHINE = {
     r"\d+ GPUs? and \d+ cores?": "N GPUs and N cores",
-    r"(?<=\d; )[\d.]+ [kM]B": "N MB",  # of a report's page
+    r"size_bytes=\d+": "size_bytes=N",  # of a report's page
     r"\d{4}-\d\d-\d\d[_T]\d\d[:-]\d\d[:-]\d\dZ?": "TIME",
 }
 

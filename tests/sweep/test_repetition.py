@@ -11,6 +11,7 @@ import pytest
 from omegaconf import DictConfig
 
 from multicard.measure import formulas, repeated_runs
+from multicard.measure.noise import GPU_SD, Noise
 from multicard.records import content, run_folder
 from multicard.records.run_folder import Run
 from multicard.run import controller as run
@@ -159,9 +160,12 @@ def until_sure(random: np.random.Generator, sd: float) -> UntilSure:
 def apart(rounds: UntilSure) -> list[bool]:
     """Whether `compare`, which does not know that the sweep looked several times, would tell the cells apart."""
     steps = {name: setting.step_s["x"] for name, setting in rounds.settings.items()}
-    spread = repeated_runs.pooled([[(math.log(seconds), 0.0) for seconds in runs] for runs in steps.values()])
-    pairs = [(steps[f"{gpus}fp32"], steps[f"{gpus}bf16"]) for gpus in "123"]
-    verdicts = [repeated_runs.of_values(a, b, (spread, spread)).verdict() for a, b in pairs]
+    logs = {name: [(math.log(seconds), 0.0) for seconds in runs] for name, runs in steps.items()}
+    known = Noise.learnt(logs.values(), GPU_SD)
+    verdicts = []
+    for a, b in [(f"{gpus}fp32", f"{gpus}bf16") for gpus in "123"]:
+        spreads = known.of(logs[a]), known.of(logs[b])
+        verdicts.append(repeated_runs.of_values(steps[a], steps[b], spreads).verdict())
     return [verdict in (repeated_runs.ABOVE, repeated_runs.BELOW) for verdict in verdicts]
 
 
@@ -172,7 +176,7 @@ def test_looking_after_every_repetition_calls_equal_cells_different_no_oftener(s
     assert np.mean([apart(rounds) for rounds in sweeps]) <= 0.06
     settings = [(setting, rounds) for rounds in sweeps for setting in rounds.settings.values()]
     right = [
-        abs(np.log(setting.step_s["x"]).mean() - math.log(0.1)) <= rounds.half_width(setting, rounds.spreads())
+        abs(np.log(setting.step_s["x"]).mean() - math.log(0.1)) <= rounds.half_width(setting, rounds.noises())
         for setting, rounds in settings
     ]
     assert np.mean(right) >= 0.93
@@ -181,7 +185,7 @@ def test_looking_after_every_repetition_calls_equal_cells_different_no_oftener(s
 def test_an_undecided_mean_has_its_interval_in_percent_of_it():
     """Of the mean, not of its logarithm, as `repeat_error` is: 79 % of it are 120 %."""
     rounds = until_sure(np.random.default_rng(4), 0.5)
-    half = rounds.half_width(rounds.settings["1fp32"], rounds.spreads())
+    half = rounds.half_width(rounds.settings["1fp32"], rounds.noises())
     unsure = rounds.unsure()["1fp32"]
     assert half > 0.2 and unsure.facts == {"cell": "1fp32", "half": math.expm1(half)}
     assert f"±{math.expm1(half):.1%}" in unsure.sentence
