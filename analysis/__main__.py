@@ -18,7 +18,7 @@ if __name__ == "__main__":
     interruption.end_at_once()  # while the rest is imported
 
 from analysis import cli, experiments, figures
-from analysis.commands import best, compare, list_runs, predictions, share, sync, table
+from analysis.commands import best, compare, gate, list_runs, predictions, share, sync, table
 from analysis.runs import load, sql
 from analysis.runs.load import Found
 from multicard.__main__ import COMMANDS
@@ -37,7 +37,8 @@ FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off or
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is exceeded."""
+    """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is exceeded, and 2
+    if the runs cannot tell whether it is."""
     parser, commands = _parser()
     name, *rest = (sys.argv[1:] if words is None else words) or [""]
     options = commands[name].parse_intermixed_args(rest) if name in commands else parser.parse_args([name, *rest])
@@ -94,8 +95,8 @@ def _compare(options: argparse.Namespace) -> int:
     within = [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"] if cells[0].sides[0] else sides
     output = compare.output(cells, options.margin, within)
     if options.gate is not None:
-        passed, line = compare.gated(cells, options.gate)
-        output = replace(output, notes=[line], code=0 if passed else 1)
+        passed, line = gate.gated(cells, options.gate)
+        output = replace(output, notes=[line], code=int(passed))
     return _emit(output, options, [*a.skipped, *(b.skipped if b is not a else [])])
 
 
@@ -238,7 +239,12 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
     margin = "the difference up to which two are equal (5%%)"
     add("--margin", metavar="SHARE", help=margin, type=cli.share, default=MARGIN)
-    add("--gate", metavar="SHARE", help="exit with code 1 if B is slower by more: 5%%", type=cli.share)
+    add(
+        "--gate",
+        metavar="SHARE",
+        help="exit with 1 if B is slower by more, 2 if these runs cannot tell: 5%%",
+        type=cli.share,
+    )
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix")
 

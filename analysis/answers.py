@@ -7,6 +7,7 @@ Recommended is the fastest setting that learned and whose accuracy (of tuning: l
 reached. It is compared with the setting nearest to the defaults: what would have been run without measuring.
 """
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
-from multicard.measure.repeated_runs import CONFIDENCE, Ratio
+from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio, student_quantile
 from multicard.messages import Message
 from multicard.records import figures, limits
 from multicard.records.text_table import capital, first_few
@@ -44,6 +45,8 @@ PHASES = {  # what a step's largest phase is called
     "optimizer": "the optimiser",
 }
 FACTORS = (1, 2, 4)  # of a batch size, to try
+REPETITIONS = (3, 5, 10)  # that are advised, the fewest that would tell
+MOST_REPETITIONS = REPETITIONS[-1]
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Answer:
     def statement(self) -> str:
         """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        return ", ".join([self.lead, *self._uncounted, *self._costs, *self._fewer]) + failings
+        return ", ".join([self.lead, *self._enough, *self._uncounted, *self._costs, *self._fewer]) + failings
 
     @property
     def sentence(self) -> str:
@@ -118,7 +121,7 @@ class Answer:
     @property
     def evidence(self) -> str:
         """How sure it is: the 95 % interval, where any setting was repeated, and the number of runs."""
-        counts = [len(one.runs) for one in (self.best, self.against) if one is not None]
+        counts = self._counts
         if {*counts} == {1}:
             runs = "one run each"
         elif len({*counts}) == 1:
@@ -179,10 +182,28 @@ class Answer:
         if self.failings:
             said = f"No recommendation yet: {self.setting} is {factor}"
             return Message("answer.none", said, **self._comparison)
-        if not self.is_told and ratio >= 1 and not self.ranking.more_accurate(self.best, self.against):
-            said = f"No setting is clearly faster: {self.setting} was {factor}"
-            return Message("answer.not-clearly-faster", said, **self._comparison)
-        return Message("answer.run", f"Run {self.setting}: {factor}", **self._comparison)
+        if self.is_told or ratio < 1 or self.ranking.more_accurate(self.best, self.against):
+            return Message("answer.run", f"Use {self.setting}: {factor}", **self._comparison)
+        if self.ranking.equivalent(self.best, self.against):
+            said = f"Use {self.setting}: as fast as {self.compared_with}, within {MARGIN:.0%} ({self.evidence})"
+            return Message("answer.as-good", said, margin=MARGIN, **self._comparison)
+        return self._not_known(ratio)
+
+    def _not_known(self, ratio: float) -> Message:
+        """The lead where these runs do not tell which of two settings is faster."""
+        assert self.against is not None
+        needed = repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
+        remedy = f"`repeat={needed}` would tell" if needed else f"not even `repeat={MOST_REPETITIONS}` would tell"
+        if {*self._counts} == {1}:
+            said = f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each; {remedy}"
+            return Message("answer.one-run-each", said, needed=needed, **self._comparison)
+        said = f"These runs do not tell {self.setting} from {self.compared_with} ({self.evidence}); {remedy}"
+        return Message("answer.not-known", said, needed=needed, **self._comparison)
+
+    @property
+    def _counts(self) -> list[int]:
+        """The runs of the setting, and of the one that it is compared with."""
+        return [len(one.runs) for one in (self.best, self.against) if one is not None]
 
     @property
     def _comparison(self) -> dict[str, Any]:
@@ -264,13 +285,27 @@ class Answer:
         return Message("answer.same-loss", f"the same loss ({loss:.3f})", **about)
 
     @property
+    def _enough(self) -> list[Message]:
+        """That fewer ranks are enough, where faster settings on more are shown to gain next to nothing."""
+        ranking, best = self.ranking, self.best
+        more = [one for one in ranking.settings if one.gpus > best.gpus and ranking.equivalent(best, one)]
+        if not more or self.failings:
+            return []
+        bounds = ranking.repeated.ratio(ranking.column, more[0].runs, best.runs).bounds(ranking.confidence)
+        most = max(0.0, (bounds[1] if bounds else 1.0) - 1)
+        unit = "CPU rank" if best.runs[0]["cpu_ranks"] else "GPU"
+        one = f"one {unit} is" if best.gpus == 1 else f"{count(best.gpus, unit)} are"
+        said = f"{one} enough: {ranking.label(more[0])} gains at most {most:.1%}"
+        return [Message("answer.enough", said, gpus=best.gpus, other=ranking.label(more[0]), most=most)]
+
+    @property
     def _fewer(self) -> list[Message]:
         """The fastest setting on fewer ranks that runs do not tell to be worse."""
         unit = "CPU ranks" if self.best.runs[0]["cpu_ranks"] else "GPUs"
         fewer = [self.ranking.label(one) for one in self._not_told if one.gpus < self.best.gpus]
         if not fewer:
             return []
-        said = f"though {fewer[0]} on fewer {unit} may be just as fast"
+        said = f"but whether {fewer[0]} on fewer {unit} is as fast is not known"
         return [Message("answer.fewer-ranks", said, setting=fewer[0])]
 
     @cached_property
@@ -443,7 +478,7 @@ def of_ranking(ranking: Ranking) -> Answer:
     what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
     work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
     learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
-    best = _recommended(ranking, learned)
+    best = _smallest(ranking, _recommended(ranking, learned), learned)
     against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)
     if against is best and not is_default:
         against = next((one for one in learned if one is not best), None)
@@ -458,6 +493,39 @@ def _recommended(ranking: Ranking, learned: Sequence[RankedSetting]) -> RankedSe
     reached = [one for one in learned if one.accuracy is not None or one.loss is not None]
     top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
     return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])
+
+
+def _smallest(ranking: Ranking, best: RankedSetting, learned: Sequence[RankedSetting]) -> RankedSetting:
+    """Of the settings that are shown to be as good as the best: the one with the fewest ranks, then with less memory,
+    then nearer to the defaults."""
+    near, _ = _nearest_to_defaults(ranking, [best, *learned])
+    for other in learned:
+        if other is best or not ranking.equivalent(best, other) or ranking.more_accurate(best, other):
+            continue
+        own, others = (of_setting(one.runs, MEMORY) or 0.0 for one in (best, other))
+        needs_less = others < (1 - NOTABLE) * own
+        needs_as_much = others <= (1 + NOTABLE) * own
+        if other.gpus < best.gpus or (other.gpus == best.gpus and (needs_less or (needs_as_much and other is near))):
+            best = other
+    return best
+
+
+def repetitions_to_tell(ratio: Ratio | None, confidence: float, *counts: int) -> int | None:
+    """The repetitions of two settings with which a difference as that between their means would be told; None where
+    it takes more than MOST_REPETITIONS.
+
+    Args:
+        ratio: of the two means, over so many runs each (`counts`).
+    """
+    if ratio is None or not ratio.error:
+        return None
+    variance = ratio.error**2 / sum(1 / n for n in counts)  # of one run
+    for repetitions in REPETITIONS:
+        degrees = max(ratio.degrees, 2.0 * (repetitions - 1))
+        half = student_quantile(confidence, degrees) * math.sqrt(2 * variance / repetitions)
+        if repetitions > max(counts) and half < abs(math.log(ratio.ratio)):
+            return repetitions
+    return None
 
 
 def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:

@@ -22,6 +22,7 @@ from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
 from analysis.table_columns import Column, rows, table
 from multicard.config.job import count
+from multicard.measure.repeated_runs import MARGIN, WITHIN
 from multicard.messages import Message, Refusal
 from multicard.records import limits, text_table
 from multicard.records.figures import GOALS, SECONDS, Scale
@@ -174,6 +175,11 @@ class Ranking:
 
     def cheaper(self, a: RankedSetting, b: RankedSetting) -> bool:
         return self.repeated.cheaper(self.column, a.runs, b.runs, self.confidence)
+
+    def equivalent(self, a: RankedSetting, b: RankedSetting) -> bool:
+        """True where repeated runs show that both take as long, to within MARGIN."""
+        ratio = self.repeated.ratio(self.column, a.runs, b.runs)
+        return ratio.verdict(MARGIN, self.confidence) == WITHIN
 
     def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
         return did_as_much(a, b) and self.repeated.more_accurate(a.runs, b.runs, self.confidence)

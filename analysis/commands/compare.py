@@ -32,7 +32,7 @@ from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio
-from multicard.messages import Message, Refusal
+from multicard.messages import Message, Refusal, code_of
 from multicard.records import figures, limits
 from multicard.records.comparable import DATA
 from multicard.records.limits import Forbids
@@ -73,10 +73,19 @@ class Compared:
 
     def regressed(self, gate: float, confidence: float) -> bool:
         """True if B is slower by more than `gate` (0.05: 5 %) over its whole interval, or lacks a figure that A has."""
+        if code_of(self.verdict) == "compare.untold":
+            return False
         if self.step is None:
             return any(run["status"] == "ok" for run in self.a)
         bounds = self.step.bounds(confidence)
         return self.judged and bounds is not None and bounds[0] > 1 + gate
+
+    def cleared(self, gate: float, confidence: float) -> bool:
+        """True if B is shown not to be slower by more than `gate`; also where A has no figure either."""
+        if self.step is None:
+            return code_of(self.verdict) != "compare.untold" and not any(run["status"] == "ok" for run in self.a)
+        bounds = self.step.bounds(confidence)
+        return self.judged and bounds is not None and bounds[1] < 1 + gate
 
 
 Judge = Callable[[Cell, list[Run], list[Run], Sides], Compared]
@@ -267,23 +276,6 @@ def differing_circumstances(compared: Sequence[Compared]) -> list[str]:
             else:
                 lines.append(line)
     return lines
-
-
-def gated(compared: Sequence[Compared], gate: float) -> tuple[bool, str]:
-    """True if no cell regressed by more than `gate`, with a line about it.
-
-    If each cell is slower by the gate, one of them all is found to be slower by more in 5 % of the cases (Bonferroni).
-    """
-    judged = sum(cell.judged for cell in compared)
-    confidence = 1 - 2 * (1 - CONFIDENCE) / max(1, judged)  # of an interval whose lower bound alone counts
-    slower = sum(cell.regressed(gate, confidence) for cell in compared)
-    unjudged = sum(cell.step is not None and not cell.judged for cell in compared)
-    rest = f"; {unjudged} with too few runs or steps to judge" if unjudged else ""
-    about = {"gate": gate, "cells": len(compared), "unjudged": unjudged}
-    if not slower:
-        return True, Message("compare.gate-passed", f"gate {100 * gate:g}%: passed{rest}", **about)
-    said = f"gate {100 * gate:g}%: {slower} of {count(len(compared), 'cell')} slower by more, or failed{rest}"
-    return False, Message("compare.gate-failed", said, slower=slower, **about)
 
 
 def output(compared: Sequence[Compared], margin: float = MARGIN, about: Sequence[str] = ()) -> Output:

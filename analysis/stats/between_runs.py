@@ -280,9 +280,10 @@ def ratio(
     terms = [] if between is None else between
     if share:
         within = _within(a, b, paired)
-        if within is None:
+        if within is None and not (terms and min(len(a), len(b)) > 1):
             return Ratio(estimate, None, 0, between is not None)
-        terms = [*terms, Term(within.variance * share, within.degrees)]
+        if within is not None:  # else the runs of either side show how they differ, their steps' scatter included
+            terms = [*terms, Term(within.variance * share, within.degrees)]
     total = combined(terms)
     return Ratio(estimate, math.sqrt(total.variance), total.degrees, between is not None)
 

@@ -90,6 +90,7 @@ class Noise:
             level = _drawn(float(np.dot(degrees, variances)), repetitions, prior_sd)
             return cls(Spread(level, PRIOR_FREEDOM, repetitions, within))
         freedom, level = fitted(variances, degrees)
+        level = _drawn(level * repetitions, repetitions, prior_sd)
         return cls(Spread(level, min(freedom, float(repetitions)), repetitions, within))
 
     def of(self, runs: Values) -> Spread:
@@ -119,8 +120,8 @@ def fitted(variances: np.ndarray, degrees: np.ndarray) -> tuple[float, float]:
     centred = np.log(np.maximum(variances, TINY)) - digamma(half) + np.log(half)
     mean = float(centred.mean())
     beyond = float(centred.var(ddof=1)) - float(polygamma(1, half).mean())
-    if beyond <= 0:  # no more apart than equal variances would be
-        return math.inf, math.exp(mean)
+    if beyond <= 0:  # no more apart than equal variances would be: the pooled one is the best estimate then
+        return math.inf, float(np.average(variances, weights=degrees))
     half_freedom = inverse_trigamma(beyond)
     level = math.exp(mean + float(digamma(half_freedom)) - math.log(half_freedom))
     return 2 * half_freedom, level

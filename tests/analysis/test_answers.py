@@ -74,7 +74,7 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
         ),
         (
             [run(**DEFAULT), run(gpus=2, total_s=99.5)],
-            [said("answer.not-clearly-faster", setting="gpus=2", against="gpus=1", ratio=1.00503), SAME],
+            [said("answer.one-run-each", setting="gpus=2", against="gpus=1", ratio=1.00503), SAME],
         ),
         (
             [run(**DEFAULT, compile_s=65.0)],
@@ -124,7 +124,7 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
         # whatever is passed over, nothing is called faster unless it is clearly so
         (
             [run(**DEFAULT), run(gpus=2, total_s=99.5), run(0.1, **FAST)],
-            [said("answer.not-clearly-faster", setting="gpus=2"), SAME],
+            [said("answer.one-run-each", setting="gpus=2"), SAME],
         ),
         (
             [run(0.9, **DEFAULT), run(gpus=2, total_s=99.5)],
