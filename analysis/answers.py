@@ -193,11 +193,11 @@ class Answer:
         """The lead where these runs do not tell which of two settings is faster."""
         assert self.against is not None
         needed = repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
-        remedy = f"`repeat={needed}` would tell" if needed else f"not even `repeat={MOST_REPETITIONS}` would tell"
+        remedy = f"`repeat={needed}` would show more" if needed else f"even `repeat={MOST_REPETITIONS}` may not show it"
         if {*self._counts} == {1}:
             said = f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each; {remedy}"
             return Message("answer.one-run-each", said, needed=needed, **self._comparison)
-        said = f"These runs do not tell {self.setting} from {self.compared_with} ({self.evidence}); {remedy}"
+        said = f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence}); {remedy}"
         return Message("answer.not-known", said, needed=needed, **self._comparison)
 
     @property
