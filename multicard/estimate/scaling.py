@@ -23,7 +23,7 @@ from multicard.records.comparable import DOUBTFUL
 FAR = 8  # GPUs of the slope and the constant
 FASTER_LIMIT = -0.05  # d below it is noise: a second GPU does not shorten a step by more
 NOISE, NOISE_SLOPE = 0.02, 0.2  # the spread of the logarithm of T(8) at d is NOISE + NOISE_SLOPE |d|
-EXTENDED = 2.6  # times that spread, where T is on a line through two counts (`benchmarks.prediction`: what it covers)
+EXTENDED = 2.6  # times that spread, where T is on a line through two counts
 CONFIDENCE = 0.90  # of all intervals
 RANKS_SD = 0.25  # of the exponent with which a step grows with CPU ranks that share their cores
 
@@ -36,13 +36,14 @@ def ring(gpus: int) -> float:
 @dataclass(frozen=True)
 class Growth:
     """The model's three figures, and its interval: quantiles of log(T(8) / predicted) over NOISE + NOISE_SLOPE |d|, for
-    families that were left out."""
+    families that were left out. `extended` is EXTENDED, or what `benchmarks.prediction` fits without a node."""
 
     threshold: float
     slope: float
     constant: float
     low: float = math.nan
     high: float = math.nan
+    extended: float = EXTENDED
 
     def log_ratio(self, growth_2: float, gpus: int) -> float:
         """log T(n) / T(1), by d = `growth_2`."""
@@ -71,10 +72,13 @@ def grown(known: Sequence[StepEstimate], gpus: int, growth: Growth, on_gpu: bool
     for cell in known:
         by_rest.setdefault((cell.machine, without(cell.setting, GPUS)), {})[cell.gpus] = cell
     lines = [counts for counts in by_rest.values() if gpus not in counts and len(counts) > 1]
-    return [
-        _grown(counts, gpus, growth) if on_gpu and _is_from_two(counts, gpus) else _extended(counts, gpus, on_gpu)
-        for counts in lines
-    ]
+    cells: list[StepEstimate] = []
+    for counts in lines:
+        if on_gpu and _is_from_two(counts, gpus):
+            cells.append(_grown(counts, gpus, growth))
+        else:
+            cells.append(_extended(counts, gpus, on_gpu, growth.extended))
+    return cells
 
 
 def _is_from_two(counts: Mapping[int, StepEstimate], gpus: int) -> bool:
@@ -116,7 +120,7 @@ def _beyond_runs(cell: StepEstimate) -> float:
     return max(cell.variance - 2 * PRIOR_SD**2, 0.0)
 
 
-def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> StepEstimate:
+def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool, extended: float) -> StepEstimate:
     """Step on `gpus` from the line through the two nearest counts: T over ring(n); on CPU ranks log T over log n.
 
     On GPUs the interval reaches as far as the line over n itself: where ranks of several switches or sockets exchange,
@@ -136,7 +140,7 @@ def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> St
     if on_gpu:
         log_ratio = _along(share, rise)
         by_number = _along((gpus - near) / (near - far), rise) - log_ratio
-        sd = EXTENDED * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
+        sd = extended * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
     else:
         log_ratio, sd = share * rise, RANKS_SD * abs(place(gpus) - place(near))
     variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
