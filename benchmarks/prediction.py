@@ -35,9 +35,7 @@ THRESHOLDS, SLOPES = (0, 0.02, 0.05, 0.1, 0.15, 0.2), (0.25, 0.5, 0.75, 1, 1.25,
 CONSTANTS = (0, 0.005, 0.01, 0.015)
 FIT_NOISE = 0.01  # in place of NOISE, so that the many cases with a small d count
 LINES = (((1, 2, 4), 8), ((1, 4), 8), ((1, 8), 4))  # known numbers of GPUs, and the wanted one
-LINES_SHARE = (
-    0.93  # of the other nodes' times that the fitted interval of a line holds: a new node's are held less often
-)
+LINES_SHARE = 0.93  # of the times on other nodes that the fitted interval of a line holds
 HEADINGS = ("", "to beat", "goal", "reached", "met")
 Row = tuple[str, str, str, str, str]
 

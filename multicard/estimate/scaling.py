@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from multicard.estimate.observations import GPUS, Basis, Cell, StepEstimate, joined, without
+from multicard.estimate.observations import GPUS, Basis, Cell, StepEstimate, joined, spanned_busy, without
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.messages import Message
 from multicard.records.comparable import DOUBTFUL
@@ -105,7 +105,9 @@ def _grown(counts: Mapping[int, StepEstimate], gpus: int, growth: Growth) -> Ste
     # Errors of T(1) and T(2) are taken for growth, as far as that is carried on
     slope = (carried(growth_2 + 0.01) - carried(growth_2)) / 0.01
     variance = _beyond_runs(two) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
-    cell = replace(two, log_s=two.log_s + carried(growth_2), variance=variance, about=_known_times([1, 2]))
+    slowed = two.slowed + slope**2 * (one.slowed + two.slowed)
+    log_s, about = two.log_s + carried(growth_2), _known_times([1, 2])
+    cell = replace(two, log_s=log_s, variance=variance, about=about, slowed=slowed)
     return _on(cell, gpus, [one, two], abs(low), abs(high), doubt(min(growth_2, 0.0)))
 
 
@@ -144,8 +146,9 @@ def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool, exten
     else:
         log_ratio, sd = share * rise, RANKS_SD * abs(place(gpus) - place(near))
     variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
-    about = _known_times(sorted({near, far}))
-    cell = replace(counts[near], log_s=counts[near].log_s + log_ratio, variance=variance, about=about)
+    slowed = (1 + share) ** 2 * counts[near].slowed + share**2 * counts[far].slowed
+    log_s, about = counts[near].log_s + log_ratio, _known_times(sorted({near, far}))
+    cell = replace(counts[near], log_s=log_s, variance=variance, about=about, slowed=slowed)
     below, above = max(abs(clipped), -by_number), max(0.0, by_number)
     return _on(cell, gpus, [counts[near], counts[far]], below, above, doubt(fallen))
 
@@ -162,4 +165,5 @@ def _on(
     marks = joined([*(each.marks for each in behind), mark])
     setting, runs = {**cell.setting, GPUS: str(gpus)}, sum(each.runs for each in behind)
     basis = Basis.published if cell.published else Basis.scaled
-    return replace(cell, setting=setting, runs=runs, basis=basis, below=below, above=above, marks=marks)
+    cell = replace(cell, setting=setting, runs=runs, basis=basis, below=below, above=above)
+    return replace(cell, marks=marks, busy=spanned_busy(behind))
