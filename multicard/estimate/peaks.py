@@ -101,7 +101,7 @@ def _without_values(config: RunConfig, target: Target, size: Facts) -> Message:
         if size.low is not None:
             sentence += f", between {size.low} and {size.high}: the rows are not at hand"
     if target.device_type != "cuda":
-        sentence += "; tensors alone, of a rank's memory of the host"
+        sentence += "; of a rank's tensors alone: the record's peak memory is its process's, with Python and libraries"
     elif by_trl:
         sentence += "; of engine=trl compared with CPU ranks alone, as if each token were labelled"
     return Message("memory.without-values", sentence, lengths=lengths, device=target.device_type)
