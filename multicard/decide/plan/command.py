@@ -225,7 +225,7 @@ def _makespan(plan: Plan) -> Message:
     sentence = f"makespan: {in_hours(makespan_s)} planned"
     if likely.low < likely.high:
         sentence += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
-    facts = {"likely": [likely.value, likely.low, likely.high]}
+    facts: dict[str, Any] = {"likely": [likely.value, likely.low, likely.high]}
     busy = plan.likely_as_busy
     if busy is not None:
         sentence += f"; if others stay as busy, {in_hours(busy.low)} to {in_hours(busy.high)}"
