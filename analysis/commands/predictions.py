@@ -5,7 +5,8 @@ where too much was predicted), the share of runs inside the 90 % interval with i
 that interval's half-width. Then the verdicts on memory. `--csv` has each predicted figure of each run.
 
 Runs that ended ok are compared: their times and energy unless others or a profiler slowed them, their memory on GPUs
-alone (a CPU rank's is resident and holds Python too). Of runs out of memory only the verdict counts.
+alone (a CPU rank's is resident and holds Python too). Of runs out of memory only the verdict counts. Where a prediction
+says the times if others stay as busy, and they did, these are compared, on a basis of their own.
 """
 
 import statistics
@@ -21,7 +22,7 @@ from analysis.stats.intervals import wilson
 from analysis.table_columns import Column, table
 from analysis.table_columns import rows as rows_of
 from multicard.config.job import count
-from multicard.estimate.observations import Basis
+from multicard.estimate.observations import SAME_LOAD, Basis
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message, Refusal
 from multicard.records import limits
@@ -30,6 +31,8 @@ from multicard.records.output import Output, Rows
 from multicard.records.schema_parts import Interval, Prediction
 from multicard.records.text_table import Table, clean
 
+AS_BUSY = " as busy"  # behind the basis of times if others stay as busy
+TIMES = ("step_s", "total_s")
 # Each measured column: the prediction's field, and its name in tables
 PREDICTED = {"step_s": "step_s", "total_s": "total_s", "energy_joules": "energy_joules", MEMORY: "allocated_bytes"}
 NAMES = {"step_s": "step", "total_s": "total", "energy_joules": "energy", MEMORY: "memory"}
@@ -64,7 +67,7 @@ REMEDY = Message(
 class Comparison(NamedTuple):
     """One predicted figure of a run, with its 90 % interval, and the measured one, in the unit of the column's name.
 
-    basis: with the marks of the runs behind it, as "scaled&".
+    basis: with the marks of the runs behind it, as "scaled&", or "scaled& as busy".
     """
 
     run: Run
@@ -119,7 +122,10 @@ def compare(runs: Sequence[Run]) -> Comparisons:
             compared.left_out[UNPREDICTED] += 1
             continue
         reason = _left_out(run)
-        if reason is not None:
+        stayed = ended == "ok" and _stayed_as_busy(run, prediction)
+        if stayed:
+            compared.figures += _figures_as_busy(run, prediction)
+        elif reason is not None:
             said = f"times and energy left out, {reason}"
             compared.left_out[Message("predictions.no-times", said, reason=reason)] += 1
         elif prediction.step_s is None and prediction.total_s is None:
@@ -140,6 +146,24 @@ def _left_out(run: Run) -> str | None:
         return Message("predictions.ended", f"ended {run['status']}", status=run["status"])
     slowed = limits.forbidding(run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict)
     return slowed[0].says if slowed else None
+
+
+def _stayed_as_busy(run: Run, prediction: Prediction) -> bool:
+    """True where others were as busy as the prediction supposes, and nothing else limits the run's times."""
+    slowed = limits.forbidding(run.limits, Forbids.rate, Forbids.prediction, Forbids.verdict)
+    if prediction.as_busy is None or any(limit.code != limits.LOADED.code for limit in slowed):
+        return False
+    return abs(limits.busy_share(run.record()) - prediction.as_busy.busy) <= SAME_LOAD
+
+
+def _figures_as_busy(run: Run, prediction: Prediction) -> Iterator[Comparison]:
+    """The times of a run beside those that were predicted if others stay as busy."""
+    for column in TIMES:
+        interval: Interval | None = getattr(prediction.as_busy, PREDICTED[column])
+        measured = run[column]
+        if interval is not None and measured and min(measured, interval.value) > LEAST:
+            basis = f"{prediction.basis}{prediction.marks}{AS_BUSY}"
+            yield Comparison(run, column, basis, interval.value, interval.low, interval.high, measured)
 
 
 def _figures(run: Run, prediction: Prediction, columns: Sequence[str]) -> Iterator[Comparison]:

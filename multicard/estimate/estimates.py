@@ -1,11 +1,13 @@
 """Estimates of runs: time, energy and memory. Everything that needs one calls `estimate`."""
 
 import os
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,13 @@ from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
 from multicard.estimate import history, observations, peaks, published, shared_rows, steps, totals
 from multicard.estimate.history import PastRun
-from multicard.estimate.observations import Basis
+from multicard.estimate.observations import Basis, StepEstimate
 from multicard.estimate.shared_rows import SharedRow
 from multicard.estimate.target import Target, targets
 from multicard.estimate.totals import Alike
-from multicard.machine import devices, environment, private
+from multicard.machine import devices, environment, load, private
 from multicard.messages import Message, say
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import AsBusy, Interval, Prediction
 
 START_SD = 0.3  # of the logarithm of the time from the command to training, between runs
 
@@ -72,8 +74,13 @@ def estimate(
     commit = history.commit_of(git or environment.git(private.ROOT))
     where = targets(configs, here=True) if where is None else where
     estimates = dict[int, Estimate]()
+    watched = cache(load.busy_share_now)  # for a second, where an estimate rests on runs beside others
+
+    def busy_now(target: Target) -> float | None:
+        return watched() if target in targets(configs, here=True) else None
+
     for target in dict.fromkeys(where):
-        predictor = Predictor(target, known, commit, shared)
+        predictor = Predictor(target, known, commit, shared, busy_now)
         places = [place for place, own in enumerate(where) if own == target]
         own = [configs[place] for place in places]
         for place, config, prediction in zip(places, own, predictor.predict_all(own, effort), strict=True):
@@ -106,11 +113,17 @@ def printing_errors() -> Iterator[None]:
 
 class Predictor:
     """Predictions for one target, by a history and rows that others measured (`shared_rows.read`), of runs on the code
-    of a commit (`history.commit_of`)."""
+    of a commit (`history.commit_of`). `busy_now` gives the share of a target's cores that others have now."""
 
     def __init__(
-        self, target: Target, runs: Sequence[PastRun], commit: str | None, shared: Sequence[tuple[str, SharedRow]] = ()
+        self,
+        target: Target,
+        runs: Sequence[PastRun],
+        commit: str | None,
+        shared: Sequence[tuple[str, SharedRow]] = (),
+        busy_now: Callable[[Target], float | None] = lambda _: None,
     ) -> None:
+        self._busy_now = busy_now
         self._shared = shared_rows.observations(shared, target)
         self.target, self.runs, self.commit = target, runs, commit
         self._here = [run for run in runs if run.is_of(target.hardware, target.cores)]
@@ -145,6 +158,7 @@ class Predictor:
             sentence = f"{estimated.about}, of another length"
             prediction.basis = Basis.scaled
             prediction.about = Message("estimate.other-length", sentence, about=estimated.about)
+        prediction.as_busy = self._as_busy(estimated)
         length = totals.length(config, alike, here)
         if length is None:
             reason = _uncounted(kind)
@@ -157,7 +171,20 @@ class Predictor:
         whole = Alike(own, [run for run in here if not run.is_raced])
         prediction.total_s = totals.total_s(config, step_s, length, whole)
         prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
+        if prediction.as_busy is not None:
+            prediction.as_busy.total_s = totals.total_s(config, prediction.as_busy.step_s, length, whole)
         return prediction
+
+    def _as_busy(self, estimated: StepEstimate) -> AsBusy | None:
+        """The step if others stay as busy; None where they are not as busy now, or nobody knows."""
+        step_s = estimated.as_busy
+        if step_s is None:
+            return None
+        during = statistics.fmean(estimated.busy)
+        now = self._busy_now(self.target)
+        if now is None or not observations.is_about_as_busy(now, during):
+            return None
+        return AsBusy(during, step_s)
 
     def _timed(self, kind: str, marked: bool = False) -> list[PastRun]:
         """Runs of a workload on the target that tell about time: those without marks, or marked ones too."""

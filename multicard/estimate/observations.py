@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.measure import repeated_runs
 from multicard.messages import Message
+from multicard.records.comparable import DOUBTFUL
+from multicard.records.limits import LOADED
 from multicard.records.schema_parts import Interval, Prediction
 
 DATASET = "dataset.name"  # the one group whose other keys say more than its name
@@ -21,6 +23,9 @@ COMMIT_SD = 0.03  # of one commit over another
 PRINTED_SD = 0.10  # of a node here over another's with the same GPUs
 MARKED_SD = 0.30  # of a run that others slowed over a run alone, at least
 MOST_BUSY = 0.95  # of a run's cores, for others: a run got some of them to train at all
+BUSY_SD = 0.17  # between runs beside others that are as busy (pooled, 0.11 of one setting, 0.18 of eight others)
+SAME_LOAD = 0.15  # of the cores, by which loads may differ that count as the same
+MOST_TIMES = 2.0  # to either side of a step beside others that stay as busy; with more it tells nothing of use
 NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
 Cell = tuple[str, frozenset[tuple[str, str]]]  # a machine, and a setting
 
@@ -80,6 +85,8 @@ class StepEstimate:
     variance: of log_s, for a new run of the cell. below, above: additional reach of the 90 % interval to either side,
     on the scale of log_s. basis: published where a printed figure is part of it.
     runs: observations behind it; about: the basis in words; marks: of those runs.
+    busy: the least and the most of their cores that others had, as shares. slowed: the part of the variance that a new
+    run does not have beside others that are as busy as during those runs.
     """
 
     setting: Mapping[str, str]
@@ -92,6 +99,8 @@ class StepEstimate:
     below: float = 0.0
     above: float = 0.0
     marks: str = ""
+    busy: tuple[float, float] = (0.0, 0.0)
+    slowed: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -110,7 +119,22 @@ class StepEstimate:
     @property
     def interval(self) -> Interval:
         """Seconds, with their 90 % interval."""
-        below, above = self.sides
+        return self._interval(*self.sides)
+
+    @property
+    def as_busy(self) -> Interval | None:
+        """Seconds with their 90 % interval if others stay as busy as during the runs behind it. None where nobody was
+        busy, where others were busier in some of the runs than in others, and where it is too wide to be of use."""
+        least, most = self.busy
+        is_loaded = LOADED.sign in self.marks and not {*self.marks} - {LOADED.sign, DOUBTFUL}
+        if not is_loaded or self.slowed <= 0 or most - least > SAME_LOAD:
+            return None
+        alike = replace(self, variance=max(self.variance - self.slowed, 0.0))
+        if max(alike.sides) > math.log(MOST_TIMES):
+            return None
+        return alike.interval
+
+    def _interval(self, below: float, above: float) -> Interval:
         return Interval(*(math.exp(self.log_s + side) for side in (0.0, -below, above)))
 
 
@@ -156,10 +180,30 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     whole = [[seen for seen in group if seen.basis is Basis.measured] for group in groups.values()]
     repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
     run_variance = repeated_runs.pooled(repeated, run_sd).variance
-    return [_cell(group, commit, run_variance) for group in groups.values()]
+    beside = [[seen for seen in group if LOADED.sign in seen.marks] for group in whole]
+    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in beside if group]
+    busy_variance = repeated_runs.pooled(repeated, BUSY_SD).variance
+    return [_cell(group, commit, run_variance, busy_variance) for group in groups.values()]
 
 
-def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: float) -> StepEstimate:
+def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
+    """The least and the most of their cores that others had during the runs behind several estimates."""
+    shares = [share for each in estimates for share in each.busy]
+    return min(shares), max(shares)
+
+
+def is_about_as_busy(now: float, during: float) -> bool:
+    """True where others that have `now` of the cores while no run trains would have about `during` beside one.
+
+    Shares are of all cores. A run of few processes leaves others what they have; one that wants all cores shares them
+    with each process of the others in turn, so that they keep now / (1 + now).
+    """
+    return now / (1 + now) - SAME_LOAD <= during <= now + SAME_LOAD
+
+
+def _cell(
+    group: Sequence[StepObservation], commit: str | None, run_variance: float, busy_variance: float
+) -> StepEstimate:
     group = [seen for seen in group if not seen.marks] or group
     runs = [seen for seen in group if seen.basis is not Basis.probed]
     fresh_runs, fresh = ([seen for seen in members if seen.commit == commit] for members in (runs, group))
@@ -169,14 +213,20 @@ def _cell(group: Sequence[StepObservation], commit: str | None, run_variance: fl
     elsewhere = not printed and first.commit != commit
     variance = run_variance * (1 + 1 / count) + math.fsum(seen.error**2 for seen in here) / count**2
     variance += PROBE_SD**2 * (first.basis is Basis.probed) + COMMIT_SD**2 * elsewhere + PRINTED_SD**2 * printed
-    variance += max(seen.slowed_sd for seen in here) ** 2
+    by_load = max(seen.slowed_sd for seen in here) ** 2
+    variance += by_load
+    slowed = 0.0
+    if LOADED.sign in marks:
+        slowed = max(by_load + (run_variance - busy_variance) * (1 + 1 / count), 0.0)
+    busy = min(seen.busy for seen in here), max(seen.busy for seen in here)
     mean = math.fsum(math.log(seen.step_s) for seen in here) / count
     about = ""
     if elsewhere:
         about = Message("estimate.other-commit", "another commit")
     elif printed:
         about = Message("estimate.published-for", f"published for {first.machine}", machine=first.machine)
-    return StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about, marks=marks)
+    estimate = StepEstimate(axes(first.setting), first.machine, first.basis, mean, variance, count, about)
+    return replace(estimate, marks=marks, busy=busy, slowed=slowed)
 
 
 def joined(marks: Iterable[str]) -> str:

@@ -102,7 +102,7 @@ def _without_values(config: RunConfig, target: Target, size: Facts) -> Message:
         if size.low is not None:
             sentence += f", between {size.low} and {size.high} as the rows are not at hand"
     if target.device_type != "cuda":
-        note = "; tensors alone, of the host's memory"
+        note = "; of a rank's tensors alone: the record's peak memory is its process's, with Python and libraries"
     elif getattr(config, "engine", None) is Engine.trl:
         note = "; engine=trl: compared on CPU ranks alone, as if all tokens were labelled"
     return Message("memory.without-values", f"{sentence}{note}", lengths=lengths, device=target.device_type)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from multicard.estimate.observations import GPUS, Basis, Cell, StepEstimate, joined, without
+from multicard.estimate.observations import GPUS, Basis, Cell, StepEstimate, joined, spanned_busy, without
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.messages import Message
 from multicard.records.comparable import DOUBTFUL
@@ -23,7 +23,7 @@ from multicard.records.comparable import DOUBTFUL
 FAR = 8  # GPUs of the slope and the constant
 FASTER_LIMIT = -0.05  # d below it is noise: a second GPU does not shorten a step by more
 NOISE, NOISE_SLOPE = 0.02, 0.2  # the spread of the logarithm of T(8) at d is NOISE + NOISE_SLOPE |d|
-EXTENDED = 2.6  # times that spread, where T is on a line through two counts (`benchmarks.prediction`: what it covers)
+EXTENDED = 2.6  # times that spread, where T is on a line through two counts
 CONFIDENCE = 0.90  # of all intervals
 RANKS_SD = 0.25  # of the exponent with which a step grows with CPU ranks that share their cores
 
@@ -36,13 +36,14 @@ def ring(gpus: int) -> float:
 @dataclass(frozen=True)
 class Growth:
     """The model's three figures, and its interval: quantiles of log(T(8) / predicted) over NOISE + NOISE_SLOPE |d|, for
-    families that were left out."""
+    families that were left out. `extended` is EXTENDED, or what `benchmarks.prediction` fits without a node."""
 
     threshold: float
     slope: float
     constant: float
     low: float = math.nan
     high: float = math.nan
+    extended: float = EXTENDED
 
     def log_ratio(self, growth_2: float, gpus: int) -> float:
         """log T(n) / T(1), by d = `growth_2`."""
@@ -71,10 +72,13 @@ def grown(known: Sequence[StepEstimate], gpus: int, growth: Growth, on_gpu: bool
     for cell in known:
         by_rest.setdefault((cell.machine, without(cell.setting, GPUS)), {})[cell.gpus] = cell
     lines = [counts for counts in by_rest.values() if gpus not in counts and len(counts) > 1]
-    return [
-        _grown(counts, gpus, growth) if on_gpu and _is_from_two(counts, gpus) else _extended(counts, gpus, on_gpu)
-        for counts in lines
-    ]
+    cells: list[StepEstimate] = []
+    for counts in lines:
+        if on_gpu and _is_from_two(counts, gpus):
+            cells.append(_grown(counts, gpus, growth))
+        else:
+            cells.append(_extended(counts, gpus, on_gpu, growth.extended))
+    return cells
 
 
 def _is_from_two(counts: Mapping[int, StepEstimate], gpus: int) -> bool:
@@ -101,7 +105,9 @@ def _grown(counts: Mapping[int, StepEstimate], gpus: int, growth: Growth) -> Ste
     # Errors of T(1) and T(2) are taken for growth, as far as that is carried on
     slope = (carried(growth_2 + 0.01) - carried(growth_2)) / 0.01
     variance = _beyond_runs(two) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
-    cell = replace(two, log_s=two.log_s + carried(growth_2), variance=variance, about=_known_times([1, 2]))
+    slowed = two.slowed + slope**2 * (one.slowed + two.slowed)
+    log_s, about = two.log_s + carried(growth_2), _known_times([1, 2])
+    cell = replace(two, log_s=log_s, variance=variance, about=about, slowed=slowed)
     return _on(cell, gpus, [one, two], abs(low), abs(high), doubt(min(growth_2, 0.0)))
 
 
@@ -116,7 +122,7 @@ def _beyond_runs(cell: StepEstimate) -> float:
     return max(cell.variance - 2 * PRIOR_SD**2, 0.0)
 
 
-def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> StepEstimate:
+def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool, extended: float) -> StepEstimate:
     """Step on `gpus` from the line through the two nearest counts: T over ring(n); on CPU ranks log T over log n.
 
     On GPUs the interval reaches as far as the line over n itself: where ranks of several switches or sockets exchange,
@@ -136,12 +142,13 @@ def _extended(counts: Mapping[int, StepEstimate], gpus: int, on_gpu: bool) -> St
     if on_gpu:
         log_ratio = _along(share, rise)
         by_number = _along((gpus - near) / (near - far), rise) - log_ratio
-        sd = EXTENDED * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
+        sd = extended * abs(share) * (NOISE + NOISE_SLOPE * abs(rise))
     else:
         log_ratio, sd = share * rise, RANKS_SD * abs(place(gpus) - place(near))
     variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
-    about = _known_times(sorted({near, far}))
-    cell = replace(counts[near], log_s=counts[near].log_s + log_ratio, variance=variance, about=about)
+    slowed = (1 + share) ** 2 * counts[near].slowed + share**2 * counts[far].slowed
+    log_s, about = counts[near].log_s + log_ratio, _known_times(sorted({near, far}))
+    cell = replace(counts[near], log_s=log_s, variance=variance, about=about, slowed=slowed)
     below, above = max(abs(clipped), -by_number), max(0.0, by_number)
     return _on(cell, gpus, [counts[near], counts[far]], below, above, doubt(fallen))
 
@@ -158,4 +165,5 @@ def _on(
     marks = joined([*(each.marks for each in behind), mark])
     setting, runs = {**cell.setting, GPUS: str(gpus)}, sum(each.runs for each in behind)
     basis = Basis.published if cell.published else Basis.scaled
-    return replace(cell, setting=setting, runs=runs, basis=basis, below=below, above=above, marks=marks)
+    cell = replace(cell, setting=setting, runs=runs, basis=basis, below=below, above=above)
+    return replace(cell, marks=marks, busy=spanned_busy(behind))

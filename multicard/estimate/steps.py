@@ -28,6 +28,7 @@ from multicard.estimate.observations import (
     cells,
     differences,
     joined,
+    spanned_busy,
     without,
 )
 from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
@@ -162,6 +163,9 @@ def _crossed(
     about = _by_pairs(axis, before, after, len(pairs), printed)
     # Between one pair's cell and the wanted one is an interaction as well as between pairs
     reached = _moved(source, mean, between * (1 + 1 / count) + measured, about)
+    slowed = math.fsum(cell.slowed for pair in pairs for cell in pair) / count**2
+    busy = spanned_busy([source, *(cell for pair in pairs for cell in pair)])
+    reached = replace(reached, busy=busy, slowed=source.slowed + slowed)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
     basis = Basis.published if printed else source.basis
     return replace(reached, runs=runs, basis=basis, marks=joined([source.marks, *marks]))

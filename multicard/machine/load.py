@@ -1,12 +1,14 @@
 """The CPU time of other processes while a run was measured, from Linux's accounts."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from multicard.measure.timing import clock_s
 
 STAT = Path("/proc/stat")
+WATCHED_S = 1.0  # for which the load before a prediction is measured
 USER, NICE, SYSTEM, STEAL = 0, 1, 2, 7  # columns of /proc/stat; time of guests is in the first two
 CoreTimes = dict[int, tuple[float, float]]  # busy and stolen seconds by core
 
@@ -28,6 +30,14 @@ class Load:
         seconds = max(clock_s() - self._began_s, 1e-9)
         now_s, own_s = cores_s(STAT.read_text()), own_cpu_s(self._root) - self._own_s
         return {"seconds": seconds, **others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0))}
+
+
+def busy_share_now(seconds: float = WATCHED_S) -> float:
+    """The share of this process's cores that others have, measured for so long."""
+    watched = Load()
+    time.sleep(seconds)
+    found = watched.end()
+    return (found["others_cores"] + found["stolen_cores"]) / len(os.sched_getaffinity(0))
 
 
 def others(before: CoreTimes, after: CoreTimes, own_s: float, seconds: float, usable: set[int]) -> dict[str, float]:

@@ -343,6 +343,15 @@ class Interval(Struct):
     high: Float
 
 
+class AsBusy(Struct):
+    """Times if others stay as busy as during the runs that a prediction rests on: given where others kept the cores
+    busy during all of these runs, and about as busy just before the run started."""
+
+    busy: Annotated[Float, "share of the run's cores that others had during those runs"]
+    step_s: Interval
+    total_s: Annotated[Interval | None, "as the record's total_s"] = None
+
+
 class Prediction(Struct):
     """Prediction for the run, made before it started; null where nothing was known."""
 
@@ -352,13 +361,16 @@ class Prediction(Struct):
     step_s: Interval | None = None
     total_s: Annotated[Interval | None, "as the record's total_s"] = None
     energy_joules: Annotated[Interval | None, "of all GPUs while they train"] = None
-    memory_bytes: Annotated[Interval | None, "that the GPU must have, of the rank that takes most"] = None
+    memory_bytes: Annotated[
+        Interval | None, "that the GPU must have, of the rank that takes most; of CPU ranks that of tensors alone"
+    ] = None
     active_bytes: Annotated[Count, "of it, those of the run's tensors alone"] = None
     allocated_bytes: Annotated[Interval | None, "as the record's peak_memory_bytes"] = None
     memory_basis: Annotated[str, "what the memory rests on, in words"] = ""
     fits: Annotated[str | None, "yes, tight or no; null where the GPU's memory is not known"] = None
     gpu_memory_bytes: Annotated[Count, "by which it fits"] = None
     marks: Annotated[str, "of the runs that the times rest on, as tables have them; ? where they beat linear"] = ""
+    as_busy: Annotated[AsBusy | None, "null where that is not known, and in older records"] = None
 
 
 class ProbeEnd(Struct):

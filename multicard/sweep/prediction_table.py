@@ -13,11 +13,13 @@ from multicard.estimate.observations import Basis
 from multicard.messages import Message
 from multicard.records import comparable, limits, text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
-from multicard.records.schema_parts import Interval
+from multicard.records.schema_parts import Interval, Prediction
 
 WIDTH = 120  # of notes
 NAMED = 3  # reasons or cells that are listed of a kind
-WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends
+WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends beside it
+NEEDED = "needed memory"
+AS_BUSY = "if others stay as busy"
 MARKS = {
     limits.LOADED.sign: Message("predict.loaded", "other programs kept its cores busy in all runs behind the estimate"),
     limits.DISTURBED.sign: Message("predict.disturbed", "other programs used its GPUs in all runs behind the estimate"),
@@ -25,9 +27,10 @@ MARKS = {
 }
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 DURATION = Unit("s", seconds, tuple(Scale(name, size, size) for name, size in _TIMES.items()))
+TENSORS = "memory of tensors"  # the heading of the needed memory of CPU ranks, whose processes take more
 QUANTITIES = {  # by heading: the key of the prediction
     "peak memory": ("allocated_bytes", BYTES),
-    "needed memory": ("memory_bytes", BYTES),
+    NEEDED: ("memory_bytes", BYTES),
     "step": ("step_s", DURATION),
     "total": ("total_s", DURATION),
     "energy": ("energy_joules", JOULES),
@@ -51,31 +54,52 @@ class Row:
 def table(rows: Sequence[Row], width: int | None) -> list[str]:
     """The rows as lines of `width` cells (None: any); columns in which no cell has a value are left out."""
     found = [row.estimate.prediction for row in rows]
+    figures = {name: column([getattr(each, key) for each in found], unit) for name, (key, unit) in QUANTITIES.items()}
+    if all(row.estimate.target.device_type == "cpu" for row in rows):
+        figures = {TENSORS if name == NEEDED else name: cells for name, cells in figures.items()}
     columns = {
         **{axis: [row.axes[axis] for row in rows] for axis in rows[0].axes},
         "runs": [str(row.runs) if row.runs > 1 else "" for row in rows],
         "fits": [each.fits or "" for each in found],
-        **{name: column([getattr(each, key) for each in found], unit) for name, (key, unit) in QUANTITIES.items()},
+        **figures,
+        AS_BUSY: [_as_busy(each) for each in found],
         "basis": [f"{each.basis}{each.marks}" + (f" ({each.runs})" if each.runs else "") for each in found],
     }
     shown = {heading: cells for heading, cells in columns.items() if any(cells)}
-    align = "".join("r" if heading in (*QUANTITIES, "runs") else "l" for heading in shown)
+    align = "".join("r" if heading in (*figures, AS_BUSY, "runs") else "l" for heading in shown)
     filled = [[value or "-" for value in row] for row in zip(*shown.values(), strict=True)]
     return text_table.text([*shown], filled, width, align)
 
 
 def column(values: Sequence[Interval | None], unit: Unit) -> list[str]:
-    """Figures in one scale, each with its interval: "12.3 s ±8%", or "10..15 s" where it is wide or lopsided."""
+    """Figures in one scale, each with its interval: "12.3 s ±8%", "10..15 s" where it is lopsided, and
+    "12 s (6..25)" where it is wide."""
     known = [value.value for value in values if value is not None]
     scale = unit.scale(statistics.median(known)) if known else unit.scales[0]
     return ["" if value is None else _figure(value, scale) for value in values]
 
 
 def _figure(value: Interval, scale: Scale) -> str:
-    sides = sorted(abs(end - value.value) / value.value for end in (value.low, value.high)) if value.value > 0 else []
-    if not sides or sides[1] > min(WIDE, max(1.5 * sides[0], sides[0] + 0.02)):
-        return f"{_digits(value.low, scale)}..{_digits(value.high, scale)} {scale.name}"
+    ends = f"{_digits(value.low, scale)}..{_digits(value.high, scale)}"
+    if value.value <= 0:
+        return f"{ends} {scale.name}"
+    sides = sorted(abs(end - value.value) / value.value for end in (value.low, value.high))
+    if sides[1] > WIDE:
+        return f"{_digits(value.value, scale)} {scale.name} ({ends})"
+    if sides[1] > max(1.5 * sides[0], sides[0] + 0.02):
+        return f"{ends} {scale.name}"
     return f"{_digits(value.value, scale)} {scale.name} ±{100 * sides[1]:.{0 if sides[1] >= 0.0095 else 1}f}%"
+
+
+def _as_busy(prediction: Prediction) -> str:
+    """The ends of the total if others stay as busy, or of the step where no total is known; else empty."""
+    told = prediction.as_busy
+    if told is None:
+        return ""
+    interval = told.total_s or told.step_s
+    scale = DURATION.scale(interval.value)
+    ends = f"{_digits(interval.low, scale)} to {_digits(interval.high, scale)} {scale.name}"
+    return ends if told.total_s is not None else f"{ends} a step"
 
 
 def _digits(value: float, scale: Scale) -> str:
@@ -98,6 +122,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         lines.append(Message("predict.probe", sentence, key="probe"))
     marks = {mark for each in found for mark in each.marks}
     lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
+    if any(each.as_busy for each in found):
+        sentence = (
+            f"{AS_BUSY}: the total's 90% interval where others have as many of its cores as in the runs behind it"
+        )
+        lines.append(Message("predict.as-busy", sentence))
     memory = listed(each.memory_basis for each in found)
     lines += [f"memory: {memory}"] if memory else []
     if members := [row for row in rows if row.estimate.prediction.fits == "no"]:
@@ -139,6 +168,10 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
         said += f": {_in_words(found, bool(unknown))}"
         if unknown:
             said += f", and {count(unknown, 'run')} whose time is unknown"
+        elif any(_total_as_busy(row) is not None for row in timed):
+            as_busy = _sum_as_busy(timed)
+            facts["seconds_as_busy"] = _ends(as_busy, is_part=False)
+            said += f"; {AS_BUSY}: {_with_ends(as_busy, DURATION, is_part=False)} one after the other"
     elif runs:
         said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
     if unfit:
@@ -168,6 +201,23 @@ def _sum(key: str, times: Iterable[tuple[Row, float]]) -> Interval:
         low += each.low * number
         value += each.value * number
         high += each.high * number
+    return Interval(value, low, high)
+
+
+def _total_as_busy(row: Row) -> Interval | None:
+    told = row.estimate.prediction.as_busy
+    return None if told is None else told.total_s
+
+
+def _sum_as_busy(rows: Sequence[Row]) -> Interval:
+    """Seconds one after the other if others stay as busy; of runs of which that is not known, as they are predicted."""
+    low = value = high = 0.0
+    for row in rows:
+        each = _total_as_busy(row) or row.estimate.prediction.total_s
+        assert each is not None, "a row without a time"
+        low += each.low * row.left
+        value += each.value * row.left
+        high += each.high * row.left
     return Interval(value, low, high)
 
 

@@ -73,6 +73,29 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(tmp_path:
     assert [one.facts["runs"] for one in told(lines) if one.code == "predictions.left-out"] == [1] * 6
 
 
+def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path):
+    """In a record of 16 cores, of steps of 0.1 s and 100 s in all."""
+    as_busy = {"busy": 0.5, "step_s": {"value": 0.11, "low": 0.08, "high": 0.14}}
+    as_busy["total_s"] = {"value": 130.0, "low": 110.0, "high": 150.0}
+    own = {"prediction": records.prediction("probed", marks="&", as_busy=as_busy)}
+    write(
+        tmp_path,
+        records.vision(**own, seed=0, load=records.load(others_cores=9.0)),
+        records.vision(**own, seed=1, load=records.load(others_cores=12.0)),  # busier
+        records.vision(**own, seed=2),  # nobody
+        records.vision(**own, seed=3, load=records.load(others_cores=9.0), gpu=records.gpu(by="python")),
+    )
+    compared = predictions.compare(load.read([tmp_path]).runs)
+    found = [each for each in compared.figures if each.basis == "probed& as busy"]
+    assert [(each.run["seed"], each.column, each.inside) for each in found] == [
+        (0, "step_s", True),
+        (0, "total_s", False),
+    ]
+    assert found[1].error == pytest.approx(0.3)
+    assert sum(compared.left_out.values()) == 2  # seeds 1 and 3; the run alone is compared as any
+    assert {each.run["seed"] for each in compared.figures if each.basis == "probed&"} == {2}
+
+
 def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, said: Said):
     ends = [("yes", "ok"), ("yes", "ok"), ("yes", "oom"), ("tight", "ok"), ("no", "oom"), ("no", "oom")]
     runs = [

@@ -85,6 +85,27 @@ def test_the_model_of_a_row_never_saw_its_family(monkeypatch):
     assert prediction.scaling_far([row for row in rows if row.family == "A100"]) == before != []
 
 
+def test_the_interval_of_a_line_through_two_counts_holds_nine_of_ten_times_of_nodes_that_were_left_out():
+    needed = [prediction.needed_extension(case) for case in prediction.line_cases(published.sound())]
+    assert scaling.EXTENDED == pytest.approx(prediction.fitted_extension(needed), abs=0.05)
+    for known, wanted in prediction.LINES:
+        reached = prediction.line_reached(known, wanted)
+        assert reached.figures["cases"] >= 200
+        assert 0.88 <= reached.figures["covered"] <= 0.95
+        assert 0.88 <= reached.figures["covered_as_shipped"] <= 0.95
+        assert reached.figures["median"] <= 0.02
+        assert reached.met
+
+
+def test_the_least_extension_of_a_line_is_that_at_which_its_interval_reaches_the_time():
+    cases = [(case, prediction.needed_extension(case)) for case in prediction.line_cases(published.sound())[::10]]
+    outside = [(case, needed) for case, needed in cases if needed > 0]
+    assert outside
+    for case, needed in outside:
+        for factor, held in ((0.999, False), (1.001, True)):
+            assert bool(prediction.covered([case.outcome(factor * needed)])) is held
+
+
 def test_what_races_reach_and_whether_it_is_the_goal():
     def ended(loss, share, dropped_wrongly=False, sure=0.98):
         return Replay(loss, share, share, 20, 30, dropped_wrongly, not dropped_wrongly, Verdict(0, sure))

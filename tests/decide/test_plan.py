@@ -159,6 +159,29 @@ def test_what_has_the_nearest_deadline_comes_first_and_hurries_and_the_rest_is_o
     assert (planned.makespan_s, planned.late_s(wanted)) == (66 + 2 * 20, {})  # 142 one after the other
 
 
+def test_a_makespan_if_others_stay_as_busy_is_drawn_by_the_times_that_are_known_for_that():
+    wide, narrow = Interval(20, 2, 200), Interval(20, 15, 30)
+    (known,) = wanted = [Task("a", (Option(1, 30, wide, exact(20), as_busy=narrow),))]
+    planned = schedule.earliest(wanted, [known.options[0]], [0], 1)
+    alone = [Task("a", (Option(1, 30, narrow, exact(20)),))]
+    assert planned.likely_as_busy(wanted) == schedule.earliest(alone, [alone[0].options[0]], [0], 1).likely(alone)
+    assert planned.likely(wanted).high > 100
+    nobody = [Task("a", (Option(1, 30, wide, exact(20)),))]
+    assert schedule.earliest(nobody, [nobody[0].options[0]], [0], 1).likely_as_busy(nobody) is None
+    option = schedule.timed_option(1, wide, 4, Interval(1.1, 1, 1.2), "scaled &", narrow)
+    assert option.as_busy and option.as_busy.value == pytest.approx(22)
+    assert option.as_busy.high == pytest.approx(22 * math.exp(math.hypot(math.log(1.5), math.log(1.2 / 1.1))))
+    undisturbed = option.undisturbed.as_busy
+    assert undisturbed and undisturbed.value == pytest.approx(20)
+    made = planning.make([Task("a", (option,))], 4)
+    content = command.as_dict(made, "n", exact(1))
+    assert content["jobs"][0]["seconds_as_busy"]["value"] == pytest.approx(20)  # nothing else runs
+    likely = content["expected_makespan_as_busy_s"]
+    assert likely["value"] == pytest.approx(20, rel=0.05)
+    lines = "\n".join(command.plan_lines(made, exact(1), content))
+    assert find(lines, "plan.makespan").facts["as_busy"] == pytest.approx([*likely.values()], rel=1e-4)
+
+
 def test_a_plan_becomes_longer_or_shorter_with_its_tasks():
     wanted = [task({1: 10}), Task("t", (Option(1, 30, Interval(20, 10, 40), exact(20)),)), task({2: 5})]
     planned = schedule.earliest(wanted, [each.options[0] for each in wanted], [0, 1, 2], 2)

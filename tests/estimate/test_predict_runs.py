@@ -18,7 +18,7 @@ from multicard.estimate.history import PastRun
 from multicard.estimate.memory.answers import Active, Request
 from multicard.estimate.observations import Basis
 from multicard.estimate.target import Target, targets
-from multicard.machine import environment
+from multicard.machine import environment, load
 from multicard.machine.slurm import Allocation
 from multicard.measure import formulas
 from multicard.ranks.failures import Failure
@@ -127,6 +127,39 @@ def test_what_others_slowed_gives_a_marked_estimate_where_nothing_else_tells(mar
     assert marked.total_s and marked.step_s and alone.step_s
     reach, own = (math.log(step_s.high / step_s.value) for step_s in (marked.step_s, alone.step_s))
     assert math.sqrt(reach**2 - own**2) == pytest.approx(math.log(times))
+
+
+@pytest.mark.parametrize(("now", "is_told"), [(0.25, True), (0.9, False), (0.0, False), (None, False)])
+def test_times_if_others_stay_as_busy_are_said_where_they_are_as_busy_now(now: float | None, is_told: bool):
+    record = vision(0.3, load=records.load(4.0))  # of 16 cores
+    predictor = Predictor(CPU, past(record), records.COMMIT, busy_now=lambda _: now)
+    (found,) = predictor.predict_all([config(record)], Effort.records)
+    assert found.total_s and found.step_s and found.marks == "&"
+    if not is_told:
+        assert found.as_busy is None
+        return
+    as_busy = found.as_busy
+    assert as_busy and as_busy.total_s
+    assert (as_busy.busy, as_busy.step_s.value) == (0.25, pytest.approx(found.step_s.value))
+    assert as_busy.total_s.value == pytest.approx(found.total_s.value)
+    assert found.total_s.low < as_busy.total_s.low < as_busy.total_s.high < found.total_s.high
+
+
+def test_the_load_of_this_machine_is_measured_once_and_only_for_runs_on_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(environment, "cpu_model", lambda: "AMD EPYC")
+    monkeypatch.setattr(environment, "cores", lambda: 16)
+    watched: list[float] = []
+    monkeypatch.setattr(load, "busy_share_now", lambda: watched.append(0.25) or 0.25)
+    record = vision(0.3, load=records.load(4.0))
+    quiet = vision(0.1, precision="bf16")
+    records.write_all(tmp_path / "sweep", record, quiet)
+    asked = [config(record), config(record, epochs=5), config(quiet)]
+    found = estimates.estimate(asked, tmp_path / "sweep" / "cell")
+    assert [each.prediction.as_busy is not None for each in found] == [True, True, False]
+    assert watched == [0.25]
+    elsewhere = [Target("AMD EPYC", None, "cpu")]
+    (other,) = estimates.estimate([config(record)], tmp_path / "sweep" / "cell", elsewhere)
+    assert other.prediction.total_s and other.prediction.as_busy is None and watched == [0.25]
 
 
 def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():

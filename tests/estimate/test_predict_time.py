@@ -1,13 +1,20 @@
 """Predicted steps: how they grow with GPUs, their intervals, and what each prediction rests on."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from multicard.config.base import plain
 from multicard.estimate import history, published, scaling, steps
-from multicard.estimate.observations import Basis, StepObservation, differences
+from multicard.estimate.observations import (
+    BUSY_SD,
+    Basis,
+    StepObservation,
+    differences,
+    is_about_as_busy,
+)
 from multicard.estimate.scaling import Growth
 from tests.conftest import typed, typed_llm
 from tests.helpers.messages import Told, find, says, told
@@ -23,6 +30,20 @@ CPU, HALF, BATCHED = 'device="cpu"', 'precision.name="fp16"', 'loader.name="batc
 def seen(step_s, *words, error=0.0, basis=Basis.measured, machine=HERE, commit="a", marks=""):
     setting = CELL | dict(word.split("=", 1) for word in words)
     return StepObservation(setting, step_s, error, machine, basis, commit, marks)
+
+
+def beside(step_s, busy, *words, error=0.0, marks="&"):
+    """A run on CPU ranks during which others had a share of its cores."""
+    return replace(seen(step_s, CPU, *words, error=error, marks=marks), busy=busy)
+
+
+def half_as_busy(of, *words):
+    """Half of the 90 % interval if others stay as busy, on a logarithm's scale; None where there is none."""
+    found = predicted(CPU, *words, of=of).as_busy
+    if found is None:
+        return None
+    assert math.log(found.high / found.value) == pytest.approx(math.log(found.value / found.low))
+    return math.log(found.high / found.value)
 
 
 def probe(step_s, *words, **more):
@@ -165,6 +186,43 @@ def test_more_gpus_are_scaled_from_one_and_two_in_an_interval_that_holds_the_noi
     assert spread(noisy) > spread(far)
     known_4 = predicted("gpus=8", of=[seen(0.1), seen(0.103, "gpus=2"), seen(0.104, "gpus=4")])
     assert says(known_4.about, "estimate.known-gpus", gpus=[2, 4])
+
+
+def test_a_step_if_others_stay_as_busy_is_as_wide_as_runs_beside_them_differ():
+    one = 1.645 * BUSY_SD * math.sqrt(2)
+    assert half_as_busy([beside(1.0, 0.9)]) == pytest.approx(one, rel=1e-3)
+    assert half_as_busy([beside(1.0, 0.9, error=0.1)]) == pytest.approx(math.hypot(one, 0.1645), rel=1e-3)
+    wide = predicted(CPU, of=[beside(1.0, 0.9)]).interval  # to either side a step alone on all cores
+    assert wide.value / wide.low > 10 and wide.high / wide.value > 10
+    # the spread of repeated runs counts as one more degree of freedom beside the assumed one
+    variance = (BUSY_SD**2 + 2 * 0.1**2) / 2
+    repeated = [beside(math.exp(0.1), 0.5), beside(math.exp(-0.1), 0.6)]
+    assert half_as_busy(repeated) == pytest.approx(1.645 * math.sqrt(1.5 * variance), rel=1e-3)
+    # another batch adds the variance of its own way alone
+    more = steps.BATCH_SD * math.log(2) * 1.645
+    assert half_as_busy([beside(1.0, 0.9)], "batch_size=64") == pytest.approx(math.hypot(one, more), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ([seen(1.0, CPU)], []),  # nobody was busy
+        ([beside(1.0, 0.9), seen(1.0, CPU)], []),  # a run alone tells more
+        ([beside(1.0, 0.5, marks="!")], []),  # others were on its GPUs
+        ([beside(1.0, 0.5, marks="z&")], []),
+        ([beside(1.0, 0.3), beside(1.0, 0.6)], []),  # not as busy in both
+        ([beside(1.0, 0.5, error=0.4)], []),  # further than to twice and half
+        ([beside(1.0, 0.5)], ["batch_size=512"]),
+    ],
+)
+def test_no_step_if_others_stay_as_busy_where_it_is_not_known_or_of_no_use(of, words):
+    assert half_as_busy(of, *words) is None
+
+
+def test_the_same_load_is_less_beside_a_run_that_shares_the_cores_with_others():
+    assert is_about_as_busy(0.5, 0.5) and is_about_as_busy(0.5, 0.64) and not is_about_as_busy(0.5, 0.66)
+    assert is_about_as_busy(1.0, 0.5) and is_about_as_busy(1.0, 0.36) and not is_about_as_busy(1.0, 0.34)
+    assert is_about_as_busy(1.0, 0.95) and not is_about_as_busy(0.0, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from multicard.estimate.target import Target
 from multicard.machine import devices, environment
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
-from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.schema_parts import AsBusy, Interval, Prediction
 from multicard.run import controller as run
 from multicard.sweep import prediction_table, slurm_submit
 from multicard.sweep.prediction_table import Row
@@ -53,7 +54,7 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     assert cells == [
         ["fp64", "1", "no", "170 GB ±2%", "180 GB ±5%", "1,000 ms ±1%", "2 h ±2%", "measured (3)"],
         ["fp64", "2", "tight", "80 GB ±2%", "90 GB ±5%", "500 ms ±8%", "1 h ±10%", "scaled& (4)"],
-        ["fp32", "1", "tight", "80 GB ±2%", "90 GB ±5%", "100..500 ms", "0.1..0.5 h", "published"],
+        ["fp32", "1", "tight", "80 GB ±2%", "90 GB ±5%", "200 ms (100..500)", "0.2 h (0.1..0.5)", "published"],
         ["fp32", "2", "yes", "35 GB ±2%", "45 GB ±5%", "-", "-", "unknown"],
     ]
     notes = "\n".join(prediction_table.notes(rows()))
@@ -61,7 +62,32 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     assert codes(notes) == ["predict.fits", "predict.probe", "predict.loaded", "predict.no-fit", "predict.tight-fit"]
     assert says(notes, "predict.no-fit", cells=1, named="precision=fp64 gpus=1")
     assert says(notes, "predict.tight-fit", cells=2, named="precision=fp64 gpus=2; precision=fp32 gpus=1")
-    assert max(map(len, prediction_table.table(rows(), 60))) <= 90  # figures are never cut
+    assert max(map(len, prediction_table.table(rows(), 60))) <= 101  # figures are never cut
+
+
+def test_times_if_others_stay_as_busy_stand_beside_the_wide_ones():
+    measured, scaled, *_ = of = rows()
+    assert "predict.as-busy" not in codes("\n".join(prediction_table.notes(of)))
+    scaled.estimate.prediction.as_busy = AsBusy(0.5, within(0.5, 0.3), within(3600, 0.25))
+    assert columns(of)["if others stay as busy"] == ["-", "0.75 to 1.25 h", "-", "-"]
+    assert "predict.as-busy" in codes("\n".join(prediction_table.notes(of)))
+    both = summed([measured, scaled])
+    assert hours(both, "seconds") == [1.0, 0.9, 1.1] and hours(both, "seconds_as_busy") == [1.0, 0.75, 1.25]
+    scaled.estimate.prediction.total_s = None
+    scaled.estimate.prediction.as_busy = AsBusy(0.5, within(0.5, 0.3))
+    assert columns(of)["if others stay as busy"] == ["-", "350 to 650 ms a step", "-", "-"]
+
+
+def test_the_memory_of_tensors_is_not_called_that_of_a_process_on_cpu_ranks():
+    on_cpu = [replace(row, estimate=replace(row.estimate, target=Target(device_type="cpu"))) for row in rows()]
+    assert "memory of tensors" in columns(on_cpu) and "needed memory" not in columns(on_cpu)
+    assert "needed memory" in columns(rows()) and "memory of tensors" not in columns(rows())
+
+
+def columns(of: Sequence[Row]) -> dict[str, list[str]]:
+    """The cells of each column of the table."""
+    head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table(of, 200)]
+    return dict(zip(head, map(list, zip(*cells, strict=True)), strict=True))
 
 
 def summed(of: Sequence[Row]) -> Told:

@@ -245,6 +245,13 @@ def test_a_process_of_somebody_else_is_seen(tmp_path: Path):
     assert counted["others_cores"] * counted["seconds"] >= 0.25
 
 
+def test_the_load_now_is_the_share_of_the_cores_that_others_have(monkeypatch):
+    told = {"seconds": 1.0, "others_cores": 1.5, "stolen_cores": 0.1}
+    monkeypatch.setattr(load.Load, "end", lambda self: told)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert load.busy_share_now(0.0) == pytest.approx(0.8)
+
+
 def test_a_crowd_is_said_at_the_run_and_in_its_record(measured: Measured, monkeypatch, capsys):
     monkeypatch.setattr(environment, "cores", lambda: 1)
     record = measured("gpus=2")

@@ -170,6 +170,9 @@ def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
     rows = []
     for job in content["jobs"]:
         seconds = {"seconds" + f"_{end}" * (end != "value"): job["seconds"][end] for end in ("value", "low", "high")}
+        as_busy = job["seconds_as_busy"] or {}
+        seconds |= {f"seconds_as_busy_{end}": as_busy.get(end) for end in ("low", "high")}
+        seconds["seconds_as_busy"] = as_busy.get("value")
         rows.append(job | seconds | {"gpu_ids": spans(job["gpu_ids"]), "after": ",".join(job["after"])})
     table = _table(content)._replace(below=_comparisons(plan))
     return Output(lambda width: lines, lambda: [table], rows, content=lambda _: content)
@@ -222,7 +225,12 @@ def _makespan(plan: Plan) -> Message:
     sentence = f"makespan: {in_hours(makespan_s)} planned"
     if likely.low < likely.high:
         sentence += f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
-    return Message("plan.makespan", sentence, seconds=makespan_s, likely=[likely.value, likely.low, likely.high])
+    facts: dict[str, Any] = {"likely": [likely.value, likely.low, likely.high]}
+    busy = plan.likely_as_busy
+    if busy is not None:
+        sentence += f"; if others stay as busy, {in_hours(busy.low)} to {in_hours(busy.high)}"
+        facts["as_busy"] = [busy.value, busy.low, busy.high]
+    return Message("plan.makespan", sentence, seconds=makespan_s, **facts)
 
 
 def _bound(plan: Plan) -> Message:
@@ -277,6 +285,7 @@ def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dic
             "start_s": placed.start_s,
             "end_s": placed.end_s,
             "seconds": msgspec.to_builtins(placed.option.interval),
+            "seconds_as_busy": msgspec.to_builtins(placed.option.as_busy),
             "basis": placed.option.basis,
             "efficiency": efficiency(task, placed.option),
             "after": [plan.tasks[other].name for other in task.after],
@@ -291,6 +300,7 @@ def as_dict(plan: Plan, node: str, slowdown: Interval, noun: str = "GPU") -> dic
         "makespan_s": plan.schedule.makespan_s,
         "bound_s": plan.bound_s,
         "expected_makespan_s": msgspec.to_builtins(plan.likely),
+        "expected_makespan_as_busy_s": msgspec.to_builtins(plan.likely_as_busy),
         "in_turn_s": plan.in_turn.makespan_s,
         "fewest_gpus_each_s": plan.one_gpu_each.makespan_s,
         "late_s": sum(late.values()),

@@ -28,6 +28,7 @@ class Plan:
     Fields:
         bound_s: a makespan that no schedule beats; where this one keeps all deadlines, none that keeps them.
         likely: median makespan with its 90 % interval; `schedule` has upper quantiles.
+        likely_as_busy: the same if others stay as busy as during the runs behind the times; None: not known.
         in_turn, one_gpu_each: the schedules that people make by hand.
     """
 
@@ -38,6 +39,7 @@ class Plan:
     likely: Interval
     in_turn: Schedule
     one_gpu_each: Schedule
+    likely_as_busy: Interval | None = None
 
     @property
     def gap(self) -> float:
@@ -53,7 +55,8 @@ def make(tasks: Sequence[Task], gpus: int, limit_s: float = LIMIT_S) -> Plan:
     found, bound_s = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
     best = min((in_turn, *known, found), key=lambda each: float(f"{cost(each, tasks):.9g}"))  # the first of several
     bound_s = min(bound_s, best.makespan_s)  # above it by rounding, or as it has the slowdown that `in_turn` has not
-    return Plan(tuple(tasks), gpus, best, bound_s, best.likely(tasks), in_turn, one_gpu_each)
+    likely, likely_as_busy = best.likely(tasks), best.likely_as_busy(tasks)
+    return Plan(tuple(tasks), gpus, best, bound_s, likely, in_turn, one_gpu_each, likely_as_busy)
 
 
 def cost(each: Schedule, tasks: Sequence[Task]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from multicard.estimate.observations import NORMAL_90
-from multicard.estimate.totals import product
+from multicard.estimate.totals import exact, product
 from multicard.records.schema_parts import Interval
 
 SAME_S = 1e-6  # seconds by which sums of the same times may differ
@@ -27,6 +27,7 @@ class Option:
         planned_s: upper quantile of its time, slowdown by others included.
         interval: median of the same time, with its 90 % interval.
         alone: time while nothing else runs.
+        as_busy: the same as `interval` if others stay as busy as during the runs behind it; None: not known.
     """
 
     gpus: int
@@ -34,25 +35,37 @@ class Option:
     interval: Interval
     alone: Interval
     basis: str = "given"
+    as_busy: Interval | None = None
 
     @property
     def undisturbed(self) -> "Option":
         """The same while nothing else runs."""
-        return replace(self, planned_s=self.planned_s * (self.alone.value / self.interval.value), interval=self.alone)
+        faster = self.alone.value / self.interval.value
+        as_busy = None if self.as_busy is None else product(self.as_busy, exact(faster))
+        return replace(self, planned_s=self.planned_s * faster, interval=self.alone, as_busy=as_busy)
 
     def times(self, ratio: float) -> "Option":
         """With times that follow from that of another run of the job."""
         beside_s, alone_s = self.interval.value * ratio, self.alone.value * ratio
         interval, alone = (Interval(each_s, each_s / SCALED, each_s * SCALED) for each_s in (beside_s, alone_s))
-        return replace(self, planned_s=beside_s, interval=interval, alone=alone)
+        return replace(self, planned_s=beside_s, interval=interval, alone=alone, as_busy=None)
 
 
-def timed_option(gpus: int, seconds: Interval, node_gpus: int, slowdown: Interval, basis: str = "given") -> Option:
+def timed_option(
+    gpus: int,
+    seconds: Interval,
+    node_gpus: int,
+    slowdown: Interval,
+    basis: str = "given",
+    as_busy: Interval | None = None,
+) -> Option:
     """The option of a time alone, planned with its upper quantile; slower where it leaves GPUs for others."""
     planned_s = float(quantile(seconds, PLANNED_NORMAL))
     if gpus == node_gpus:
-        return Option(gpus, planned_s, seconds, seconds, basis)
-    return Option(gpus, planned_s * slowdown.value, product(seconds, slowdown), seconds, basis)
+        return Option(gpus, planned_s, seconds, seconds, basis, as_busy)
+    slowed = product(seconds, slowdown)
+    slowed_as_busy = None if as_busy is None else product(as_busy, slowdown)
+    return Option(gpus, planned_s * slowdown.value, slowed, seconds, basis, slowed_as_busy)
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,14 @@ class Schedule:
             before[place] |= {last[gpu] for gpu in self.placed[place].gpu_ids if gpu in last}
             last |= dict.fromkeys(self.placed[place].gpu_ids, place)
         return before
+
+    def likely_as_busy(self, tasks: Sequence[Task]) -> Interval | None:
+        """The same as `likely` if others stay as busy; None where no task's time is known for that."""
+        if all(each.option.as_busy is None for each in self.placed):
+            return None
+        options = [replace(each.option, interval=each.option.as_busy or each.option.interval) for each in self.placed]
+        placed = [replace(each, option=option) for each, option in zip(self.placed, options, strict=True)]
+        return Schedule(tuple(placed)).likely(tasks)
 
     def likely(self, tasks: Sequence[Task]) -> Interval:
         """Median makespan and its 90 % interval, by times drawn at random. Tasks keep their GPUs and their order."""

@@ -124,6 +124,14 @@ class JobRun:
         return summed([self.estimate.prediction.total_s, self.estimate.start_s or START, END])
 
     @property
+    def seconds_as_busy(self) -> Interval | None:
+        """The same if others stay as busy as during the runs behind the estimate; None where that is not known."""
+        told = None if self.estimate is None else self.estimate.prediction.as_busy
+        if self.seconds is None or self.estimate is None or told is None or told.total_s is None:
+            return None
+        return summed([told.total_s, self.estimate.start_s or START, END])
+
+    @property
     def basis(self) -> str:
         """The basis of its time, with the marks of the runs behind it."""
         told = None if self.estimate is None else self.estimate.prediction
@@ -160,7 +168,7 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Tas
     """The tasks of a file's jobs; a job that repeats has several."""
     options = {
         job.name: tuple(
-            timed_option(run.gpus, run.seconds, node.gpus, file.slowdown, run.basis)
+            timed_option(run.gpus, run.seconds, node.gpus, file.slowdown, run.basis, run.seconds_as_busy)
             for run in runs
             if run.job is job and run.seconds is not None
         )
