@@ -160,7 +160,7 @@ def until_same_loss(sides: Sides) -> Interval:
     return sides.ratio(partial(run_figures.until_loss_s, loss=least), of_seeds=True)
 
 
-def loss(sides: Sides, figure: Figure = run_figures.mean_loss) -> Interval:
+def loss(sides: Sides, figure: Figure) -> Interval:
     """The ratio of the training losses; infinite, or 0, where a loss of one side became no number. Raises ValueError
     where both did, or a record has none."""
     lost = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
@@ -241,6 +241,11 @@ class Measure:
     column: str = ""
     forbidden: frozenset[Forbids] = OF_TIME
     of_profile: bool = False
+
+    @property
+    def of_whole_runs(self) -> bool:
+        """True of a time, or of what was learned, that depends on how much a run trained."""
+        return bool(self.forbidden) and not self.of_profile and self.column != "step_s"
 
 
 def _profiled(words: str, form: Callable[..., Interval], figure: Figure | RankFigure) -> Measure:
@@ -338,7 +343,11 @@ MEASURES = {
     "until_same_loss": Measure(
         "time until the least training loss that both reach", until_same_loss, forbidden=OF_TIME | OF_LEARNING
     ),
-    "loss": Measure("training loss, in the geometric mean over the epochs", loss, forbidden=OF_LEARNING),
+    "loss_over_first": _form(
+        "training loss over that of the first epoch, in the geometric mean over the epochs",
+        *(loss, run_figures.mean_loss_over_first),
+        forbidden=OF_LEARNING,
+    ),
     "loss_of_first_half": _form(
         "training loss over the first half of the epochs", loss, run_figures.FIRST_HALF, forbidden=OF_LEARNING
     ),

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, permutations, product
+from itertools import combinations, pairwise, permutations, product
 from typing import Any, Literal
 
 import msgspec
@@ -21,11 +21,13 @@ from analysis.claims.comparison import (
     UNDECIDED,
     UNITS,
     AtConfidence,
+    ComparedCell,
     Comparison,
     Readings,
     Sides,
     UnitName,
 )
+from analysis.claims.conditions import Condition
 from analysis.claims.measures import MEASURES, Measure
 from analysis.experiments import Panel
 from analysis.runs import grouping
@@ -48,25 +50,32 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A rule of a claim, which makes comparisons.
 
     over, under: the bounds, in `unit`; bounds: the word of `words.csv` that they are of, multiplied by `times`.
+    upto: what the papers print at most, in `unit`; above it a figure exceeds the claim.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
+    by_design: conditions of a comparison that this one does not need to meet, as its sides differ there by design:
+        `learning`, `work`, `cores` (see `conditions`).
     """
 
     unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
+    upto: float = math.inf
     bounds: str = ""
     times: float = 1.0
     only: dict[str, Any] = {}
+    by_design: list[Condition] = []
 
     def comparison(
         self, panel: Panel, what: str, where: Cell, cells: Sequence[Mapping[str, Any]], **more: Any
     ) -> Comparison:
         """A comparison of these cells, without runs where one of them has none that ended ok."""
-        groups = [_ok_runs(panel, cell) for cell in cells]
-        runs = tuple(run for group in groups for run in group) if all(groups) else ()
+        sides = tuple(ComparedCell(grouping.short_label(cell.items()), _ok_runs(panel, cell)) for cell in cells)
+        is_measured = all(side.runs for side in sides)
+        runs = tuple(run for side in sides for run in side.runs) if is_measured else ()
         beyond = not all(map(panel.experiment.prints, cells))
-        about = {"runs": runs, "beyond": beyond} | more
-        return Comparison(what, grouping.short_label(where), UNITS[self.unit], self.over, self.under, **about)
+        about = {"runs": runs, "sides": sides, "beyond": beyond} | more
+        where_label, unit = grouping.short_label(where), UNITS[self.unit]
+        return Comparison(what, where_label, unit, self.over, self.under, self.upto, **about)
 
     @property
     def axes(self) -> list[str]:
@@ -91,7 +100,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
         word, factor = rule.pop("bounds", ""), rule.pop("times", 1)
-        limits = (("above", rule.pop("over", None)), ("below", rule.pop("under", None)))
+        over, under, upto = (rule.pop(key, None) for key in ("over", "under", "upto"))
+        limits = (("above", over), ("below", under), ("at most", upto))
         bounds = " and ".join(f"{side} {limit:g}" for side, limit in limits if limit is not None)
         bounds = f"{bounds} {UNITS[self.unit].name}" if bounds else ""
         parts = [f"{word}{f' times {factor:g}' * (factor != 1)} ({bounds})" if word else bounds] if bounds else []
@@ -106,7 +116,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
 
     axis: a swept column, or several of them.
     pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
-        the value before the other one, for "*" before each.
+        the value before the other one, for "*" before each, and "fewer" all those before it.
     what: the measure, where a claim has several of the same pairs.
     """
 
@@ -210,8 +220,10 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
         (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval, pairs = _measured(self.measure, most, least), math.comb(len(measured), 2)
-        runs = (*most, *least)
-        return self.comparison(panel, what, cell, cells, interval=interval, runs=runs, stands_for=pairs)
+        named = ((worst, most), (best, least))
+        sides = tuple(ComparedCell(f"{self.axis}={grouping.typed(value)}", runs) for value, runs in named)
+        about = {"runs": (*most, *least), "sides": sides, "stands_for": pairs}
+        return self.comparison(panel, what, cell, cells, interval=interval, **about)
 
 
 class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
@@ -343,9 +355,11 @@ def _pairs(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, An
 
 
 def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The pairs that "*", "first" and "next_fewer" stand for, of the values of an axis."""
+    """The pairs that "*", "first", "fewer" and "next_fewer" stand for, of the values of an axis."""
     if pair[0] == "next_fewer":
         return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
+    if pair[0] == "fewer":
+        return [(before, after) for before, after in combinations(values, 2) if pair[1] in ("*", after)]
     if pair[1] == "next_fewer":
         return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
     sides = [values if side == "*" else values[:1] if side == "first" else [side] for side in pair]

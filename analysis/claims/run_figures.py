@@ -185,6 +185,12 @@ def mean_loss(readings: Readings, run: Run, first: float = 0.0, last: float = 1.
     return math.exp(sum(map(math.log, part)) / len(part))
 
 
+def mean_loss_over_first(readings: Readings, run: Run) -> float:
+    """The geometric mean of the losses of all epochs / that of the first: the less, the faster the loss falls, at
+    whatever level it begins."""
+    return mean_loss(readings, run) / losses(readings, run)[0]
+
+
 FIRST_HALF, SECOND_HALF = partial(mean_loss, last=0.5), partial(mean_loss, first=0.5)
 
 
