@@ -229,7 +229,7 @@ class Comparison:
     interval: the interval of the measured ratio at a confidence; None where `settled`.
     stands_for: the number of comparisons from which this one was picked, for the correction of the confidence.
     settled: verdict and text of a comparison that has no number.
-    most: the largest ratio that is physically possible; a larger one is marked as doubtful.
+    least, most: the ratios between which what is measured can lie; one beyond them is marked as doubtful.
     """
 
     what: str
@@ -244,6 +244,7 @@ class Comparison:
     interval: AtConfidence | None = None
     stands_for: int = 1
     settled: tuple[str, str] | None = None
+    least: float = 0.0
     most: float = math.inf
 
     def verdict(self, low: float | None, high: float | None) -> str:

@@ -17,7 +17,7 @@ from analysis.claims.measures import Measure
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, LEFT_OUT
 from analysis.runs.load import Run
-from analysis.stats.between_runs import RepeatedRuns
+from analysis.stats.between_runs import RepeatedRuns, is_less
 from multicard.messages import Message
 from multicard.records import steps
 from multicard.records.limits import Forbids
@@ -89,7 +89,7 @@ def _unlearned(side: ComparedCell, readings: Readings, repeated: RepeatedRuns) -
             said = f"{side.label}: losses that are no numbers, in {lost} of its steps or epochs"
             return [Message("claim.losses-not-finite", said, cell=side.label, count=lost)]
         ends = _first_and_last(run, readings)
-        if ends is not None and not ends[1] < ends[0]:
+        if ends is not None and not is_less(ends[1], ends[0]):
             first, last = ends
             said = f"{side.label}: its loss did not fall ({first:.3g} to {last:.3g})"
             return [Message("claim.losses-did-not-fall", said, cell=side.label, first=first, last=last)]
@@ -117,7 +117,7 @@ def _first_and_last(run: Run, readings: Readings) -> tuple[float, float] | None:
     if first is None or last is None:
         return None
     # One step's loss may be low by luck
-    return (first, last) if last < first else (_first_tenth(run, readings) or first, last)
+    return (first, last) if is_less(last, first) else (_first_tenth(run, readings) or first, last)
 
 
 def _first_tenth(run: Run, readings: Readings) -> float | None:
@@ -136,13 +136,16 @@ def _first_tenth(run: Run, readings: Readings) -> float | None:
 
 
 def _other_work(sides: Sequence[ComparedCell]) -> list[Message]:
-    amounts = [run["samples_trained"] for side in sides for run in side.runs]
-    known = [amount for amount in amounts if amount is not None]
-    if not known or min(known) >= max(known) * (1 - LEFT_OUT):
-        return []
-    least, most = min(known), max(known)
-    said = f"its sides did not do as much: {least:,.0f} against {most:,.0f} samples"
-    return [Message("claim.other-work", said, least=least, most=most)]
+    """Samples that were trained on, each time that one was, and those of an evaluation."""
+    found = []
+    for column, of_what in (("samples_trained", "trained on"), ("test_samples", "evaluated")):
+        amounts = [run[column] for side in sides for run in side.runs]
+        known = [amount for amount in amounts if amount is not None]
+        if known and min(known) < max(known) * (1 - LEFT_OUT):
+            least, most = min(known), max(known)
+            said = f"its sides did not do as much: {least:,} and {most:,} samples {of_what}"
+            found.append(Message("claim.other-work", said, column=column, least=least, most=most))
+    return found
 
 
 def _other_share(sides: Sequence[ComparedCell]) -> list[Message]:

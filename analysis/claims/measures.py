@@ -270,6 +270,10 @@ def _ratio(words: str, figure: Figure, column: str = "") -> Measure:
     return _form(words, Sides.ratio, figure, column)
 
 
+def _share(words: str, figure: Figure) -> Measure:
+    return Measure(words, partial(Sides.share, figure=figure))
+
+
 def _counted(words: str, figure: Figure, column: str = "") -> Measure:
     return _form(words, Sides.exact_ratio, figure, column, OF_COUNTS)
 
@@ -291,16 +295,14 @@ _OF_FOUR = "in the sum with copies to the device, cudaStreamSynchronize and"
 MEASURES = {
     "time": _ratio("time", run_figures.TIME, "total_s"),  # of the whole training, with its evaluations
     "iteration": _ratio("time of an iteration", run_figures.STEP, "step_s"),
-    "share_of_pauses": _form(
-        "share of the epochs in which the ranks wait for first batches", Sides.share, run_figures.share_of_pauses
+    "share_of_pauses": _share(
+        "share of the epochs in which the ranks wait for first batches", run_figures.share_of_pauses
     ),
-    "share_of_each_pause": _form(
+    "share_of_each_pause": _share(
         "share of an epoch in which the ranks wait for its first batch, or its evaluation's, of the least",
-        *(Sides.share, run_figures.share_of_least_pause),
+        run_figures.share_of_least_pause,
     ),
-    "share_of_reading": _form(
-        "time of reading / of the whole run with its start", Sides.share, run_figures.share_of_reading
-    ),
+    "share_of_reading": _share("time of reading / of the whole run with its start", run_figures.share_of_reading),
     "time_of_pauses": _ratio(
         "time until first batches, without the first epoch and its evaluation", run_figures.all_pauses_s
     ),

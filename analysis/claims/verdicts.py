@@ -346,7 +346,8 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
         interval = ratio.mapped(unit.convert)
     except ValueError as error:
         return replace(figure, unit=unit.name, why=str(error))
-    low, high, doubtful = interval.low, interval.high, ratio.estimate > comparison.most
+    low, high = interval.low, interval.high
+    doubtful = not comparison.least <= ratio.estimate <= comparison.most
     verdict, text = comparison.verdict(low, high), unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
     without = ""
     if low is None or high is None:

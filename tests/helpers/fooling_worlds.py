@@ -440,6 +440,19 @@ FOOLING += [
     ("ddp-does-not", at("strategy gpus", {("ddp", n): {"trained": 60_000 * n} for n in (2, 3, 4)}), "holds"),
     ("dali-does-not-lose", spoiled(at("", {}), "gpus", 4, trained=600), "undecided"),
     ("pinned-tuning", spoiled(at("", {}), "pin_memory", True, rows=5), "undecided"),
+    # What cannot be: 3 GPUs ten times as fast as 2, a pause longer than its epoch, reading longer than the run
+    ("dali-does-not-lose", along("gpus", {3: 0.1, 4: 0.1}, loader="dali"), "undecided"),
+    ("dataloader-pauses", along("gpus", {1: 0.001, 2: 0.001, 3: 50.0, 4: 50.0}, "first_batch"), "half measured"),
+    ("reading-takes-long", at("", {}, read_s=1e6), "not measured"),
+    # More GPUs that evaluate fewer images; losses that fall by next to nothing; two steps that are each alike the first
+    (
+        "inference-scales",
+        lambda cell: {"evaluate_s": 1.3 ** (1 - cell["gpus"]), "answers": 10_000 // cell["gpus"]},
+        "undecided",
+    ),
+    ("loss-alike", at("", {}, decay=0.9999), "undecided"),
+    ("iteration-by-gpus", along("gpus", {1: 0.9, 2: 1.0, 3: 0.92, 4: 1.08})),
+    ("lora-memory-stays", along("gpus", {1: 1.1, 2: 1.0, 3: 0.96, 4: 1.04}, "memory")),
 ]
 
 # By what happened to some of three runs a cell, the columns of these runs, and what is said where the claim held
@@ -452,4 +465,8 @@ SPOILED: list[tuple[str, Cell, Cell, str]] = [
     ("precision-accuracy", FIRST, {"mixed_data": True}, "illustrated: holds"),
     ("dataloader-needs-memory", {"status": "oom"}, {"ran_out": "gpu"}, "undecided"),
     ("qat-needs-4-gpus", {"status": "oom"}, {"ran_out": "host"}, "undecided"),
+    # Others may have had the memory
+    ("qat-needs-4-gpus", {"status": "oom"}, {"disturbed": True}, "illustrated: holds"),
+    ("qat-needs-4-gpus", {"status": "oom"}, {"beside_others": True}, "undecided"),
+    ("fp16-over-fp64", FIRST, {"loaded": True}, "illustrated: holds"),
 ]
