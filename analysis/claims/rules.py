@@ -143,7 +143,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
         tops, bottoms = (_ok_runs(panel, each) for each in cells)
-        about = {"interval": _measured(self.measure, tops, bottoms)}
+        about: dict[str, Any] = {"interval": _measured(self.measure, tops, bottoms)}
         if tops and bottoms:
             about["most"] = _most(self.measure, tops, bottoms)
             about["least"] = 1 / _most(self.measure, bottoms, tops)

@@ -444,7 +444,7 @@ FOOLING += [
     ("dali-does-not-lose", along("gpus", {3: 0.1, 4: 0.1}, loader="dali"), "undecided"),
     ("dataloader-pauses", along("gpus", {1: 0.001, 2: 0.001, 3: 50.0, 4: 50.0}, "first_batch"), "half measured"),
     ("reading-takes-long", at("", {}, read_s=1e6), "not measured"),
-    # More GPUs that evaluate fewer images; losses that fall by next to nothing; two cells that are each level with the first
+    # More GPUs that evaluate fewer images; losses that hardly fall; cells that are level with the first alone
     (
         "inference-scales",
         lambda cell: {"evaluate_s": 1.3 ** (1 - cell["gpus"]), "answers": 10_000 // cell["gpus"]},
