@@ -24,6 +24,7 @@ from multicard.records.schema import AnyRecord, VisionRecord
 from multicard.records.text_table import clean
 
 HOLDS, FAILS, UNDECIDED, UNMEASURED = "holds", "does not hold", "undecided", "not measured"
+EXCEEDS = "exceeds"  # more than the paper prints, where it prints a range or "up to"
 HALF, ILLUSTRATED = "half measured", "illustrated"  # of a claim: comparisons are missing, or its runs may not decide
 PRIOR_SHARE_SD = 0.02  # of a share of a run's time, before any run was repeated
 Scale = Callable[[float], float | None]
@@ -208,17 +209,27 @@ UNITS: dict[UnitName, ClaimUnit] = {
 
 
 @dataclass(frozen=True)
+class ComparedCell:
+    """One side of a comparison: a cell as a person would type it, and its runs."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One comparison of a rule, before its interval is worked out.
 
     what: what is compared ("gpus=4 against 1"). where: the cell that both are in ("precision=fp32").
     over, under: the bounds between which the claim has the figure, in `unit`.
+    upto: the most that the claim has; a figure above it exceeds the claim.
     runs: of both sides; empty where a cell was not measured.
+    sides: the cells that these runs are of.
     beyond: True in cells that the papers do not have.
     interval: the interval of the measured ratio at a confidence; None where `settled`.
     stands_for: the number of comparisons from which this one was picked, for the correction of the confidence.
     settled: verdict and text of a comparison that has no number.
-    most: the largest ratio that is physically possible; a larger one is marked as doubtful.
+    least, most: the ratios between which what is measured can lie; one beyond them is marked as doubtful.
     """
 
     what: str
@@ -226,17 +237,28 @@ class Comparison:
     unit: ClaimUnit
     over: float
     under: float
+    upto: float = math.inf
     runs: tuple[Run, ...] = ()
+    sides: tuple[ComparedCell, ...] = ()
     beyond: bool = False
     interval: AtConfidence | None = None
     stands_for: int = 1
     settled: tuple[str, str] | None = None
+    least: float = 0.0
     most: float = math.inf
 
     def verdict(self, low: float | None, high: float | None) -> str:
         """By where the whole interval lies; undecided where there is none, or it contains a bound."""
         if low is None or high is None:
             return UNDECIDED
-        if low > self.over and high < self.under:
-            return HOLDS
-        return FAILS if high <= self.over or low >= self.under else UNDECIDED
+        if high <= self.over or _reaches(low, self.under):
+            return FAILS
+        if low > self.over and _reaches(low, self.upto):
+            return EXCEEDS
+        is_below = not _reaches(high, self.under) and not _reaches(high, self.upto)
+        return HOLDS if low > self.over and is_below else UNDECIDED
+
+
+def _reaches(figure: float, bound: float) -> bool:
+    """True of a figure at an upper bound or above it; an infinite bound is none, also for an infinite figure."""
+    return bound < math.inf and figure >= bound

@@ -160,7 +160,7 @@ def until_same_loss(sides: Sides) -> Interval:
     return sides.ratio(partial(run_figures.until_loss_s, loss=least), of_seeds=True)
 
 
-def loss(sides: Sides, figure: Figure = run_figures.mean_loss) -> Interval:
+def loss(sides: Sides, figure: Figure) -> Interval:
     """The ratio of the training losses; infinite, or 0, where a loss of one side became no number. Raises ValueError
     where both did, or a record has none."""
     lost = [math.inf in losses for losses in sides.values(run_figures.mean_loss)]
@@ -242,6 +242,11 @@ class Measure:
     forbidden: frozenset[Forbids] = OF_TIME
     of_profile: bool = False
 
+    @property
+    def of_whole_runs(self) -> bool:
+        """True of a time, or of what was learned, that depends on how much a run trained."""
+        return bool(self.forbidden) and not self.of_profile and self.column != "step_s"
+
 
 def _profiled(words: str, form: Callable[..., Interval], figure: Figure | RankFigure) -> Measure:
     return Measure(words, partial(form, figure=figure), of_profile=True)
@@ -265,6 +270,10 @@ def _ratio(words: str, figure: Figure, column: str = "") -> Measure:
     return _form(words, Sides.ratio, figure, column)
 
 
+def _share(words: str, figure: Figure) -> Measure:
+    return Measure(words, partial(Sides.share, figure=figure))
+
+
 def _counted(words: str, figure: Figure, column: str = "") -> Measure:
     return _form(words, Sides.exact_ratio, figure, column, OF_COUNTS)
 
@@ -286,16 +295,14 @@ _OF_FOUR = "in the sum with copies to the device, cudaStreamSynchronize and"
 MEASURES = {
     "time": _ratio("time", run_figures.TIME, "total_s"),  # of the whole training, with its evaluations
     "iteration": _ratio("time of an iteration", run_figures.STEP, "step_s"),
-    "share_of_pauses": _form(
-        "share of the epochs in which the ranks wait for first batches", Sides.share, run_figures.share_of_pauses
+    "share_of_pauses": _share(
+        "share of the epochs in which the ranks wait for first batches", run_figures.share_of_pauses
     ),
-    "share_of_each_pause": _form(
+    "share_of_each_pause": _share(
         "share of an epoch in which the ranks wait for its first batch, or its evaluation's, of the least",
-        *(Sides.share, run_figures.share_of_least_pause),
+        run_figures.share_of_least_pause,
     ),
-    "share_of_reading": _form(
-        "time of reading / of the whole run with its start", Sides.share, run_figures.share_of_reading
-    ),
+    "share_of_reading": _share("time of reading / of the whole run with its start", run_figures.share_of_reading),
     "time_of_pauses": _ratio(
         "time until first batches, without the first epoch and its evaluation", run_figures.all_pauses_s
     ),
@@ -338,7 +345,11 @@ MEASURES = {
     "until_same_loss": Measure(
         "time until the least training loss that both reach", until_same_loss, forbidden=OF_TIME | OF_LEARNING
     ),
-    "loss": Measure("training loss, in the geometric mean over the epochs", loss, forbidden=OF_LEARNING),
+    "loss_over_first": _form(
+        "training loss over that of the first epoch, in the geometric mean over the epochs",
+        *(loss, run_figures.mean_loss_over_first),
+        forbidden=OF_LEARNING,
+    ),
     "loss_of_first_half": _form(
         "training loss over the first half of the epochs", loss, run_figures.FIRST_HALF, forbidden=OF_LEARNING
     ),

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
+from analysis.claims.comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
 from analysis.claims.verdicts import NO_RUNS, Verdict, labels
 from analysis.runs.grouping import grouped
 from analysis.stats.between_runs import REMEDY
@@ -22,8 +22,8 @@ BEYOND = ", beside the papers' cells"
 UNLIKE = "~"  # marks what was measured in another setting than the paper's
 MOST_UNLIKE = 8  # differences from the papers' setting that a note below the table names
 MAX_LISTED = 4  # figures of a rule that the table lists; of more, it lists the least and the greatest
-SUMMARISED = {one: one for one in (HOLDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)}
-SUMMARISED |= {HOLDS: "hold", FAILS: "do not hold"}
+SUMMARISED = {one: one for one in (HOLDS, EXCEEDS, FAILS, UNDECIDED, HALF, ILLUSTRATED, UNMEASURED)}
+SUMMARISED |= {HOLDS: "hold", EXCEEDS: "exceed", FAILS: "do not hold"}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
 

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, permutations, product
+from itertools import combinations, pairwise, permutations, product
 from typing import Any, Literal
 
 import msgspec
@@ -21,11 +21,13 @@ from analysis.claims.comparison import (
     UNDECIDED,
     UNITS,
     AtConfidence,
+    ComparedCell,
     Comparison,
     Readings,
     Sides,
     UnitName,
 )
+from analysis.claims.conditions import Condition
 from analysis.claims.measures import MEASURES, Measure
 from analysis.experiments import Panel
 from analysis.runs import grouping
@@ -48,25 +50,32 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A rule of a claim, which makes comparisons.
 
     over, under: the bounds, in `unit`; bounds: the word of `words.csv` that they are of, multiplied by `times`.
+    upto: what the papers print at most, in `unit`; above it a figure exceeds the claim.
     only: the cells that count, by swept column: a value, a list of values, or a condition (">= 300").
+    by_design: conditions of a comparison that this one does not need to meet, as its sides differ there by design:
+        `learning`, `work`, `cores` (see `conditions`).
     """
 
     unit: UnitName = "times"
     over: float = -math.inf
     under: float = math.inf
+    upto: float = math.inf
     bounds: str = ""
     times: float = 1.0
     only: dict[str, Any] = {}
+    by_design: list[Condition] = []
 
     def comparison(
         self, panel: Panel, what: str, where: Cell, cells: Sequence[Mapping[str, Any]], **more: Any
     ) -> Comparison:
         """A comparison of these cells, without runs where one of them has none that ended ok."""
-        groups = [_ok_runs(panel, cell) for cell in cells]
-        runs = tuple(run for group in groups for run in group) if all(groups) else ()
+        sides = tuple(ComparedCell(grouping.short_label(cell.items()), _ok_runs(panel, cell)) for cell in cells)
+        is_measured = all(side.runs for side in sides)
+        runs = tuple(run for side in sides for run in side.runs) if is_measured else ()
         beyond = not all(map(panel.experiment.prints, cells))
-        about = {"runs": runs, "beyond": beyond} | more
-        return Comparison(what, grouping.short_label(where), UNITS[self.unit], self.over, self.under, **about)
+        about = {"runs": runs, "sides": sides, "beyond": beyond} | more
+        where_label, unit = grouping.short_label(where), UNITS[self.unit]
+        return Comparison(what, where_label, unit, self.over, self.under, self.upto, **about)
 
     @property
     def axes(self) -> list[str]:
@@ -91,7 +100,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         rule = msgspec.to_builtins(self)
         measure, kind, only = (rule.pop(key, "") for key in ("measure", "rule", "only"))
         word, factor = rule.pop("bounds", ""), rule.pop("times", 1)
-        limits = (("above", rule.pop("over", None)), ("below", rule.pop("under", None)))
+        over, under, upto = (rule.pop(key, None) for key in ("over", "under", "upto"))
+        limits = (("above", over), ("below", under), ("at most", upto))
         bounds = " and ".join(f"{side} {limit:g}" for side, limit in limits if limit is not None)
         bounds = f"{bounds} {UNITS[self.unit].name}" if bounds else ""
         parts = [f"{word}{f' times {factor:g}' * (factor != 1)} ({bounds})" if word else bounds] if bounds else []
@@ -106,7 +116,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
 
     axis: a swept column, or several of them.
     pairs: top and bottom, a list of values for several axes. "*" is every other value, "first" the first, "next_fewer"
-        the value before the other one, for "*" before each.
+        the value before the other one, for "*" before each, and "fewer" all those before it.
     what: the measure, where a claim has several of the same pairs.
     """
 
@@ -133,8 +143,11 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
         tops, bottoms = (_ok_runs(panel, each) for each in cells)
-        most = _most(self.measure, tops, bottoms) if tops and bottoms else math.inf
-        return self.comparison(panel, what, cell, cells, interval=_measured(self.measure, tops, bottoms), most=most)
+        about: dict[str, Any] = {"interval": _measured(self.measure, tops, bottoms)}
+        if tops and bottoms:
+            about["most"] = _most(self.measure, tops, bottoms)
+            about["least"] = 1 / _most(self.measure, bottoms, tops)
+        return self.comparison(panel, what, cell, cells, **about)
 
 
 class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
@@ -210,8 +223,10 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
         (_, best, least), (_, worst, most) = measured[0], measured[-1]
         what = f"{self.axis}: {grouping.typed(best)} against {grouping.typed(worst)}"
         interval, pairs = _measured(self.measure, most, least), math.comb(len(measured), 2)
-        runs = (*most, *least)
-        return self.comparison(panel, what, cell, cells, interval=interval, runs=runs, stands_for=pairs)
+        named = ((worst, most), (best, least))
+        sides = tuple(ComparedCell(f"{self.axis}={grouping.typed(value)}", runs) for value, runs in named)
+        about = {"runs": (*most, *least), "sides": sides, "stands_for": pairs}
+        return self.comparison(panel, what, cell, cells, interval=interval, **about)
 
 
 class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
@@ -275,8 +290,15 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         more: dict[str, Any] = {"runs": tuple(runs), "beyond": False, "settled": settled}
         return self.comparison(panel, "it ends", tuple(cell.items()), [cell], **more)
 
+    @property
+    def forbidden(self) -> set[Forbids]:
+        """What others used meanwhile, of processors or memory, may be what ran out."""
+        return {Forbids.rate}
+
     def _end(self, run: Run) -> str:
-        """A run's status, which says what ran out where it was the other memory."""
+        """A run's status, which says what ran out where it was the other memory, or others had a part of it."""
+        if run["status"] == "oom" and run["beside_others"]:
+            return "oom beside other runs"
         is_other = run["status"] == "oom" and run["ran_out"] not in (None, self.memory)
         return f"oom of the {run['ran_out']}" if is_other else run["status"]
 
@@ -343,9 +365,11 @@ def _pairs(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, An
 
 
 def _expanded(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The pairs that "*", "first" and "next_fewer" stand for, of the values of an axis."""
+    """The pairs that "*", "first", "fewer" and "next_fewer" stand for, of the values of an axis."""
     if pair[0] == "next_fewer":
         return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
+    if pair[0] == "fewer":
+        return [(before, after) for before, after in combinations(values, 2) if pair[1] in ("*", after)]
     if pair[1] == "next_fewer":
         return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
     sides = [values if side == "*" else values[:1] if side == "first" else [side] for side in pair]

@@ -66,12 +66,19 @@ def all_pauses_s(readings: Readings, run: Run) -> float:
 
 def share_of_pauses(readings: Readings, run: Run) -> float:
     """The pauses / the time of the epochs after the first one and their evaluations."""
-    return all_pauses_s(readings, run) / sum(_epochs_s(readings, run))
+    return _part(all_pauses_s(readings, run) / sum(_epochs_s(readings, run)))
 
 
 def share_of_least_pause(readings: Readings, run: Run) -> float:
     """The least share of an epoch and its evaluation that is a pause: one long pause is none before each of them."""
-    return min(map(operator.truediv, map(min, pauses_s(readings, run)), _epochs_s(readings, run)))
+    return _part(min(map(operator.truediv, map(min, pauses_s(readings, run)), _epochs_s(readings, run))))
+
+
+def _part(share: float) -> float:
+    """A share of a time; refused where it is longer than that time."""
+    if share > 1:
+        raise Refusal("claim.longer-than-all", "a part of a run lasted longer than all of it", share=share)
+    return share
 
 
 def _epochs_s(readings: Readings, run: Run) -> list[float]:
@@ -90,7 +97,7 @@ def share_of_reading(readings: Readings, run: Run) -> float:
             "a record without the time of reading: `dataset.cache=process` has it",
             key="dataset.cache",
         )
-    return read_s / (start_s + total_s)
+    return _part(read_s / (start_s + total_s))
 
 
 def _utilisation(readings: Readings, run: Run) -> np.ndarray:
@@ -183,6 +190,12 @@ def mean_loss(readings: Readings, run: Run, first: float = 0.0, last: float = 1.
     found = losses(readings, run)
     part = found[int(first * len(found)) : math.ceil(last * len(found))]
     return math.exp(sum(map(math.log, part)) / len(part))
+
+
+def mean_loss_over_first(readings: Readings, run: Run) -> float:
+    """The geometric mean of the losses of all epochs / that of the first: the less, the faster the loss falls, at
+    whatever level it begins."""
+    return mean_loss(readings, run) / losses(readings, run)[0]
 
 
 FIRST_HALF, SECOND_HALF = partial(mean_loss, last=0.5), partial(mean_loss, first=0.5)

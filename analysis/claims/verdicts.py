@@ -2,7 +2,9 @@
 
 Each comparison of a claim is judged by its whole interval, and the intervals of a claim together cover at 95 %. The
 claim holds if all comparisons of the paper's cells do, and does not if one is refuted (an "up to": the other way
-round). Where some are missing and none decides, it is half measured.
+round). It is exceeded where one has more than the paper prints, and all others hold. Where some are missing and none
+decides, it is half measured. A comparison whose sides did not learn, or not do as much, decides nothing
+(`conditions`).
 
 Runs decide where they have the paper's setting (`same_setting`) but for what the experiment has otherwise for a reason.
 Others illustrate a claim: they are shown with what differs, and never decide.
@@ -21,7 +23,18 @@ from typing import Any, Literal
 import msgspec
 
 from analysis import same_setting
-from analysis.claims.comparison import FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED, Comparison, Readings
+from analysis.claims import conditions
+from analysis.claims.comparison import (
+    EXCEEDS,
+    FAILS,
+    HALF,
+    HOLDS,
+    ILLUSTRATED,
+    UNDECIDED,
+    UNMEASURED,
+    Comparison,
+    Readings,
+)
 from analysis.claims.rules import UNLUCKY, AnyRule, Ends
 from analysis.experiments import Experiment, Panel, load, panels
 from analysis.runs import grouping
@@ -125,7 +138,7 @@ def named(names: Sequence[str]) -> list[Claim]:
 class ClaimFigure:
     """One comparison of a claim, worked out.
 
-    what, where: what is compared, and in which cell; over, under: the bounds, as in `rules.Comparison`.
+    what, where: what is compared, and in which cell; over, under, upto: the bounds, as in `comparison.Comparison`.
     estimate, low, high: in `unit`; None where there is none, which `why` explains.
     confidence: of this interval; the intervals of a claim cover together at 95 %.
     verdict: of this comparison alone.
@@ -133,6 +146,7 @@ class ClaimFigure:
     part: index of the claim's rule.
     beyond: True in cells that the papers do not have: it decides nothing.
     doubtful: True if it is more than GPUs can give.
+    doubts: why it decides nothing, whatever its figure (`conditions`).
     """
 
     what: str
@@ -144,6 +158,7 @@ class ClaimFigure:
     unit: str = ""
     over: float
     under: float
+    upto: float
     verdict: str = UNMEASURED
     runs: int
     basis: str = ""
@@ -152,6 +167,7 @@ class ClaimFigure:
     part: int
     beyond: bool = False
     doubtful: bool = False
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,8 +185,8 @@ class Other:
 class Verdict:
     """A claim, and what the runs say of it.
 
-    verdict: `holds`, `does not hold`, `undecided`, `half measured` or `not measured`, or `illustrated` by runs that may
-        not decide. shows: what these have of the others.
+    verdict: `holds`, `exceeds`, `does not hold`, `undecided`, `half measured` or `not measured`, or `illustrated` by
+        runs that may not decide. shows: what these have of the others.
     asked: comparisons that all cells of the paper give there. lost: cells without a run that ended ok, and how they
         ended. why: what decided the verdict, what is missing, or why nothing could.
     figures: of the most telling setting; empty where nothing was measured.
@@ -254,7 +270,7 @@ class _Candidate:
 
     def judge(self, readings: Readings) -> Verdict:
         confidence = intervals.bonferroni(sum(comparison.stands_for for _, comparison in self.measured))
-        judged = [(one, _figure(one, part, readings, confidence)) for part, one in self.measured]
+        judged = [(one, self._judged(one, part, readings, confidence)) for part, one in self.measured]
         deciding = [(one, figure) for one, figure in judged if self.beyond or not one.beyond]
         shows, lost = self._shows([figure for _, figure in deciding]), _lost_cells(self.panel)
         known = [one for one, figure in deciding if figure.verdict != UNMEASURED]
@@ -271,14 +287,28 @@ class _Candidate:
         about |= {"setting": _setting(self.panel.experiment, self.runs)}
         return replace(verdict, **about, command=command if verdict.verdict in (HALF, ILLUSTRATED) else None)
 
+    def _judged(self, comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
+        """A comparison worked out; undecided where its sides do not meet the conditions of its rule."""
+        figure, rule = _figure(comparison, part, readings, confidence), self.claim.rules[part]
+        if self.claim.counted or figure.verdict not in (HOLDS, EXCEEDS, FAILS):
+            return figure
+        doubts = conditions.doubts(comparison, rule.measures, rule.by_design, readings, self.panel.repeated)
+        if not doubts or conditions.refutes(comparison, figure.verdict, rule.measures, doubts):
+            return figure
+        return replace(figure, verdict=UNDECIDED, why=clean("; ".join(doubts)), doubts=tuple(doubts))
+
     def _shows(self, figures: Sequence[ClaimFigure]) -> str:
         known = [figure.verdict for figure in figures if figure.verdict != UNMEASURED]
+        if self.claim.needs == "one" and EXCEEDS in known:
+            return EXCEEDS
         one_decides, all_decide = (HOLDS, FAILS) if self.claim.needs == "one" else (FAILS, HOLDS)
         if one_decides in known:
             return one_decides
         if len(known) < len(self.asked):
             return HALF if known else UNMEASURED
-        return all_decide if {*known} == {all_decide} else UNDECIDED
+        if {*known} == {all_decide}:
+            return all_decide
+        return EXCEEDS if {*known} <= {HOLDS, EXCEEDS} else UNDECIDED
 
 
 def judge(runs: Sequence[Run], mix: bool = False, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
@@ -305,7 +335,7 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Verdi
 
 
 def _figure(comparison: Comparison, part: int, readings: Readings, confidence: float) -> ClaimFigure:
-    keys = ("what", "where", "over", "under", "beyond")
+    keys = ("what", "where", "over", "under", "upto", "beyond")
     about: dict[str, Any] = {key: getattr(comparison, key) for key in keys} | {"runs": len(comparison.runs)}
     figure, unit = ClaimFigure(**about, part=part, confidence=confidence), comparison.unit
     if comparison.settled is not None:
@@ -316,24 +346,31 @@ def _figure(comparison: Comparison, part: int, readings: Readings, confidence: f
         interval = ratio.mapped(unit.convert)
     except ValueError as error:
         return replace(figure, unit=unit.name, why=str(error))
-    low, high, doubtful = interval.low, interval.high, ratio.estimate > comparison.most
+    low, high = interval.low, interval.high
+    doubtful = not comparison.least <= ratio.estimate <= comparison.most
     verdict, text = comparison.verdict(low, high), unit.phrase(interval.estimate, low, high) + DOUBTFUL * doubtful
     without = ""
     if low is None or high is None:
         said = f"no interval of {interval.basis} on a machine without repetitions"
         without = Message("claim.no-interval", said, basis=interval.basis)
-    verdict = UNDECIDED if doubtful and verdict == HOLDS else verdict  # what cannot be shows nothing
+    if doubtful and verdict in (HOLDS, EXCEEDS):
+        verdict = UNDECIDED  # what cannot be shows nothing
     known = replace(figure, verdict=verdict, text=text, unit=unit.name, basis=interval.basis, why=without)
     return replace(known, estimate=interval.estimate, low=low, high=high, doubtful=doubtful)
 
 
 def _why(verdict: str, figures: Sequence[ClaimFigure], asked: int, missing: Sequence[str], lost: Sequence[str]) -> str:
     """The comparisons that decided, how much of the claim was measured, what is missing, and cells that ended badly."""
-    by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in (FAILS, UNDECIDED, UNMEASURED)}
+    kinds = (FAILS, EXCEEDS, UNDECIDED, UNMEASURED)
+    by_verdict = {kind: [one for one in figures if one.verdict == kind] for kind in kinds}
     reasons = []
     if verdict == FAILS:
         against = labels(by_verdict[FAILS])
         reasons.append(Message("claim.refuted", f"refuted by {first_few(against, MAX_NAMED)}", by=against))
+    if verdict == EXCEEDS:
+        above = labels(by_verdict[EXCEEDS])
+        said = f"more than printed: {first_few(above, MAX_NAMED)}"
+        reasons.append(Message("claim.exceeded", said, by=above))
     if verdict == UNDECIDED and by_verdict[UNDECIDED]:
         reasons.append(_undecided(by_verdict[UNDECIDED]))
     measured = len(figures) - len(by_verdict[UNMEASURED])
@@ -353,6 +390,10 @@ def _undecided(figures: Sequence[ClaimFigure]) -> Message:
     """Which comparisons decide nothing, and what helps where they have no interval."""
     named = labels(figures)
     said = f"undecided: {first_few(named, MAX_NAMED)}"
+    doubts = list(dict.fromkeys(doubt for figure in figures for doubt in figure.doubts))
+    if doubts:
+        shown = first_few(doubts, MAX_NAMED)
+        return Message("claim.undecided-by-condition", f"{said} ({shown})", comparisons=named, reasons=doubts)
     without_interval = next((figure.why for figure in figures if figure.why), None)
     if without_interval is None:
         return Message("claim.undecided", said, comparisons=named)

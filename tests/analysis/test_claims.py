@@ -20,7 +20,7 @@ from analysis.stats import intervals
 from tests.conftest import calls_of
 from tests.helpers import claim_runs, records
 from tests.helpers.claim_runs import REPEATED_LR, write
-from tests.helpers.claim_worlds import CASES, Cell, ending
+from tests.helpers.claim_worlds import CASES, Cell, Figures, ending
 from tests.helpers.fooling_worlds import FOOLING, OTHER_WORLDS, SPOILED
 from tests.helpers.messages import Told, find, says, told
 
@@ -116,6 +116,66 @@ def test_a_world_that_would_fool_a_looser_rule(
     write(tmp_path, named([name])[0].experiment, world)
     (judgement,) = judged(tmp_path, name)
     assert judgement.verdict == verdict, judgement.why
+
+
+@pytest.mark.parametrize(
+    ("code", "figures"),
+    [
+        ("claim.at-chance", {"accuracy": 0.1}),
+        ("claim.losses-did-not-fall", {"decay": 1.0}),
+        ("claim.losses-not-finite", {"lost": 2}),
+        ("claim.other-work", {"trained": 600}),
+        ("claim.other-cores", {"cores": 1}),
+        ("claim.other-cores", {"threads": 4}),
+        ("claim.beside-others", {"beside": 2}),
+        ("claim.impossible-time", {"s": 1e-9}),
+    ],
+)
+def test_a_side_that_shows_nothing_leaves_its_comparison_undecided_with_the_reason(
+    code: str, figures: Figures, tmp_path: Path
+):
+    def world(cell: Cell) -> Figures:
+        fair = {"s": 1.5} if cell["precision"] == "fp32" else {}
+        return fair | (figures if (cell["precision"], cell["gpus"]) == ("fp16", 2) else {})
+
+    write(tmp_path, "table2", world)
+    verdicts = judged(tmp_path, "fp16-over-fp32", "precision-memory")
+    by_cell = {figure.where: figure for figure in verdicts[0].figures}
+    assert verdicts[0].verdict == by_cell["gpus=2"].verdict == "undecided"
+    assert says(by_cell["gpus=2"].why, code) and says(verdicts[0].why, "claim.undecided-by-condition")
+    assert {by_cell[f"gpus={gpus}"].verdict for gpus in (1, 3, 4)} == {"holds"}
+    assert not any(figure.doubts for figure in verdicts[1].figures)  # memory is counted
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        ({1: (16, 16), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "holds"),  # ranks share the cores of a node
+        ({1: (4, 4), 2: (8, 4), 3: (12, 4), 4: (16, 4)}, "holds"),  # each GPU brings its own
+        ({1: (16, 1), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "undecided"),
+        ({1: (2, 2), 2: (16, 8), 3: (16, 5), 4: (16, 4)}, "undecided"),
+    ],
+)
+def test_more_gpus_share_the_cores_or_bring_their_own(share: dict[int, tuple[int, int]], expected: str, tmp_path: Path):
+    """By the number of GPUs: cores of the node, and threads of a rank."""
+
+    def world(cell: Cell) -> Figures:
+        cores, threads = share[cell["gpus"]]
+        return CASES["ddp-ds-scales"].world(cell, 1.3) | {"cores": cores, "threads": threads}
+
+    write(tmp_path, "strategies", world)
+    (verdict,) = judged(tmp_path, "ddp-ds-scales")
+    assert verdict.verdict == expected, verdict.why
+
+
+def test_a_figure_above_what_is_printed_exceeds_the_claim(tmp_path: Path):
+    table2(tmp_path, 9.0)
+    (verdict,) = judged(tmp_path, "fp16-over-fp64")
+    assert verdict.verdict == "exceeds" and verdict.decides
+    assert says(verdict.why, "claim.exceeded", by=[f"gpus={gpus}" for gpus in (1, 2, 3, 4)])
+    assert [(figure.verdict, figure.upto) for figure in verdict.figures] == [("exceeds", 172.0)] * 4
+    counts = find(render.summary([verdict])[0], "claim.counts").facts["counts"]
+    assert (counts["exceeds"], counts["holds"]) == (1, 0)
 
 
 @pytest.mark.parametrize(("name", "which", "columns", "said"), SPOILED)

@@ -15,6 +15,8 @@ from tests.helpers import grids, records
 from tests.helpers.claim_worlds import Cell, Figures
 
 REPEATED_LR = 0.077  # of the repetitions that show how runs of the machine differ
+AS_RECORDED = {"chance": "chance_accuracy", "lost": "non_finite_losses"}  # keys of the record, by figure
+AS_RECORDED |= {name: name for name in ("cores", "threads", "beside")}
 SPANS_S = [[20 * epoch, 20 * epoch + 20] for epoch in range(21)]  # of epochs, on the clock of the GPUs' samples
 MACHINE = records.environment(
     numa="node",
@@ -64,6 +66,8 @@ def write_run(folder: Path, experiment: str, cell: Cell, figures: Figures, **cha
     own: dict[str, Any] = {"status": figures.get("status", "ok")}
     if "memory" in figures:
         own["peak_memory_bytes"] = {"max": round(5e9 * figures["memory"]), "per_rank": [], "kind": "cuda_allocated"}
+    own |= {key: figures[name] for name, key in AS_RECORDED.items() if name in figures}
+    own |= {"load": records.load(figures["others"])} if "others" in figures else {}
     record = getattr(records, kind)(**settings | own | changes)
     h2d_bytes = int(figures.get("h2d", 1e6))
     record["transfer_bytes"] |= {"h2d": h2d_bytes, "h2d_images": {"train": h2d_bytes, "evaluate": 0}}
@@ -93,6 +97,8 @@ def tune(record: dict[str, Any], figures: Figures) -> None:
     step_s = figures.get("s", 1.0) * waves(40)
     record["transfer_bytes"] |= {"d2d": 0, "d2h": 0}
     record["total_s"] = 40 * figures.get("s", 1.0)
+    record["loss"] |= {"mean_of_last_tenth": figures["last_loss"]} if "last_loss" in figures else {}
+    record["epochs"][0] |= {"samples": figures["rows"]} if "rows" in figures else {}
     record["iteration_s"] |= {"mean": float(step_s[1:].mean()), "count": 39, "warmup_count": 1}
 
 
@@ -101,7 +107,11 @@ def train(record: dict[str, Any], figures: Figures) -> None:
     record["phases_s"] |= {"h2d": figures.get("h2d_s", 0.02)}
     record["input"] |= {"read_s": figures["read_s"]} if "read_s" in figures else {}
     ended_s = np.cumsum(figures.get("s", 1.0) + 0.1 * waves(21, 0.0)).tolist()
-    losses = 0.9 ** np.arange(21) * figures.get("loss", 1.0) * (waves(21) if "loss" in figures else 1.0)
+    losses = (
+        figures.get("decay", 0.9) ** np.arange(21)
+        * figures.get("loss", 1.0)
+        * (waves(21) if "loss" in figures else 1.0)
+    )
     own = {"test_accuracy": figures.get("accuracy", 0.98), "test_samples": figures.get("answers", 10_000)}
     first_epoch = record["epochs"][0] | own | {"samples_trained": int(figures.get("trained", 60_000))}
     record["epochs"] = [

@@ -147,6 +147,11 @@ def instruct_memory(cell: Cell, x: float) -> Figures:
     return {"memory": x if cell["method"] == "dpo" else 1 / x} if differs else {}
 
 
+def by_layout(cell: Cell, x: float) -> Figures:
+    """The DataLoader takes half as long again in NCHW, and x times as long as DALI in NHWC."""
+    return {"s": {"nchw": 1.5, "nhwc": x}[cell["layout"]]} if cell["loader"] == "torch" else {}
+
+
 def iterations(cell: Cell, x: float) -> Figures:
     return {"s": {1: 1.0, 2: 1.2}.get(cell["gpus"], 1.2 * x)}
 
@@ -202,7 +207,7 @@ CASES = {
     ),
     "accuracy-within-20-epochs": Case(where({}, accuracy=same), 0.99, 0.95, 0.98),
     "accuracy-within-3-epochs": Case(where({}, accuracy=same), 0.99, 0.95, 0.98),
-    "pinned-gain": Case(slower("pin_memory", False), 1.5, 1.02, 1.07),
+    "pinned-gain": Case(slower("pin_memory", False), 1.25, 1.02, 1.07),
     "pinned-gain-by-gpus": Case(gain, 1.1, 2.0, 1.2),
     "ddp-ds-scales": Case(scaling(strategy="ddp_ds"), 1.3, 0.8, 1.1),
     "ddp-rr-does-not": Case(where({"strategy": "ddp_rr", "gpus": several}, s=inverse), 1.0, 1.5, 1.1),
@@ -238,7 +243,7 @@ CASES = {
     "nccl-by-gpus": Case(only("gpus", 4, comm_s=float), 9.0, 0.1, 1.1),
     "pinned-nccl": Case(only("pin_memory", True, comm_s=float), 1.6, 0.5, 1.0),
     "nsys-costs-little": Case(slower("profiled", True), 1.0, 1.2, 1.05),
-    "fp64-converges-slower": Case(only("precision", "fp64", loss=float), 1.5, 0.6, 1.0),
+    "fp64-converges-slower": Case(only("precision", "fp64", decay=same), 0.95, 0.85, 0.9),
     "least-loss-sooner": Case(slower("precision", "fp64"), 1.5, 0.8, 1.0),
     "loss-alike": Case(only("precision", "fp16", loss=float), 1.0, 1.5, 1.1),
     "dali-over-dataloader": Case(slower("loader", "torch"), 1.5, 0.8, 1.0),
@@ -257,10 +262,9 @@ CASES = {
         {("torch", 2): "oom", ("torch", 4): "oom", ("dali", 2): "failed"},
     ),
     "dataloader-copies-alike": Case(tensors, 1.0, 0.5, scattered(0.99)),
-    "nhwc-level-with-dali": Case(where(NHWC, s=same), 1.0, 0.3, 1.05),
+    "nhwc-level-with-dali": Case(by_layout, 1.0, 0.3, 1.05),
     "nhwc-explains-dali": Case(
-        lambda cell, x: {"s": {"nchw": 1.5, "nhwc": x}[cell["layout"]]} if cell["loader"] == "torch" else {},
-        *(1.0, 1.4, 1.05),
+        *(by_layout, 1.0, 1.4, 1.05),
     ),
     "nhwc-loses-beyond-2-gpus": Case(where(NHWC | {"gpus": beyond_2}, s=same), 1.5, 0.8, 1.05),
     "nhwc-over-nchw": Case(slower("layout", "nchw"), 1.5, 0.8, 1.1),
@@ -283,7 +287,7 @@ CASES = {
     ),
     "templates-alike-by-gpus": Case(slower("template", "instruct", "summarize"), 1.5, 0.8, 1.0),
     "time-falls-with-gpus": Case(scaling(), 1.2, 0.8, 1.0),
-    "lora-over-dpo": Case(slower("method", "dpo"), 1.5, 1.1, 1.2),
+    "lora-over-dpo": Case(slower("method", "dpo"), 1.35, 1.1, 1.2),
     **dict.fromkeys(
         ("launches-not-copies", "launches-not-copies-pinned"),
         Case(where({}, waiting=float, copy_s=lambda _: 0.01, launch_s=lambda _: 0.1), 0.8, 0.2, 0.45),
@@ -319,9 +323,9 @@ CASES = {
     "qat-bytes-like-dpo": Case(only("method", "qat", h2d=same), 1e6, 3e6, scattered(1.25e6)),
     "grammar-bytes": Case(only("template", "instruct", "summarize", h2d=same), 2e6, 0.5e6, scattered(1e6)),
     "engines-train-alike": Case(only("engine", "trl", step_loss=float), 1.005, 1.02, [1.005, 1.02, 1.005]),
-    "up-to-47-percent-time": Case(slower("method", *OTHERS), 3.0, 1.2, 1 / 0.53),
-    "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=same), 2.0, 1.2, scattered(1 / 0.61)),
+    "up-to-47-percent-time": Case(slower("method", *OTHERS), 1 / 0.53, 1.2, 1 / 0.57),
+    "up-to-39-percent-memory": Case(only("method", *OTHERS, memory=same), 1 / 0.61, 1.2, scattered(1 / 0.61)),
     "up-to-52-percent-traffic": Case(
-        lambda cell, x: {"received": 1e6 * (1.0 if cell["method"] == "lora" else x)}, 4.0, 1.1, scattered(1 / 0.48)
+        lambda cell, x: {"received": 1e6 * (1.0 if cell["method"] == "lora" else x)}, 2.08, 1.1, scattered(1 / 0.48)
     ),
 }

@@ -137,6 +137,11 @@ WAITS = {("lora", template): {"sync_s": 0.01} for template in TEMPLATES}
 HALF = np.geomspace(2.0, 0.5, 21)  # a loss that begins above another and ends below it
 ORDERED = {name: {"s": 1.0 + place} for place, name in enumerate(("samsum", "grammar", "alpaca_cleaned", "slimorca"))}
 LAUNCHED = {"waiting": 0.8, "copy_s": 0.01}
+LEVEL_ON_2 = at(
+    "loader layout gpus",
+    {("torch", "nchw", gpus): {"s": 1.5} for gpus in (1, 2, 3, 4)}
+    | {("torch", "nhwc", gpus): {"s": 2.0} for gpus in (3, 4)},
+)
 FOOLING += [
     ("accuracy-within-20-epochs", at("precision gpus", {("fp16", 2): {"accuracy": 0.96}}, accuracy=0.99)),
     ("accuracy-within-20-epochs", at("", {}, accuracy=0.96, first_accuracy=0.99)),
@@ -178,7 +183,7 @@ FOOLING += [
     ("dataloader-copies-alike", lambda cell: tensors(cell, cell["gpus"])),
     ("dataloader-copies-alike", lambda cell: tensors(cell, 300 / cell["dataset.image_size"]), "holds"),
     ("nhwc-level-with-dali", along("gpus", {2: 1.3}, **NHWC)),
-    ("nhwc-level-with-dali", along("gpus", {3: 2.0, 4: 2.0}, **NHWC), "holds"),
+    ("nhwc-level-with-dali", LEVEL_ON_2, "holds"),
     ("nhwc-explains-dali", at("", {})),
     ("nhwc-explains-dali", along("layout", {"nchw": 1.5, "nhwc": 1.3}, loader="torch")),
     ("nhwc-loses-beyond-2-gpus", along("gpus", {3: 1.5}, **NHWC)),
@@ -251,7 +256,7 @@ FOOLING += [
     ("pinned-synchronises", at("pin_memory dataset.image_size", {(True, 100): {"sync_s": 0.1}}, sync_s=1.0)),
     ("nccl-by-gpus", at("gpus dataset.image_size", {(4, 500): {"comm_s": 9.0}})),
     ("pinned-nccl", at("pin_memory gpus", {(True, 4): {"comm_s": 1.6}, (True, 2): {"comm_s": 0.5}}), "holds"),
-    ("fp64-converges-slower", at("precision", {("fp64",): {"loss": 1.3}, ("fp16",): {"loss": 1.6}})),
+    ("fp64-converges-slower", along("precision", {"fp64": 0.92, "fp32": 0.9, "fp16": 0.94}, "decay")),
     ("accuracy-within-3-epochs", at("precision", {("fp64",): {"accuracy": 0.95}}, accuracy=0.99)),
     ("reading-takes-long", at("gpus", {(4,): {"read_s": 0.1}}, read_s=10.0)),
     ("slimorca-longest", at("dataset gpus", {("slimorca", 4): {"s": 0.8}}, s=1.0)),
@@ -320,12 +325,133 @@ FOOLING += [
     ("grammar-bytes", but("h2d", 2e6, ("qat", "grammar"))),
     ("grammar-bytes", but("h2d", 2e6, ("qlora", "grammar")), "holds"),
     # An "up to" needs one cell, of the papers' and of as much
-    ("up-to-47-percent-time", at("method template gpus", {("dpo", "grammar", 4): {"s": 3.0}}), "holds"),
+    ("up-to-47-percent-time", at("method template gpus", {("dpo", "grammar", 4): {"s": 1.85}}), "holds"),
     ("up-to-47-percent-time", at("method gpus", {("qlora", 4): {"s": 3.0}, ("qat", 1): {"s": 3.0}})),
-    ("up-to-39-percent-memory", at("method template gpus", {("dpo", "grammar", 2): {"memory": 2.0}}), "holds"),
+    ("up-to-39-percent-memory", at("method template gpus", {("dpo", "grammar", 2): {"memory": 1.64}}), "holds"),
     ("up-to-39-percent-memory", at("method gpus", {("qat", n): {"memory": 3.0} for n in (1, 2, 3)})),
-    ("up-to-52-percent-traffic", at("method template", {("qat", "grammar"): {"received": 4e6}}, received=1e6), "holds"),
+    (
+        "up-to-52-percent-traffic",
+        at("method template", {("qat", "grammar"): {"received": 2.08e6}}, received=1e6),
+        "holds",
+    ),
     ("up-to-52-percent-traffic", at("method", {("qlora",): {"received": 4e6}}, received=1e6)),
+]
+
+# What a reader sees through at once: nothing learned, other work, another share of the machine, "up to" as no ceiling
+STEEP = 0.0036**0.05  # an epoch's loss over that of the one before, where 20 of them bring it from 10 to 0.036
+FP64_SLOWER: dict[Any, Figures] = {("fp64",): {"s": 2.4}}
+SLOW_TORCH: dict[Any, Figures] = {("torch",): {"s": 1.5}}
+
+
+def spoiled(world: Callable[[Cell], Figures], column: str, value: Any, **figures: Any) -> Callable[[Cell], Figures]:
+    """A world with other figures in the cells with a value of a column."""
+    return lambda cell: world(cell) | (figures if cell[column] == value else {})
+
+
+FP16_FASTER = at("precision", FP64_SLOWER)
+DALI_FASTER = at("loader", SLOW_TORCH)
+NO_RR, NO_DDP = (along("gpus", {2: 2.0, 3: 1.5, 4: 1.0}, strategy=strategy) for strategy in ("ddp_rr", "ddp"))
+FOOLING += [
+    (
+        "fp64-converges-slower",
+        at("precision", {("fp64",): {"loss": 10.0, "decay": STEEP}}, loss=1.0),
+    ),
+    ("fp64-converges-slower", at("precision", {("fp64",): {"loss": 1.2}}, loss=1.0), "undecided"),
+    ("fp64-converges-slower", at("precision", {("fp64",): {"loss": 10.0, "decay": STEEP}}, loss=0.1, decay=1.0)),
+    ("fp64-converges-slower", along("precision", {"fp64": 1.0, "fp32": 0.9, "fp16": 0.9}, "decay"), "undecided"),
+    ("loss-alike", at("", {}, decay=1.0), "undecided"),
+    ("loss-alike", at("", {}, decay=10**0.05), "undecided"),
+    ("precision-accuracy", at("", {}, accuracy=0.0), "undecided"),
+    ("precision-accuracy", at("", {}, accuracy=0.1), "undecided"),
+    ("precision-accuracy", at("", {}, accuracy=0.99, chance=0.99), "undecided"),
+    ("large-images-are-more-accurate", lambda cell: {"accuracy": cell["dataset.image_size"] / 1e4}, "undecided"),
+    (
+        "large-images-are-more-accurate",
+        lambda cell: {"accuracy": 0.8 + cell["dataset.image_size"] / 1e4, "chance": 0.99},
+        "undecided",
+    ),
+    ("accuracy-within-20-epochs", at("", {}, accuracy=0.99, chance=0.99), "undecided"),
+    ("accuracy-within-20-epochs", at("", {}, accuracy=0.1)),
+    ("fp16-over-fp64", spoiled(FP16_FASTER, "precision", "fp16", accuracy=0.1), "undecided"),
+    ("fp16-over-fp64", spoiled(FP16_FASTER, "precision", "fp16", lost=900), "undecided"),
+    ("fp16-over-fp64", spoiled(FP16_FASTER, "precision", "fp16", trained=600), "undecided"),
+    ("dali-over-dataloader", spoiled(DALI_FASTER, "loader", "dali", trained=600), "undecided"),
+    ("dali-over-dataloader", spoiled(DALI_FASTER, "loader", "dali", threads=16), "undecided"),
+    ("dali-over-dataloader", spoiled(DALI_FASTER, "loader", "torch", cores=1), "undecided"),
+    ("fp16-over-fp64", spoiled(FP16_FASTER, "precision", "fp64", others=15.0), "illustrated"),
+    ("up-to-47-percent-time", along("method", {"lora": 0.1}), "exceeds"),
+    ("up-to-39-percent-memory", along("method", {"lora": 0.2}, "memory"), "exceeds"),
+    ("up-to-52-percent-traffic", at("method", {("qat",): {"received": 1e7}}, received=1e6), "exceeds"),
+    ("fp16-over-fp64", along("precision", {"fp64": 10.0}), "exceeds"),
+    ("fp32-over-fp64", along("precision", {"fp64": 4.0}), "exceeds"),
+    ("pinned-gain", along("pin_memory", {False: 4.0}), "exceeds"),
+    ("lora-over-dpo", along("method", {"dpo": 4.0}), "exceeds"),
+    ("fp16-over-fp64", along("precision", {"fp64": 2.4e-9, "fp32": 1e-9, "fp16": 1e-9}), "undecided"),
+    ("ddp-rr-does-not", NO_RR),
+    ("ddp-does-not", NO_DDP),
+    ("nhwc-level-with-dali", at("", {})),
+]
+
+# Written down from the sentences alone, before their rules were read
+FIVE_SIZES = {100: 1.0, 200: 1.2, 300: 1.4, 400: 1.6, 500: 1.8}
+BY_SIZE = along("dataset.image_size", FIVE_SIZES)
+LORA_FASTER = at("method", {("lora",): {"s": 1.0}}, s=1.5)
+FOOLING += [
+    # More GPUs that tune a fraction of the rows
+    ("total-by-gpus", lambda cell: {"s": 1.2 ** (1 - cell["gpus"]), "rows": 500 // cell["gpus"]}, "undecided"),
+    ("time-falls-with-gpus", lambda cell: {"s": 1.2 ** (1 - cell["gpus"]), "rows": 500 // cell["gpus"]}, "undecided"),
+    # A method that is fast and learns nothing, or whose loss grows
+    (
+        "lora-fastest",
+        spoiled(LORA_FASTER, "method", "lora", last_loss=70.0, step_loss=0.9 ** -np.arange(40)),
+        "undecided",
+    ),
+    ("lora-fastest", spoiled(LORA_FASTER, "method", "lora", lost=3), "undecided"),
+    ("lora-over-dpo", spoiled(along("method", {"dpo": 1.35}), "method", "lora", cores=64), "undecided"),
+    ("qlora-pays-with-time", at("method", {("qlora",): {"s": 0.5, "memory": 0.5}})),
+    ("lora-over-dpo", along("method", {"dpo": 1 / 1.35})),
+    # Memory that grows tenfold has not doubled; that falls to a tenth has not fallen slightly, nor in proportion
+    ("dpo-memory-doubles", at("method gpus", {("dpo", 2): {"memory": 10.0}})),
+    ("dpo-memory-falls", along("gpus", {2: 10.0, 3: 1.0, 4: 0.1}, "memory")),
+    ("lora-memory-stays", along("gpus", {1: 10.0}, "memory")),
+    ("time-by-file-size", at("", {})),
+    # The slower side had fewer threads, or shared its machine with other runs of the sweep
+    ("large-images-take-longer", spoiled(BY_SIZE, "dataset.image_size", 500, threads=8), "undecided"),
+    ("pinned-gain", spoiled(along("pin_memory", {False: 1.25}), "pin_memory", False, beside=3), "undecided"),
+    (
+        "nhwc-over-nchw",
+        spoiled(along("layout", {"nchw": 1.5}, loader="torch"), "layout", "nhwc", accuracy=0.1),
+        "undecided",
+    ),
+    # Nothing falls: the least loss is the first, and every epoch adds as little
+    ("least-loss-sooner", at("precision", {("fp64",): {"s": 1.5}}, decay=1.0), "undecided"),
+    ("epochs-matter-most", at("", {}, accuracy=0.1, first_accuracy=0.0), "undecided"),
+    ("accuracy-within-3-epochs", at("", {}, accuracy=0.99, chance=0.99), "undecided"),
+    ("accuracy-within-3-epochs", at("", {}, accuracy=0.1)),
+    # Times that fall up to 2 GPUs, and 4 that take as long as 2
+    ("large-images-pay", along("gpus", {1: 1.0, 2: 0.6, 3: 0.6, 4: 0.6})),
+    ("small-images-do-not", along("gpus", {1: 1.0, 2: 2.0, 3: 1.5, 4: 1.0})),
+    # Copies that take no time at all fall significantly; a training that the profiler ends early is no shorter
+    ("pinned-copies", at("pin_memory", {(True,): {"copy_s": 0.0}}, copy_s=1.0), "holds"),
+    ("nsys-costs-little", at("profiled", {(True,): {"s": 0.9, "trained": 600}}), "undecided"),
+    # Copies of a rank that are quicker by the cores that only DDP-DS had
+    ("ddp-ds-copies-quicker", at("strategy", {("ddp_ds",): {"cores": 64, "h2d_s": 0.01}}, h2d_s=0.03), "undecided"),
+    ("ddp-ds-scales", lambda cell: {"s": 1.3 ** (1 - cell["gpus"]), "trained": 60_000 // cell["gpus"]}, "undecided"),
+    ("ddp-does-not", at("strategy gpus", {("ddp", n): {"trained": 60_000 * n} for n in (2, 3, 4)}), "holds"),
+    ("dali-does-not-lose", spoiled(at("", {}), "gpus", 4, trained=600), "undecided"),
+    ("pinned-tuning", spoiled(at("", {}), "pin_memory", True, rows=5), "undecided"),
+    # What cannot be: 3 GPUs ten times as fast as 2, a pause longer than its epoch, reading longer than the run
+    ("dali-does-not-lose", along("gpus", {3: 0.1, 4: 0.1}, loader="dali"), "undecided"),
+    ("dataloader-pauses", along("gpus", {1: 0.001, 2: 0.001, 3: 50.0, 4: 50.0}, "first_batch"), "half measured"),
+    ("reading-takes-long", at("", {}, read_s=1e6), "not measured"),
+    # More GPUs that evaluate fewer images; losses that hardly fall; cells that are level with the first alone
+    (
+        "inference-scales",
+        lambda cell: {"evaluate_s": 1.3 ** (1 - cell["gpus"]), "answers": 10_000 // cell["gpus"]},
+        "undecided",
+    ),
+    ("loss-alike", at("", {}, decay=0.9999), "undecided"),
+    ("lora-memory-stays", along("gpus", {1: 1.1, 2: 1.0, 3: 0.96, 4: 1.04}, "memory")),
 ]
 
 # By what happened to some of three runs a cell, the columns of these runs, and what is said where the claim held
@@ -338,4 +464,8 @@ SPOILED: list[tuple[str, Cell, Cell, str]] = [
     ("precision-accuracy", FIRST, {"mixed_data": True}, "illustrated: holds"),
     ("dataloader-needs-memory", {"status": "oom"}, {"ran_out": "gpu"}, "undecided"),
     ("qat-needs-4-gpus", {"status": "oom"}, {"ran_out": "host"}, "undecided"),
+    # Others may have had the memory
+    ("qat-needs-4-gpus", {"status": "oom"}, {"disturbed": True}, "illustrated: holds"),
+    ("qat-needs-4-gpus", {"status": "oom"}, {"beside_others": True}, "undecided"),
+    ("fp16-over-fp64", FIRST, {"loaded": True}, "illustrated: holds"),
 ]
