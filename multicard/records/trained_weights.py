@@ -43,6 +43,13 @@ class Weights(Struct):
     changed: bool = False
 
 
+class Held(Struct):
+    """What a rank has trained so far: whether it joined a process group, and what it holds, where that is known."""
+
+    grouped: bool = True
+    weights: Weights | None = None
+
+
 def compared(ranks: Sequence[Weights | None]) -> Relation:
     """How the ranks trained, by what each of them holds; unknown where one of them does not tell."""
     known = [weights for weights in ranks if weights is not None]

@@ -26,6 +26,7 @@ from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
+from multicard.records.trained_weights import Held
 from multicard.run.rank_report import Report
 from multicard.script.batches import Draws, Source
 from multicard.script.marks import step
@@ -119,9 +120,16 @@ class Recorder:
             return None
         if not pauses(config):
             return Probing(config, rank, rank.device, self.board, config.steps or UNKNOWN_STEPS)
-        length = config.steps or UNKNOWN_STEPS
-        skips, last_loss = config.warmup_steps, self._last_loss
-        return Pausing(rank, rank.device, self.board, self.folder, length, skips, last_loss=last_loss)
+        return Pausing(
+            rank,
+            rank.device,
+            self.board,
+            self.folder,
+            config.steps or UNKNOWN_STEPS,
+            config.warmup_steps,
+            last_loss=self._last_loss,
+            held=self._held,
+        )
 
     # ---- what the hooks and marks tell
 
@@ -312,6 +320,10 @@ class Recorder:
         losses, told = self.losses.read(self.steps)
         return float(losses[-1]) if len(told) and told[-1] else 0.0
 
+    def _held(self) -> Held:
+        """What this rank has trained so far."""
+        return Held(self._grouped, self.trained.digests() if self.rank.world_size > 1 else None)
+
     def _post(self) -> None:
         """Show the controller how far this rank is."""
         done = self._tokens if self._races_tokens else self._samples
@@ -374,8 +386,8 @@ class Recorder:
             content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
         content.profile = self.window.close()
         content.grouped, content.stopped = self._grouped, self._stopped or not is_whole
-        if is_whole and self.rank.world_size > 1:
-            content.weights = self.trained.digests()
+        if is_whole:
+            content.weights = self._held().weights
         self.report.write()
 
     def _usual_batches(self) -> int:
