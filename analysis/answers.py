@@ -16,6 +16,7 @@ from typing import Any
 
 from analysis import rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, did_as_much, known_rankings
+from analysis.commands.compare import means_apart, step_work
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
@@ -30,6 +31,7 @@ from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio, student_quantile
 from multicard.messages import Message
 from multicard.records import figures, limits
+from multicard.records.schema import ScriptRecord
 from multicard.records.text_table import capital, first_few
 
 ENERGY = "energy_joules"
@@ -37,6 +39,7 @@ LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
 NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
 MOST_OTHERS = 3  # alternatives that are named
+BATCH_KEYS = {"batch_size", "global_batch_size"}  # no roles: what a step trains
 PHASES = {  # what a step's largest phase is called
     "data": "waiting for data",
     "h2d": "copying to the device",
@@ -111,7 +114,21 @@ class Answer:
     def statement(self) -> str:
         """The recommendation, how sure it is, what it costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        return ", ".join([self.lead, *self._enough, *self._uncounted, *self._costs, *self._fewer]) + failings
+        parts = [self.lead, *self._enough, *self._uncounted, *self._costs, *self._fewer]
+        return ", ".join(parts) + failings + "".join(f"; {one}" for one in self.unranked)
+
+    @property
+    def unranked(self) -> list[Message]:
+        """The runs that are not in the ranking, by what limits them."""
+        return [
+            Message(
+                "answer.unranked",
+                f"not ranked: {count(number, 'other run')} ({says.partition(':')[0]})",
+                says=says,
+                runs=number,
+            )
+            for says, number in self.ranking.untold.items()
+        ]
 
     @property
     def sentence(self) -> str:
@@ -165,7 +182,8 @@ class Answer:
             said = f"{self.setting} is the only setting that can be recommended: {seconds}"
             return Message("answer.only-one", said, **measured)
         if self.against is None:
-            return Message("answer.one-setting", f"One setting was measured: {seconds}", **time)
+            done = "can be ranked" if self.ranking.untold else "was measured"
+            return Message("answer.one-setting", f"One setting {done}: {seconds}", **time)
         if self.against is self.best:
             is_fastest = self.best is self.ranking.settings[0]
             of_these = "" if is_fastest else " that can be recommended"
@@ -178,7 +196,8 @@ class Answer:
         """The lead where the best setting is compared with another."""
         assert self.speedup is not None and self.against is not None
         ratio = self.speedup.ratio
-        factor = f"{faster(ratio)} than {self.compared_with} ({self.evidence})"
+        else_equal = ", all else equal" if {*self.apart} < {*self.ranking.keys} else ""
+        factor = f"{faster(ratio)} than {self.compared_with}{else_equal} ({self.evidence})"
         if self.failings:
             said = f"No recommendation yet: {self.setting} is {factor}"
             return Message("answer.none", said, **self._comparison)
@@ -240,20 +259,38 @@ class Answer:
             elif best.loss is not None:
                 yield Message("answer.loss", f"loss {best.loss:.3f}", loss=best.loss)
             return
+        has_accuracies = best.accuracy is not None and other.accuracy is not None
         if best.accuracy is not None and other.accuracy is not None:
             yield self._accuracy_beside(best.accuracy, other, other.accuracy)
-        elif not did_as_much(best, other):
+        if not did_as_much(best, other):
             own, others = (grouping.trained(one.runs[0]) for one in (best, other))
-            said = f"loss not compared: trained on {own}, not {others}"
+            has_losses = best.loss is not None and other.loss is not None
+            reason = "loss not compared: " if has_losses and not has_accuracies else ""
+            said = f"{reason}trained on {own}, not {others}"
             yield Message("answer.other-amounts", said, trained=own, other=others)
-        elif best.loss is not None and other.loss is not None and not self._has_other_loss:
+        elif best.loss is not None and other.loss is not None and not (has_accuracies or self._has_other_loss):
             yield self._loss_beside(best.loss, other, other.loss)
+        yield from self._other_batch(other)
+        if best.runs[0]["kind"] == ScriptRecord.kind and best.accuracy is None and best.loss is None:
+            said = "how well it learns is not known: `multicard.log(loss=...)` tells"
+            yield Message("answer.learning-unknown", said)
         of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
             own, others = (of_setting(one.runs, column) for one in (best, other))
             if own and others and abs(own / others - 1) > NOTABLE:
                 said = f"{own / others:.3g}x the {name}"
                 yield Message("answer.times-as-much", said, of=name, ratio=own / others)
+
+    def _other_batch(self, other: RankedSetting) -> Iterator[Message]:
+        """That a step trained another amount than one of the setting compared with, where its keys do not say it."""
+        if BATCH_KEYS & {*self.apart} and "gpus" not in self.apart:
+            return
+        works = [[step_work(run.record()) for run in one.runs] for one in (self.best, other)]
+        differing = means_apart(*works)
+        if differing is not None:
+            own, others = differing
+            said = f"a step trains {own:,.0f} samples or tokens, not {others:,.0f}"
+            yield Message("answer.other-batch", said, step=own, other=others)
 
     @property
     def _has_other_loss(self) -> bool:

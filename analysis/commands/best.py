@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -126,6 +126,7 @@ class Ranking:
     work: the name of the work among several, empty if there is one.
     column: what they are ranked by: the goal's figure; the time of as much work, where they did different amounts.
     keys: the columns that tell settings apart.
+    untold: the number of runs that are not ranked, by what limits them; empty where there are several works.
     """
 
     goal: str
@@ -135,6 +136,7 @@ class Ranking:
     settings: list[RankedSetting]
     keys: list[str]
     repeated: RepeatedRuns = field(repr=False)
+    untold: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
 
     @property
     def best(self) -> RankedSetting:
@@ -274,7 +276,7 @@ def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answ
     selected = _selected(runs, goal, asked, mix)
     ranked = selected.ranked
     repeated, column = RepeatedRuns(runs), GOALS[goal].name
-    found, tables = _rankings(ranked, goal, mix, repeated), list[Table]()
+    found, tables = _with_untold(_rankings(ranked, goal, mix, repeated), selected), list[Table]()
     columns = list[list[Column]]()
     for ranking in found:
         whole = ("memory",) if ranking.is_at_pace else GOALS  # goals whose figures are of the same work
@@ -301,7 +303,8 @@ def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answ
 
 def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
     """The rankings by time, the work that was measured last first; raises ValueError where there are none."""
-    found = _rankings(_selected(runs, "time", Limits(), mix).ranked, "time", mix, RepeatedRuns(runs))
+    selected = _selected(runs, "time", Limits(), mix)
+    found = _with_untold(_rankings(selected.ranked, "time", mix, RepeatedRuns(runs)), selected)
     return sorted(found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
 
 
@@ -413,6 +416,11 @@ def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
 def _rankings(runs: Sequence[Run], goal: str, mix: bool, repeated: RepeatedRuns) -> list[Ranking]:
     works = grouping.by_work(runs, mix, at_pace=goal == "time")
     return [_ranking(own, goal, _work(work, list(works)), repeated, mix) for work, own in works.items()]
+
+
+def _with_untold(found: list[Ranking], selected: Selected) -> list[Ranking]:
+    """Rankings of selected runs, a single one with those that are not in it."""
+    return [replace(one, untold=selected.untold) for one in found] if len(found) == 1 else found
 
 
 def _work(work: grouping.Cell, works: Sequence[grouping.Cell]) -> str:

@@ -414,27 +414,27 @@ def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
     of a step, by which its time is no measure of speed."""
     records = [[run.record() for run in side] for side in (a, b)]
     differing = []
-    works = _apart(*([_work(record) for record in side] for side in records))
+    works = means_apart(*([step_work(record) for record in side] for side in records))
     if works is not None:
         said = f"a step trains {works[0]:,.1f} samples or tokens in A, {works[1]:,.1f} in B"
         differing.append(Message("compare.step-work", said, a=works[0], b=works[1]))
     for key, name in CLOCKS.items():
         sides = ([getattr(gpu, key) for one in side if one.gpu for gpu in one.gpu.devices] for side in records)
-        clocks = _apart(*sides)
+        clocks = means_apart(*sides)
         if clocks is not None:
             said = f"{name} during the runs: {clocks[0]:,.0f} MHz in A, {clocks[1]:,.0f} MHz in B (means)"
             differing.append(Message("compare.clock", said, name=name, a=clocks[0], b=clocks[1]))
     return differing
 
 
-def _apart(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float, float] | None:
+def means_apart(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float, float] | None:
     """The means of the known values of each side; None where they differ by at most APART, or a side has none."""
     known = [[value for value in side if value is not None] for side in (a, b)]
     mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known)
     return (mean_a, mean_b) if abs(mean_b / mean_a - 1) > APART else None
 
 
-def _work(record: AnyRecord) -> float | None:
+def step_work(record: AnyRecord) -> float | None:
     """Tokens, or samples where none are known, that a step trained on."""
     tokens = None if isinstance(record, VisionRecord) else record.tokens
     amount = tokens.non_padding if tokens is not None else record.samples_trained

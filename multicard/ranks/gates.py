@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from multicard.config.base import RunConfig
@@ -35,6 +36,7 @@ from multicard.measure.timing import Laps, clock_s, pause
 from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import HEARD_AFTER_S, Board
 from multicard.records.rank_files import RankProbe
+from multicard.records.trained_weights import Held
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +116,8 @@ class Pausing:
             same ones.
         last_loss: the loss of the rank's last step, asked for once the device has done its work; by default that on the
             board, which must not lag behind then.
+        held: what the rank trained so far, from which the race sees ranks that train apart; by default it is not looked
+            at.
     """
 
     def __init__(
@@ -127,10 +131,12 @@ class Pausing:
         prepared: int = 0,
         weight: float = 1.0,
         last_loss: Callable[[], float] | None = None,
+        held: Callable[[], Held] = Held,
     ) -> None:
         self.rank, self.board, self.steps_per_epoch = rank, board, steps_per_epoch
         self.folder = folder
         self._after_pause, self._weight = prepared + 1, weight
+        self._held = held
         self._last_loss = last_loss or (lambda: self.board.read(rank.rank).loss)
         self._skip = max(warm_up, self._after_pause)  # steps that are not measured, from now on
         self._laps = Laps(clock)  # steps in a row
@@ -197,6 +203,7 @@ class Pausing:
             "samples": [samples for _, samples in self._block],
             "peak_memory_bytes": memory.peak_memory_bytes(self.rank.device),
             "loss": loss if math.isfinite(loss) else None,
+            "held": msgspec.to_builtins(self._held()),
         }
         self._block = []
         path = blocks_file(self.folder, self.rank.rank)

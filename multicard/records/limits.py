@@ -17,12 +17,14 @@ from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.messages import Message, code_of
 from multicard.records.schema import AnyRecord, ScriptRecord
 from multicard.records.schema_parts import Limit
+from multicard.records.trained_weights import ApartBy
 
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is limited
 UNKNOWN_SIGN = "#"  # in tables, of limits that this version does not know
 PREFIX = "limit."  # of the codes of messages that are limits
-# What the recorder of a script's steps saw, and how older records say it
+# What the recorder of a script's steps saw, and how the oldest records say it
 APART_CODE, OLD_APART = "script.no-process-group", "no process group"
+TRAIN_TOGETHER = "wrap the model in DistributedDataParallel"
 
 
 class Forbids(StrEnum):
@@ -91,7 +93,14 @@ def _trained_apart(record: AnyRecord) -> bool:
     """True for a script whose ranks did not join a process group, as its recorder saw."""
     if not isinstance(record, ScriptRecord):
         return False
+    if record.trained is not None:
+        return record.apart_by == ApartBy.group
     return APART_CODE in record.seen_codes or any(text.startswith(OLD_APART) for text in record.seen)
+
+
+def _apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:
+    """True for a script whose ranks trained apart, as this shows."""
+    return lambda record: isinstance(record, ScriptRecord) and record.apart_by == reason
 
 
 def busy_share(record: AnyRecord) -> float:
@@ -198,11 +207,39 @@ MIXED_DATA = Kind(
     brief=True,
 )
 APART = Kind(
-    Message("limit.trained-apart", "no process group: each rank trained a copy of its own"),
+    Message(
+        "limit.trained-apart",
+        "the script does not use its further ranks: without a process group each trained a copy of its own; "
+        f"{TRAIN_TOGETHER}",
+    ),
     "a",
     "trained_apart",
     _only(Forbids.speed_up, Forbids.prediction),
     _trained_apart,
+    noted=True,
+    brief=True,
+)
+OTHER_WEIGHTS = Kind(
+    Message(
+        "limit.other-weights",
+        f"ranks ended with different weights: each trained a copy of its own; {TRAIN_TOGETHER}",
+    ),
+    "v",
+    "other_weights",
+    _only(Forbids.speed_up, Forbids.prediction),
+    _apart_by(ApartBy.values),
+    noted=True,
+    brief=True,
+)
+OTHER_STEPS = Kind(
+    Message(
+        "limit.other-steps",
+        f"ranks took different numbers of steps: each seems to have trained by itself; {TRAIN_TOGETHER}",
+    ),
+    "n",
+    "other_steps",
+    _only(Forbids.speed_up, Forbids.prediction),
+    _apart_by(ApartBy.steps),
     noted=True,
     brief=True,
 )
@@ -223,8 +260,9 @@ DIRTY = Kind(
 )
 KINDS = (
     *(OVERSUBSCRIBED_GPUS, ON_CPU, DISTURBED, LOADED, CROWD, BESIDE, RANDOM_WEIGHTS, SMOKE, PROFILED, STALLED),
-    *(MIXED_DATA, APART, RESTARTED, DIRTY),
+    *(MIXED_DATA, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, DIRTY),
 )
+APART_BY = {ApartBy.group: APART, ApartBy.values: OTHER_WEIGHTS, ApartBy.steps: OTHER_STEPS}
 BY_CODE: Mapping[str, Kind] = {kind.code: kind for kind in KINDS}
 
 

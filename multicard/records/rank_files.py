@@ -16,6 +16,7 @@ from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.records import run_folder, steps
 from multicard.records.schema_parts import Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.trained_weights import Weights
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
 
@@ -121,7 +122,10 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
 
 
 class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
-    """All steps are one epoch, whose `train_s` leaves out evaluations. `evaluate_s`: those between and after steps."""
+    """All steps are one epoch, whose `train_s` leaves out evaluations. `evaluate_s`: those between and after steps.
+
+    grouped: it joined a process group. stopped: it did not end by itself. weights: what it trained, where known.
+    """
 
     epochs: list[CountedEpoch] = []
     left_out: list[int] = []
@@ -131,6 +135,9 @@ class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     logged: dict[str, float] = {}
     seen: list[str] = []
     seen_codes: list[str] = []
+    grouped: bool = True
+    stopped: bool = False
+    weights: Weights | None = None
 
 
 AnyReport = VisionReport | LlmReport | ScriptReport

@@ -335,6 +335,8 @@ class ScriptRecord(Record, kw_only=True, tag_field="kind", tag="script"):
     logged: Annotated[dict[str, Float], "the last value of each other name that multicard.log told on rank 0"] = {}
     seen: Annotated[list[str], "what the hooks saw of the script, and what they could not see"] = []
     seen_codes: Annotated[list[str], "the code of each of `seen`, by which programs know it"] = []
+    trained: Annotated[str | None, "how ranks trained: together, apart, divided or unknown; null: one rank"] = None
+    apart_by: Annotated[str | None, "what shows that they trained apart: group, values or steps; else null"] = None
 
     @property
     def pace_s(self) -> float | None:

@@ -26,9 +26,11 @@ from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
+from multicard.records.trained_weights import Held
 from multicard.run.rank_report import Report
 from multicard.script.batches import Draws, Source
 from multicard.script.marks import step
+from multicard.script.weights import Trained
 
 # Labels of laps. STEP is work that ends a step, RESUMED as well, of new data: what seemed an evaluation belongs to it;
 # WAIT is for a batch of an evaluation, EVALUATED its end, APART what lies between steps that are marked, PAUSE a race's
@@ -36,6 +38,7 @@ WORK, DATA, STEP, RESUMED, EVALUATE, WAIT, EVALUATED, APART, PAUSE = range(9)
 TOGETHER = 256  # losses on the device that become one tensor
 TAKEN = 32  # steps whose laps are read together
 UNKNOWN_STEPS = 0  # of an epoch
+EXCHANGING = ("horovod.torch", "byteps.torch")  # by which ranks train together without a process group
 
 
 class EndedError(BaseException):
@@ -91,6 +94,7 @@ class Recorder:
         self._races_tokens = config.race.figure == "tokens_per_s"
         self.optimizers, self.others, self.skipped, self.is_over = list[str](), set[int](), 0, False
         self.draws, self.losses = Draws(), Losses()
+        self.trained = Trained()
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
@@ -116,9 +120,16 @@ class Recorder:
             return None
         if not pauses(config):
             return Probing(config, rank, rank.device, self.board, config.steps or UNKNOWN_STEPS)
-        length = config.steps or UNKNOWN_STEPS
-        skips, last_loss = config.warmup_steps, self._last_loss
-        return Pausing(rank, rank.device, self.board, self.folder, length, skips, last_loss=last_loss)
+        return Pausing(
+            rank,
+            rank.device,
+            self.board,
+            self.folder,
+            config.steps or UNKNOWN_STEPS,
+            config.warmup_steps,
+            last_loss=self._last_loss,
+            held=self._held,
+        )
 
     # ---- what the hooks and marks tell
 
@@ -176,9 +187,11 @@ class Recorder:
         name = f"{type(optimizer).__name__}.step" + (f" (its first {together} as one)" if together > 1 else "")
         self.optimizers += [name] if name not in self.optimizers[-1:] else []
         self._evaluated += together > 1  # and is left out
+        self.trained.counts(optimizer)
 
     def end_counted_step(self) -> None:
         """The optimiser that counts has ended a step, or left it out."""
+        self.trained.stepped()
         if not self._marked and not self.is_over:
             self._end_step(None, None, self._pending_loss)
 
@@ -273,7 +286,8 @@ class Recorder:
         if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
             self._take()
             self._laps = Laps(torch.device("cuda", torch.cuda.current_device()))
-        self._grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        is_grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self._grouped = is_grouped or any(name in sys.modules for name in EXCHANGING)
 
     def _take(self, wait: bool = False) -> None:
         """Add the laps that are known by now."""
@@ -306,6 +320,10 @@ class Recorder:
         losses, told = self.losses.read(self.steps)
         return float(losses[-1]) if len(told) and told[-1] else 0.0
 
+    def _held(self) -> Held:
+        """What this rank has trained so far."""
+        return Held(self._grouped, self.trained.digests() if self.rank.world_size > 1 else None)
+
     def _post(self) -> None:
         """Show the controller how far this rank is."""
         done = self._tokens if self._races_tokens else self._samples
@@ -317,16 +335,22 @@ class Recorder:
         """Measure nothing any more."""
         self.is_over = True
 
-    def close(self) -> None:
+    def close(self, is_whole: bool = False) -> None:
         """Write the report and the steps, once. Waits for the device, and for another thread that writes them: its
-        process must not end meanwhile, where a script fails as it is told to end."""
+        process must not end meanwhile, where a script fails as it is told to end.
+
+        Args:
+            is_whole: the script ended by itself, or after the step at which it was to stop. Only then is the device
+                asked what the parameters hold: one that hangs would not answer.
+        """
         self.is_over = True
         with self._closing:
             started_s, self._started_s = self._started_s, None
             if started_s is not None:
-                self._write(started_s)
+                self._write(started_s, is_whole)
+            self.trained.release()
 
-    def _write(self, started_s: float) -> None:
+    def _write(self, started_s: float, is_whole: bool) -> None:
         self._take(wait=True)
         self._evaluate_s += self._seemed_s
         self.report.counters.read()
@@ -361,6 +385,9 @@ class Recorder:
             content.probe = self.gate.result()
             content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
         content.profile = self.window.close()
+        content.grouped, content.stopped = self._grouped, self._stopped or not is_whole
+        if is_whole:
+            content.weights = self._held().weights
         self.report.write()
 
     def _usual_batches(self) -> int:

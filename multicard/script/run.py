@@ -119,7 +119,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
         with suppress(Exception):  # what was measured before; a broken device may not tell it
             recorder.close()
         raise
-    recorder.close()
+    recorder.close(is_whole=True)
     gc.collect()  # loaders end their own workers
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_children()

@@ -15,6 +15,7 @@ from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_mem
 from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Tokens
 from multicard.records.schema_parts import Divergence, Segment
 from multicard.records.steps import Counted
+from multicard.records.trained_weights import Relation, apart_by, compared
 from multicard.run.workload import settings
 
 
@@ -41,6 +42,7 @@ def summarise(
         codes |= dict(zip_longest(rank.seen, rank.seen_codes, fillvalue=UNCODED))
     record.seen, record.seen_codes = list(codes), list(codes.values())
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
+    _relate(record, placement, ranks)
     _rate(record, ranks, table)
     if ended:
         own = [rank.epochs[0] for rank in ranks]
@@ -54,6 +56,19 @@ def summarise(
     record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)]
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.threads = ranks[0].threads if ranks else None
+
+
+def _relate(record: ScriptRecord, placement: Placement, ranks: Sequence[ScriptReport]) -> None:
+    """Fill in whether the ranks trained one model together, once all of them have ended."""
+    if placement.world_size == 1 or not ranks:
+        return
+    missing = [None] * (placement.world_size - len(ranks))
+    relation = compared([*(rank.weights for rank in ranks), *missing])
+    steps = [rank.epochs[0].steps for rank in ranks if rank.epochs]
+    is_stopped = bool(missing) or any(rank.stopped for rank in ranks)
+    reason = apart_by(relation, all(rank.grouped for rank in ranks), steps, is_stopped)
+    record.trained = (relation if reason is None else Relation.apart).value
+    record.apart_by = None if reason is None else reason.value
 
 
 def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> None:

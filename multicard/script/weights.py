@@ -1,36 +1,84 @@
-"""Whether the ranks of a script trained one model together: by what each of them holds at the end.
+"""What a rank of a script trained: digests of the parameters that its counted optimiser steps.
 
-Ranks that exchange gradients hold the same values in the parameters that all of them have. Each rank makes digests of
-those that its counted optimiser trains, after what is timed and without any exchange; `compared` judges the digests of
-all ranks. Ranks that hold other shapes, or parts of tensors, as in tensor, pipeline or expert parallelism and with
-sharded optimisers, are divided, and not apart.
+Each rank makes them after what is timed and without any exchange; `records.trained_weights` compares those of all
+ranks.
 """
 
+import os
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
 import torch
-from msgspec import Struct
+
+from multicard.records.trained_weights import Weights
 
 SAMPLED = 1 << 14  # elements of a tensor that are compared, evenly spaced: training changes all, or rows of a table
-FEW = 0.1  # of the tensors, up to which equal ones are those that no rank has trained, and not common ones
 # Libraries whose ranks hold stages or parts of a model, though their tensors may have equal shapes
-DIVIDING = ("torch.distributed.pipelining", "deepspeed.runtime.pipe", "megatron.core.pipeline_parallel")
-Relation = StrEnum("Relation", ["together", "apart", "divided", "unknown"])
+DIVIDING = ("torch.distributed.pipelining", "deepspeed.runtime.pipe", "megatron.core.pipeline_parallel", "colossalai")
 
 
-class Weights(Struct):
-    """What a rank trained, at its end.
+class Trained:
+    """The parameters of the optimiser whose steps count.
 
-    shapes: of all tensors. digests: of those that it holds whole and that are not constant. divided: it holds parts.
+    They are held as long as the optimiser lives. When the script lets go of it, the digests are made at once, and the
+    parameters are free: the script's memory stays its own.
+
+    made: the digests, once the optimiser is gone; None before, and where they could not be made.
     """
 
-    shapes: str = ""
-    digests: list[str] = []
-    divided: bool = False
+    def __init__(self) -> None:
+        self.made: Weights | None = None
+        self._optimizer: Any = lambda: None
+        self._parameters: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._process = os.getpid()
+
+    def counts(self, optimizer: Any) -> None:
+        """The steps of this optimiser count from now on."""
+        self.made, self._parameters = None, []
+        self._optimizer = weakref.ref(optimizer, self._let_go)
+        with suppress(Exception):  # wrappers have groups of their own kinds
+            self._parameters = trained(optimizer)
+        self.stepped()
+
+    def stepped(self) -> None:
+        """A step of it has ended."""
+        self._versions = _versions(self._parameters)
+
+    def digests(self) -> Weights | None:
+        """What the parameters hold now; None where nobody knows. Waits for their device."""
+        optimizer = self._optimizer()
+        if optimizer is None or not self._parameters:
+            return self.made
+        found = None
+        with suppress(Exception):  # a broken device, or tensors of a kind that has no values: it is not known
+            found = of(trained(optimizer) or self._parameters)
+            found.changed = _versions(self._parameters) != self._versions
+        return found
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._optimizer, self._parameters = lambda: None, []
+
+    def _let_go(self, optimizer: Any) -> None:
+        if optimizer is not self._optimizer or os.getpid() != self._process:
+            return  # another counts by now, or this is a process that the script forked
+        with suppress(Exception):
+            if self._parameters:
+                self.made = of(self._parameters)
+                self.made.changed = _versions(self._parameters) != self._versions
+        self.release()
+
+
+def _versions(parameters: Sequence[torch.Tensor]) -> list[int]:
+    """How often the first and the last parameter were written to. Cheap enough for each step."""
+    with suppress(Exception):
+        return [parameters[place]._version for place in (0, -1)] if parameters else []
+    return []
 
 
 def trained(optimizer: Any) -> list[torch.Tensor]:
@@ -52,21 +100,6 @@ def of(parameters: Iterable[torch.Tensor]) -> Weights:
                 found.digests.append(digest)
     found.shapes = shapes.hexdigest()
     return found
-
-
-def compared(ranks: Sequence[Weights | None]) -> Relation:
-    """How the ranks trained, by what each of them holds; unknown where one of them does not tell."""
-    known = [weights for weights in ranks if weights is not None]
-    if len(known) < len(ranks) or not all(weights.digests for weights in known):
-        divided = any(weights.divided for weights in known)
-        return Relation.divided if divided else Relation.unknown
-    first, *others = known
-    if all(weights.shapes == first.shapes and weights.digests == first.digests for weights in others):
-        return Relation.together
-    if any(weights.divided or weights.shapes != first.shapes for weights in known):
-        return Relation.divided
-    shared = set(first.digests).intersection(*(weights.digests for weights in others))
-    return Relation.divided if len(shared) > FEW * len(first.digests) else Relation.apart
 
 
 def _is_part(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from analysis import experiments
 from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
-from multicard.records.limits import APART, KINDS
+from multicard.records.limits import APART, KINDS, OTHER_STEPS, OTHER_WEIGHTS
 from multicard.records.output import FORMATS, NAMED
 from multicard.records.text_table import CUT
 from tests.analysis.conftest import Said
@@ -209,7 +209,7 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
 
 
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
-    apart = msgspec.to_builtins(APART.limit())
+    apart = {kind.sign: msgspec.to_builtins(kind.limit()) for kind in (APART, OTHER_WEIGHTS, OTHER_STEPS)}
     marked = {
         "*": records.vision(oversubscribed=True),
         "c": records.vision(device="cpu"),
@@ -222,7 +222,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "t": records.vision(profile__window="start"),
         "z": records.vision(step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}),
         "m": records.vision(data=records.data() | {"changed": "dataset 1a2b, now 3c4d"}),
-        "a": records.llm(model__weights="models/llama") | {"limits": [apart]},
+        **{sign: records.llm(model__weights="models/llama", limits=[limit]) for sign, limit in apart.items()},
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
         "d": records.vision(dirty=True),
     }

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,14 +23,16 @@ from multicard.decide.race.live import LiveRace
 from multicard.decide.race.posterior import Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import LEAST_STEPS, BlockReader
+from multicard.decide.race.rules import IN, OUT
 from multicard.estimate.estimates import Estimate
 from multicard.machine import shares
 from multicard.messages import Message
 from multicard.ranks.gates import blocks_file
-from multicard.records import run_folder
+from multicard.records import limits, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import JournalError
 from multicard.records.schema_parts import Interval, Prediction
+from multicard.records.trained_weights import ApartBy
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import NO_RECORD, Executor, Running, SameFailureError
 from multicard.vision.workload import WORKLOAD
@@ -64,6 +67,25 @@ def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
         write_line(rank=rank, loss=None)
     after = reader.next()
     assert after is not None and after.diverged
+
+
+@pytest.mark.parametrize(
+    ("grouped", "values", "apart_by"),
+    [
+        ([True, True], "ab", ApartBy.values),
+        ([True, False], "aa", ApartBy.group),
+        ([True, True], "aa", None),
+        ([True, True], "a", None),
+    ],
+)
+def test_a_block_says_whether_ranks_train_apart(
+    tmp_path: Path, grouped: list[bool], values: str, apart_by: ApartBy | None
+):
+    for rank, joined in enumerate(grouped):
+        own = [{"digests": [each]} for each in values[rank : rank + 1]]
+        write_block(tmp_path, rank, ranks=2, held={"grouped": joined, "weights": own[0] if own else None})
+    block = BlockReader(tmp_path).next()
+    assert block is not None and block.apart_by is apart_by
 
 
 def test_the_error_of_a_block_is_that_of_its_rate():
@@ -168,6 +190,20 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, mo
     assert " images/s (" in winner.facts["figure"]
     assert says(said, "race.accuracy", keys=["batch_size"])
     assert find(lines[-1], "race.command").facts["command"].endswith("batch_size=32")
+
+
+@pytest.mark.parametrize("over_ranks", [True, False])
+def test_a_cell_whose_ranks_train_apart_is_out_of_a_race_over_their_number(
+    race: Made, monkeypatch: pytest.MonkeyPatch, over_ranks: bool
+):
+    ran = race(4, 8)
+    ran.over_ranks = over_ranks
+    apart = replace(measured([0.1] * 10, 8), apart_by=ApartBy.values)
+    monkeypatch.setattr(Process, "run_block", lambda self, _: apart if self.size == 8 else measured([0.2] * 10, 4))
+    ran.run(SHARE)
+    out = ran.rules.standings[1]
+    assert out.state == (OUT if over_ranks else IN)
+    assert says(str(out.reason), "race.shows-no-speed-up", limit=limits.OTHER_WEIGHTS.code) is over_ranks
 
 
 @pytest.mark.parametrize("status", ["oom", "killed"])  # as the host's out-of-memory killer does

@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from multicard.records.trained_weights import Relation, Weights, compared
 from multicard.script import weights
-from multicard.script.weights import Relation, Weights, compared
 
 
 def model(seed: int = 0) -> torch.nn.Module:

@@ -27,11 +27,13 @@ from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import Message, say
 from multicard.ranks.elastic import was_killed
-from multicard.records import comparable, run_folder
+from multicard.records import comparable, limits, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import Journal, code_and_machine
+from multicard.records.limits import Forbids
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord, VisionRecord
+from multicard.records.schema_parts import Limit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, SameFailureError, ending_on_error, left_no_record, would_fail_too
 
@@ -72,6 +74,7 @@ class LiveRace:
     """The cells of a race, their processes, and its rules.
 
     widest: configuration of a cell that needs GPUs, if any does. raced_s: seconds of all rounds, with starts and ends.
+    over_ranks: cells have different numbers of ranks.
     By the cell's place among `cells`: alive, the processes; peaks, peak memory in bytes of each rank; trained_s,
     seconds of all epochs by its steps.
 
@@ -84,6 +87,7 @@ class LiveRace:
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells, self.options = [*cells], cells[0].config.race
         self.figure = FIGURES[str(self.options.figure)]
+        self.over_ranks = len({cell.config.gpus * cell.config.nodes for cell in cells}) > 1
         on_gpus = [cell.config for cell in cells if cell.config.device is not Device.cpu]
         self.widest = [*on_gpus, cells[0].config][0]
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
@@ -223,6 +227,9 @@ class LiveRace:
             if measured.diverged:
                 self._out(place, Message("race.loss-not-finite", "diverged: its loss is not finite"))
                 return None
+            if self.over_ranks and measured.apart_by is not None:
+                self._out(place, _apart(limits.APART_BY[measured.apart_by].limit()))
+                return None
             log_figure, error = measured.reading()
             self._note(
                 cell=place,
@@ -313,6 +320,10 @@ class LiveRace:
                 status = "not measured" if cell.result is None else cell.result.status
                 lost[place] = Message("race.lost", f"{status} when it was measured in full", status=status)
                 continue
+            limited = limits.forbidding(limits.of(cell.result.record), Forbids.speed_up)
+            if self.over_ranks and limited:
+                lost[place] = _apart(limited[0])
+                continue
             measured.add(place)
             target, record = cell.cfg.get("target_accuracy"), cell.result.record
             if target is not None and isinstance(record, VisionRecord) and record.time_to_target_s is None:
@@ -323,6 +334,11 @@ class LiveRace:
             self.rules.add_full(Block(place, turn, *known, self.started))
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
+
+
+def _apart(limit: Limit) -> Message:
+    """Why a cell is out of a race over numbers of ranks."""
+    return Message("race.shows-no-speed-up", limit.says, limit=limit.code)
 
 
 def out_line(cell: Cell, reason: str) -> Message:

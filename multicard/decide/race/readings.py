@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from multicard.decide.race.rules import Standing
@@ -14,6 +16,7 @@ from multicard.ranks.gates import blocks_file
 from multicard.records import steps
 from multicard.records.figures import Figure
 from multicard.records.run_folder import Run
+from multicard.records.trained_weights import ApartBy, Held, apart_by, compared
 
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 LEAST_STEPS = 4  # measured in a block, however long they take
@@ -44,7 +47,7 @@ class Measured:
     """Consecutive steps that all ranks of a cell measured.
 
     step_s: seconds (n,), the mean over the ranks. samples: (n,), of all ranks. peaks_bytes: of each rank, since the
-    start of its process.
+    start of its process. apart_by: what shows that its ranks train apart; None where nothing does.
     """
 
     step: int
@@ -54,6 +57,7 @@ class Measured:
     samples: np.ndarray
     peaks_bytes: list[int]
     diverged: bool
+    apart_by: ApartBy | None = None
 
     @property
     def seconds(self) -> float:
@@ -113,6 +117,7 @@ class BlockReader:
             samples=np.sum([line["samples"] for line in whole], axis=0),
             peaks_bytes=[line["peak_memory_bytes"] for line in whole],
             diverged=first["step"] > 0 and first["loss"] is None,
+            apart_by=_apart_by(whole),
         )
 
     def _line(self, rank: int) -> dict[str, Any] | None:
@@ -121,6 +126,13 @@ class BlockReader:
         except FileNotFoundError:
             return None
         return json.loads(lines[self._taken]) if len(lines) > self._taken + 1 else None  # a whole line ends
+
+
+def _apart_by(lines: Sequence[dict[str, Any]]) -> ApartBy | None:
+    """What shows that ranks with these lines of one block train apart."""
+    held = [msgspec.convert(line.get("held", {}), Held) for line in lines]
+    relation = compared([each.weights for each in held])
+    return apart_by(relation, all(each.grouped for each in held), steps=[], is_stopped=True)
 
 
 def full_run(run: Run, figure: Figure) -> Reading | None:
