@@ -42,7 +42,11 @@ on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 @dataclass(frozen=True)
 class Block:
     """A measured stretch of steps of a cell's process; `error` is the standard error from the steps within. Those of a
-    full run, which is longer than a machine's slow spells, tell all of its error."""
+    full run, which is longer than a machine's slow spells, tell all of its error.
+
+    busy: share of the cores that others had meanwhile.
+    slowed: by how much others may have lowered the log figure; its error grows by it.
+    """
 
     cell: int
     round: int
@@ -50,6 +54,8 @@ class Block:
     error: float
     process: int
     is_full: bool = False
+    busy: float = 0.0
+    slowed: float = 0.0
 
 
 class Prior(NamedTuple):
@@ -123,10 +129,22 @@ class Model:
         self._default_log_scales = np.log(DEFAULTS)
         self.log_scales = self._default_log_scales
 
-    def check(self, block: Block) -> None:
-        """Forget all estimates of a basis by which a block misses its cell by far."""
+    def has_estimate(self, cell: int) -> bool:
+        """True for a cell with an estimate that is still believed."""
+        return cell in self._priors
+
+    def misses(self, block: Block) -> bool:
+        """True for a block that misses the estimate of its cell by far."""
         prior = self._priors.get(block.cell)
-        if prior and abs(block.log_figure - prior.mean) > FORGOTTEN * math.hypot(prior.sd, block.error):
+        if prior is None:
+            return False
+        apart = abs(block.log_figure - prior.mean)
+        return apart > FORGOTTEN * math.hypot(prior.sd, block.error, block.slowed)
+
+    def forget(self, cell: int) -> None:
+        """Forget all estimates with the basis of that of a cell, which turned out to be wrong."""
+        prior = self._priors.get(cell)
+        if prior is not None:
             self._priors = {cell: other for cell, other in self._priors.items() if other.basis != prior.basis}
 
     @on_one_thread
@@ -200,8 +218,9 @@ class Model:
         """Estimates and blocks, how far each is above a level, and that level."""
         rows = [Row(cell, estimate=1.0) for cell in self._priors]
         for block, variance in zip(blocks, _variances(blocks), strict=True):
-            noise = {"exact" if block.is_full else "inflated": variance}
-            rows.append(Row(block.cell, block.round, block.process, **noise))
+            inflated, exact = (0.0, variance) if block.is_full else (variance, 0.0)
+            exact += block.slowed**2
+            rows.append(Row(block.cell, block.round, block.process, inflated, exact))
         estimates, measured = [prior.mean for prior in self._priors.values()], [block.log_figure for block in blocks]
         level = float(np.mean(estimates or measured or [0.0]))
         return rows, np.array([*estimates, *measured]) - level, level

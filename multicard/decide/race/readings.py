@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from multicard.decide.race.rules import Standing
+from multicard.decide.race.rules import NORMAL_95, Standing
 from multicard.measure.series import mean_variance
 from multicard.ranks.gates import blocks_file
 from multicard.records import steps
 from multicard.records.figures import Figure
 from multicard.records.run_folder import Run
 
-NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 LEAST_STEPS = 4  # measured in a block, however long they take
 FEW_STEPS = 2.0  # factor on the standard error of steps that are too few to tell their correlation
 LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
 SINGLE_ERROR = 0.1  # of a block of a single step
+# Slow spells within a full run, in stretches of its steps: most of them, least steps of each, and how much slower than
+# the calm ones a slow one is at least, as a share and in standard errors
+STRETCHES, STRETCH_STEPS, SLOW_SHARE, SLOW_ERRORS = 30, 5, 0.25, 6.0
+SLOW_STRETCHES = 2  # at least, for a run to be slowed
 
 Reading = tuple[float, float]  # the logarithm of a figure, and its standard error
 
@@ -86,6 +89,25 @@ def rate(steps_s: np.ndarray, samples: float) -> Reading:
     else:
         error = SINGLE_ERROR
     return math.log(samples / total_s), max(error, LEAST_ERROR)
+
+
+def slowed(steps_s: np.ndarray) -> float:
+    """By how much slow spells lowered the logarithm of the rate of consecutive steps (n,); 0 where there are none.
+
+    Others' bursts last for seconds: whole stretches of steps are slower than the calm ones, not single steps.
+    """
+    count = min(STRETCHES, len(steps_s) // STRETCH_STEPS)
+    if count <= SLOW_STRETCHES or not np.isfinite(steps_s).all():
+        return 0.0
+    stretches = np.array_split(steps_s, count)
+    middles_s = np.array([np.median(stretch) for stretch in stretches])
+    calm_s = float(np.quantile(middles_s, 0.25))
+    noise_s = float(np.median([stretch.std() for stretch in stretches])) / math.sqrt(len(steps_s) / count)
+    slow = middles_s > calm_s + max(SLOW_SHARE * calm_s, SLOW_ERRORS * noise_s)
+    if slow.sum() < SLOW_STRETCHES:
+        return 0.0
+    rest_s = np.concatenate([stretch for stretch, is_slow in zip(stretches, slow, strict=True) if not is_slow])
+    return max(math.log(float(steps_s.mean() / rest_s.mean())), 0.0)
 
 
 class BlockReader:
