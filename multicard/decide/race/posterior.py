@@ -30,6 +30,9 @@ DEFAULTS = (0.03, 0.1, 0.01, 0.005, 1.2)
 SCALE_SPREAD = 0.7  # standard deviation of the logarithm of a scale around its default
 MOST_APART = 3.0  # that a scale's logarithm goes, as far larger ones drown the rest by rounding
 MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # on the scales of interactions
+# Processes that differ by more than this differ more in some cells than in others, which have shown less of it: the
+# scale that fits all is too small for those in front
+UNEVEN, UNEVEN_FACTOR = 0.03, 1.6
 PRIOR_SHARES = (0.25, 0.5, 0.25)  # of an estimate's variance: common to all cells, to those alike, its own
 FRESH = 10**6  # the number of a process that has not run
 BLOCK_ERROR = 0.01  # of a block before there is one
@@ -167,6 +170,13 @@ class Model:
 
         bounds = [(default - MOST_APART, default + MOST_APART) for default in self._default_log_scales]
         self.log_scales = minimize(loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds).x
+        if self.is_uneven:
+            self.log_scales[PROCESS] += math.log(UNEVEN_FACTOR)
+
+    @property
+    def is_uneven(self) -> bool:
+        """True where processes of a cell were found to differ by far more than is usual."""
+        return bool(self.log_scales[PROCESS] > math.log(UNEVEN))
 
     @on_one_thread
     def posterior(self, blocks: Sequence[Block]) -> Posterior:

@@ -55,6 +55,8 @@ CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond
 OUTLYING, LEAST_SLOWED, LEAST_BETWEEN = 5.0, -math.log(1 - BUSY_SHARE), 0.3
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 MOST_BUSY = 0.95  # of the cores, that others are taken to have had: what is left of a block's figure tells little
+UNEVEN_FINALISTS = 6  # most of them where processes of a cell differ
+IN_FRONT = 3  # cells that run in two processes at least, before the race says that it is sure
 TRIES = 4  # most blocks of a cell that are repeated because all others were disturbed
 # Disturbed blocks from which on there are bursts: this many, and this share of all; of full runs this share
 BURST_BLOCKS, BURST_SHARE, BURST_RUNS = 3, 0.1, 0.3
@@ -185,7 +187,7 @@ class Race:
         self._spent = 0.0  # of the probability that the best cell drops out
         self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
-        self._rounds = self._finals = 0
+        self._rounds = self._finals = self._learned_from = 0
         self.costs()
 
     def costs(
@@ -207,7 +209,7 @@ class Race:
         self.fresh = frozenset()
         if self.ending:
             return []
-        self._model.learn(self._told)
+        self._learn()
         look = self._look()
         cells, ending = self._round(look) if look else ([], NO_CELL)
         if cells:
@@ -304,6 +306,8 @@ class Race:
     @property
     def standings(self) -> list[Standing]:
         """All cells, in their order."""
+        if self._full:
+            self._learn()
         posterior = self._model.posterior(self._told)
         blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
         return [
@@ -331,6 +335,7 @@ class Race:
 
     def verdict(self) -> Verdict:
         """The winner by the finalists' full runs, and how sure that is by all that was measured."""
+        self._learn()
         look = self._look()
         cells = [cell for cell in self.finalists if cell not in self._out]
         if look is None or not cells:
@@ -353,6 +358,12 @@ class Race:
         close = tuple(cell for cell in unsure if cell not in self._out)
         sure = max(float(look.enough[:, winner].mean()) - self._spent, 0.0)
         return Verdict(winner, sure, equal, close, disturbed, blocks)
+
+    def _learn(self) -> None:
+        """Learn the scales from all blocks and full runs, unless that is done."""
+        if self._learned_from != len(self._blocks):
+            self._learned_from = len(self._blocks)
+            self._model.learn(self._told)
 
     def _alive(self) -> np.ndarray:
         return np.array([cell not in self._out for cell in range(self._count)])
@@ -385,8 +396,13 @@ class Race:
         self._drop(look, leader)
         again = self._again()[:MOST_CELLS]
         ending = self._worth_ending(look)
+        if ending in (SURE, CLOSE) and not again:
+            again = self._of_one_process(look)
+            self.fresh = frozenset(again)
         if ending and (ending == TIME or not again):
             return [], ending
+        if ending:
+            return self._twice(again), ""
         cells = self._twice([*again, *(cell for cell in self._telling(look, leader) if cell not in again)])
         return cells, "" if cells else NOTHING_LEFT
 
@@ -405,6 +421,12 @@ class Race:
             if doubtful and len(own) < TRIES:
                 again.append(cell)
         return again
+
+    def _of_one_process(self, look: _Look) -> list[int]:
+        """Cells in front that ran in a single process, of which one cannot tell by how much processes differ."""
+        front = sorted(self._started(), key=lambda cell: -look.posterior.mean[cell])[:IN_FRONT]
+        processes = {cell: {block.process for block in self._told if block.cell == cell} for cell in front}
+        return [cell for cell in front if len(processes[cell]) < 2]
 
     def _risk(self, behind: tuple[float, float], blocks: int) -> float:
         """The probability that a cell that is so far behind the leader (mean, sd) is the better one."""
@@ -465,7 +487,8 @@ class Race:
     def _finalists(self) -> int:
         """Most finalists whose full runs fit into what is left of the grid's time, one at least."""
         left_s = self._count * self._full_s - self._raced_s
-        return max(1, min(self.options.finalists, int(left_s / (self.options.runs * self._full_s))))
+        most = UNEVEN_FINALISTS if self._model.is_uneven else self.options.finalists
+        return max(1, min(most, int(left_s / (self.options.runs * self._full_s))))
 
     def _accepted_risk(self) -> float:
         """Probability of missing the best cell at which the race ends."""
