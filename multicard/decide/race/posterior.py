@@ -171,7 +171,8 @@ class Model:
         bounds = [(default - MOST_APART, default + MOST_APART) for default in self._default_log_scales]
         self.log_scales = minimize(loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds).x
         if self.is_uneven:
-            self.log_scales[PROCESS] += math.log(UNEVEN_FACTOR)
+            factored = float(self.log_scales[PROCESS]) + math.log(UNEVEN_FACTOR)
+            self.log_scales[PROCESS] = min(factored, bounds[PROCESS][1])
 
     @property
     def is_uneven(self) -> bool:

@@ -149,8 +149,22 @@ def full_run(run: Run, figure: Figure) -> Reading | None:
     """The figure of a run that ended ok, over its measured steps but each epoch's first; None where it has none."""
     record = run.record
     value = figure.value(record) if record.status == "ok" else None
-    if not value:
+    counted = _counted(run) if value else None
+    if not value or counted is None:
         return None
+    measured, rated = counted
+    return rate(rated, value * float(measured.mean()) * len(rated))
+
+
+def slowed_run(run: Run) -> float:
+    """By how much slow spells lowered the logarithm of the figure of a run; 0 where its steps are not known."""
+    counted = _counted(run)
+    return 0.0 if counted is None else slowed(counted[1])
+
+
+def _counted(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """The seconds of a run's measured steps, and of these but each epoch's first; None without them."""
+    record = run.record
     try:
         counted = steps.counted(run.folder, record)
     except ValueError:
@@ -158,8 +172,7 @@ def full_run(run: Run, figure: Figure) -> Reading | None:
     seconds, measured = counted.steps_s, ~(counted.warmup | counted.stalls)
     per_epoch = record.epochs[0].steps if record.epochs else None
     later = measured & (np.arange(len(seconds)) % (per_epoch or len(seconds)) > 0)
-    rated = seconds[later] if later.any() else seconds[measured]
-    return rate(rated, value * float(seconds[measured].mean()) * len(rated))
+    return seconds[measured], seconds[later] if later.any() else seconds[measured]
 
 
 def steps_for(block_s: float, step_s: float, skips: int, steps_per_epoch: int) -> int:

@@ -59,7 +59,7 @@ UNEVEN_FINALISTS = 6  # most of them where processes of a cell differ
 IN_FRONT = 3  # cells that run in two processes at least, before the race says that it is sure
 TRIES = 4  # most blocks of a cell that are repeated because all others were disturbed
 # Disturbed blocks from which on there are bursts: this many, and this share of all; of full runs this share
-BURST_BLOCKS, BURST_SHARE, BURST_RUNS = 3, 0.1, 0.3
+BURST_BLOCKS, BURST_SHARE, BURST_RUNS = 3, 0.1, 0.5
 # Why a race ended
 SURE, CLOSE, TIME = "sure", "close", "time"
 NOTHING_LEFT, NOT_WORTH, NO_CELL, BURSTS = "nothing left", "not worth", "no cell", "bursts"
@@ -241,7 +241,9 @@ class Race:
     def widen(self, full_runs: Sequence[Block]) -> bool:
         """End in rounds after all where the finalists' full runs show bursts; their runs count among those of the
         rounds. True where there are more runs to measure."""
-        if self.ending in (BURSTS, NOT_WORTH) or not _are_bursts(told([replace(each, is_full=True) for each in full_runs])):
+        if self.ending in (BURSTS, NOT_WORTH) or not _are_bursts(
+            told([replace(each, is_full=True) for each in full_runs])
+        ):
             return False
         before = self.final_runs
         first = [cell for cell in self.finalists if cell not in self._out]
@@ -254,7 +256,7 @@ class Race:
     @property
     def bursts(self) -> bool:
         """True once so many blocks, or full runs, were disturbed that no figure of the race is trusted by itself."""
-        return _are_bursts(self._told)
+        return self.ending == BURSTS or _are_bursts(self._told)
 
     def end(self, ending: str, finalists: Sequence[int]) -> None:
         """End the race, as `next_round` does, or as an earlier command ended it."""
@@ -336,7 +338,8 @@ class Race:
     def verdict(self) -> Verdict:
         """The winner by the finalists' full runs, and how sure that is by all that was measured."""
         self._learn()
-        look = self._look()
+        beaten = [cell for cell in self._out if code_of(self._out[cell]) == BEATEN]
+        look = self._look(beaten)
         cells = [cell for cell in self.finalists if cell not in self._out]
         if look is None or not cells:
             return Verdict(None, 0.0)
@@ -372,9 +375,10 @@ class Race:
         """Cells in the race that ran a block."""
         return sorted({block.cell for block in self._blocks} - self._out.keys())
 
-    def _look(self) -> _Look | None:
-        """None where no cell is left."""
+    def _look(self, beaten: Sequence[int] = ()) -> _Look | None:
+        """The cells that are in, with some of those that dropped out; None where no cell is left."""
         alive = self._alive()
+        alive[[*beaten]] = True
         if not alive.any():
             return None
         posterior, draws = self._model.drawn(self._told, self._normals)
@@ -434,11 +438,12 @@ class Race:
         return float(stdtr(NOISE_DEGREES + blocks, -mean / sd))
 
     def _take_back(self, look: _Look, leader: int) -> None:
-        """Beaten cells return whose blocks turned out to be disturbed, where they may be the best without these."""
+        """Beaten cells return that may be the best after all: as their blocks turned out to be disturbed, or processes
+        to differ."""
         most = DROP_SHARE * (1 - self.options.confidence)
         for cell in [*self._risks]:
             own = [block for block in self._told if block.cell == cell]
-            if not any(block.slowed for block in own):
+            if not self._model.is_uneven and not any(block.slowed for block in own):
                 continue
             calm = sum(not block.slowed for block in own)
             if self._risk(look.posterior.difference(leader, cell), calm) > most:
