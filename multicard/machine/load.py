@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ def others(before: CoreTimes, after: CoreTimes, own_s: float, seconds: float, us
     mine = before.keys() & after.keys() & usable  # cores may go offline
     busy_s, stolen_s = (sum(after[core][kind] - before[core][kind] for core in mine) for kind in (0, 1))
     return {"others_cores": max(0.0, busy_s - own_s) / seconds, "stolen_cores": stolen_s / seconds}
+
+
+def busy_cores(load: Mapping[str, float]) -> float:
+    """The mean number of cores that others had, by a `load`: busy with their work, or stolen by a hypervisor."""
+    return load["others_cores"] + load["stolen_cores"]
 
 
 def cores_s(stat: str) -> CoreTimes:

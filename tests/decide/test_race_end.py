@@ -112,7 +112,7 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     beaten = Message(BEATEN, "far behind", behind=0.642, at_least=0.639)
     known.append(standing(3, 7.0, reason=beaten))
     told = SimpleNamespace(
-        ending=rules.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)), final_runs=[(0, 0)]
+        ending=rules.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)), final_runs=[(0, 0)], bursts=False
     )
     race: Any = SimpleNamespace(
         cells=cells, options=cells[0].config.race, figure=FIGURES["images_per_s"], rules=told, raced_s=60.0,
@@ -125,14 +125,14 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
         assert axis in said[1], said[1]
     text = "\n".join(line for line in said if isinstance(line, Message))
     assert find(text, "race.ended").facts["reason"].code == rules.ENDINGS[rules.TIME].code
-    assert says(text, "race.equal", cells="[12/144]") and says(text, "race.winner", cell="[11/144]", sure=0.83)
-    assert says(text, "race.less-sure", key="race.confidence", value=0.95)
+    assert says(text, "race.equal", cells="[12/144]") and says(text, "race.winner", cell="[11/144]")
+    assert says(text, "race.less-sure", key="race.confidence", value=0.95, sure=0.83)
     assert says(text, "race.accuracy", keys=["precision", "batch_size", "gpus"])
     assert find(text, "race.cost").facts == {"seconds": 120.0, "final_runs_s": 60.0, "grid_s": 400.0}
 
 
 SIZES = [*range(100, 124)]  # batch sizes, by which cells are told apart
-SEED = 20_000
+SEED = 20_003  # the best is so by 8 %
 Resumed = Callable[..., LiveRace]
 
 

@@ -186,7 +186,8 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, mo
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
     lines = command.end(ran, finals)
     said = "\n".join(line for line in lines if isinstance(line, Message))
-    winner = find(said, "race.winner", cell="[3/3]", tolerance="2%")
+    winner = find(said, "race.winner", cell="[3/3]")
+    assert says(said, "race.how-sure", tolerance="2%") and not says(said, "race.less-sure")
     assert " images/s (" in winner.facts["figure"]
     assert says(said, "race.accuracy", keys=["batch_size"])
     assert find(lines[-1], "race.command").facts["command"].endswith("batch_size=32")

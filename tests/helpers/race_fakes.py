@@ -65,11 +65,13 @@ class Process:
 
     log: list[tuple[str, int]]
     statuses: dict[tuple[str, int], list[str]]  # by batch size
+    load: dict[int, float] = {}  # noqa: RUF012 (share of the cores that others have, by batch size)
     rates: dict[int, float]  # images/s by batch size, with noise; else the time of a step is nearly the same
 
     def __init__(self, cell: Cell, number: int, executor: Any) -> None:
         self.cell, self.number, self.ran_at_s, self.size = cell, number, float(number), cell.cfg.batch_size
         self.start_s, self.block_s, self.ended, self.diverged = 2.0, 1.0, False, False
+        self.busy = Process.load.get(self.size, 0.0)
         self.step_s: float | None = None
         self.running = SimpleNamespace(has_ended=lambda: self.ended)
         self.executor = executor
@@ -112,7 +114,7 @@ class Process:
 def faked(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[Cell]:
     """Cells of these batch sizes, whose processes are `Process`."""
     monkeypatch.setattr(processes, "start", lambda executor, cell, number, _: Process(cell, number, executor))
-    Process.log, Process.statuses, Process.rates = [], {}, {}
+    Process.log, Process.statuses, Process.rates, Process.load = [], {}, {}, {}
     words = [*(word for word in SMALL if not word.startswith("batch_size")), "race.figure=images_per_s", *more]
     cells, of_all = [], composed(*words)
     for number, size in enumerate(sizes, 1):

@@ -12,7 +12,7 @@ from multicard.config.roles import Role
 from multicard.decide.race import processes
 from multicard.decide.race.live import LiveRace, out_line
 from multicard.decide.race.readings import in_words, interval, value
-from multicard.decide.race.rules import CLOSE, ENDINGS, IN, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing
+from multicard.decide.race.rules import BURSTS, CLOSE, ENDINGS, IN, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing, Verdict
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Refusal, say, typed
 from multicard.records import comparable, limits, text_table
@@ -53,12 +53,9 @@ def run(sweep: Sweep, finals: Sweep) -> None:
     try:
         with processes.whole_machine(race.widest) as machine_share:
             race.run(machine_share)
-        runs = race.finals()
-        finals.cells += runs
-        settle(finals)
-        if finals.left:
-            say(_finals_line(race, len(finals.left)))
-            run_all(finals)
+        runs = _measure_in_full(race, finals)
+        if race.widen(runs):
+            runs = _measure_in_full(race, finals)
         race.take_finals(runs)
         say("\n".join(end(race, runs)))
         sweep.command.abandoned |= race.rules.verdict().winner is None
@@ -66,10 +63,24 @@ def run(sweep: Sweep, finals: Sweep) -> None:
         race.journal.close()
 
 
+def _measure_in_full(race: LiveRace, finals: Sweep) -> list[Cell]:
+    """The finalists' runs in full, of which those that were measured before are taken."""
+    known = {cell.folder: cell for cell in finals.cells}
+    runs = [known.get(cell.folder, cell) for cell in race.finals()]
+    more = Sweep(finals.command, [cell for cell in runs if cell.folder not in known])
+    settle(more)
+    finals.cells += more.cells
+    finals.refused += more.refused
+    if finals.left:
+        say(_finals_line(race, len(finals.left)))
+        run_all(finals)
+    return runs
+
+
 def _finals_line(race: LiveRace, runs: int) -> Message:
     """The line before the full runs."""
     ending = race.rules.ending
-    reason = ENDINGS[NOT_WORTH] if ending == NOT_WORTH else "the best in full"
+    reason = ENDINGS[ending] if ending in (NOT_WORTH, BURSTS) else "the best in full"
     sentence = f"race={race.options.figure}: {count(runs, 'run')}: {reason}"
     return Message("race.in-full", sentence, runs=runs, reason=reason)
 
@@ -96,11 +107,9 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
         lines.append(_never_ran(race, unstarted))
     reason = ENDINGS[race.rules.ending]
     lines.append(Message("race.ended", f"the race ended: {reason}", reason=reason))
-    lines.append(_winner(race, ran[0], verdict.sure))
+    lines.append(_winner(race, ran[0]))
+    lines.append(_how_sure(race, verdict))
     lines += _limited(race, ran[0].cell, finals)
-    if verdict.sure < options.confidence:
-        sentence = f"that is less sure than race.confidence={options.confidence:g}"
-        lines.append(Message("race.less-sure", sentence, key="race.confidence", value=options.confidence))
     if verdict.equal:
         cells = _labels(race, verdict.equal)
         lines.append(Message("race.equal", f"as good, within {options.tolerance}: {cells}", cells=cells))
@@ -131,11 +140,31 @@ def _never_ran(race: LiveRace, unstarted: Sequence[int]) -> Message:
     return Message("race.never-ran", sentence, cells=len(unstarted), others_say_enough=is_enough)
 
 
-def _winner(race: LiveRace, standing: Standing, sure: float) -> Message:
-    cell, tolerance = race.cells[standing.cell], race.options.tolerance
-    figure = in_words(race.figure, standing)
-    sentence = f"winner: {cell.label}{figure}, within {tolerance} of the best with a probability of {sure:.0%}"
-    return Message("race.winner", sentence, cell=cell.label.strip(), figure=figure, tolerance=tolerance, sure=sure)
+def _winner(race: LiveRace, standing: Standing) -> Message:
+    cell, figure = race.cells[standing.cell], in_words(race.figure, standing)
+    sentence = f"winner: {cell.label}{figure}"
+    return Message("race.winner", sentence, cell=cell.label.strip(), figure=figure)
+
+
+def _how_sure(race: LiveRace, verdict: Verdict) -> Message:
+    """How sure the winner is: the one line that says it."""
+    tolerance, confidence = race.options.tolerance, race.options.confidence
+    if race.rules.bursts:
+        disturbed, blocks = verdict.disturbed, verdict.blocks
+        remedy = "race again on a quiet machine"
+        sentence = f"not sure: {disturbed} of {blocks} blocks and full runs were disturbed by bursts of load; {remedy}"
+        return Message("race.not-sure", sentence, disturbed=disturbed, blocks=blocks)
+    probability = f"within {tolerance} of the best with a probability of {verdict.sure:.0%}"
+    if verdict.sure >= confidence:
+        return Message("race.how-sure", probability, tolerance=tolerance, sure=verdict.sure)
+    return Message(
+        "race.less-sure",
+        f"{probability}, less than race.confidence={confidence:g}",
+        key="race.confidence",
+        value=confidence,
+        tolerance=tolerance,
+        sure=verdict.sure,
+    )
 
 
 def _limited(race: LiveRace, winner: int, finals: Sequence[Cell]) -> list[Message]:

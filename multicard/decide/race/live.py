@@ -76,7 +76,7 @@ class LiveRace:
     widest: configuration of a cell that needs GPUs, if any does. raced_s: seconds of all rounds, with starts and ends.
     over_ranks: cells have different numbers of ranks.
     By the cell's place among `cells`: alive, the processes; peaks, peak memory in bytes of each rank; trained_s,
-    seconds of all epochs by its steps.
+    seconds of all epochs by its steps, those of a calm block where it has one.
 
     Raises:
         ValueError: an earlier race of this name was of other cells or code, or on another machine, or goes on now.
@@ -135,9 +135,12 @@ class LiveRace:
         self.started = max(self.started, entry.get("process", 0))
         if "log_figure" in entry:
             epochs = getattr(self.cells[cell].config, "epochs", 1)
-            self.trained_s[cell] = entry["step_s"] * entry["steps_per_epoch"] * epochs
+            trained_s = entry["step_s"] * entry["steps_per_epoch"] * epochs
+            self.trained_s[cell] = min(trained_s, self.trained_s.get(cell, math.inf))  # bursts only slow it
             self.peaks[cell] = entry["peaks_bytes"]
-            self.rules.add(Block(cell, entry["round"], entry["log_figure"], entry["error"], entry["process"]))
+            busy = entry.get("busy", 0.0)  # journals of older versions have none
+            reading = entry["log_figure"], entry["error"]
+            self.rules.add(Block(cell, entry["round"], *reading, entry["process"], busy=busy))
             self._blocks_s.append(entry["used_s"])
         elif "used_s" in entry:
             self._starts_s.append(entry["used_s"])
@@ -240,6 +243,7 @@ class LiveRace:
                 step_s=measured.mean_step_s,
                 steps_per_epoch=measured.steps_per_epoch,
                 peaks_bytes=measured.peaks_bytes,
+                busy=process.busy,
                 used_s=process.block_s,
             )
             return process
@@ -282,8 +286,13 @@ class LiveRace:
         self._drop()
 
     def _drop(self) -> None:
-        """Say which cells are out, and why, and end their processes."""
+        """Say which cells are out, and why, and end their processes; and which ones are in again."""
         for place, standing in enumerate(self.rules.standings):
+            if standing.state != OUT and place in self._said_out:
+                self._said_out.remove(place)
+                label = self.cells[place].label
+                sentence = f"{label}in again: the blocks by which it was beaten were disturbed"
+                say(Message("race.again", sentence, cell=label.strip()))
             if standing.state == OUT and place not in self._said_out:
                 self._said_out.add(place)
                 say(out_line(self.cells[place], standing.reason))
@@ -311,12 +320,29 @@ class LiveRace:
         runs = self.rules.final_runs
         return [processes.as_run(self.cells[place], turn - runs[0][0] + 1, is_probe=False) for turn, place in runs]
 
+    def widen(self, finals: Sequence[Cell]) -> bool:
+        """Measure more cells where the finalists' full runs show bursts. True where there are more runs to measure."""
+        blocks = [self._full_block(*turn, cell) for turn, cell in zip(self.rules.final_runs, finals, strict=True)]
+        if not self.rules.widen([block for block in blocks if block is not None]):
+            return False
+        self.journal.add(ending=self.rules.ending, finalists=self.rules.finalists)
+        return True
+
+    def _full_block(self, turn: int, place: int, cell: Cell) -> Block | None:
+        """A full run as the rules take it; None where it has no figure."""
+        known = None if cell.result is None else readings.full_run(cell.result, self.figure)
+        if cell.result is None or known is None:
+            return None
+        busy = limits.busy_share(cell.result.record)
+        slowed = readings.slowed_run(cell.result)
+        return Block(place, turn, *known, process=0, is_full=True, busy=busy, slowed=slowed)
+
     def take_finals(self, finals: Sequence[Cell]) -> None:
         """Take the finalists' runs. A cell that missed its target accuracy in any of them cannot win."""
         lost, missed, measured = dict[int, str](), dict[int, str](), set[int]()
         for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
-            known = None if cell.result is None else readings.full_run(cell.result, self.figure)
-            if cell.result is None or known is None:
+            block = self._full_block(turn, place, cell)
+            if cell.result is None or block is None:
                 status = "not measured" if cell.result is None else cell.result.status
                 lost[place] = Message("race.lost", f"{status} when it was measured in full", status=status)
                 continue
@@ -331,7 +357,7 @@ class LiveRace:
                 sentence = f"missed target_accuracy={target:g} in a full run, which ended at {reached:.1%}"
                 missed[place] = Message("race.missed-target", sentence, target=target, reached=reached)
             self.started += 1
-            self.rules.add_full(Block(place, turn, *known, self.started))
+            self.rules.add_full(replace(block, process=self.started))
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
 

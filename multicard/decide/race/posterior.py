@@ -30,6 +30,9 @@ DEFAULTS = (0.03, 0.1, 0.01, 0.005, 1.2)
 SCALE_SPREAD = 0.7  # standard deviation of the logarithm of a scale around its default
 MOST_APART = 3.0  # that a scale's logarithm goes, as far larger ones drown the rest by rounding
 MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # on the scales of interactions
+# Processes that differ by more than this differ more in some cells than in others, which have shown less of it: the
+# scale that fits all is too small for those in front
+UNEVEN, UNEVEN_FACTOR = 0.03, 1.6
 PRIOR_SHARES = (0.25, 0.5, 0.25)  # of an estimate's variance: common to all cells, to those alike, its own
 FRESH = 10**6  # the number of a process that has not run
 BLOCK_ERROR = 0.01  # of a block before there is one
@@ -42,7 +45,11 @@ on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 @dataclass(frozen=True)
 class Block:
     """A measured stretch of steps of a cell's process; `error` is the standard error from the steps within. Those of a
-    full run, which is longer than a machine's slow spells, tell all of its error."""
+    full run, which is longer than a machine's slow spells, tell all of its error.
+
+    busy: share of the cores that others had meanwhile.
+    slowed: by how much others may have lowered the log figure; its error grows by it.
+    """
 
     cell: int
     round: int
@@ -50,6 +57,8 @@ class Block:
     error: float
     process: int
     is_full: bool = False
+    busy: float = 0.0
+    slowed: float = 0.0
 
 
 class Prior(NamedTuple):
@@ -123,10 +132,22 @@ class Model:
         self._default_log_scales = np.log(DEFAULTS)
         self.log_scales = self._default_log_scales
 
-    def check(self, block: Block) -> None:
-        """Forget all estimates of a basis by which a block misses its cell by far."""
+    def has_estimate(self, cell: int) -> bool:
+        """True for a cell with an estimate that is still believed."""
+        return cell in self._priors
+
+    def misses(self, block: Block) -> bool:
+        """True for a block that misses the estimate of its cell by far."""
         prior = self._priors.get(block.cell)
-        if prior and abs(block.log_figure - prior.mean) > FORGOTTEN * math.hypot(prior.sd, block.error):
+        if prior is None:
+            return False
+        apart = abs(block.log_figure - prior.mean)
+        return apart > FORGOTTEN * math.hypot(prior.sd, block.error, block.slowed)
+
+    def forget(self, cell: int) -> None:
+        """Forget all estimates with the basis of that of a cell, which turned out to be wrong."""
+        prior = self._priors.get(cell)
+        if prior is not None:
             self._priors = {cell: other for cell, other in self._priors.items() if other.basis != prior.basis}
 
     @on_one_thread
@@ -149,6 +170,14 @@ class Model:
 
         bounds = [(default - MOST_APART, default + MOST_APART) for default in self._default_log_scales]
         self.log_scales = minimize(loss, self.log_scales, jac=True, method="L-BFGS-B", bounds=bounds).x
+        if self.is_uneven:
+            factored = float(self.log_scales[PROCESS]) + math.log(UNEVEN_FACTOR)
+            self.log_scales[PROCESS] = min(factored, bounds[PROCESS][1])
+
+    @property
+    def is_uneven(self) -> bool:
+        """True where processes of a cell were found to differ by far more than is usual."""
+        return bool(self.log_scales[PROCESS] > math.log(UNEVEN))
 
     @on_one_thread
     def posterior(self, blocks: Sequence[Block]) -> Posterior:
@@ -200,8 +229,9 @@ class Model:
         """Estimates and blocks, how far each is above a level, and that level."""
         rows = [Row(cell, estimate=1.0) for cell in self._priors]
         for block, variance in zip(blocks, _variances(blocks), strict=True):
-            noise = {"exact" if block.is_full else "inflated": variance}
-            rows.append(Row(block.cell, block.round, block.process, **noise))
+            inflated, exact = (0.0, variance) if block.is_full else (variance, 0.0)
+            exact += block.slowed**2
+            rows.append(Row(block.cell, block.round, block.process, inflated, exact))
         estimates, measured = [prior.mean for prior in self._priors.values()], [block.log_figure for block in blocks]
         level = float(np.mean(estimates or measured or [0.0]))
         return rows, np.array([*estimates, *measured]) - level, level

@@ -1,5 +1,6 @@
 """Processes of a race: cells that are started as probes, train a block when they are told to, and pause."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -11,6 +12,7 @@ from multicard.config.base import RunConfig
 from multicard.decide.race import readings
 from multicard.decide.race.readings import BlockReader, Measured
 from multicard.machine import devices
+from multicard.machine.load import Load, busy_cores
 from multicard.machine.shares import LEASES_POLL_S, Machine, MachineShare
 from multicard.measure import memory
 from multicard.measure.timing import clock_s, pause
@@ -38,6 +40,7 @@ class CellProcess:
 
     last: what its ranks wrote when they last paused. step_s: of its steps; None before it has trained. start_s,
     block_s: seconds of its start, and of its last block with all that is not measured. ran_at_s: when it last paused.
+    busy: share of this machine's cores that others had in its last block.
     """
 
     cell: Cell
@@ -51,13 +54,16 @@ class CellProcess:
     start_s: float = 0.0
     block_s: float = 0.0
     ran_at_s: float = field(default_factory=clock_s)
+    busy: float = 0.0
 
     def run_block(self, block_s: float) -> Measured:
         """Train so that `block_s` seconds are measured, and a few steps at least, or until it ends (`wait`). A process
         that has not trained yet does a few steps first, which tell how many make a block."""
         began_s = clock_s()
         step_s = self._train(0.0, 1.0).mean_step_s if self.step_s is None else self.step_s
+        load = Load()  # of others than the race: its cells that wait are its own
         measured = self._train(block_s, step_s)
+        self.busy = busy_cores(load.end()) / len(os.sched_getaffinity(0))
         self.step_s, self.ran_at_s = measured.mean_step_s, clock_s()
         self.block_s = self.ran_at_s - began_s
         return measured

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from multicard.decide.race.rules import Standing
+from multicard.decide.race.rules import NORMAL_95, Standing
 from multicard.measure.series import mean_variance
 from multicard.ranks.gates import blocks_file
 from multicard.records import steps
@@ -18,11 +18,14 @@ from multicard.records.figures import Figure
 from multicard.records.run_folder import Run
 from multicard.records.trained_weights import ApartBy, Held, apart_by, compared
 
-NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 LEAST_STEPS = 4  # measured in a block, however long they take
 FEW_STEPS = 2.0  # factor on the standard error of steps that are too few to tell their correlation
 LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
 SINGLE_ERROR = 0.1  # of a block of a single step
+# Slow spells within a full run, in stretches of its steps: most of them, least steps of each, and how much slower than
+# the calm ones a slow one is at least, as a share and in standard errors
+STRETCHES, STRETCH_STEPS, SLOW_SHARE, SLOW_ERRORS = 30, 5, 0.25, 6.0
+SLOW_STRETCHES = 2  # at least, for a run to be slowed
 
 Reading = tuple[float, float]  # the logarithm of a figure, and its standard error
 
@@ -92,6 +95,25 @@ def rate(steps_s: np.ndarray, samples: float) -> Reading:
     return math.log(samples / total_s), max(error, LEAST_ERROR)
 
 
+def slowed(steps_s: np.ndarray) -> float:
+    """By how much slow spells lowered the logarithm of the rate of consecutive steps (n,); 0 where there are none.
+
+    Others' bursts last for seconds: whole stretches of steps are slower than the calm ones, not single steps.
+    """
+    count = min(STRETCHES, len(steps_s) // STRETCH_STEPS)
+    if count <= SLOW_STRETCHES or not np.isfinite(steps_s).all():
+        return 0.0
+    stretches = np.array_split(steps_s, count)
+    middles_s = np.array([np.median(stretch) for stretch in stretches])
+    calm_s = float(np.quantile(middles_s, 0.25))
+    noise_s = float(np.median([stretch.std() for stretch in stretches])) / math.sqrt(len(steps_s) / count)
+    slow = middles_s > calm_s + max(SLOW_SHARE * calm_s, SLOW_ERRORS * noise_s)
+    if slow.sum() < SLOW_STRETCHES:
+        return 0.0
+    rest_s = np.concatenate([stretch for stretch, is_slow in zip(stretches, slow, strict=True) if not is_slow])
+    return max(math.log(float(steps_s.mean() / rest_s.mean())), 0.0)
+
+
 class BlockReader:
     """Reads the blocks of a cell's ranks while they are written."""
 
@@ -139,8 +161,22 @@ def full_run(run: Run, figure: Figure) -> Reading | None:
     """The figure of a run that ended ok, over its measured steps but each epoch's first; None where it has none."""
     record = run.record
     value = figure.value(record) if record.status == "ok" else None
-    if not value:
+    counted = _counted(run) if value else None
+    if not value or counted is None:
         return None
+    measured, rated = counted
+    return rate(rated, value * float(measured.mean()) * len(rated))
+
+
+def slowed_run(run: Run) -> float:
+    """By how much slow spells lowered the logarithm of the figure of a run; 0 where its steps are not known."""
+    counted = _counted(run)
+    return 0.0 if counted is None else slowed(counted[1])
+
+
+def _counted(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """The seconds of a run's measured steps, and of these but each epoch's first; None without them."""
+    record = run.record
     try:
         counted = steps.counted(run.folder, record)
     except ValueError:
@@ -148,8 +184,7 @@ def full_run(run: Run, figure: Figure) -> Reading | None:
     seconds, measured = counted.steps_s, ~(counted.warmup | counted.stalls)
     per_epoch = record.epochs[0].steps if record.epochs else None
     later = measured & (np.arange(len(seconds)) % (per_epoch or len(seconds)) > 0)
-    rated = seconds[later] if later.any() else seconds[measured]
-    return rate(rated, value * float(seconds[measured].mean()) * len(rated))
+    return seconds[measured], seconds[later] if later.any() else seconds[measured]
 
 
 def steps_for(block_s: float, step_s: float, skips: int, steps_per_epoch: int) -> int:

@@ -17,6 +17,10 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
   would save.
 - The finalists then run in full, `runs` times each, by turns in fresh processes. Full runs count like blocks.
 - A race that would take longer than its grid measures the grid instead.
+- Each process runs a second block once all of its round have run their first: a burst of load slows one of them.
+- A block is disturbed where others had the machine, or where it is far slower than another of its cell. Its error
+  grows by as much. Its cell gets another block, and returns where it had dropped out by such blocks.
+- Where many blocks are disturbed, nothing is sure any more: as many cells as the grid's time allows run in full.
 """
 
 import math
@@ -29,6 +33,7 @@ from scipy.special import ndtr, stdtr
 
 from multicard.decide.race.posterior import FLOOR, Block, Model, Posterior, Prior
 from multicard.messages import Message, code_of
+from multicard.records.limits import BUSY_SHARE
 
 NOT_STARTED, IN, OUT = "not started", "in", "out"
 # Codes of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy
@@ -45,11 +50,21 @@ WORTH_ROUND = 0.5  # least gain per second of a block, relative to the first blo
 WORTH_GOING_ON = 0.02  # least share of the uncertainty that a block resolves; below it the race ends undecided
 MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
 CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
+# Behind another block of its cell, a block is disturbed: by so many standard errors, and in the logarithm by so much,
+# of the same process and of another, as processes differ by themselves
+OUTLYING, LEAST_SLOWED, LEAST_BETWEEN = 5.0, -math.log(1 - BUSY_SHARE), 0.3
+NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
+MOST_BUSY = 0.95  # of the cores, that others are taken to have had: what is left of a block's figure tells little
+UNEVEN_FINALISTS = 6  # most of them where processes of a cell differ
+IN_FRONT = 3  # cells that run in two processes at least, before the race says that it is sure
+TRIES = 4  # most blocks of a cell that are repeated because all others were disturbed
+# Disturbed blocks from which on there are bursts: this many, and this share of all; of full runs this share
+BURST_BLOCKS, BURST_SHARE, BURST_RUNS = 3, 0.1, 0.5
 # Why a race ended
 SURE, CLOSE, TIME = "sure", "close", "time"
-NOTHING_LEFT, NOT_WORTH, NO_CELL = "nothing left", "not worth", "no cell"
+NOTHING_LEFT, NOT_WORTH, NO_CELL, BURSTS = "nothing left", "not worth", "no cell", "bursts"
 ENDINGS = {
-    SURE: Message("race.sure", "one cell is within the tolerance of the best, as surely as was asked for"),
+    SURE: Message("race.sure", "the blocks told one cell from all others"),
     CLOSE: Message(
         "race.too-close",
         "the best cells are too close: to order them would take as long as measuring them in full",
@@ -62,6 +77,7 @@ ENDINGS = {
         "race.not-worth", "it would take longer than all cells of the grid in full, which are measured instead"
     ),
     NO_CELL: Message("race.no-cell-left", "no cell is left"),
+    BURSTS: Message("race.bursts", "other load came in bursts, so that short blocks do not tell cells apart"),
 }
 
 
@@ -83,7 +99,8 @@ class Standing:
     """A cell in the race.
 
     state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: their number.
-    log_figure, error: mean and standard deviation, from its own blocks and those of cells like it.
+    log_figure, error: mean and standard deviation, from its own blocks and those of cells like it. The error is at
+    least that of the mean of its full runs by how these differ; with bursts it reaches its calm blocks and all runs.
     in_full: mean log figure of its full runs.
     """
 
@@ -110,7 +127,8 @@ class Standing:
 class Verdict:
     """How a race ended.
 
-    winner: None where no cell could be measured. sure: probability that it is within the tolerance of the best.
+    winner: None where no cell could be measured. sure: probability that it is within the tolerance of the best; 0 where
+    bursts were found, beside which no such probability holds. disturbed, blocks: blocks and full runs, of all.
     equal: cells that differ from it by at most the tolerance, with the race's confidence; beaten ones count.
     close: cells in the race for which neither that nor the contrary is sure.
     """
@@ -119,6 +137,8 @@ class Verdict:
     sure: float
     equal: tuple[int, ...] = ()
     close: tuple[int, ...] = ()
+    disturbed: int = 0
+    blocks: int = 0
 
 
 class _Look(NamedTuple):
@@ -160,11 +180,14 @@ class Race:
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
+        self._told: list[Block] = []  # the blocks, with how much others slowed them
         self._out: dict[int, str] = {}  # reasons
+        self._risks: dict[int, float] = {}  # of beaten cells: what each took of the probability below
+        self._stopped: set[int] = set()  # cells that returned, and need a new process
         self._spent = 0.0  # of the probability that the best cell drops out
         self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
-        self._rounds = self._finals = 0
+        self._rounds = self._finals = self._learned_from = 0
         self.costs()
 
     def costs(
@@ -186,26 +209,68 @@ class Race:
         self.fresh = frozenset()
         if self.ending:
             return []
-        self._model.learn(self._blocks)
+        self._learn()
         look = self._look()
         cells, ending = self._round(look) if look else ([], NO_CELL)
         if cells:
             self._rounds += 1
+            self.fresh |= self._stopped & {*cells}
+            self._stopped -= {*cells}
+        elif ending == NOT_WORTH:
+            self.end(ending, np.flatnonzero(self._alive()).tolist())
+        elif ending == BURSTS:
+            self.end_in_rounds()
         else:
-            alive = np.flatnonzero(self._alive()).tolist()
-            self.end(ending, alive if ending == NOT_WORTH else self._chosen(self._look(), self._finalists()))
+            self.end(ending, self._chosen(self._look(), self._finalists()))
         return cells
+
+    def end_in_rounds(self) -> None:
+        """End the race because of bursts: the likeliest cells run in full, as many as the grid's time allows."""
+        for cell in [*self._risks]:
+            self._return(cell)
+        look = self._look()
+        if look is None:
+            self.end(NO_CELL, ())
+            return
+        hopes = look.posterior.mean + look.posterior.sd
+        left_s = self._count * self._full_s - self._raced_s
+        most = max(self.options.finalists, int(left_s / (self.options.runs * self._full_s)))
+        alive = np.flatnonzero(self._alive())
+        self.end(BURSTS, alive[np.argsort(-hopes[alive])][:most].tolist())
+
+    def widen(self, full_runs: Sequence[Block]) -> bool:
+        """End in rounds after all where the finalists' full runs show bursts; their runs count among those of the
+        rounds. True where there are more runs to measure."""
+        if self.ending in (BURSTS, NOT_WORTH) or not _are_bursts(
+            told([replace(each, is_full=True) for each in full_runs])
+        ):
+            return False
+        before = self.final_runs
+        first = [cell for cell in self.finalists if cell not in self._out]
+        turn = self._finals
+        self.end_in_rounds()
+        rest = [cell for cell in self.finalists if cell not in first]
+        self.finalists, self._finals = (*first, *rest), turn
+        return {*self.final_runs} > {*before}
+
+    @property
+    def bursts(self) -> bool:
+        """True once so many blocks, or full runs, were disturbed that no figure of the race is trusted by itself."""
+        return self.ending == BURSTS or _are_bursts(self._told)
 
     def end(self, ending: str, finalists: Sequence[int]) -> None:
         """End the race, as `next_round` does, or as an earlier command ended it."""
+        if ending == BURSTS:
+            for cell in [*self._risks]:
+                self._return(cell)
         self.ending, self.finalists, self._finals = ending, tuple(finalists), self._rounds
 
     @property
     def gives_up(self) -> bool:
-        """True where, by the first round, the starts, a block of each and the fewest full runs take longer than the
+        """True where, by the first round, the starts, two blocks of each and the fewest full runs take longer than the
         whole grid."""
         started = min(self._count, CELLS_AN_EFFECT * self._model.effects)
-        least_s = started * (self._start_s + self._block_s) + self.options.runs * self._full_s
+        least_s = started * (self._start_s + 2 * self._block_s) + self.options.runs * self._full_s
         return self._rounds <= 1 and least_s >= self._count * self._full_s
 
     @property
@@ -226,7 +291,10 @@ class Race:
             return
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
-        self._model.check(block)
+        self._told = told(self._blocks)
+        calm = [each for each in self._told if each.cell == block.cell and not each.slowed]
+        if len(calm) > 1 and all(self._model.misses(each) for each in calm):
+            self._model.forget(block.cell)
 
     def add_full(self, block: Block) -> None:
         """Take a full run of a finalist, as a block of a new process."""
@@ -240,7 +308,9 @@ class Race:
     @property
     def standings(self) -> list[Standing]:
         """All cells, in their order."""
-        posterior = self._model.posterior(self._blocks)
+        if self._full:
+            self._learn()
+        posterior = self._model.posterior(self._told)
         blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
         return [
             Standing(
@@ -249,20 +319,37 @@ class Race:
                 self._out.get(cell, ""),
                 int(blocks[cell]),
                 float(posterior.mean[cell]),
-                float(posterior.sd[cell]),
+                self._error(cell, float(posterior.mean[cell]), float(posterior.sd[cell])),
                 float(np.mean(self._full[cell])) if cell in self._full else None,
             )
             for cell in range(self._count)
         ]
 
+    def _error(self, cell: int, mean: float, sd: float) -> float:
+        """The standard deviation of a cell's figure, no smaller than what its full runs say by themselves."""
+        full = self._full.get(cell, [])
+        if len(full) > 1:
+            sd = max(sd, float(np.std(full, ddof=1)) / math.sqrt(len(full)))
+        if self.bursts:
+            calm = [each.log_figure for each in self._told if each.cell == cell and not each.slowed]
+            sd = max(sd, *(abs(figure - mean) / NORMAL_95 for figure in [mean, *full, *calm]))
+        return sd
+
     def verdict(self) -> Verdict:
         """The winner by the finalists' full runs, and how sure that is by all that was measured."""
-        look = self._look()
+        self._learn()
+        beaten = [cell for cell in self._out if code_of(self._out[cell]) == BEATEN]
+        look = self._look(beaten)
         cells = [cell for cell in self.finalists if cell not in self._out]
         if look is None or not cells:
             return Verdict(None, 0.0)
         figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
+        if self.bursts:  # full runs were disturbed by more or less; what is known of all blocks weighs them
+            figures = {cell: float(look.posterior.mean[cell]) for cell in figures}
         winner = max(figures or cells, key=lambda cell: figures.get(cell, float(look.posterior.mean[cell])))
+        disturbed, blocks = sum(block.slowed > 0 for block in self._told), len(self._told)
+        if self.bursts:
+            return Verdict(winner, 0.0, disturbed=disturbed, blocks=blocks)
         out = {cell for cell, reason in self._out.items() if code_of(reason) != BEATEN}
         ran = sorted({block.cell for block in self._blocks} - out)
         apart = {cell: look.posterior.difference(winner, cell) for cell in ran if cell != winner}
@@ -272,7 +359,14 @@ class Race:
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
         unsure = (cell for cell, probability in near.items() if 1 - confidence < probability < confidence)
         close = tuple(cell for cell in unsure if cell not in self._out)
-        return Verdict(winner, max(float(look.enough[:, winner].mean()) - self._spent, 0.0), equal, close)
+        sure = max(float(look.enough[:, winner].mean()) - self._spent, 0.0)
+        return Verdict(winner, sure, equal, close, disturbed, blocks)
+
+    def _learn(self) -> None:
+        """Learn the scales from all blocks and full runs, unless that is done."""
+        if self._learned_from != len(self._blocks):
+            self._learned_from = len(self._blocks)
+            self._model.learn(self._told)
 
     def _alive(self) -> np.ndarray:
         return np.array([cell not in self._out for cell in range(self._count)])
@@ -281,12 +375,13 @@ class Race:
         """Cells in the race that ran a block."""
         return sorted({block.cell for block in self._blocks} - self._out.keys())
 
-    def _look(self) -> _Look | None:
-        """None where no cell is left."""
+    def _look(self, beaten: Sequence[int] = ()) -> _Look | None:
+        """The cells that are in, with some of those that dropped out; None where no cell is left."""
         alive = self._alive()
+        alive[[*beaten]] = True
         if not alive.any():
             return None
-        posterior, draws = self._model.drawn(self._blocks, self._normals)
+        posterior, draws = self._model.drawn(self._told, self._normals)
         draws = np.where(alive, draws, -np.inf)
         enough = draws >= draws.max(axis=1, keepdims=True) - self._tolerance
         return _Look(posterior, enough, draws.argmax(axis=1))
@@ -295,26 +390,85 @@ class Race:
         """The cells of the next round; none, and the reason, where the race ends."""
         if self.gives_up:
             return [], NOT_WORTH
+        if self.bursts:
+            return [], BURSTS
         leader = max(self._started(), key=lambda cell: look.posterior.mean[cell], default=None)
         if leader is None:
             likeliest = int(np.bincount(look.best).argmax())
-            return self._telling(look, likeliest) or [likeliest], ""
+            return self._twice(self._telling(look, likeliest) or [likeliest]), ""
+        self._take_back(look, leader)
         self._drop(look, leader)
+        again = self._again()[:MOST_CELLS]
         ending = self._worth_ending(look)
-        cells = [] if ending else self._telling(look, leader)
-        return cells, ending or ("" if cells else NOTHING_LEFT)
+        if ending in (SURE, CLOSE) and not again:
+            again = self._of_one_process(look)
+            self.fresh = frozenset(again)
+        if ending and (ending == TIME or not again):
+            return [], ending
+        if ending:
+            return self._twice(again), ""
+        cells = self._twice([*again, *(cell for cell in self._telling(look, leader) if cell not in again)])
+        return cells, "" if cells else NOTHING_LEFT
+
+    def _twice(self, cells: list[int]) -> list[int]:
+        """The cells of a round; those that start a process run a second block after all others."""
+        running = {*self._started()} - self.fresh
+        return cells + [cell for cell in cells if cell not in running] if len(cells) > 1 else cells
+
+    def _again(self) -> list[int]:
+        """Cells of which no block can be trusted yet: all were disturbed, or the only calm one misses its estimate."""
+        again = list[int]()
+        for cell in self._started():
+            own = [block for block in self._told if block.cell == cell]
+            calm = [block for block in own if not block.slowed]
+            doubtful = not calm or (len(calm) == 1 and self._model.misses(calm[0]))
+            if doubtful and len(own) < TRIES:
+                again.append(cell)
+        return again
+
+    def _of_one_process(self, look: _Look) -> list[int]:
+        """Cells in front that ran in a single process, of which one cannot tell by how much processes differ."""
+        front = sorted(self._started(), key=lambda cell: -look.posterior.mean[cell])[:IN_FRONT]
+        processes = {cell: {block.process for block in self._told if block.cell == cell} for cell in front}
+        return [cell for cell in front if len(processes[cell]) < 2]
+
+    def _risk(self, behind: tuple[float, float], blocks: int) -> float:
+        """The probability that a cell that is so far behind the leader (mean, sd) is the better one."""
+        mean, sd = behind
+        return float(stdtr(NOISE_DEGREES + blocks, -mean / sd))
+
+    def _take_back(self, look: _Look, leader: int) -> None:
+        """Beaten cells return that may be the best after all: as their blocks turned out to be disturbed, or processes
+        to differ."""
+        most = DROP_SHARE * (1 - self.options.confidence)
+        for cell in [*self._risks]:
+            own = [block for block in self._told if block.cell == cell]
+            if not self._model.is_uneven and not any(block.slowed for block in own):
+                continue
+            calm = sum(not block.slowed for block in own)
+            if self._risk(look.posterior.difference(leader, cell), calm) > most:
+                self._return(cell)
+
+    def _return(self, cell: int) -> None:
+        """Undo that a cell dropped out."""
+        self._spent -= self._risks.pop(cell)
+        del self._out[cell]
+        self._stopped.add(cell)
 
     def _drop(self, look: _Look, leader: int) -> None:
         """Drop beaten cells, the worst first, as far as their probabilities to be the best allow it."""
         behind = {cell: look.posterior.difference(leader, cell) for cell in self._started() if cell != leader}
-        blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
-        wrong = {cell: float(stdtr(NOISE_DEGREES + blocks[cell], -mean / sd)) for cell, (mean, sd) in behind.items()}
+        calm = np.bincount([block.cell for block in self._told if not block.slowed], minlength=self._count)
+        wrong = {cell: self._risk(apart, int(calm[cell])) for cell, apart in behind.items()}
         allowed = SPENT_AT_ONCE * (DROP_SHARE * (1 - self.options.confidence) - self._spent)
         for cell in sorted(wrong, key=lambda cell: wrong[cell]):
+            if self._model.has_estimate(cell) and calm[cell] < 2:
+                continue  # a single block does not outweigh what records say
             allowed -= wrong[cell]
             if allowed < 0:
                 break
             self._spent += wrong[cell]
+            self._risks[cell] = wrong[cell]
             mean, sd = behind[cell]
             share = -math.expm1(-mean)
             least = max(-math.expm1(2 * sd - mean), 0.0)
@@ -338,7 +492,8 @@ class Race:
     def _finalists(self) -> int:
         """Most finalists whose full runs fit into what is left of the grid's time, one at least."""
         left_s = self._count * self._full_s - self._raced_s
-        return max(1, min(self.options.finalists, int(left_s / (self.options.runs * self._full_s))))
+        most = UNEVEN_FINALISTS if self._model.is_uneven else self.options.finalists
+        return max(1, min(most, int(left_s / (self.options.runs * self._full_s))))
 
     def _accepted_risk(self) -> float:
         """Probability of missing the best cell at which the race ends."""
@@ -362,7 +517,7 @@ class Race:
         beaten = ~look.enough[:, leader]
         mass = np.bincount(look.best[beaten], minlength=self._count) / max(beaten.sum(), 1)
         rivals = np.flatnonzero(mass)
-        covariance = self._model.outlook(self._blocks)
+        covariance = self._model.outlook(self._told)
         own = np.diag(covariance)
         before = np.maximum(own[leader] + own[rivals] - 2 * covariance[leader, rivals], FLOOR)
         can_run, seconds = self._turns()
@@ -387,8 +542,38 @@ class Race:
     def _turns(self) -> tuple[np.ndarray, np.ndarray]:
         """Blocks that can run, first of running and then of fresh processes (2 cells,), and their seconds."""
         alive, running = self._alive(), np.zeros(self._count, bool)
-        running[self._started()] = True
+        running[[cell for cell in self._started() if cell not in self._stopped]] = True
         started = {(block.cell, block.process) for block in self._blocks}
         processes = np.bincount([cell for cell, _ in started], minlength=self._count)
         seconds = np.repeat([self._block_s, self._block_s + self._start_s], self._count)
         return np.concatenate((alive & running, alive & (processes < PROCESSES))), seconds
+
+
+def told(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks with how much others slowed each: by their load, or by another block of the cell that was far faster.
+    What a full run's own steps say of it stays."""
+    found = list[Block]()
+    for block in blocks:
+        slowed = block.slowed
+        if block.busy > BUSY_SHARE:
+            slowed = max(slowed, -math.log1p(-min(block.busy, MOST_BUSY)))
+        if not block.is_full:
+            peers = (other for other in blocks if other.cell == block.cell and not other.is_full)
+            slowed = max([slowed, *(_behind(block, other) for other in peers)])
+        found.append(replace(block, slowed=slowed))
+    return found
+
+
+def _are_bursts(blocks: Sequence[Block]) -> bool:
+    """True where enough blocks, or enough full runs, were disturbed."""
+    short = [block.slowed > 0 for block in blocks if not block.is_full]
+    full = [block.slowed > 0 for block in blocks if block.is_full]
+    in_blocks = sum(short) >= max(BURST_BLOCKS, BURST_SHARE * len(short))
+    return in_blocks or sum(full) > BURST_RUNS * len(full)
+
+
+def _behind(block: Block, other: Block) -> float:
+    """By how much a block is slower than another of its cell, where that is more than blocks differ; else 0."""
+    apart = other.log_figure - block.log_figure
+    least = LEAST_SLOWED if other.process == block.process else LEAST_BETWEEN
+    return apart if apart > max(least, OUTLYING * math.hypot(block.error, other.error)) else 0.0
