@@ -10,7 +10,7 @@ of a setting on d degrees of freedom, and a prior s0² on d0 degrees that the ot
 
 and never less than s²: a setting that shows more noise than the rest is believed at once. d0 and s0² follow from the
 mean and the variance of log s² over the settings (section 6.2 there). Before enough settings were repeated, what is
-known of the machine's kind takes their place.
+known of the machine's kind takes their place, and one or two that were repeated speak for all.
 """
 
 import math
@@ -66,9 +66,11 @@ class Noise:
     """What the settings of a machine teach of one another.
 
     prior: of a setting of which nothing is known yet.
+    alike: too few settings were repeated to show how their variances differ: all are taken to have the prior's.
     """
 
     prior: Spread
+    alike: bool = False
 
     @classmethod
     def of_kind(cls, prior_sd: float) -> "Noise":
@@ -88,7 +90,7 @@ class Noise:
         within = float(np.dot(degrees, scatter)) / repetitions
         if len(repeated) < LEAST_SETTINGS:
             level = _drawn(float(np.dot(degrees, variances)), repetitions, prior_sd)
-            return cls(Spread(level, PRIOR_FREEDOM, repetitions, within))
+            return cls(Spread(level, PRIOR_DEGREES + repetitions, repetitions, within), alike=True)
         freedom, level = fitted(variances, degrees)
         level = _drawn(level * repetitions, repetitions, prior_sd)
         return cls(Spread(level, min(freedom, float(repetitions)), repetitions, within))
@@ -96,7 +98,7 @@ class Noise:
     def of(self, runs: Values) -> Spread:
         """The spread of a setting, by its own runs and by what the others teach."""
         prior, degrees = self.prior, len(runs) - 1
-        if degrees < 1:
+        if degrees < 1 or self.alike:
             return prior
         own = _variance(runs)
         moderated = (prior.freedom * prior.variance + degrees * own) / (prior.freedom + degrees)

@@ -111,12 +111,10 @@ def test_a_claims_share_and_factor_of_repeated_runs_have_their_closed_forms(tmp_
     runs = load.read([tmp_path]).runs
     sides = Sides(runs, [], 0.95, Readings(runs))
     off = 0.02  # from the mean, for either run, and the prior's standard deviation of shares too
-    own = 2 * off**2  # more than what it is drawn to
-    half = 2.7764451 * math.sqrt(own / 2)  # Student's t of 4 degrees of freedom
+    half = 4.3026527 * math.sqrt((off**2 + 2 * off**2) / 2 / 2)  # Student's t of 2 degrees of freedom
     share = sides.share(lambda _, run: 0.3 + off * (-1) ** run["repetition"])
     assert (share.estimate, share.low, share.high) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
-    level = (noise.CPU_SD**2 + own) / 2  # of times on CPU ranks
-    half = 2.7764451 * math.sqrt((noise.PRIOR_FREEDOM * level + own) / 5 / 2)
+    half = 4.3026527 * math.sqrt((noise.CPU_SD**2 + 2 * off**2) / 2 / 2)  # of times on CPU ranks
     factor = sides.factor(lambda _, run: math.exp(0.7 + off * (-1) ** run["repetition"]))
     assert (factor.low, factor.high) == pytest.approx((math.exp(0.7 - half), math.exp(0.7 + half)))
     assert sides.share(lambda _, run: 0.01 + off * (-1) ** run["repetition"]).low == 0.0

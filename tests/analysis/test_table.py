@@ -11,7 +11,6 @@ import pytest
 from analysis import experiments
 from analysis.commands import table as tables
 from analysis.runs import load
-from multicard.measure.noise import PRIOR_FREEDOM
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.records.figures import FIGURES
 from papers import printed as papers
@@ -90,10 +89,8 @@ def test_a_cell_is_the_mean_of_its_runs_and_says_how_many(tmp_path: Path):
     (table,) = printed("table2", folder=tmp_path)
     found = row(table, precision="fp64", gpus=1)
     assert (found["total_s"], found["runs"]) == (100.0, 3)
-    own = np.log(times_s).var(ddof=1)
-    level = (PRIOR_SD**2 + 2 * 2 * own) / 5  # of two cells that were measured three times
-    variance = (PRIOR_FREEDOM * level + 2 * own) / (PRIOR_FREEDOM + 2)
-    half = 2.7764451 * math.sqrt(variance / 3)  # Student's t of 4 degrees of freedom
+    variance = (PRIOR_SD**2 + 2 * 2 * np.log(times_s).var(ddof=1)) / 5  # of two cells that were measured three times
+    half = 2.5705818 * math.sqrt(variance / 3)  # Student's t of 5 degrees of freedom
     assert [found["total_s_low"], found["total_s_high"]] == pytest.approx([100 * math.exp(-half), 100 * math.exp(half)])
     assert any(f"± {100 * math.sinh(half):.2g}" in text for texts in table.texts for text in texts)
     assert found["status"] == "3 ok, 1 failed"
