@@ -134,8 +134,9 @@ def _row(verdict: Verdict) -> list[str]:
     note = [f"({claim.note})"] if claim.note else []
     says = "\n".join([claim.name, claim.says, *note, *(f"{paper}, {place}" for paper, place in claim.cited.items())])
     lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
-    missing = [verdict.why] if verdict.shows == HALF else []
-    measured = [*listed(verdict), *missing, f"n={verdict.n}{lost}: {verdict.setting}"] if verdict.n else [verdict.why]
+    is_explained = verdict.shows == HALF or any(figure.doubts for figure in verdict.figures)
+    reasons = [verdict.why] if is_explained else []
+    measured = [*listed(verdict), *reasons, f"n={verdict.n}{lost}: {verdict.setting}"] if verdict.n else [verdict.why]
     return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
 
 
