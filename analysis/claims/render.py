@@ -114,9 +114,12 @@ def _explained(verdicts: Sequence[Verdict]) -> Sequence[str]:
         Message(
             "claim.holds-if",
             "a claim holds if all comparisons of the papers' cells do (an up-to: if one does); it is undecided if an "
-            "interval contains a bound, or there is none",
+            "interval contains a bound, there is none, or sides did not learn or do as much",
         ),
     ]
+    if any(verdict.shows == EXCEEDS for verdict in verdicts):
+        said = "exceeds: more than the papers print as a range, or as an up-to"
+        lines.append(Message("claim.exceeds", said))
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
         said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
         lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
