@@ -17,7 +17,7 @@ from analysis.claims.measures import Measure
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, LEFT_OUT
 from analysis.runs.load import Run
-from analysis.stats.between_runs import RepeatedRuns, is_less
+from analysis.stats.between_runs import LOSS_APART, RepeatedRuns, is_less
 from multicard.messages import Message
 from multicard.records import steps
 from multicard.records.limits import Forbids
@@ -91,7 +91,7 @@ def _unlearned(side: ComparedCell, readings: Readings, repeated: RepeatedRuns) -
         ends = _first_and_last(run, readings)
         if ends is not None and not is_less(ends[1], ends[0]):
             first, last = ends
-            said = f"{side.label}: its loss did not fall ({first:.3g} to {last:.3g})"
+            said = f"{side.label}: its loss did not fall by over {LOSS_APART:.0%} ({first:.3g} to {last:.3g})"
             return [Message("claim.losses-did-not-fall", said, cell=side.label, first=first, last=last)]
     return []
 

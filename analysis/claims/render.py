@@ -114,9 +114,12 @@ def _explained(verdicts: Sequence[Verdict]) -> Sequence[str]:
         Message(
             "claim.holds-if",
             "a claim holds if all comparisons of the papers' cells do (an up-to: if one does); it is undecided if an "
-            "interval contains a bound, or there is none",
+            "interval contains a bound, there is none, or sides did not learn or do as much",
         ),
     ]
+    if any(verdict.shows == EXCEEDS for verdict in verdicts):
+        said = "exceeds: more than the papers print as a range, or as an up-to"
+        lines.append(Message("claim.exceeds", said))
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
         said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
         lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
@@ -134,8 +137,9 @@ def _row(verdict: Verdict) -> list[str]:
     note = [f"({claim.note})"] if claim.note else []
     says = "\n".join([claim.name, claim.says, *note, *(f"{paper}, {place}" for paper, place in claim.cited.items())])
     lost = f"; {count(len(verdict.lost), 'cell')} did not end ok" if verdict.lost else ""
-    missing = [verdict.why] if verdict.shows == HALF else []
-    measured = [*listed(verdict), *missing, f"n={verdict.n}{lost}: {verdict.setting}"] if verdict.n else [verdict.why]
+    is_explained = verdict.shows == HALF or any(figure.doubts for figure in verdict.figures)
+    reasons = [verdict.why] if is_explained else []
+    measured = [*listed(verdict), *reasons, f"n={verdict.n}{lost}: {verdict.setting}"] if verdict.n else [verdict.why]
     return [says, claim.printed or "-", "\n".join(measured), marked(verdict)]
 
 

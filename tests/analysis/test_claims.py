@@ -145,6 +145,7 @@ def test_a_side_that_shows_nothing_leaves_its_comparison_undecided_with_the_reas
     assert says(by_cell["gpus=2"].why, code) and says(verdicts[0].why, "claim.undecided-by-condition")
     assert {by_cell[f"gpus={gpus}"].verdict for gpus in (1, 3, 4)} == {"holds"}
     assert not any(figure.doubts for figure in verdicts[1].figures)  # memory is counted
+    assert any(code in line for line in render.table(verdicts, 10_000))
 
 
 @pytest.mark.parametrize(
