@@ -322,7 +322,9 @@ class Recorder:
 
     def _held(self) -> Held:
         """What this rank has trained so far."""
-        return Held(self._grouped, self.trained.digests() if self.rank.world_size > 1 else None)
+        if self.rank.world_size == 1:
+            return Held()
+        return Held(self._grouped, self.trained.digests())
 
     def _post(self) -> None:
         """Show the controller how far this rank is."""

@@ -391,3 +391,23 @@ def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
     assert any(isinstance(block, Paragraph) and UNREPEATED in block.text for block in single)
     assert not any(isinstance(block, Paragraph) and UNREPEATED in block.text for block in blocks)
     assert Paragraph(NO_GAIN, quiet=True) in blocks
+
+
+def test_a_script_that_told_no_loss_may_learn_worse(tmp_path: Path):
+    each = [records.script(**one) for one in (DEFAULT, TWO)]
+    untold = answer(tmp_path / "untold", *each)
+    assert says(untold.sentence, "answer.run", setting="gpus=2")
+    assert says(untold.sentence, "answer.learning-unknown")
+    loss = {"first": 7.0, "last": 2.0, "mean_of_last_tenth": 2.5}
+    told = answer(tmp_path / "told", *(one | {"loss": loss} for one in each))
+    assert not says(told.sentence, "answer.learning-unknown")
+
+
+@pytest.mark.parametrize(("steps", "step"), [(100, None), (50, 20.0)])
+def test_another_batch_is_said(tmp_path: Path, steps: int, step: float | None):
+    each = [records.script(**one) for one in (DEFAULT, TWO)]
+    each[1]["epochs"][0]["steps"] = steps
+    sentence = answer(tmp_path, *each).sentence
+    assert says(sentence, "answer.other-batch") is (step is not None)
+    if step is not None:
+        assert says(sentence, "answer.other-batch", step=step, other=10.0)

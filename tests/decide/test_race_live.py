@@ -76,6 +76,7 @@ def test_a_block_is_read_once_all_ranks_have_written_it(tmp_path: Path):
         ([True, False], "aa", ApartBy.group),
         ([True, True], "aa", None),
         ([True, True], "a", None),
+        ([False], "a", None),
     ],
 )
 def test_a_block_says_whether_ranks_train_apart(
@@ -83,7 +84,7 @@ def test_a_block_says_whether_ranks_train_apart(
 ):
     for rank, joined in enumerate(grouped):
         own = [{"digests": [each]} for each in values[rank : rank + 1]]
-        write_block(tmp_path, rank, ranks=2, held={"grouped": joined, "weights": own[0] if own else None})
+        write_block(tmp_path, rank, ranks=len(grouped), held={"grouped": joined, "weights": own[0] if own else None})
     block = BlockReader(tmp_path).next()
     assert block is not None and block.apart_by is apart_by
 

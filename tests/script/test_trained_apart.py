@@ -1,11 +1,22 @@
 """Whether ranks of a real script trained one model: what the record says, and what nobody may say of such runs."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from analysis import answers
+from analysis.commands import best, compare
+from analysis.commands.best import Limits
+from analysis.figures import draw
+from analysis.report import build
+from analysis.runs import load
+from multicard.estimate.history import PastRun
 from multicard.records import limits
 from multicard.records.schema import ScriptRecord
+from tests.conftest import command
+from tests.helpers.messages import find, refused, says
 from tests.script.test_script_runs import GROUP, TRAIN, measured
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -104,3 +115,30 @@ def test_the_record_says_how_ranks_trained(
     record = on_two_ranks(script(body), *words)
     assert record.trained == trained
     assert own_limits(record) == (set() if limit is None else {limit.code})
+
+
+def test_nobody_recommends_more_ranks_that_train_copies(script: Script, tmp_path: Path):
+    """The shape of pytorch's own example of MNIST: a function that trains, one seed, no process group."""
+    body = "torch.manual_seed(0)\n" + IN_FUNCTION
+    words = ["-m", f"script={tmp_path / script(body)}", "device=cpu", "tracker.mode=disabled", "gpus=1,2"]
+    words += ["warmup_steps=1", f"hydra.sweep.dir={tmp_path}/out"]
+    ended = command(*words, entry="measure_script.py")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    code = limits.APART.code
+    assert says(ended.stdout, "notes.mark", mark="trained_apart", runs=1)
+
+    runs = sorted(load.read([tmp_path / "out"]).runs, key=lambda run: int(run["gpus"]))
+    ranked = "\n".join(best.output(runs, None, Limits(), False, answers.sentences).lines(None))
+    assert not says(ranked, "answer.run") and not says(ranked, "answer.impossible")
+    (answer,) = answers.answers(runs)
+    assert [one.gpus for one in answer.ranking.settings] == [1]
+    assert find(answer.sentence, "answer.unranked").facts["runs"] == 1
+    compared = compare.compare(runs[:1], runs[1:], ["gpus"], common=False, mix=False)
+    assert [find(str(one.verdict), "compare.untold").facts["limit"] for one in compared] == [code]
+    assert PastRun(runs[0].record()).left_out is None
+    assert says(str(PastRun(runs[1].record()).left_out), f"limit.{code}")
+    with refused("figure.nothing-to-show"):
+        draw.make("efficiency", runs)
+    page = build(load.Found(runs, []), "a title", mix=False)
+    assert limits.APART.sign in page.legend
+    assert re.findall(r"\(\d+%\)", ended.stdout) == ["(100%)"]  # of one rank over itself

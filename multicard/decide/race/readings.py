@@ -152,6 +152,8 @@ class BlockReader:
 
 def _apart_by(lines: Sequence[dict[str, Any]]) -> ApartBy | None:
     """What shows that ranks with these lines of one block train apart."""
+    if len(lines) == 1:
+        return None
     held = [msgspec.convert(line.get("held", {}), Held) for line in lines]
     relation = compared([each.weights for each in held])
     return apart_by(relation, all(each.grouped for each in held), steps=[], is_stopped=True)
