@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import multicard
 from analysis import __main__ as analysis
 from multicard import workloads
 from multicard.__main__ import COMMANDS
@@ -76,7 +77,12 @@ def remedies() -> dict[str, str]:
 
 
 def check_remedy(remedy: str) -> None:
-    """Raise NotARemedy unless it is an override, a flag or a command."""
+    """Raise NotARemedy unless it is an override, a flag, a command or a call of the package."""
+    call = re.fullmatch(r"multicard\.(\w+)\(.*\)", remedy)
+    if call is not None:
+        if not hasattr(multicard, call[1]):
+            raise NotARemedy(f"multicard has no {call[1]}")
+        return
     try:
         words = shlex.split(remedy)
     except ValueError as error:

@@ -171,7 +171,7 @@ def sums(rows: Sequence[Row], on_gpus: bool) -> Message:
         elif any(_total_as_busy(row) is not None for row in timed):
             as_busy = _sum_as_busy(timed)
             facts["seconds_as_busy"] = _ends(as_busy, is_part=False)
-            said += f"; {AS_BUSY}: {_with_ends(as_busy, DURATION, is_part=False)} one after the other"
+            said += f". {AS_BUSY.capitalize()}: {_with_ends(as_busy, DURATION, is_part=False)} one after the other"
     elif runs:
         said += f"; {'its time is' if runs == 1 else 'their times are'} unknown"
     if unfit:

@@ -64,7 +64,7 @@ BURST_BLOCKS, BURST_SHARE, BURST_RUNS = 3, 0.1, 0.5
 SURE, CLOSE, TIME = "sure", "close", "time"
 NOTHING_LEFT, NOT_WORTH, NO_CELL, BURSTS = "nothing left", "not worth", "no cell", "bursts"
 ENDINGS = {
-    SURE: Message("race.sure", "the blocks told one cell from all others"),
+    SURE: Message("race.sure", "the blocks showed one cell to be as good as any"),
     CLOSE: Message(
         "race.too-close",
         "the best cells are too close: to order them would take as long as measuring them in full",
@@ -77,7 +77,7 @@ ENDINGS = {
         "race.not-worth", "it would take longer than all cells of the grid in full, which are measured instead"
     ),
     NO_CELL: Message("race.no-cell-left", "no cell is left"),
-    BURSTS: Message("race.bursts", "other load came in bursts, so that short blocks do not tell cells apart"),
+    BURSTS: Message("race.bursts", "other load came in bursts, so that short blocks cannot order the cells"),
 }
 
 
