@@ -193,7 +193,7 @@ def test_cells_that_will_not_fit_are_refused_before_the_first_starts(node: Node,
     code, printed = called(*swept(tmp_path / "s"), *words)
     assert code == 1 and node.started == [16, 32]
     assert says(printed, "fit.refused", key="fit", needs=NEEDS)
-    assert says(printed, "launch.out-of-race", cell="[3/3]")
+    assert "[3/3]" in printed
     (folder,) = (tmp_path / "s").glob("batch_size=64-*")
     record = run_folder.read_json(folder / "result.json") or {}
     assert record["status"] == "refused" and says(record["cause"]["message"], "fit.refused", needs=NEEDS)
