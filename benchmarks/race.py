@@ -441,7 +441,7 @@ def gates(found: Mapping[str, Figures]) -> list[Gate]:
     listed.append(Gate(UNEVEN, "near the best", uneven.near, least))
     for world in (SEEN, UNSEEN):
         listed.append(Gate(world, "bursts found, measured in rounds", found[world].in_rounds, FOUND))
-        listed.append(Gate(world, "not called sure", 1 - found[world].sure, 1.0))
+        listed.append(Gate(world, "not called sure", 1 - found[world].sure, FOUND))
     for world in (QUIET, UNEVEN, SEEN, UNSEEN):
         right = found[world].right
         if right is not None:
