@@ -113,7 +113,7 @@ def _explained(verdicts: Sequence[Verdict]) -> Sequence[str]:
         ),
         Message(
             "claim.holds-if",
-            "a claim holds if all comparisons of the papers' cells do (an up-to: if one does); it is undecided if an "
+            "a claim holds if all comparisons of the papers' cells do (an up-to: if one does). It is undecided if an "
             "interval contains a bound, there is none, or sides did not learn or do as much",
         ),
     ]

@@ -306,6 +306,34 @@ def test_a_race_waits_for_the_machine_and_has_all_of_it(tmp_path: Path, monkeypa
     assert free() == [*names]
 
 
+def test_the_load_beside_blocks_is_kept_and_a_journal_without_it_reads_as_calm(race: Made):
+    ran = race(8, 16)
+    Process.load = {8: 0.5}
+    ran.run(SHARE)
+    ran.journal.close()
+    lines = [json.loads(line) for line in ran.journal.path.read_text().splitlines()]
+    kept = {line["cell"]: line["busy"] for line in lines if "log_figure" in line}
+    assert kept == {0: 0.5, 1: 0.0}
+    assert {block.cell for block in ran.rules._told if block.slowed} == {0}
+    again = race(8, 16)
+    assert {block.cell: block.busy for block in again.rules._blocks} == kept
+    again.journal.close()
+    old = [{key: value for key, value in line.items() if key != "busy"} for line in lines]
+    ran.journal.path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    assert {block.busy for block in race(8, 16).rules._blocks} == {0.0}
+
+
+def test_a_race_in_bursts_says_so_once_and_claims_nothing(race: Made, monkeypatch: pytest.MonkeyPatch):
+    ran = race(8, 16, 32)
+    Process.load = {8: 0.5, 16: 0.5}
+    ran.run(SHARE)
+    monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
+    lines = command.end(ran, ran.finals())
+    said = "\n".join(line for line in lines if isinstance(line, Message))
+    assert says(said, "race.not-sure", disturbed=4, blocks=6)
+    assert not says(said, "race.how-sure") and not says(said, "race.less-sure")
+
+
 # ---- what ends a race early
 
 

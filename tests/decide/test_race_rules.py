@@ -10,7 +10,7 @@ from scipy.special import stdtr
 from multicard.decide.race import posterior as race_model
 from multicard.decide.race import rules
 from multicard.decide.race.posterior import OWN, PROCESS, Block, Model, Prior
-from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, rate
+from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, rate, slowed
 from multicard.decide.race.rules import BEATEN, DROP_SHARE, ENDINGS, IN, NOT_STARTED, OUT, Race, RaceOptions
 from multicard.messages import code_of
 
@@ -267,3 +267,89 @@ def test_a_race_and_its_full_runs_take_no_longer_than_the_grid():
     small = race_of(5)
     small.costs(10.0, 2.0, 1000.0)
     assert small.most_s == 2000.0  # three of the five full runs fit after it
+
+
+# ---- bursts of load
+
+
+def test_a_block_beside_others_or_far_behind_its_cell_is_disturbed():
+    seen = [
+        Block(0, 0, 5.0, 0.01, 0),
+        Block(0, 1, 4.5, 0.01, 0),  # far behind the first
+        Block(0, 1, 4.8, 0.01, 1),  # processes differ by themselves
+        Block(1, 0, 5.0, 0.01, 2, busy=0.5),
+        Block(2, 0, 5.0, 0.2, 3),
+        Block(2, 1, 4.5, 0.2, 3),  # within what its steps say
+    ]
+    found = [block.slowed for block in rules.told(seen)]
+    assert found == pytest.approx([0.0, 0.5, 0.0, math.log(2), 0.0, 0.0])
+
+
+def test_a_disturbed_block_tells_as_little_as_its_load_explains():
+    model = modelled(PAIR_OF_CELLS)
+    calm = blocks(5.0, 4.0)
+    disturbed = rules.told([calm[0], replace(calm[1], busy=0.5)])
+    assert model.posterior(disturbed).difference(0, 1)[1] > 0.4 > 10 * model.posterior(calm).difference(0, 1)[1]
+
+
+def test_no_single_block_drops_a_cell_against_its_estimate_and_the_block_is_repeated():
+    """A cell of 428 images/s by records has a block at 53, and is as fast as the best."""
+    race = Race([{"a": cell} for cell in range(4)], [Prior(math.log(428), 0.06, "measured")] * 4)
+    for cell, figure in enumerate((424, 53, 300)):
+        race.add(Block(cell, 0, math.log(figure), 0.01, cell))
+    assert 1 in race.next_round() and race.standings[1].state == IN
+    race.add(Block(1, 1, math.log(424), 0.01, 1))
+    assert race.standings[1].log_figure == pytest.approx(math.log(424), abs=0.05)
+    assert race._model.has_estimate(1)
+
+
+def test_a_cell_returns_once_the_blocks_that_beat_it_are_disturbed():
+    race = race_of(4)
+    for cell, figure in enumerate((5.0, 4.5)):
+        race.add(Block(cell, 0, figure, 0.01, cell))
+    race.next_round()
+    assert race.standings[1].state == OUT and race._spent > 0
+    race.add(Block(1, 1, 5.05, 0.01, 1))
+    race.next_round()
+    assert race.standings[1].state == IN and race._spent == pytest.approx(0.0, abs=1e-9)
+
+
+def test_bursts_end_a_race_in_rounds_of_many_cells_and_nothing_is_sure():
+    race = Race(EIGHT, [None] * 8)
+    race.costs(10.0, 2.0, 3600.0)
+    turn = race.next_round()
+    for place, cell in enumerate(turn):
+        race.add(Block(cell, 0, 5.0 + APART[cell], 0.01, cell, busy=0.5 * (place % 2)))
+    assert race.bursts and race.next_round() == [] and race.ending == rules.BURSTS
+    assert len(race.finalists) == 3 and len(race.final_runs) == 9  # three runs of three cells take less than 8 runs
+    turns = [turn for turn, _ in race.final_runs]
+    assert turns == sorted(turns)  # interleaved
+    for turn, cell in race.final_runs:
+        race.add_full(Block(cell, turn, 5.0 + APART[cell] - 0.3 * (turn % 2), 0.01, 20 + turn))
+    verdict = race.verdict()
+    assert verdict.sure == 0.0 and verdict.disturbed >= 3 and verdict.equal == verdict.close == ()
+    winner = race.standings[verdict.winner]
+    full = race._full[verdict.winner]
+    assert all(abs(winner.log_figure - figure) <= rules.NORMAL_95 * winner.error + 1e-9 for figure in full)
+
+
+def test_bursts_that_the_full_runs_show_widen_the_finals():
+    race = race_of(12)
+    for cell in range(12):
+        race.add(Block(cell, 0, 5.0 - cell / 10, 0.01, cell))
+    race.costs(10.0, 2.0, 100.0)
+    race.end(rules.SURE, [0])
+    runs = [Block(0, turn, 4.7, 0.05, 20 + turn, slowed=0.3) for turn, _ in race.final_runs]
+    first = race.final_runs
+    assert not race.widen([replace(run, slowed=0.0) for run in runs]) and race.final_runs == first
+    assert race.widen(runs) and race.ending == rules.BURSTS
+    assert {*first} < {*race.final_runs} and race.finalists[0] == 0 and not race.widen(runs)
+
+
+def test_slow_spells_of_a_full_run_are_seen_in_its_steps():
+    rng = np.random.default_rng(0)
+    steps_s = 0.1 * (1 + 0.04 * rng.normal(size=600))
+    assert slowed(steps_s) == 0.0 and slowed(steps_s[:4]) == 0.0
+    assert slowed(np.where(rng.random(600) < 0.01, 2 * steps_s, steps_s)) == 0.0  # single steps are no spell
+    in_burst = np.arange(600) % 300 < 100
+    assert slowed(np.where(in_burst, 1.8 * steps_s, steps_s)) == pytest.approx(math.log(1 + 0.8 / 3), abs=0.03)

@@ -24,8 +24,8 @@ LEAST_ERROR = 1e-4  # of a block whose steps are all equal: clocks tick
 SINGLE_ERROR = 0.1  # of a block of a single step
 # Slow spells within a full run, in stretches of its steps: most of them, least steps of each, and how much slower than
 # the calm ones a slow one is at least, as a share and in standard errors
-STRETCHES, STRETCH_STEPS, SLOW_SHARE, SLOW_ERRORS = 30, 5, 0.25, 6.0
-SLOW_STRETCHES = 2  # at least, for a run to be slowed
+STRETCHES, STRETCH_STEPS, SLOW_SHARE, SLOW_ERRORS = 30, 5, 0.4, 6.0
+SLOW_STRETCHES = 3  # at least, for a run to be slowed
 
 Reading = tuple[float, float]  # the logarithm of a figure, and its standard error
 

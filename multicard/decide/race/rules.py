@@ -50,9 +50,9 @@ WORTH_ROUND = 0.5  # least gain per second of a block, relative to the first blo
 WORTH_GOING_ON = 0.02  # least share of the uncertainty that a block resolves; below it the race ends undecided
 MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
 CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
-# Behind another block of its cell, a block is disturbed: by so many standard errors, and in the logarithm by so much,
-# of the same process and of another, as processes differ by themselves
-OUTLYING, LEAST_SLOWED, LEAST_BETWEEN = 5.0, -math.log(1 - BUSY_SHARE), 0.3
+# Behind another block of its cell, a block is disturbed: by so many standard errors, and in the logarithm by so much:
+# shared machines make stretches of 2 s differ by a tenth, and processes differ by as much
+OUTLYING, LEAST_SLOWED = 5.0, 0.3
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 MOST_BUSY = 0.95  # of the cores, that others are taken to have had: what is left of a block's figure tells little
 UNEVEN_FINALISTS = 6  # most of them where processes of a cell differ
@@ -575,5 +575,4 @@ def _are_bursts(blocks: Sequence[Block]) -> bool:
 def _behind(block: Block, other: Block) -> float:
     """By how much a block is slower than another of its cell, where that is more than blocks differ; else 0."""
     apart = other.log_figure - block.log_figure
-    least = LEAST_SLOWED if other.process == block.process else LEAST_BETWEEN
-    return apart if apart > max(least, OUTLYING * math.hypot(block.error, other.error)) else 0.0
+    return apart if apart > max(LEAST_SLOWED, OUTLYING * math.hypot(block.error, other.error)) else 0.0
