@@ -326,6 +326,7 @@ def _columns(compared: Sequence[Compared]) -> list[Column]:
 
 def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
     judged, with_step = [cell.judged for cell in compared], [cell for cell in compared if cell.step is not None]
+    steps = [cell.step for cell in compared if cell.step is not None]
     said = f"B / A: the ratio of mean step times, with its {CONFIDENCE:.0%} interval; below 1, B is faster"
     explained: list[str] = [Message("compare.ratio", said)]
     if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
@@ -337,11 +338,12 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
     if sum(judged) > 1:
         said = "1 of 20 cells without a difference is expected to be called faster or slower by chance"
         explained.append(Message("compare.by-chance", said))
-    if any(cell.step is not None and not cell.step.repeated for cell in with_step):
+    if any(not step.repeated for step in steps):
         said = "intervals over the steps of single runs do not show how runs differ"
         explained.append(Message("compare.single-runs", said))
-    if with_step:
-        explained += with_step[0].machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
+    machines = next((cell.machines for cell in with_step if cell.machines is not None), None)
+    if machines is not None:
+        explained += machines.described([run for cell in with_step for run in (cell.a[0], cell.b[0])])
     sides = {"A": [run for cell in with_step for run in cell.a], "B": [run for cell in with_step for run in cell.b]}
     for side, runs in sides.items():  # runs of compared cells that are in no mean
         unended = Counter(clean(run["status"]) for run in runs if run["status"] != "ok")
