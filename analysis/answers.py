@@ -2,19 +2,15 @@
 
 The page, the end of a sweep, `best` and Python show these sentences; nothing else words a recommendation. A sentence is
 joined of messages: what to run, with the figures behind it, then what it costs and why it may not be made.
-
-Recommended is the fastest setting that learned and whose accuracy (of tuning: loss) runs do not tell from the best one
-reached. It is compared with the setting nearest to the defaults: what would have been run without measuring.
 """
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from analysis import rerun_commands
+from analysis import recommended, rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, did_as_much, known_rankings
 from analysis.commands.compare import means_apart, step_work
 from analysis.runs import details, grouping
@@ -28,16 +24,14 @@ from multicard.config import schema
 from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
-from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio, student_quantile
+from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio
 from multicard.messages import Message
 from multicard.records import figures, limits
 from multicard.records.schema import ScriptRecord
 from multicard.records.text_table import capital, first_few
 
 ENERGY = "energy_joules"
-LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
-NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
 MOST_OTHERS = 3  # alternatives that are named
 BATCH_KEYS = {"batch_size", "global_batch_size"}  # no roles: what a step trains
 PHASES = {  # what a step's largest phase is called
@@ -48,8 +42,6 @@ PHASES = {  # what a step's largest phase is called
     "optimizer": "the optimiser",
 }
 FACTORS = (1, 2, 4)  # of a batch size, to try
-REPETITIONS = (3, 5, 10)  # that are advised, the fewest that would tell
-MOST_REPETITIONS = REPETITIONS[-1]
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class Answer:
 
     @cached_property
     def failings(self) -> list[Message]:
-        return list(_failings(self.ranking, self.best))
+        return list(recommended.failings(self.ranking, self.best))
 
     @cached_property
     def marks(self) -> list[str]:
@@ -211,8 +203,10 @@ class Answer:
     def _not_known(self, ratio: float) -> Message:
         """The lead where these runs do not tell which of two settings is faster."""
         assert self.against is not None
-        needed = repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
-        remedy = f"`repeat={needed}` would show more" if needed else f"even `repeat={MOST_REPETITIONS}` may not show it"
+        needed = recommended.repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
+        remedy = f"even `repeat={recommended.MOST_REPETITIONS}` may not show it"
+        if needed is not None:
+            remedy = f"`repeat={needed}` would show more"
         if {*self._counts} == {1}:
             said = f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each; {remedy}"
             return Message("answer.one-run-each", said, needed=needed, **self._comparison)
@@ -244,7 +238,7 @@ class Answer:
     def _uncounted(self) -> list[Message]:
         """Compilation, which training times leave out."""
         compile_s, total_s = (of_setting(self.best.runs, column) or 0.0 for column in ("compile_s", "total_s"))
-        if compile_s <= NOTABLE * total_s:
+        if compile_s <= recommended.NOTABLE * total_s:
             return []
         said = f"not counting {figures.seconds(compile_s)} s of compilation"
         return [Message("answer.compilation", said, compile_s=compile_s)]
@@ -277,7 +271,7 @@ class Answer:
         of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
             own, others = (of_setting(one.runs, column) for one in (best, other))
-            if own and others and abs(own / others - 1) > NOTABLE:
+            if own and others and abs(own / others - 1) > recommended.NOTABLE:
                 said = f"{own / others:.3g}x the {name}"
                 yield Message("answer.times-as-much", said, of=name, ratio=own / others)
 
@@ -395,7 +389,7 @@ class Answer:
         return lines
 
     def _passed_over(self, setting: RankedSetting) -> list[Message]:
-        if failings := list(_failings(self.ranking, setting)):
+        if failings := list(recommended.failings(self.ranking, setting)):
             return failings
         if setting.accuracy is not None and self.best.accuracy is not None:
             points = 100 * (self.best.accuracy - setting.accuracy)
@@ -514,87 +508,5 @@ def of_ranking(ranking: Ranking) -> Answer:
     model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))  # no roles: a title
     what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
     work = f"{KINDS[first['kind']].title}: {what}" + f" ({apart})" * bool(apart)
-    learned = [one for one in ranking.settings if not any(_failings(ranking, one))]
-    best = _smallest(ranking, _recommended(ranking, learned), learned)
-    against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)
-    if against is best and not is_default:
-        against = next((one for one in learned if one is not best), None)
+    best, against, is_default = recommended.of_ranking(ranking)
     return Answer(work, ranking, best, against, is_default)
-
-
-def _recommended(ranking: Ranking, learned: Sequence[RankedSetting]) -> RankedSetting:
-    """The fastest setting that learned and is not told to be less accurate than the most accurate one; the fastest
-    where there is none."""
-    if ranking.runs[0]["stop_at_target"] or ranking.runs[0]["random_weights"]:
-        return next(iter(learned), ranking.settings[0])  # the target says what is enough; such a loss is no model's
-    reached = [one for one in learned if one.accuracy is not None or one.loss is not None]
-    top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
-    return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])
-
-
-def _smallest(ranking: Ranking, best: RankedSetting, learned: Sequence[RankedSetting]) -> RankedSetting:
-    """Of the settings that are shown to be as good as the best: the one with the fewest ranks, then with less memory,
-    then nearer to the defaults."""
-    near, _ = _nearest_to_defaults(ranking, [best, *learned])
-    for other in learned:
-        if other is best or not ranking.equivalent(best, other) or ranking.more_accurate(best, other):
-            continue
-        own, others = (of_setting(one.runs, MEMORY) or 0.0 for one in (best, other))
-        needs_less = others < (1 - NOTABLE) * own
-        needs_as_much = others <= (1 + NOTABLE) * own
-        if other.gpus < best.gpus or (other.gpus == best.gpus and (needs_less or (needs_as_much and other is near))):
-            best = other
-    return best
-
-
-def repetitions_to_tell(ratio: Ratio | None, confidence: float, *counts: int) -> int | None:
-    """The repetitions of two settings with which a difference as that between their means would be told; None where
-    it takes more than MOST_REPETITIONS.
-
-    Args:
-        ratio: of the two means, over so many runs each (`counts`).
-    """
-    if ratio is None or not ratio.error:
-        return None
-    variance = ratio.error**2 / sum(1 / n for n in counts)  # of one run
-    for repetitions in REPETITIONS:
-        degrees = max(ratio.degrees, 2.0 * (repetitions - 1))
-        half = student_quantile(confidence, degrees) * math.sqrt(2 * variance / repetitions)
-        if repetitions > max(counts) and half < abs(math.log(ratio.ratio)):
-            return repetitions
-    return None
-
-
-def _failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
-    """What makes a setting's figures worth nothing: it did not learn, or it is too short to tell."""
-    if ranking.repeated.at_chance(setting.runs):
-        said = f"its accuracy of {setting.accuracy:.1%} is at chance level"
-        yield Message("answer.at-chance", said, accuracy=setting.accuracy)
-    first = of_setting(setting.runs, "loss_first")
-    if first is not None and setting.loss is not None and not is_less(setting.loss, first):
-        said = f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
-        yield Message("answer.loss-did-not-fall", said, first=first, last=setting.loss)
-    if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
-        target = setting.runs[0]["target_accuracy"]
-        said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
-        yield Message("answer.missed-target", said, target=target)
-    steps = int(min(run["steps"] or 0 for run in setting.runs))
-    if steps < LEAST_STEPS:
-        said = f"it is too short to tell ({count(steps, 'measured step')})"
-        yield Message("answer.too-short", said, steps=steps)
-
-
-def _nearest_to_defaults(ranking: Ranking, settings: Sequence[RankedSetting]) -> tuple[RankedSetting, bool]:
-    """Of some settings of a ranking the one with the most axes at their defaults, on the fewest GPUs; and whether all
-    axes are."""
-    from multicard import workloads  # hydra, which most commands do without
-
-    defaults = workloads.defaults(ranking.runs[0]["kind"])
-    keys = [key for key in ranking.keys if key in defaults]
-
-    def at_defaults(setting: RankedSetting) -> int:
-        cell = dict(setting.cell)
-        return sum(grouping.typed(cell[key]) == grouping.typed(defaults[key]) for key in keys)
-
-    nearest = max(settings, key=lambda setting: (at_defaults(setting), -setting.gpus))
-    return nearest, 0 < at_defaults(nearest) == len(ranking.keys)
