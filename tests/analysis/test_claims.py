@@ -104,7 +104,7 @@ def test_runs_of_other_worlds_decide_no_claim(name: str, tmp_path: Path, monkeyp
     updated = [replace(run, columns=run.columns | {"seed": 99}) for run in hold if run["lr"] != REPEATED_LR]
     monkeypatch.setattr(Readings, "versions", lambda _, run: "torch 9.9.1" if run["seed"] == 99 else "torch 2.11.0")
     (mixed,) = judge(hold + updated, claims=[claim])
-    assert mixed.said == ("holds" if claim.counted else "illustrated: holds")
+    assert mixed.verdict == ("holds" if claim.counted else "illustrated")
     (apart,) = mixed.unlike
     assert says(apart, "claim.several-versions", versions=["torch 2.11.0", "torch 9.9.1"])
 
