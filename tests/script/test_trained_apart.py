@@ -135,8 +135,9 @@ def test_nobody_recommends_more_ranks_that_train_copies(script: Script, tmp_path
     assert find(answer.sentence, "answer.unranked").facts["runs"] == 1
     compared = compare.compare(runs[:1], runs[1:], ["gpus"], common=False, mix=False)
     assert [find(str(one.verdict), "compare.untold").facts["limit"] for one in compared] == [code]
-    assert PastRun(runs[0].record()).left_out is None
-    assert says(str(PastRun(runs[1].record()).left_out), f"limit.{code}")
+    alone, apart = (run.record() for run in runs)
+    assert (own_limits(alone), own_limits(apart)) == (set(), {code})
+    assert PastRun(apart).left_out is not None  # for this, or first for a busy machine
     with refused("figure.nothing-to-show"):
         draw.make("efficiency", runs)
     page = build(load.Found(runs, []), "a title", mix=False)

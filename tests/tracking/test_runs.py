@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import wandb
 
+from multicard.config import schema
 from multicard.config.base import TrackerMode
+from multicard.config.roles import Role
 from multicard.records import run_folder
 from multicard.records.run_folder import Run
 from multicard.run import outcome
@@ -98,11 +100,12 @@ def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured,
     assert {name: config[name] for name in result["axes"]} == result["axes"]
     assert config["hardware"] == result["hardware"] and config["data"] == result["data"]["fingerprint"]
     left_out = set(result["config"]) - set(config["configuration"])
-    assert left_out and left_out <= set(run_record.OF_COMMANDS)
+    assert left_out and left_out <= {*schema.keys(Role.forecast), "tracker"}
     assert config["machine"]["cores"] == result["cores"] and config["machine"]["torch"]
 
     assert_history(content, result, steps)
-    whole = {key: value for key, value in result.items() if key not in run_record.ELSEWHERE}
+    elsewhere = {*run_record.ELSEWHERE, run_record.LIMITS}
+    whole = {key: value for key, value in result.items() if key not in elsewhere}
     flat = dict(run_record.flat(whole))
     assert {key: summary.get(key) for key in flat} == flat and summary["attempts"] == 1
     assert summary["train/loss"] == rows_with("train/loss", content)[-1]["train/loss"]
