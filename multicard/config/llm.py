@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from multicard.config.base import Option, PrecisionConfig, TrainingConfig
 from multicard.config.keys import Group, Tries, check_bounds, key, option_name
-from multicard.config.roles import Role
+from multicard.config.roles import DATA_FILES, MODEL_SIZE, WAY_TO_TRAIN, Role
 from multicard.messages import Refusal
 
 PRECISIONS = ("fp32", "bf16")
@@ -38,11 +38,9 @@ class MethodConfig(Group):
     single_device: Optional[str] = key(
         None,
         "torchtune's recipe for one GPU; null where there is none",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
     )
-    distributed: str = key(
-        MISSING, "torchtune's recipe for several GPUs", Role.identity | Role.learning | Role.memory | Role.speed
-    )
+    distributed: str = key(MISSING, "torchtune's recipe for several GPUs", WAY_TO_TRAIN)
 
 
 @dataclass
@@ -66,7 +64,7 @@ class StoredTextConfig(TextConfig):
     data_files: Optional[str] = key(
         None,
         "local .json, .jsonl or .parquet file instead of the hub",
-        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+        DATA_FILES,
     )
     rows: Optional[int] = key(
         None,
@@ -125,36 +123,28 @@ class DecoderConfig(Group):
     vocab_size: Optional[int] = key(
         None,
         "rows of the embedding; null follows the tokenizer",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        MODEL_SIZE,
     )
-    num_layers: int = key(
-        MISSING, "transformer layers", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
-    )
-    num_heads: int = key(
-        MISSING, "query heads", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
-    )
+    num_layers: int = key(MISSING, "transformer layers", MODEL_SIZE, least=1)
+    num_heads: int = key(MISSING, "query heads", MODEL_SIZE, least=1)
     num_kv_heads: int = key(
         MISSING,
         "key and value heads; must divide model.num_heads",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        MODEL_SIZE,
         least=1,
     )
-    embed_dim: int = key(
-        MISSING, "width of a layer", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
-    )
-    intermediate_dim: int = key(
-        MISSING, "width within the MLP", Role.identity | Role.work | Role.learning | Role.memory | Role.speed, least=1
-    )
+    embed_dim: int = key(MISSING, "width of a layer", MODEL_SIZE, least=1)
+    intermediate_dim: int = key(MISSING, "width within the MLP", MODEL_SIZE, least=1)
     max_seq_len: int = key(
         MISSING,
         "longest sequence that the model takes, in tokens",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        MODEL_SIZE,
         least=1,
     )
     tied: bool = key(
         False,
         "share the embedding with the output; of a Llama, makes it a Llama 3.2",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        MODEL_SIZE,
     )
 
     def __post_init__(self) -> None:
@@ -220,12 +210,12 @@ class HfConfig(DecoderConfig):
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         shown=3,
     )
-    num_layers: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
-    num_heads: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
-    num_kv_heads: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
-    embed_dim: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
-    intermediate_dim: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
-    max_seq_len: int = key(0, READ, Role.identity | Role.work | Role.learning | Role.memory | Role.speed)
+    num_layers: int = key(0, READ, MODEL_SIZE)
+    num_heads: int = key(0, READ, MODEL_SIZE)
+    num_kv_heads: int = key(0, READ, MODEL_SIZE)
+    embed_dim: int = key(0, READ, MODEL_SIZE)
+    intermediate_dim: int = key(0, READ, MODEL_SIZE)
+    max_seq_len: int = key(0, READ, MODEL_SIZE)
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -312,7 +302,7 @@ class EmbeddedTokenizerConfig(TokenizerConfig):
     vocab_size: int = key(
         2048,
         "bytes and merges, learnt from the run's own text, without special tokens",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        MODEL_SIZE,
     )
 
     def __post_init__(self) -> None:
@@ -334,7 +324,7 @@ class Llama3TokenizerConfig(TokenizerConfig):
     path: Optional[str] = key(
         None,
         "file tokenizer.model of Llama 3",
-        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+        DATA_FILES,
     )
 
     def __post_init__(self) -> None:
@@ -353,12 +343,12 @@ class Qwen25TokenizerConfig(TokenizerConfig):
     path: Optional[str] = key(
         None,
         "Qwen 2.5's vocab.json",
-        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+        DATA_FILES,
     )
     merges_file: Optional[str] = key(
         None,
         "Qwen 2.5's merges.txt",
-        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+        DATA_FILES,
     )
 
     def __post_init__(self) -> None:
@@ -474,7 +464,7 @@ class LlmConfig(TrainingConfig):
     engine: Engine = key(
         Engine.torchtune,
         "whose loop tunes: torchtune's recipes, or trl: TRL's trainers with PEFT",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
         since=("recipe", "torchtune"),
     )
     sharding: Sharding = key(
@@ -486,7 +476,7 @@ class LlmConfig(TrainingConfig):
     recipe: Recipe = key(
         Recipe.auto,
         "torchtune: single_device, distributed, or auto: single_device on one GPU where there is one",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
     )
     weight_decay: float = key(0.01, "AdamW's weight decay", Role.identity | Role.learning | Role.speed, least=0)
     warmup_steps: Optional[int] = key(

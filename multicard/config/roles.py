@@ -82,6 +82,12 @@ class Role(Flag):
     defining = auto()
 
 
+# Roles of many keys, by what such keys are
+WAY_TO_TRAIN = Role.identity | Role.learning | Role.memory | Role.speed  # the same model on the same data
+MODEL_SIZE = WAY_TO_TRAIN | Role.work
+DATA_FILES = Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed
+
+
 # Roles that say how a measurement changes, and so are of keys with `identity`
 OF_MEASUREMENTS = (
     Role.learning

@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from multicard.config import compilation
 from multicard.config.base import Option, PrecisionConfig, TrainingConfig
 from multicard.config.keys import Group, Tries, key, option_name
-from multicard.config.roles import Role
+from multicard.config.roles import DATA_FILES, MODEL_SIZE, WAY_TO_TRAIN, Role
 from multicard.messages import Refusal
 
 Schedule = StrEnum("Schedule", ["onecycle", "cosine", "constant"])
@@ -49,7 +49,7 @@ class DdpConfig(StrategyConfig):
     sync_batchnorm: bool = key(
         False,
         "CUDA: BatchNorm statistics over all ranks instead of one",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
     )
 
 
@@ -186,7 +186,7 @@ class MnistConfig(DatasetConfig):
     root: str = key(
         MISSING,
         "folder of the files of MNIST",
-        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+        DATA_FILES,
     )
     download: bool = key(
         False,
@@ -200,7 +200,7 @@ class ImagesConfig(DatasetConfig):
     root: Optional[str] = key(
         None,
         "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a .csv or .parquet",
-        Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed,
+        DATA_FILES,
     )
     split: Optional[float] = key(
         None,
@@ -265,7 +265,7 @@ class ModelConfig(Group):
     width: float = key(
         1.0,
         "MobileNetV2's width multiplier",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        MODEL_SIZE,
         above=0,
     )
     pointwise: Pointwise = key(
@@ -340,7 +340,7 @@ class SgdConfig(OptimizerConfig):
     momentum: float = key(
         0.0,
         "in [0, 1); schedule=onecycle takes it from 0.95 to 0.85 and back instead",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
     )
     nesterov: bool = key(False, "Nesterov's momentum", Role.identity | Role.learning | Role.speed)
 
@@ -433,9 +433,7 @@ class VisionConfig(TrainingConfig):
         Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed | Role.titled,
         shown=2,
     )
-    optimizer: OptimizerConfig = key(
-        MISSING, "how weights are updated; sets lr too", Role.identity | Role.learning | Role.memory | Role.speed
-    )
+    optimizer: OptimizerConfig = key(MISSING, "how weights are updated; sets lr too", WAY_TO_TRAIN)
     schedule: Schedule = key(
         Schedule.onecycle, "of the learning rate: onecycle, cosine or constant", Role.identity | Role.learning
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from multicard.config.keys import key
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
-from multicard.config.roles import Role
+from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.llm import models
 from multicard.messages import Refusal
 
@@ -22,26 +22,22 @@ FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 class LoraConfig(MethodConfig):
     """Low-rank adapters (Hu et al., 2021) beside the named linears."""
 
-    lora_rank: int = key(8, "rank of the adapters", Role.identity | Role.learning | Role.memory | Role.speed, least=1)
+    lora_rank: int = key(8, "rank of the adapters", WAY_TO_TRAIN, least=1)
     lora_alpha: float = key(
         16.0, "adapters are scaled by lora_alpha / lora_rank", Role.identity | Role.learning, above=0
     )
     lora_dropout: float = key(
         0.0,
         "share of inputs that an adapter drops, in [0, 1)",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
     )
     lora_attn_modules: list[str] = key(
         list,
         "layers with adapters: q_proj, k_proj, v_proj, output_proj; of model=hf any",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
     )
-    apply_lora_to_mlp: bool = key(
-        True, "adapters in the MLP layers too", Role.identity | Role.learning | Role.memory | Role.speed
-    )
-    apply_lora_to_output: bool = key(
-        False, "an adapter in the output layer too", Role.identity | Role.learning | Role.memory | Role.speed
-    )
+    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too", WAY_TO_TRAIN)
+    apply_lora_to_output: bool = key(False, "an adapter in the output layer too", WAY_TO_TRAIN)
 
     def __post_init__(self) -> None:
         if not 0 <= self.lora_dropout < 1:
@@ -79,7 +75,7 @@ class QatConfig(MethodConfig):
     groupsize: int = key(
         256,
         "weights that share a scale; must divide the width of every linear layer",
-        Role.identity | Role.learning | Role.memory | Role.speed,
+        WAY_TO_TRAIN,
         least=1,
     )
 
