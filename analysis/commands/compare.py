@@ -224,7 +224,7 @@ def _judged(
         ended_a, ended_b = (" and ".join(sorted({run["status"] for run in runs})) for runs in (a, b))
         return Compared(cell, a, b, None, Message("compare.ended", f"A {ended_a}, B {ended_b}", a=ended_a, b=ended_b))
     for side, runs in zip(sides, (ok_a, ok_b), strict=True):
-        if not mix and (mixture := grouping.mixture(runs) or grouping.unlike(runs)):
+        if not mix and (mixture := grouping.mixture(runs) or grouping.mixed_data_or_cores(runs)):
             mixed = f"{side} mixes commits, machines, data or cores in one cell"
             said = f"{mixed}: {mixture} (`--mix` averages over them)"
             raise Refusal("compare.mixed", said, key="--mix", side=side, mixture=mixture)

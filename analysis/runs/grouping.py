@@ -232,7 +232,7 @@ def mixture(runs: Sequence[Run]) -> str | None:
     return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
 
 
-def unlike(runs: Sequence[Run]) -> str | None:
+def mixed_data_or_cores(runs: Sequence[Run]) -> str | None:
     """The data or cores in which runs of one configuration differ, so that they do not repeat it; None if equal."""
     differ = [name for name in (DATA, *CORES) if len({run[name] for run in runs}) > 1]
     phrases = [f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}" for name in differ]

@@ -241,9 +241,9 @@ class Race:
     def widen(self, full_runs: Sequence[Block]) -> bool:
         """End in rounds after all where the finalists' full runs show bursts; their runs count among those of the
         rounds. True where there are more runs to measure."""
-        if self.ending in (BURSTS, NOT_WORTH) or not _are_bursts(
-            told([replace(each, is_full=True) for each in full_runs])
-        ):
+        if self.ending in (BURSTS, NOT_WORTH):
+            return False
+        if not _are_bursts(told([replace(each, is_full=True) for each in full_runs])):
             return False
         before = self.final_runs
         first = [cell for cell in self.finalists if cell not in self._out]
