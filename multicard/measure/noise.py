@@ -23,6 +23,7 @@ GPU_SD = 0.02  # between runs on GPUs, before any was repeated
 CPU_SD = 0.08  # between runs on CPU ranks: others share their machine
 PRIOR_FREEDOM = 4.0  # degrees of freedom of what is known of a kind of machine
 LEAST_SETTINGS = 3  # repeated ones, from which on they teach how variances differ
+LEAST_FREEDOM = 1.0  # of what others teach, however little their variances agree: Student's t needs one degree
 PRIOR_DEGREES, PRIOR_LIMIT = 1, 1.5  # of few settings: drawn towards the kind's, unless they refute it
 TINY = 1e-12  # a variance of equal values, whose logarithm is a number
 TRIGAMMA_STEPS = 50  # of Newton's iteration; about 5 suffice
@@ -93,7 +94,8 @@ class Noise:
             return cls(Spread(level, PRIOR_DEGREES + repetitions, repetitions, within), alike=True)
         freedom, level = fitted(variances, degrees)
         level = _drawn(level * repetitions, repetitions, prior_sd)
-        return cls(Spread(level, min(freedom, float(repetitions)), repetitions, within))
+        freedom = max(LEAST_FREEDOM, min(freedom, float(repetitions)))
+        return cls(Spread(level, freedom, repetitions, within))
 
     def of(self, runs: Values) -> Spread:
         """The spread of a setting, by its own runs and by what the others teach."""

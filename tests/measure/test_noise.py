@@ -8,6 +8,7 @@ from scipy.special import polygamma
 
 from multicard.measure import noise
 from multicard.measure.noise import CPU_SD, PRIOR_FREEDOM, Noise, Spread
+from multicard.measure.repeated_runs import of_values
 
 
 def setting(*values: float) -> list[tuple[float, float]]:
@@ -61,3 +62,19 @@ def test_equal_variances_need_no_prior_of_their_own():
     freedom, level = noise.fitted(np.full(5, 0.0004), np.full(5, 4))
     assert freedom == math.inf
     assert level == pytest.approx(0.0004)
+
+
+@pytest.mark.parametrize("exponent", [0, 4, 12])
+@pytest.mark.parametrize("settings", [2, 3, 4, 24])
+def test_however_little_variances_agree_a_setting_has_an_interval(settings: int, exponent: int):
+    """Some repeat to the last digit, others by a factor: the fit then knows the prior by less than a degree."""
+    spans = np.geomspace(10.0**-exponent, 1.0, settings)
+    learnt = Noise.learnt([[(0.0, 0.0), (float(span), 0.0)] for span in spans], CPU_SD)
+    assert learnt.prior.freedom >= 1
+    once, twice = [(0.0, 0.0)], [(0.0, 0.0), (1e-6, 0.0)]
+    for runs in (once, twice):
+        spread = learnt.of(runs)
+        values = [1.0] * len(runs), [1.1] * len(runs)
+        ratio = of_values(*values, (spread, spread))
+        bounds = ratio.bounds()
+        assert bounds is not None and bounds[0] < 1.1 < bounds[1]
