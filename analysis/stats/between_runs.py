@@ -74,7 +74,7 @@ class Machines:
         """A line for each kind of these runs and machine: by how much runs of one setting differ there."""
         lines = []
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
-            usual, before = self.noise(run).prior, self.prior_sd(run)
+            usual, before = self.noise(run).usual, self.prior_sd(run)
             machine, sd = clean(str(hardware)), usual.variance**0.5
             place = f"{machine} ({kind}"
             about = {"hardware": machine, "kind": kind, "prior_sd": before}

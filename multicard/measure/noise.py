@@ -15,7 +15,7 @@ known of the machine's kind takes their place, and one or two that were repeated
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -94,14 +94,18 @@ class Noise:
             return cls(Spread(level, PRIOR_DEGREES + repetitions, repetitions, within), alike=True)
         freedom, level = fitted(variances, degrees)
         level = _drawn(level * repetitions, repetitions, prior_sd)
-        freedom = max(LEAST_FREEDOM, min(freedom, float(repetitions)))
-        return cls(Spread(level, freedom, repetitions, within))
+        return cls(Spread(level, min(freedom, float(repetitions)), repetitions, within))
+
+    @property
+    def usual(self) -> Spread:
+        """The spread of a setting that was not repeated."""
+        return replace(self.prior, freedom=max(self.prior.freedom, LEAST_FREEDOM))
 
     def of(self, runs: Values) -> Spread:
         """The spread of a setting, by its own runs and by what the others teach."""
         prior, degrees = self.prior, len(runs) - 1
         if degrees < 1 or self.alike:
-            return prior
+            return self.usual
         own = _variance(runs)
         moderated = (prior.freedom * prior.variance + degrees * own) / (prior.freedom + degrees)
         freedom = prior.freedom + degrees
