@@ -87,6 +87,7 @@ class CellSweeper(BasicSweeper):
         size = len(turns) if self.max_batch_size in (None, -1) else self.max_batch_size
         for first in range(0, len(turns), size):
             self.launcher.measure(turns[first : first + size])
+        self.launcher.batches.measure_again()
         return []
 
     def _cells(self, arguments: list[str]) -> list[list[str]]:

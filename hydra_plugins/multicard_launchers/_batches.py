@@ -13,6 +13,7 @@ from multicard.machine import shares
 from multicard.messages import Message, say
 from multicard.records.journal import JournalError
 from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slurm_wait
+from multicard.sweep.again import Again
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace, SameFailureError, Streak
@@ -30,6 +31,7 @@ class Batches:
         self.command, self.context, self.config = command, context, config
         self.on_slurm, self.packs = on_slurm, packs
         self.streak = Streak()
+        self.cells: list[Cell] = []
 
     def launch(self, turns: Sequence[Turn]) -> None:
         """Measure the cells of a batch in their order, as the configuration asks."""
@@ -48,7 +50,22 @@ class Batches:
         if config.repeat == AUTO:
             self._measure_until_sure(turns)
         else:
-            self._measure_batch(turns)
+            self.cells += self._measure_batch(turns).cells
+
+    def measure_again(self) -> None:
+        """Measure disturbed repetitions once more, when all batches have been measured; a dry run of a sweep that has
+        been measured says so too."""
+        if self.config.predict.enabled or any(cell.result is None for cell in self.cells):
+            return
+        again = Again(self.config)
+        again.take(self.cells)
+        while not self.command.abandoned and (turns := again.next_round()):
+            sweep = self._measure_batch(turns)
+            if sweep.left:
+                return
+            again.take(sweep.cells)
+        if not self.command.abandoned:
+            again.say_left()
 
     def _measure_until_sure(self, turns: Sequence[Turn]) -> None:
         rounds = UntilSure(self.config, turns)

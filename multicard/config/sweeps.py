@@ -37,6 +37,12 @@ class RepeatedConfig(JobConfig):
     repeat_max: int = key(
         10, "repeat=auto: most runs of a cell", Role.beside | Role.sweeps | Role.one_value, least=LEAST_AUTO
     )
+    repeat_disturbed: int = key(
+        2,
+        "repeat=N: measure a disturbed run once more, at most so often",
+        Role.beside | Role.sweeps | Role.one_value,
+        least=0,
+    )
     repetition: int = key(
         1,
         "which of its repetitions a run is, from 1; repeat sets it",
