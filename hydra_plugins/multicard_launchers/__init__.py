@@ -23,6 +23,7 @@ from multicard.vision import model_names
 
 if TYPE_CHECKING:
     from multicard.sweep.command import Command
+    from multicard.sweep.order import Turn
 
 
 class CellLauncher(Launcher):
@@ -45,15 +46,22 @@ class CellLauncher(Launcher):
         self.batches = Batches(self.command, hydra_context, config, self.on_slurm, self.packs)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        self.batches.launch(job_overrides, initial_job_idx)
+        """Measure cells that another sweeper has made, in its order."""
+        from multicard.sweep.order import numbered
+
+        self.measure(numbered(job_overrides, before=initial_job_idx))
         return []
+
+    def measure(self, turns: "Sequence[Turn]") -> None:
+        """Measure a batch of cells, in their order."""
+        self.batches.launch(turns)
 
 
 class CellSweeper(BasicSweeper):
     """Hydra's basic sweeper without its check that composes every cell, since the launchers compose all of them before
     the first runs. Repetitions are the outermost axes, so that all cells are measured once before any is measured
-    again: what the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks the axes of an
-    experiment. `experiment=all` is one sweep of the cells of every experiment of the entry."""
+    again, in a shuffled order: what the machine drifts by meanwhile is in all of them. With `scale=smoke` it shrinks
+    the axes of an experiment. `experiment=all` is one sweep of the cells of every experiment of the entry."""
 
     def __init__(self, max_batch_size: int | None, params: Mapping[str, object] | None = None) -> None:
         super().__init__(max_batch_size)
@@ -63,9 +71,12 @@ class CellSweeper(BasicSweeper):
         """Have the launcher measure all cells; repetitions that no cell can have are refused before that."""
         assert self.config is not None and self.launcher is not None
         from multicard.records import run_folder
+        from multicard.sweep import order
 
+        assert isinstance(self.launcher, CellLauncher)
         check_repetition(self.config)
-        cells = self._cells(arguments)
+        self.config.order = order.chosen(self.config)  # recorded with the rest of the configuration
+        turns = order.in_turn(order.numbered(self._cells(arguments)), self.config.order)
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,10 +84,10 @@ class CellSweeper(BasicSweeper):
                 # closed to others: overrides may hold secrets (hydra.job.env_set, hydra.launcher.setup)
                 run_folder.write_text(folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600)
                 run_folder.forget_refused(folder)
-        first = 0
-        for batch in self.split_overrides_to_chunks(cells, self.max_batch_size):
-            self.launcher.launch(batch, initial_job_idx=first)
-            first += len(batch)
+        size = len(turns) if self.max_batch_size in (None, -1) else self.max_batch_size
+        for first in range(0, len(turns), size):
+            self.launcher.measure(turns[first : first + size])
+        self.launcher.batches.measure_again()
         return []
 
     def _cells(self, arguments: list[str]) -> list[list[str]]:

@@ -13,9 +13,11 @@ from multicard.machine import shares
 from multicard.messages import Message, say
 from multicard.records.journal import JournalError
 from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slurm_wait
+from multicard.sweep.again import Again
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 from multicard.sweep.executor import Pace, SameFailureError, Streak
+from multicard.sweep.order import Turn
 from multicard.sweep.task import run
 from multicard.sweep.until_sure import UntilSure
 
@@ -29,10 +31,10 @@ class Batches:
         self.command, self.context, self.config = command, context, config
         self.on_slurm, self.packs = on_slurm, packs
         self.streak = Streak()
+        self.cells: list[Cell] = []
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
-        """Measure the cells of a batch, given by their overrides, as the configuration asks; `first` is Hydra's number
-        of the first."""
+    def launch(self, turns: Sequence[Turn]) -> None:
+        """Measure the cells of a batch in their order, as the configuration asks."""
         if self.command.abandoned:
             return  # an earlier batch of the sweep was interrupted
         config = self.config
@@ -42,17 +44,33 @@ class Batches:
         refuse_race(config, self.on_slurm, config.hydra.sweeper.max_batch_size)
         if config.auto is not None:
             auto.refuse(config, self.on_slurm, self.packs)
-            job_overrides = auto.resolve(self.command, self.context, config, job_overrides, self.on_slurm)
+            words = [turn.words for turn in turns]
+            resolved = auto.resolve(self.command, self.context, config, words, self.on_slurm)
+            turns = [Turn(turn.number, own) for turn, own in zip(turns, resolved, strict=True)]
         if config.repeat == AUTO:
-            self._measure_until_sure(job_overrides, first)
+            self._measure_until_sure(turns)
         else:
-            self._measure_batch(job_overrides, first)
+            self.cells += self._measure_batch(turns).cells
 
-    def _measure_until_sure(self, job_overrides: Sequence[Sequence[str]], first: int) -> None:
-        rounds = UntilSure(self.config, job_overrides)
+    def measure_again(self) -> None:
+        """Measure disturbed repetitions once more, when all batches have been measured; a dry run of a sweep that has
+        been measured says so too."""
+        if self.config.predict.enabled or any(cell.result is None for cell in self.cells):
+            return
+        again = Again(self.config)
+        again.take(self.cells)
+        while not self.command.abandoned and (turns := again.next_round()):
+            sweep = self._measure_batch(turns)
+            if sweep.left:
+                return
+            again.take(sweep.cells)
+        if not self.command.abandoned:
+            again.say_left()
+
+    def _measure_until_sure(self, turns: Sequence[Turn]) -> None:
+        rounds = UntilSure(self.config, turns)
         while rounds.batch:
-            first += len(rounds.batch)
-            sweep = self._measure_batch(rounds.batch, first - len(rounds.batch), rounds.plan)
+            sweep = self._measure_batch(rounds.batch, rounds.plan)
             if starts_nothing(self.config) and sweep.left:
                 most = self.config.repeat_max
                 sentence = f"repeat=auto: then as often as needed, at most repeat_max={most} times each"
@@ -63,12 +81,10 @@ class Batches:
                 return
         rounds.say()
 
-    def _measure_batch(
-        self, job_overrides: Sequence[Sequence[str]], first: int, check: Callable[[list[Cell]], None] = lambda _: None
-    ) -> Sweep:
+    def _measure_batch(self, turns: Sequence[Turn], check: Callable[[list[Cell]], None] = lambda _: None) -> Sweep:
         """Measure cells, or say what would be measured, or what that would take; `check` may refuse them all before."""
         config = self.config
-        sweep = cells.compose(self.command, self.context, config, job_overrides, first)
+        sweep = cells.compose(self.command, self.context, config, turns)
         check(sweep.cells)
         cells.settle(sweep)
         if config.predict.enabled:

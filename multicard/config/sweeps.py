@@ -17,6 +17,7 @@ from multicard.messages import Refusal
 
 AUTO = "auto"
 LEAST_AUTO = 2  # one run does not show how runs differ
+SHUFFLED, TYPED = "shuffled", "typed"  # values of `order`, beside a seed
 RACED = ("images_per_s", "samples_per_s", "tokens_per_s")  # figures of a race, as they are typed
 UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 
@@ -36,11 +37,22 @@ class RepeatedConfig(JobConfig):
     repeat_max: int = key(
         10, "repeat=auto: most runs of a cell", Role.beside | Role.sweeps | Role.one_value, least=LEAST_AUTO
     )
+    repeat_disturbed: int = key(
+        2,
+        "repeat=N: measure a disturbed run once more, at most so often",
+        Role.beside | Role.sweeps | Role.one_value,
+        least=0,
+    )
     repetition: int = key(
         1,
         "which of its repetitions a run is, from 1; repeat sets it",
         Role.beside | Role.repetition | Role.planned,
         least=1,
+    )
+    order: str = key(
+        SHUFFLED,
+        "sweeps: order of the cells of a round: shuffled by a seed, which is recorded; typed; or that seed",
+        Role.beside | Role.sweeps | Role.one_value,
     )
 
     def __post_init__(self) -> None:
@@ -49,7 +61,7 @@ class RepeatedConfig(JobConfig):
 
 
 def check_repetition(config: Any) -> None:
-    """Refuse bad values of `repeat`, `repeat_error` and `repeat_max`."""
+    """Refuse bad values of `repeat`, `repeat_error`, `repeat_max` and `order`."""
     repeat, most = config.repeat, config.repeat_max
     if repeat != AUTO and repeats(repeat) < 1:
         raise Refusal("config.repeat", f"repeat={repeat}: must be 1 or more, or auto", key="repeat", value=repeat)
@@ -62,11 +74,24 @@ def check_repetition(config: Any) -> None:
             value=most,
             least=LEAST_AUTO,
         )
+    order = config.order
+    if order not in (SHUFFLED, TYPED) and not is_whole(order):
+        raise Refusal(
+            "config.order",
+            f"order={order}: must be {SHUFFLED}, {TYPED} or a seed, a whole number",
+            key="order",
+            value=order,
+        )
 
 
 def repeats(repeat: str) -> int:
     """How many times `repeat` has a cell measured; 0 where that is no number."""
-    return int(repeat) if repeat.isascii() and repeat.isdigit() else 0
+    return int(repeat) if is_whole(repeat) else 0
+
+
+def is_whole(text: str) -> bool:
+    """True for digits alone."""
+    return text.isascii() and text.isdigit()
 
 
 def share(percent: str) -> float:

@@ -52,6 +52,7 @@ class Kind:
     column: true or false for every run. forbids: empty for what is said of a run and limits nothing.
     applies: True for records that have it. noted: count it in a note below tables of a sweep.
     brief: its sign stands behind the status of a run that has ended.
+    passes: it came from outside, and another run of the same setting need not have it.
     """
 
     says: Message
@@ -61,6 +62,7 @@ class Kind:
     applies: Callable[[AnyRecord], bool]
     noted: bool = False
     brief: bool = False
+    passes: bool = False
 
     @property
     def code(self) -> str:
@@ -138,6 +140,7 @@ DISTURBED = Kind(
     forbids=_only(Forbids.rate),
     applies=_is_disturbed,
     brief=True,
+    passes=True,
 )
 LOADED = Kind(
     says=Message("limit.loaded", f"other programs used more than {BUSY_SHARE:.0%} of its cores"),
@@ -146,6 +149,7 @@ LOADED = Kind(
     forbids=_only(Forbids.rate),
     applies=lambda record: busy_share(record) > BUSY_SHARE,
     brief=True,
+    passes=True,
 )
 CROWD = Kind(
     says=Message("limit.crowded", CROWDED),
@@ -196,6 +200,7 @@ STALLED = Kind(
     applies=_is_stalled,
     noted=True,
     brief=True,
+    passes=True,
 )
 MIXED_DATA = Kind(
     says=Message("limit.mixed-data", "its data was changed while it trained"),
@@ -296,6 +301,11 @@ def forbidding(limits: Iterable[Limit], *what: Forbids) -> list[Limit]:
 def trusted(runs: Sequence[AnyLimited], what: Forbids) -> list[AnyLimited]:
     """The runs of which nothing forbids `what`; all of them where each has such a limit."""
     return [run for run in runs if not forbidding(run.limits, what)] or [*runs]
+
+
+def passes(code: str) -> bool:
+    """True for a limit that came from outside, so that another run of the same setting need not have it."""
+    return code in BY_CODE and BY_CODE[code].passes
 
 
 def column(code: str) -> str | None:

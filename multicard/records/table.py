@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from multicard.config import schema
+from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message, link, say
@@ -44,11 +45,16 @@ def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
     records = [run.record for run in runs]
     kind = records[0].kind
     axes = [axis for axis in comparable.varied(records, RECORDS[kind].always) if Role.repetition not in schema.of(axis)]
-    settings = _settings(records, axes)
+    every = _settings(records, axes)
+    settings = [_undisturbed(setting) for setting in every]
     rows = [_setting(group, axes) | _figures(group, settings) for group in settings]
     notes = list[str]()
-    if len(settings) < len(records):
+    if any(len(setting) > 1 for setting in settings):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
+    left_out = len(records) - sum(map(len, settings))
+    if left_out:
+        sentence = f"left out, as their settings have undisturbed runs: {count(left_out, 'run')}"
+        notes.append(Message("table.left-out", sentence, runs=left_out))
     rate, skipped = RECORDS[kind].rate, RECORDS[kind].skips
     unmeasured = [record for record in records if record.status == "ok" and FIGURES[rate].value(record) is None]
     if any(record.steps is None or not record.steps.count for record in unmeasured):
@@ -118,6 +124,11 @@ def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[An
         origin = (ended, record.hardware, record.commit, record.dirty)
         groups.setdefault((*(comparable.cell(record, axis) for axis in axes), *origin), []).append(record)
     return [*groups.values()]
+
+
+def _undisturbed(setting: list[AnyRecord]) -> list[AnyRecord]:
+    """The runs of a setting whose times nothing disturbed; all of them where each was disturbed."""
+    return [record for record in setting if not limits.forbidding(limits.of(record), Forbids.rate)] or setting
 
 
 def _setting(group: Sequence[AnyRecord], axes: Sequence[str]) -> dict[str, str]:

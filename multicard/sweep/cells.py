@@ -28,7 +28,9 @@ from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
 from multicard.run.workload import Workload
+from multicard.sweep import order
 from multicard.sweep.command import Command
+from multicard.sweep.order import Turn
 
 REPETITION = "repetition="  # begins the word of a repetition
 NAMED_CELLS = 10  # the most cells that are listed one by one
@@ -102,14 +104,17 @@ class Place:
     """A cell's place in its sweep.
 
     Args:
-        number: in the sweep, from 1; `label` shows it ("[2/6] "), and is empty for a single run.
+        number: in the typed order of the sweep, from 1, which tables keep.
+        label: its turn among the cells that are measured ("[2/6] "); empty for a single run.
         setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
+        overrides: those of which a cell of a sweep is composed.
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
     """
 
     number: int = 1
     label: str = ""
     setting: str = ""
+    overrides: Sequence[str] = ()
     workload: Workload
     composed: DictConfig
     cfg: DictConfig
@@ -170,12 +175,12 @@ class Sweep:
 
     @property
     def left(self) -> list[Cell]:
-        """The cells without a record."""
+        """The cells without a record, in the order in which they are measured."""
         return [cell for cell in self.cells if cell.result is None]
 
     @property
     def every(self) -> list[Cell | Refused]:
-        """All cells, in the sweep's order."""
+        """All cells, in the order in which they were typed."""
         return sorted([*self.cells, *self.refused], key=lambda cell: cell.number)
 
     def refuse(self, cell: Cell, reason: str, is_mistake: bool = True) -> None:
@@ -190,8 +195,8 @@ class Sweep:
                 cell.record()
 
     def finish(self) -> None:
-        """Hand the runs to the command, in the sweep's order."""
-        self.command.runs += [cell.result for cell in self.every if cell.result is not None]
+        """Hand the runs to the command, which shows them in the order in which they were typed."""
+        self.command.take({cell.number: cell.result for cell in self.every if cell.result is not None})
 
     def say_start(self) -> None:
         """Say how many cells are to be measured, and what is alike in all of them."""
@@ -199,6 +204,15 @@ class Sweep:
         alike = ", ".join(part for part in described[0] if all(part in parts for parts in described))
         line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
+        self.say_order()
+
+    def say_order(self) -> None:
+        """Say, once in a command, that the cells that are left are shuffled."""
+        left = self.left
+        line = order.said([cell.overrides for cell in left], left[0].config.order) if left else None
+        if line is not None and not self.command.has_said_order:
+            say(line)
+            self.command.has_said_order = True
 
     def say_left(self, ended: str = "interrupted") -> None:
         """Say why a sweep ended early, how many cells it has left, and the command that measures them."""
@@ -226,35 +240,39 @@ def compose(
     command: Command,
     context: HydraContext,
     sweep_config: DictConfig,
-    job_overrides: Sequence[Sequence[str]],
-    first: int,
+    turns: Sequence[Turn],
 ) -> Sweep:
-    """Compose every cell from its overrides, once, and find its folder. Cells that measure the same are one. Hydra's
-    number of the first is `first`, from 0."""
-    placed, total, alike = dict[tuple[Path, str], Cell | Refused](), len(job_overrides), list[str]()
+    """Compose every cell from its overrides, once, and find its folder. Cells that measure the same are one."""
+    placed: dict[tuple[Path, str], Cell | Refused] = {}
+    turn_of: dict[tuple[Path, str], int] = {}
+    alike: list[str] = []
+    total = len(turns)
     shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
     unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
-    for number, overrides in enumerate(job_overrides, 1):
-        composed = context.config_loader.load_sweep_config(sweep_config, list(overrides))
+    for at, turn in enumerate(turns, 1):
+        composed = context.config_loader.load_sweep_config(sweep_config, list(turn.words))
+        composed.order = sweep_config.order
         cfg = task_of(composed)
-        words = [word for word in overrides if word not in unnamed]
-        label = f"[{number}/{total}] "
-        cell = cell_of(command.workload, composed, cfg, Path(str(composed.hydra.sweep.dir)), words, number, label)
+        words = [word for word in turn.words if word not in unnamed]
+        label = f"[{at}/{total}] "
+        sweep = Path(str(composed.hydra.sweep.dir))
+        cell = cell_of(command.workload, composed, cfg, sweep, words, turn.number, label)
+        cell.overrides = turn.words
         setting = (cell.folder.parent, cell.folder.name)
         if isinstance(cell, Cell):
             setting = (cell.folder.parent, f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}")
         if setting in placed:
-            first = placed[setting].number
-            message = Message(
-                "cells.alike", f"measures the same as [{first}/{total}]: left out", cell=number, as_cell=first
-            )
+            first = turn_of[setting]
+            sentence = f"measures the same as [{first}/{total}]: left out"
+            message = Message("cells.alike", sentence, cell=at, as_cell=first)
             alike.append(f"{label}{message}")
             continue
         with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = first + number - 1
+            composed.hydra.job.id = composed.hydra.job.num = turn.number - 1
             composed.hydra.sweep.subdir = cell.folder.name
         placed[setting] = cell
-    words_of = [[w for w in job_overrides[cell.number - 1] if not w.startswith("auto=")] for cell in placed.values()]
+        turn_of[setting] = at
+    words_of = [[word for word in cell.overrides if not word.startswith("auto=")] for cell in placed.values()]
     for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
         cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
     if len(alike) > NAMED_CELLS:
@@ -362,6 +380,7 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
         "sweep.dry-run", f"dry_run=true: nothing is started. {plan}", key="dry_run", cells=number, how=how
     )
     say(message)
+    sweep.say_order()
     rows = [(str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():
         say(line)

@@ -1,6 +1,7 @@
 """One command of an entry: its words, its records and its exit code."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class Command:
         is_sweep: several runs may have been asked for.
         foreseen_s: duration of predictions before the first run, which is no part of its start-up.
         abandoned: cells are left that were not measured.
+        has_said_order: the line on the shuffled order of cells was printed.
         would_refuse: a dry run or a prediction found a cell that would be refused.
     """
 
@@ -38,13 +40,21 @@ class Command:
         self.workload, self.words = workload, list[str]()
         self.conclude: Conclude = lambda folders: []
         self.runs: list[Run] = []
-        self.is_sweep = self.abandoned = self.would_refuse = False
+        self.is_sweep = self.abandoned = self.would_refuse = self.has_said_order = False
         self.foreseen_s = 0.0
         self._runs = 0
+        self._numbers = list[int]()  # of the runs, in the sweep's typed order
 
     def forget(self, *keys: str) -> None:
         """Leave the words that set some keys out of what is shown of this command."""
         self.words = [word for word in self.words if word.partition("=")[0] not in keys]
+
+    def take(self, runs: Mapping[int, Run]) -> None:
+        """Take the runs of cells, by their number in the typed order of the sweep."""
+        for number, run in runs.items():
+            place = bisect_right(self._numbers, number)
+            self._numbers.insert(place, number)
+            self.runs.insert(place, run)
 
     def run_started_s(self) -> float:
         """The start of the run that begins now, in seconds of `clock_s`: the first began with the command itself."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from multicard.config.base import Scale
 from multicard.config.job import Device, count, resources
-from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere
+from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere, repeats
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Effort, Estimate, estimate, printing_errors
 from multicard.estimate.target import Target, named, targets
@@ -162,9 +162,10 @@ def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
 
 
 def _needs_check(cell: Cell) -> bool:
-    """False for cells that only try the code, and for rounds of repeat=auto after the first."""
+    """False for cells that only try the code, and for those that were measured as often as `repeat` says already."""
     cfg = cell.cfg
-    again = cfg.repeat == AUTO and cfg.repetition > LEAST_AUTO
+    first = LEAST_AUTO if cfg.repeat == AUTO else repeats(cfg.repeat)
+    again = cfg.repeat != "1" and cfg.repetition > first
     no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
     return not (cfg.fit == Fit.off or no_figure or again)
 

@@ -20,18 +20,20 @@ from multicard.records import comparable, limits
 from multicard.records.limits import Forbids
 from multicard.records.schema import AnyRecord
 from multicard.sweep.cells import Cell
+from multicard.sweep.order import Turn, in_turn
 
 
 @dataclass
 class Setting:
     """Cells that differ in their repetition or seed alone, named as the first one's folder.
 
-    words: the overrides of its cells. step_s: mean step of each run that ended ok, by hardware; quiet_s: of those that
-    nothing disturbed. unusable: a run ended otherwise, or has no step beyond the warm-up, as the next would.
+    turns: its cells, without their repetition.
+    step_s: mean step of each run that ended ok, by hardware; quiet_s: of those that nothing disturbed.
+    unusable: a run ended otherwise, or has no step beyond the warm-up, as the next would.
     """
 
     name: str
-    words: list[list[str]]
+    turns: list[Turn]
     step_s: dict[str, list[float]] = field(default_factory=dict)
     quiet_s: dict[str, list[float]] = field(default_factory=dict)
     runs: int = 0
@@ -58,23 +60,25 @@ class Setting:
 class UntilSure:
     """The rounds of a sweep.
 
-    batch: overrides of the cells that are measured next; empty at the end.
+    batch: the cells that are measured next, in their order; empty at the end.
 
     Args:
-        overrides: of each cell, without its repetition.
+        turns: the cells, without their repetition.
     """
 
-    def __init__(self, config: DictConfig, overrides: Sequence[Sequence[str]]) -> None:
+    def __init__(self, config: DictConfig, turns: Sequence[Turn]) -> None:
         self.error, self.most = math.log1p(share(config.repeat_error)), config.repeat_max
+        self.order = config.order
         self.settings: dict[str, Setting] = {}
         self.rounds = LEAST_AUTO
-        self.batch = [[*words, f"repetition={turn}"] for turn in range(1, LEAST_AUTO + 1) for words in overrides]
+        self.batch = [turn for number in range(1, LEAST_AUTO + 1) for turn in self._round(number, turns)]
 
     def plan(self, cells: Iterable[Cell]) -> None:
         """Take the cells of a batch, before they are measured."""
-        for cell in cells:
-            setting, words = self._setting(cell), self.batch[cell.number - 1][:-1]
-            setting.words += [words] if words not in setting.words else []
+        for cell in sorted(cells, key=lambda cell: cell.number):
+            setting, words = self._setting(cell), [*cell.overrides[:-1]]
+            if words not in [turn.words for turn in setting.turns]:
+                setting.turns.append(Turn(cell.number // self._apart, words))
 
     def take(self, cells: Iterable[Cell]) -> None:
         """Take the records of the batch, and choose the next one."""
@@ -83,8 +87,8 @@ class UntilSure:
                 self._setting(cell).add(cell.result.record)
         self.rounds += 1
         unsure = self.unsure() if self.rounds <= self.most else {}
-        words = [words for name in unsure for words in self.settings[name].words]
-        self.batch = [[*each, f"repetition={self.rounds}"] for each in words]
+        turns = [turn for name in unsure for turn in self.settings[name].turns]
+        self.batch = self._round(self.rounds, turns)
 
     def unsure(self) -> dict[str, Message]:
         """What is not known well enough of each setting."""
@@ -146,6 +150,16 @@ class UntilSure:
                 return math.inf
             halves.append(repeated_runs.half_width(len(values), spread))
         return max(halves, default=math.inf)
+
+    @property
+    def _apart(self) -> int:
+        """How far the numbers of neighbouring cells are apart: all repetitions of a cell have theirs between."""
+        return self.most + 1
+
+    def _round(self, number: int, turns: Sequence[Turn]) -> list[Turn]:
+        """A round of these cells, in its order."""
+        own = [Turn(turn.number * self._apart + number, [*turn.words, f"repetition={number}"]) for turn in turns]
+        return in_turn(own, self.order)
 
     def _setting(self, cell: Cell) -> Setting:
         keys = comparable.measured_settings(plain(cell.config))

@@ -196,7 +196,7 @@ def test_a_sweep_appears_as_it_runs_and_a_signal_ends_the_page_well(browser: Any
         assert watch.stdout is not None
         try:
             view = View(browser, watch.stdout.readline().strip())
-            sweep = [str(ROOT / "train_vision.py"), "-m", *SMALL, "lr=0.1,0.2", "name=first"]
+            sweep = [str(ROOT / "train_vision.py"), "-m", *SMALL, "lr=0.1,0.2", "name=first", "order=typed"]
             with subprocess.Popen([sys.executable, *sweep], **started):
                 bars = view.page.get_by_role("progressbar", name="Progress: first lr=0.1")
                 view.until(lambda: bars.count() == 1)

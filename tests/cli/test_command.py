@@ -108,7 +108,7 @@ def test_the_installed_command_trains_from_any_folder(tmp_path: Path):
 @pytest.mark.core
 @pytest.mark.usefixtures("processes")
 def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
-    code, printed = called(*in_folder(tmp_path / "s", "-m", "gpus=0,1"))
+    code, printed = called(*in_folder(tmp_path / "s", "-m", "gpus=0,1", "order=typed"))
     assert code == 1
     assert sorted(r["status"] for r in records(tmp_path / "s")) == ["ok", "refused"]
     assert "[1/2] gpus=0" in printed and find(printed, "config.least", key="gpus", value=0)

@@ -164,7 +164,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 def swept(folder: Path) -> list[str]:
-    return ["-m", "batch_size=16,32,64", f"hydra.sweep.dir={folder}"]
+    return ["-m", "batch_size=16,32,64", "order=typed", f"hydra.sweep.dir={folder}"]
 
 
 # Of a batch of 64
@@ -176,7 +176,7 @@ NEEDS = Told(
 
 
 def test_a_sweep_names_the_cells_that_will_not_fit(node: Node, called: Called, tmp_path: Path):
-    _, printed = called("-m", "batch_size=8,16,32,64", f"hydra.sweep.dir={tmp_path}")
+    _, printed = called("-m", "batch_size=8,16,32,64", "order=typed", f"hydra.sweep.dir={tmp_path}")
     assert node.started == [8, 16, 32, 64]
     unfit = find(printed, "fit.will-not", cells=2)
     first, last = told(unfit.facts["named"])

@@ -225,6 +225,7 @@ def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(engine: str, tm
     limit = 12 * 2**30  # of address space: the first cell's feed-forward layers alone take 48 GB
     bounded = lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # noqa: E731
     words = [f"hydra.sweep.dir={tmp_path / 's'}", "tracker.mode=disabled", "max_steps=2", "method=full", "gpus=2"]
+    words.append("order=typed")
     done = command(
         "-m", *words, f"engine={engine}", "model.intermediate_dim=8000000,512", entry="tune_llm.py", preexec_fn=bounded
     )

@@ -71,6 +71,18 @@ def test_repetitions_and_seeds_are_one_row_with_their_mean_and_deviation():
     assert "to device" not in narrow[0] and len(narrow[0]) <= 70 and "peak memory" in narrow[0]
 
 
+def test_disturbed_runs_are_left_out_of_a_setting_that_has_others():
+    made = [result(100.0), result(300.0, repetition=2), result(102.0, repetition=3), result(60.0, gpus=2)]
+    made += [result(90.0, gpus=2, repetition=2), result(104.0, repetition=4)]
+    for record in (made[1], made[3], made[4]):
+        record["load"] = record["load"] | {"others_cores": record["cores"] / 2}
+    rows = printed(made)
+    assert rows[1][:7] == ["1", "3", "ok", "102.0", "±", "2.0", "1.00"]
+    assert rows[2][:6] == ["2", "2", "ok&", "75.0", "±", "21.2"]  # each was disturbed
+    assert says("\n".join(lines_of(made)), "table.left-out", runs=1)
+    assert not says("\n".join(lines_of(made[3:])), "table.left-out")
+
+
 def test_efficiency_counts_the_ranks_of_all_nodes():
     times_s = {(1, 1): 100.0, (2, 1): 55.0, (2, 4): 16.0}
     made = [result(total_s, nodes=nodes, gpus=gpus) for (nodes, gpus), total_s in times_s.items()]

@@ -89,7 +89,7 @@ def test_a_diverged_run_can_train_on_for_its_timing(tmp_path: Path):
 @pytest.mark.usefixtures("processes")
 def test_a_sweep_goes_on_after_a_divergence_and_ends_well(called: Callable[..., tuple[int, str]], tmp_path: Path):
     words = ("-m", *SMALL, "epochs=2", "lr=1e30,0.01", "model.width=0.35", "name=s", f"hydra.sweep.dir={tmp_path}/s")
-    code, printed = called(*words)
+    code, printed = called(*words, "order=typed")
     assert code == 0 and says(printed, "run.diverged", epoch=1, epochs=2, step=2, rank=0)
     assert "\n[1/2] lr=1e+30   diverged: " in printed
     code, again = called(*words)

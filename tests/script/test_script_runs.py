@@ -84,7 +84,7 @@ def test_a_profile_from_the_start_has_the_scripts_steps(script: Script):
 
 def test_runs_are_repeated_until_sure_and_the_advice_can_be_followed(script: Script, tmp_path: Path):
     words = ["-m", f"script={tmp_path / script(GROUP + TRAIN)}", "device=cpu", "tracker.mode=disabled", "steps=8"]
-    words += ["warmup_steps=1", "args.lr=0.1,0.2", "args.style=hydra", "repeat=auto", "repeat_max=2"]
+    words += ["warmup_steps=1", "args.lr=0.1,0.2", "args.style=hydra", "repeat=auto", "repeat_max=2", "order=typed"]
     ended = command(*words, f"hydra.sweep.dir={tmp_path}/out", entry="measure_script.py")
     assert (ended.returncode, ended.stderr) == (0, "") and says(ended.stdout, "repeat.ended", runs=4, cells=2)
     (answer,) = answers(load.read([tmp_path / "out"]).runs)

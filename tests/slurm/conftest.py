@@ -53,7 +53,7 @@ class Sweep:
         self.folder, self.root = folder, root
 
     def words(self, *words: str) -> list[str]:
-        fixed = ["hydra/launcher=submitit_slurm", f"hydra.sweep.dir={self.folder}", *QUICK]
+        fixed = ["hydra/launcher=submitit_slurm", f"hydra.sweep.dir={self.folder}", "order=typed", *QUICK]
         return [sys.executable, str(self.root / ENTRY), "-m", *fixed, *words]
 
     def start(self, *words: str) -> subprocess.Popen[str]:

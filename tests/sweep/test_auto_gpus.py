@@ -36,6 +36,7 @@ def shown(called: Called, tmp_path: Path) -> Callable[..., tuple[str, list[str]]
     """What a dry run of a sweep prints, and the numbers of its cells in the table."""
 
     def show(*words: str) -> tuple[str, list[str]]:
+        words = (*words, "order=typed")
         code, printed = called("-m", *SMALL, "gpus=auto", *words, "dry_run=true", f"hydra.sweep.dir={tmp_path / 'x'}")
         assert code == 0, printed
         return printed, re.findall(r"gpus=(\w+)", printed.partition(" which")[2])

@@ -117,7 +117,14 @@ def test_several_nodes_are_refused_before_anything_starts(launcher: str, called:
     warm_up()
     started: list[Any] = []
     monkeypatch.setattr(subprocess.Popen, "__init__", lambda _, words, **__: started.append(words))
-    words = ["-m", *SMALL, "nodes=2,3", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    words = [
+        "-m",
+        *SMALL,
+        "nodes=2,3",
+        "order=typed",
+        f"hydra/launcher={launcher}",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    ]
     code, printed = called(*words)
     assert (code, started) == (1, [])
     assert "[1/2] nodes=2   refused: " in printed and "[2/2] nodes=3   refused: " in printed

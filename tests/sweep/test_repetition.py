@@ -3,88 +3,34 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from multicard.measure import formulas, repeated_runs
+from multicard.measure import repeated_runs
 from multicard.measure.noise import GPU_SD, Noise
-from multicard.records import content, run_folder
-from multicard.records.run_folder import Run
-from multicard.run import controller as run
-from multicard.run import outcome
-from multicard.run.prepare import typed
-from multicard.sweep import cells
-from multicard.sweep.cells import Cell
+from multicard.records import run_folder
+from multicard.sweep.order import Turn
 from multicard.sweep.until_sure import Setting, UntilSure
-from tests.conftest import Called
 from tests.helpers import records
 from tests.helpers.messages import find, says, told
-
-Measured = list[tuple[str, int, int]]  # precision, seed and repetition of each run, in their order
-
-
-@pytest.fixture
-def planned(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Cell]]:
-    """The cells that a sweep of these words would measure, in their order."""
-
-    def plan(*words: str) -> list[Cell]:
-        seen: list[list[Cell]] = []
-        monkeypatch.setattr(cells, "dry_run", lambda sweep, *_, **__: seen.append(sweep.every))
-        code, printed = called("-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}")
-        assert code == 0, printed
-        return seen[0]
-
-    return plan
-
-
-@pytest.fixture
-def sweep(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Runs a sweep whose runs take the step times that `step_s` of precision and repetition says, without training.
-
-    Returns the exit code, what was printed, and the runs that were measured.
-    """
-
-    def take(*words: str, step_s: Callable[[str, int], float] = lambda *_: 0.1) -> tuple[int, str, Measured]:
-        measured: Measured = []
-
-        def measure(workload: Any, cfg: Any, folder: Path, **_: Any) -> Run:
-            config = typed(workload, cfg)
-            measured.append((config.precision.name, config.seed, config.repetition))
-            begun = outcome.begin(workload, cfg, folder).record
-            own = {"axes": begun.axes, "repetition": begun.repetition, "identity": config.identity()}
-            seconds = step_s(config.precision.name, config.repetition)
-            status = "ok" if math.isfinite(seconds) else "oom"
-            timed = {"status": status, "step_s": formulas.statistics([seconds if status == "ok" else 1.0] * 10, 1)}
-            data = msgspec.to_builtins(content.fingerprint(workload.data(config)))
-            record = records.vision("cpu") | own | timed | {"data": data, "folder": str(folder)}
-            if status != "ok":
-                record["cause"] = {"kind": "oom", "message": "out of memory"}
-            records.put_whole(folder, record)
-            return records.as_run(record)
-
-        monkeypatch.setattr(run, "measure", measure)
-        code, printed = called("-m", *words, "device=cpu", f"hydra.sweep.dir={tmp_path}/s")
-        return code, printed, measured
-
-    return take
+from tests.sweep.conftest import Measure, Planned
 
 
 @pytest.mark.parametrize("launcher", ["local", "submitit_slurm"])
-def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, planned: Callable[..., list[Cell]]):
+def test_all_cells_are_measured_before_any_is_measured_again(launcher: str, planned: Planned):
     axes = ["precision=fp32,bf16", "seed=0,1"]  # however they are typed, seeds are outside
-    cells = planned(*(axes[::-1] if launcher == "local" else axes), "repeat=2", f"hydra/launcher={launcher}")
+    words = [*(axes[::-1] if launcher == "local" else axes), "repeat=2", f"hydra/launcher={launcher}"]
+    cells = planned(*words, "order=typed")
     settings = [(cell.cfg.repetition, cell.cfg.seed, cell.cfg.precision.name) for cell in cells]
     assert settings == [(r, s, p) for r in (1, 2) for s in (0, 1) for p in ("fp32", "bf16")]
     assert len({cell.folder for cell in cells}) == 8
     assert len({cell.config.identity() for cell in cells}) == 4
 
 
-def test_only_repetitions_that_are_missing_are_measured(sweep: Callable[..., Any], tmp_path: Path):
-    _, _, first = sweep("precision=fp32,bf16")
+def test_only_repetitions_that_are_missing_are_measured(sweep: Measure, tmp_path: Path):
+    _, _, first = sweep("precision=fp32,bf16", "order=typed")
     assert first == [("fp32", 0, 1), ("bf16", 0, 1)]
     assert not list(tmp_path.glob("s/*-r*"))  # a cell that is measured once has the folder that it always had
     _, printed, more = sweep("precision=fp32,bf16", "repeat=3")
@@ -111,8 +57,8 @@ def steps_of(sd: float, slower: float = 1.0) -> Callable[[str, int], float]:
     return step_s
 
 
-def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Callable[..., Any]):
-    words = ["precision=fp32,bf16,fp64", "repeat=auto", "repeat_max=4"]
+def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Measure):
+    words = ["precision=fp32,bf16,fp64", "repeat=auto", "repeat_max=4", "order=typed"]
     steady = steps_of(0.0001)
     code, printed, runs = sweep(
         *words, "repeat_error=4%", step_s=lambda p, r: math.inf if p == "fp64" else steady(p, r)
@@ -132,7 +78,7 @@ def test_auto_repeats_what_is_not_sure_enough_and_goes_on_where_it_was(sweep: Ca
     assert none == [] and printed.count("measured before: ok") == 8
 
 
-def test_a_dry_run_of_auto_says_that_more_follows(sweep: Callable[..., Any]):
+def test_a_dry_run_of_auto_says_that_more_follows(sweep: Measure):
     _, printed, none = sweep("precision=fp32,bf16", "repeat=auto", "dry_run=true", "seed=7")
     assert none == [] and says(printed, "sweep.dry-run", cells=4)
     assert says(printed, "launch.until-sure", most=10)
@@ -140,15 +86,15 @@ def test_a_dry_run_of_auto_says_that_more_follows(sweep: Callable[..., Any]):
 
 def until_sure(random: np.random.Generator, sd: float) -> UntilSure:
     """All rounds of three cells, in two values of the precision."""
-    keys = {"repeat_error": "1%", "repeat_max": 10}
+    keys = {"repeat_error": "1%", "repeat_max": 10, "order": "typed"}
     rounds = UntilSure(DictConfig(keys), [])
     for gpus in "123":
         for precision in ("fp32", "bf16"):
             name = gpus + precision
-            rounds.settings[name] = Setting(name, [[name]])
-    rounds.batch = [[name, ""] for _ in range(2) for name in rounds.settings]
+            rounds.settings[name] = Setting(name, [Turn(1, [name])])
+    rounds.batch = [Turn(1, [name, ""]) for _ in range(2) for name in rounds.settings]
     while rounds.batch:
-        for name, _ in rounds.batch:
+        for name in [turn.words[0] for turn in rounds.batch]:
             seconds = 0.1 * math.exp(sd * random.normal())
             rounds.settings[name].add(
                 records.as_record({"step_s": {"mean": seconds, "definition": "wall"}, "hardware": "x"})
@@ -191,7 +137,7 @@ def test_an_undecided_mean_has_its_interval_in_percent_of_it():
     assert f"±{math.expm1(half):.1%}" in unsure.sentence
 
 
-def test_the_record_of_another_cell_is_not_taken(sweep: Callable[..., Any], tmp_path: Path):
+def test_the_record_of_another_cell_is_not_taken(sweep: Measure, tmp_path: Path):
     sweep("precision=fp32")
     (result,) = tmp_path.glob("s/*/result.json")
     run_folder.write_json(result, (run_folder.read_json(result) or {}) | {"identity": "of another"})

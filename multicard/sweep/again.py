@@ -1,0 +1,139 @@
+"""Repetitions that were disturbed are measured once more.
+
+Whoever asks for `repeat=3` wants three runs of each setting that say how fast it is. A run beside which others used
+the machine, or in which a process stood still, does not. It is measured again, at most `repeat_disturbed` times.
+
+The new run is a further repetition of its setting: with `repeat=3` the fourth. So it has a folder and a record as any
+other, a later `repeat=5` takes it, and which runs are owed follows from the records alone: the same command goes on.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from multicard.config.base import Scale
+from multicard.config.job import count
+from multicard.config.sweeps import repeats
+from multicard.messages import Message, say
+from multicard.records import limits
+from multicard.records.limits import Forbids
+from multicard.records.schema_parts import Limit
+from multicard.sweep.cells import REPETITION, Cell
+from multicard.sweep.order import Turn, in_turn
+
+
+@dataclass
+class Repeated:
+    """The runs of one setting: cells that differ in their repetition alone.
+
+    owed: those that were disturbed, and have not been measured once more. last: the number of the last repetition.
+    """
+
+    last: int
+    runs: list[Cell] = field(default_factory=list)
+    owed: list[Cell] = field(default_factory=list)
+
+    def disturbing(self, cell: Cell) -> list[Limit]:
+        """What disturbed a run of the setting. What its own settings cause is none, as every run has that."""
+        others = [{limit.code for limit in _limits(other)} for other in self.runs if other is not cell]
+        return [
+            limit
+            for limit in _limits(cell)
+            if limits.passes(limit.code) or any(limit.code not in codes for codes in others)
+        ]
+
+
+class Again:
+    """The rounds in which disturbed runs of a sweep with `repeat=N` are measured once more.
+
+    Args:
+        config: of the sweep.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.repeats = repeats(config.repeat)
+        no_result = config.probe.enabled or config.scale == Scale.smoke
+        self.most = 0 if self.repeats < 2 or no_result else config.repeat_disturbed
+        self.settings: dict[tuple[str, str], Repeated] = {}
+        self.rounds = self.taken = self.measured = 0
+
+    def take(self, cells: Iterable[Cell]) -> None:
+        """Take the cells of a round; those without a record are left out."""
+        new: list[tuple[Repeated, Cell]] = []
+        for cell in sorted(cells, key=lambda cell: cell.number):
+            self.taken = max(self.taken, cell.number)
+            if cell.result is None or cell.result.status != "ok":
+                continue
+            self.measured += 1
+            key = (str(cell.folder.parent), cell.config.identity())
+            setting = self.settings.setdefault(key, Repeated(self.repeats))
+            setting.runs.append(cell)
+            setting.last = max(setting.last, cell.config.repetition)
+            new.append((setting, cell))
+        for setting, cell in new:
+            if setting.disturbing(cell):
+                setting.owed.append(cell)
+
+    def next_round(self) -> list[Turn]:
+        """The runs that are measured next, in their order; none at the end."""
+        if self.rounds >= self.most:
+            return []
+        words: list[tuple[int, list[str]]] = []
+        for setting in self.settings.values():
+            for cell in setting.owed:
+                setting.last += 1
+                own = [word for word in cell.overrides if not word.startswith(REPETITION)]
+                words.append((setting.last, [*own, f"{REPETITION}{setting.last}"]))
+        self._say_owed()
+        for setting in self.settings.values():
+            setting.owed = []
+        self.rounds += 1
+        words.sort(key=lambda each: each[0])
+        turns = [Turn(number, own) for number, (_, own) in enumerate(words, self.taken + 1)]
+        return in_turn(turns, self.config.order)
+
+    def say_left(self) -> None:
+        """Say which runs are disturbed however often they were measured."""
+        owed = self._owed()
+        if not owed or not self.most:
+            return
+        names = [cell.folder.name for _, cell in owed]
+        more = self.most + 2
+        message = Message(
+            "repeat.still-disturbed",
+            f"repeat={self.repeats}: {count(len(names), 'run')} disturbed each time; "
+            f"on a quiet machine, `repeat_disturbed={more}` measures again",
+            key="repeat_disturbed",
+            cells=names,
+            most=self.most,
+        )
+        say(message)
+
+    def _say_owed(self) -> None:
+        owed = self._owed()
+        if not owed:
+            return
+        by = Counter(setting.disturbing(cell)[0].code for setting, cell in owed)
+        causes = ", ".join(f"{code} {number}" for code, number in by.items())
+        were = "was" if len(owed) == 1 else "were"
+        message = Message(
+            "repeat.again",
+            f"repeat={self.repeats}: {len(owed)} of {count(self.measured, 'run')} {were} disturbed ({causes}) and "
+            "will be measured once more; means leave them out where the setting has other runs",
+            key="repeat",
+            runs=len(owed),
+            of=self.measured,
+            by=dict(by),
+        )
+        say(message)
+
+    def _owed(self) -> Sequence[tuple[Repeated, Cell]]:
+        return [(setting, cell) for setting in self.settings.values() for cell in setting.owed]
+
+
+def _limits(cell: Cell) -> list[Limit]:
+    """The limits of a measured cell that forbid to take its times for those of its setting."""
+    assert cell.result is not None
+    return limits.forbidding(limits.of(cell.result.record), Forbids.rate)

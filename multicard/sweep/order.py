@@ -1,0 +1,100 @@
+"""The order in which the cells of a sweep are measured.
+
+A machine drifts: it gets warmer, or others begin to use it. In the order in which axes are typed, a drift over the
+sweep looks like an effect of the first axis. So the cells of a round, which measures each setting once, are shuffled.
+Rounds follow one another as typed, and so do the experiments of `experiment=all`. Tables keep the typed order.
+
+The order follows from a seed and each cell's own overrides. The same command therefore goes on in the same order, and
+cells that are added later leave that of the others as it is.
+"""
+
+import re
+import zlib
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multicard.config import schema, strict_yaml
+from multicard.config.roles import Role
+from multicard.config.sweeps import SHUFFLED, TYPED, is_whole
+from multicard.messages import Message, Refusal
+
+SWEEP = "multirun.yaml"  # in a sweep's folder: the configuration of its last command
+
+
+class Turn(NamedTuple):
+    """A cell that is to be measured, in its turn.
+
+    number: its place in the typed order of the sweep, from 1. words: its overrides.
+    """
+
+    number: int
+    words: list[str]
+
+
+def chosen(config: Any) -> str:
+    """The order of a sweep's cells: `typed`, or the seed by which they are shuffled.
+
+    It is what the command says, else what an earlier command of the sweep recorded, else a seed that follows from the
+    name of the sweep's folder. The cells of a race take turns by its own rules, and those of a prediction none.
+    """
+    if config.race.figure is not None or config.predict.enabled:
+        return TYPED
+    folder = Path(config.hydra.sweep.dir)
+    order = config.order if config.order != SHUFFLED else _recorded(folder)
+    return order or str(zlib.crc32(folder.name.encode(errors="surrogateescape")))
+
+
+def _recorded(folder: Path) -> str | None:
+    """The order in which earlier commands measured the cells of a sweep; None where there was none."""
+    path = folder / SWEEP
+    config = None
+    if path.is_file():  # and no pipe
+        with suppress(OSError, Refusal):
+            config = strict_yaml.read(path)
+    order = str(config.get("order")) if isinstance(config, dict) else ""
+    return order if order == TYPED or is_whole(order) else None
+
+
+def in_turn(turns: Iterable[Turn], order: str) -> list[Turn]:
+    """The cells in the order in which they are measured: shuffled within each round, unless it is `typed`."""
+    if order == TYPED:
+        return [*turns]
+    found: list[Turn] = []
+    for _, own in groupby(turns, key=lambda turn: _round(turn.words)):
+        found += sorted(own, key=lambda turn: _drawn(turn.words, order))
+    return found
+
+
+def numbered(cells: Sequence[Sequence[str]], before: int = 0) -> list[Turn]:
+    """Cells in the typed order, of which others come `before`."""
+    return [Turn(number, [*words]) for number, words in enumerate(cells, before + 1)]
+
+
+def said(cells: Sequence[Sequence[str]], order: str) -> Message | None:
+    """The line on the order of cells, given by their overrides; None where nothing is shuffled."""
+    if not is_whole(order) or len({_round(words) for words in cells}) == len(cells):
+        return None
+    sentence = f"shuffled by `order={order}`, so that drift falls on no setting; `order={TYPED}` keeps the typed order"
+    return Message("sweep.order", sentence, key="order", order=order)
+
+
+def _round(words: Sequence[str]) -> Hashable:
+    """What the cells of one round share: the repetition and the seed, and the experiment."""
+    keys = (*schema.keys(Role.repetition), "experiment")
+    return tuple(word for word in words if _group(word) in keys)
+
+
+def _drawn(words: Sequence[str], seed: str) -> str:
+    """A number that is drawn for a cell, by the words that say what is measured and which repetition it is."""
+    command = schema.beside() - {*schema.keys(Role.repetition)}
+    own = sorted(word for word in words if _group(word) not in command)
+    return sha256("\n".join([seed, *own]).encode(errors="surrogateescape")).hexdigest()
+
+
+def _group(word: str) -> str:
+    """The key of an override, or the group of its key."""
+    return re.split(r"[=./@]", word.lstrip("+~"), maxsplit=1)[0]
