@@ -22,7 +22,7 @@ from analysis.stats.intervals import wilson
 from analysis.table_columns import Column, table
 from analysis.table_columns import rows as rows_of
 from multicard.config.job import count
-from multicard.estimate.observations import SAME_LOAD, Basis
+from multicard.estimate.observations import SAME_LOAD, Basis, explained
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message, Refusal
 from multicard.records import limits
@@ -77,6 +77,12 @@ class Comparison(NamedTuple):
     low: float
     high: float
     measured: float
+
+    @property
+    def marks(self) -> str:
+        """The marks in its basis."""
+        prediction = self.run.prediction
+        return "" if prediction is None or self.column == MEMORY else prediction.marks
 
     @property
     def error(self) -> float:
@@ -224,7 +230,9 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     counts = compared.verdicts
     verdicts = [[verdict, str(counts[verdict, False]), str(counts[verdict, True])] for verdict in VERDICTS if counts]
     shown = [one for one in (table(accuracies(compared)), Table(VERDICT_HEADINGS, verdicts, [""])) if one.rows]
-    shown[-1] = shown[-1]._replace(below=["", *(NOTES if compared.figures else ()), *compared.notes])
+    meanings = explained(each.marks for each in compared.figures)
+    below = ["", *(NOTES if compared.figures else ()), *meanings, *compared.notes]
+    shown[-1] = shown[-1]._replace(below=below)
 
     def content(rows: Rows) -> dict[str, Any]:
         verdicts = [{"fits": fits, "ran_out": out, "runs": number} for (fits, out), number in counts.items()]

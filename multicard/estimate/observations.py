@@ -7,8 +7,9 @@ from enum import StrEnum
 
 from multicard.config import schema
 from multicard.config.roles import Role
-from multicard.measure import repeated_runs
+from multicard.measure.noise import Noise, Values
 from multicard.messages import Message
+from multicard.records import limits
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.limits import LOADED
 from multicard.records.schema_parts import Interval, Prediction
@@ -27,6 +28,12 @@ BUSY_SD = 0.21  # between runs beside others that are as busy (pooled, 0.23 of o
 SAME_LOAD = 0.15  # of the cores, by which loads may differ that count as the same
 MOST_TIMES = 2.0  # to either side of a step beside others that stay as busy; with more it tells nothing of use
 NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
+# What a mark means behind the basis of an estimate; any other, what it says of a run
+MARKS = {
+    limits.LOADED.sign: Message("predict.loaded", "other programs kept its cores busy in all runs behind the estimate"),
+    limits.DISTURBED.sign: Message("predict.disturbed", "other programs used its GPUs in all runs behind the estimate"),
+    DOUBTFUL: Message("predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"),
+}
 Cell = tuple[str, frozenset[tuple[str, str]]]  # a machine, and a setting
 
 
@@ -177,13 +184,29 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     groups: dict[Cell, list[StepObservation]] = {}
     for seen in observations:
         groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
-    whole = [[seen for seen in group if seen.basis is Basis.measured] for group in groups.values()]
-    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
-    run_variance = repeated_runs.pooled(repeated, run_sd).variance
-    beside = [[seen for seen in group if LOADED.sign in seen.marks] for group in whole]
-    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in beside if group]
-    busy_variance = repeated_runs.pooled(repeated, BUSY_SD).variance
-    return [_cell(group, commit, run_variance, busy_variance) for group in groups.values()]
+    alone = Noise.learnt(map(_runs, groups.values()), run_sd)
+    beside = Noise.learnt(map(_busy_runs, groups.values()), BUSY_SD)
+    estimates = []
+    for group in groups.values():
+        run_variance = alone.of(_runs(group)).variance
+        busy_variance = beside.of(_busy_runs(group)).variance
+        estimates.append(_cell(group, commit, run_variance, busy_variance))
+    return estimates
+
+
+def _runs(group: Sequence[StepObservation]) -> Values:
+    """The runs of a cell, by which runs differ: those without marks, where there are any."""
+    runs = [seen for seen in group if seen.basis is Basis.measured]
+    return _logarithms([seen for seen in runs if not seen.marks] or runs)
+
+
+def _busy_runs(group: Sequence[StepObservation]) -> Values:
+    """The runs of a cell beside others that kept its cores busy."""
+    return _logarithms([seen for seen in group if seen.basis is Basis.measured and LOADED.sign in seen.marks])
+
+
+def _logarithms(runs: Sequence[StepObservation]) -> Values:
+    return [(math.log(seen.step_s), seen.error**2) for seen in runs]
 
 
 def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
@@ -232,3 +255,9 @@ def _cell(
 def joined(marks: Iterable[str]) -> str:
     """Each mark once."""
     return "".join(dict.fromkeys("".join(marks)))
+
+
+def explained(marks: Iterable[str]) -> list[str]:
+    """A line for each mark behind the basis of some estimates."""
+    meanings = {kind.sign: kind.says for kind in limits.KINDS} | MARKS
+    return [f"{mark}: {meanings[mark]}" for mark in joined(marks) if mark in meanings]

@@ -11,6 +11,14 @@ of a setting on d degrees of freedom, and a prior s0² on d0 degrees that the ot
 and never less than s²: a setting that shows more noise than the rest is believed at once. d0 and s0² follow from the
 mean and the variance of log s² over the settings (section 6.2 there). Before enough settings were repeated, what is
 known of the machine's kind takes their place, and one or two that were repeated speak for all.
+
+Runs that agree to the last digit count as if they differed by a fiftieth of what is usual: a variance of 0 has no
+logarithm, and one near 0 would say that variances do not agree at all.
+
+What is usual counts as four degrees of freedom before any repetition, and as one beside repetitions. So one repetition
+without a difference widens the interval of a single run, by a tenth: Student's t of two degrees of freedom outweighs
+the smaller variance. With more degrees, machines with twice the usual noise would be called different in 12 % of the
+cases, not in 4 % (simulated, one repetition). Five repetitions of one setting tell more than one each of two.
 """
 
 import math
@@ -25,6 +33,7 @@ PRIOR_FREEDOM = 4.0  # degrees of freedom of what is known of a kind of machine
 LEAST_SETTINGS = 3  # repeated ones, from which on they teach how variances differ
 LEAST_FREEDOM = 1.0  # of what others teach, however little their variances agree: Student's t needs one degree
 PRIOR_DEGREES, PRIOR_LIMIT = 1, 1.5  # of few settings: drawn towards the kind's, unless they refute it
+RESOLVED = 0.02  # of the kind's standard deviation: with less, runs agree by chance or by rounding
 TINY = 1e-12  # a variance of equal values, whose logarithm is a number
 TRIGAMMA_STEPS = 50  # of Newton's iteration; about 5 suffice
 Values = Sequence[tuple[float, float]]  # the runs of a setting: the value, and its variance by the steps of the run
@@ -84,14 +93,17 @@ class Noise:
         repeated = [runs for runs in settings if len(runs) > 1]
         if not repeated:
             return cls.of_kind(prior_sd)
-        variances = np.array([_variance(runs) for runs in repeated])
+        least = (RESOLVED * prior_sd) ** 2
+        variances = np.array([max(_variance(runs), least) for runs in repeated])
         degrees = np.array([len(runs) - 1 for runs in repeated])
         repetitions = int(degrees.sum())
         scatter = [float(np.mean([variance for _, variance in runs])) for runs in repeated]
         within = float(np.dot(degrees, scatter)) / repetitions
         if len(repeated) < LEAST_SETTINGS:
-            level = _drawn(float(np.dot(degrees, variances)), repetitions, prior_sd)
-            return cls(Spread(level, PRIOR_DEGREES + repetitions, repetitions, within), alike=True)
+            squares = float(np.dot(degrees, variances))
+            freedom = repetitions + (0 if _refutes(squares, repetitions, prior_sd) else PRIOR_DEGREES)
+            level = _drawn(squares, repetitions, prior_sd)
+            return cls(Spread(level, freedom, repetitions, within), alike=True)
         freedom, level = fitted(variances, degrees)
         level = _drawn(level * repetitions, repetitions, prior_sd)
         return cls(Spread(level, min(freedom, float(repetitions)), repetitions, within))
@@ -157,9 +169,14 @@ def _variance(runs: Values) -> float:
     return float(np.var([value for value, _ in runs], ddof=1))
 
 
+def _refutes(squares: float, degrees: int, prior_sd: float) -> bool:
+    """True where repetitions differ by far more than is usual for the machine's kind."""
+    return squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2
+
+
 def _drawn(squares: float, degrees: int, prior_sd: float) -> float:
     """The pooled variance of few settings: drawn towards that of the machine's kind, unless they refute it. Drawn
     to it all the same, runs would be called different in up to 12 % of the cases."""
-    if squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2:
+    if _refutes(squares, degrees, prior_sd):
         return squares / degrees
     return (PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees)

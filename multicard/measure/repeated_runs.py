@@ -6,11 +6,9 @@ together (Satterthwaite). A difference that a comparison sees with a probability
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-
-import numpy as np
 
 from multicard.measure import noise
 from multicard.measure.noise import Spread, Term
@@ -45,27 +43,6 @@ def student_quantile(confidence: float, degrees: float) -> float:
     if degrees < 1:
         raise ValueError("a spread needs at least two values")
     return float(stdtrit(min(degrees, NORMAL), 0.5 + confidence / 2))
-
-
-def pooled(settings: Iterable[Sequence[tuple[float, float]]], prior_sd: float = PRIOR_SD) -> Spread:
-    """The spread of settings that were repeated.
-
-    Args:
-        settings: the runs of each: the value, and its variance by the steps of the run.
-    """
-    squares = degrees = 0.0
-    within = 0.0
-    for runs in settings:
-        values = np.array([value for value, _ in runs])
-        squares += float(np.square(values - values.mean()).sum())
-        degrees += len(runs) - 1
-        within += (len(runs) - 1) * float(np.mean([variance for _, variance in runs]))
-    within /= degrees or 1
-    repetitions = round(degrees)
-    if squares > degrees * (PRIOR_LIMIT * prior_sd) ** 2:
-        return Spread(squares / degrees, degrees, repetitions, within)
-    variance = (PRIOR_DEGREES * prior_sd**2 + squares) / (PRIOR_DEGREES + degrees)
-    return Spread(variance, PRIOR_DEGREES + degrees, repetitions, within)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from multicard.config import prices
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
-from multicard.estimate.observations import Basis
+from multicard.estimate.observations import Basis, explained
 from multicard.messages import Message
-from multicard.records import comparable, limits, text_table
+from multicard.records import text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
 from multicard.records.schema_parts import Interval, Prediction
 
@@ -20,11 +20,6 @@ NAMED = 3  # reasons or cells that are listed of a kind
 WIDE = 0.5  # an interval that reaches further, as a share of the value, is shown by its ends beside it
 NEEDED = "needed memory"
 AS_BUSY = "if others stay as busy"
-MARKS = {
-    limits.LOADED.sign: Message("predict.loaded", "other programs kept its cores busy in all runs behind the estimate"),
-    limits.DISTURBED.sign: Message("predict.disturbed", "other programs used its GPUs in all runs behind the estimate"),
-    comparable.DOUBTFUL: Message("predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"),
-}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 DURATION = Unit("s", seconds, tuple(Scale(name, size, size) for name, size in _TIMES.items()))
 TENSORS = "memory of tensors"  # the heading of the needed memory of CPU ranks, whose processes take more
@@ -120,8 +115,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
         sentence = "to measure unknown or published times, replace predict=true by `probe=true`, on such a node"
         lines.append(Message("predict.probe", sentence, key="probe"))
-    marks = {mark for each in found for mark in each.marks}
-    lines += [f"{mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
+    lines += explained(each.marks for each in found)
     if any(each.as_busy for each in found):
         sentence = (
             f"{AS_BUSY}: the total's 90% interval where others have as many of its cores as in the runs behind it"

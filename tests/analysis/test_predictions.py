@@ -94,6 +94,7 @@ def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path
     assert found[1].error == pytest.approx(0.3)
     assert sum(compared.left_out.values()) == 2  # seeds 1 and 3; the run alone is compared as any
     assert {each.run["seed"] for each in compared.figures if each.basis == "probed&"} == {2}
+    assert says("\n".join(predictions.output(load.read([tmp_path]).runs, [tmp_path]).lines(None)), "predict.loaded")
 
 
 def test_verdicts_stand_beside_what_ran_out_of_memory(tmp_path: Path, said: Said):

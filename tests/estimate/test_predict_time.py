@@ -12,6 +12,7 @@ from multicard.estimate.observations import (
     BUSY_SD,
     Basis,
     StepObservation,
+    cells,
     differences,
     is_about_as_busy,
 )
@@ -291,3 +292,23 @@ def test_intervals_of_steps_cover_in_simulation():
             inside[result.basis].append(result.interval.low <= again_s <= result.interval.high)
     assert 0.84 <= np.mean(inside[Basis.measured]) <= 0.96
     assert 0.84 <= np.mean(inside[Basis.scaled]) <= 0.99
+
+
+def test_a_noisy_cell_widens_the_interval_of_no_other():
+    """Each cell has a variance of its own, drawn towards those of the others."""
+    quiet = [seen(step_s, f"x={at}") for at in range(6) for step_s in (0.1, 0.1005, 0.1002)]
+    noisy = [seen(step_s, "x=9") for step_s in (0.1, 0.16, 0.13)]
+    alone, beside_noise = predicted("x=0", of=quiet), predicted("x=0", of=[*quiet, *noisy])
+    assert spread(beside_noise) < 1.2 * spread(alone)
+    assert spread(predicted("x=9", of=[*quiet, *noisy])) > 3 * spread(beside_noise)
+
+
+def test_how_runs_differ_is_learnt_from_undisturbed_ones():
+    """A run beside others is in no mean of its cell, and does not say how the runs of another one differ."""
+    calm = [seen(step_s, CPU, f"x={at}") for at in range(2) for step_s in (0.1, 0.101)]
+    slowed = [replace(seen(0.4, CPU, "x=1", marks="&"), busy=0.7)]
+    only_slowed = [seen(0.2, CPU, "x=2", marks="&"), seen(0.1, CPU, "x=2", marks="!")]
+    known = cells([*calm, *slowed], "a", 0.08)
+    assert [cell.variance for cell in known] == pytest.approx([cell.variance for cell in cells(calm, "a", 0.08)])
+    (*_, marked) = cells([*calm, *only_slowed], "a", 0.08)
+    assert marked.marks == "&!" and marked.runs == 2

@@ -8,7 +8,7 @@ from scipy.special import polygamma
 
 from multicard.measure import noise
 from multicard.measure.noise import CPU_SD, PRIOR_FREEDOM, Noise, Spread
-from multicard.measure.repeated_runs import of_values
+from multicard.measure.repeated_runs import half_width, of_values
 
 
 def setting(*values: float) -> list[tuple[float, float]]:
@@ -77,3 +77,27 @@ def test_however_little_variances_agree_a_setting_has_an_interval(settings: int,
         ratio = of_values(*values, (spread, spread))
         bounds = ratio.bounds()
         assert bounds is not None and bounds[0] < 1.1 < bounds[1]
+
+
+def test_repetitions_without_a_difference_do_not_make_variances_disagree():
+    """Of four settings that were repeated once, one repeats to the last digit: the others are known as before."""
+    others = [setting(0.0, 0.02), setting(0.0, 0.03), setting(0.0, 0.025)]
+    near = Noise.learnt([*others, setting(0.0, 0.01)], CPU_SD)
+    same = Noise.learnt([*others, setting(0.0, 0.0)], CPU_SD)
+    assert near.prior.freedom == 4 and same.prior.freedom > 3
+    same_half, near_half = (half_width(2, known.of(setting(0.0, 0.02))) for known in (same, near))
+    assert same_half <= 1.05 * near_half
+
+
+@pytest.mark.parametrize("settings", [1, 2, 3, 8])
+def test_more_repetitions_without_a_difference_never_widen_an_interval(settings: int):
+    halves = []
+    for repetitions in range(1, 6):
+        known = Noise.learnt([setting(*[0.1 * at] * (1 + repetitions)) for at in range(settings)], CPU_SD)
+        halves.append(half_width(1, known.prior))
+    assert halves == sorted(halves, reverse=True)
+
+
+def test_few_repetitions_that_refute_the_kind_are_known_by_themselves_alone():
+    assert Noise.learnt([setting(0.0, 1.0)], CPU_SD).prior.freedom == 1
+    assert Noise.learnt([setting(0.0, 0.01)], CPU_SD).prior.freedom == 2

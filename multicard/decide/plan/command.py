@@ -22,6 +22,7 @@ from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import Option, Schedule, Task
+from multicard.estimate.observations import explained
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Parser, Refusal, say
@@ -145,7 +146,8 @@ class _Command:
 def plan_lines(plan: Plan, slowdown: Interval, content: Mapping[str, Any]) -> list[str]:
     """The plan for a terminal; `content` is that of `as_dict`."""
     width, noun = _width(), content["noun"]
-    notes = text_table.folded([*_comparisons(plan), _slower(slowdown, noun)], width)
+    marks = explained(job["basis"].partition(" ")[2] for job in content["jobs"])
+    notes = text_table.folded([*marks, *_comparisons(plan), _slower(slowdown, noun)], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]
 
