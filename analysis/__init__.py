@@ -5,25 +5,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from multicard.sweep.command import Conclusion
 
 MOST = 3  # workloads whose answers end a sweep
 
 
-def conclusion(folders: Sequence[Path]) -> "list[str | Text]":
+def conclusion(folders: Sequence[Path]) -> "Conclusion":
     """What a sweep of runs in these folders ends with: what to run, and the command that opens the page. It imports the
     analysis only when it is called."""
     import shlex
 
     from rich.text import Text
 
-    from analysis.answers import answers
+    from analysis.answers import answers, recommended_runs
     from analysis.runs import load
     from multicard.messages import link, typed
     from multicard.records import text_table
+    from multicard.sweep.command import Conclusion
 
     found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
     sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
     bold = [Text(line, "bold") for line in text_table.folded(sentences, text_table.terminal_width())]
     folder = shlex.quote(link(folders[0].parent).plain)
-    return ["", *bold, f"{typed('-m analysis')} report {folder}   # the page"]
+    opens = f"{typed('-m analysis')} report {folder}   # the page"
+    return Conclusion(["", *bold, opens], [run.folder for run in recommended_runs(found)])

@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from analysis import recommended, rerun_commands
-from analysis.commands.best import COST, RankedSetting, Ranking, did_as_much, known_rankings
+from analysis.commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
 from analysis.commands.compare import means_apart, step_work
+from analysis.recommended import REPETITIONS
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
@@ -41,6 +42,7 @@ PHASES = {  # what a step's largest phase is called
     "backward": "the backward pass",
     "optimizer": "the optimiser",
 }
+RECOMMENDING = {"answer.run", "answer.as-good", "answer.keep", "answer.only-one"}  # codes of leads
 FACTORS = (1, 2, 4)  # of a batch size, to try
 
 
@@ -86,6 +88,12 @@ class Answer:
         """True where it is faster than `against` by more than runs differ."""
         return self.against is not None and self.ranking.cheaper(self.best, self.against)
 
+    @property
+    def recommended(self) -> RankedSetting | None:
+        """The setting to use; None for a single one, without a recommendation, and where runs do not tell."""
+        is_told = self.lead.code in RECOMMENDING
+        return self.best if is_told and len(self.ranking.settings) > 1 else None
+
     @cached_property
     def failings(self) -> list[Message]:
         return list(recommended.failings(self.ranking, self.best))
@@ -93,7 +101,7 @@ class Answer:
     @cached_property
     def marks(self) -> list[str]:
         """What limits its runs, and those compared with; and a speed-up that more GPUs cannot give."""
-        compared = [*self.best.runs, *(self.against.runs if self.against else ())]
+        compared = [*self.best.counted, *(self.against.counted if self.against else ())]
         said = [limit.says.partition(":")[0] for limit in limits.in_order(grouping.limits_of(compared))]
         if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
             efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
@@ -216,7 +224,7 @@ class Answer:
     @property
     def _counts(self) -> list[int]:
         """The runs of the setting, and of the one that it is compared with."""
-        return [len(one.runs) for one in (self.best, self.against) if one is not None]
+        return [len(one.counted) for one in (self.best, self.against) if one is not None]
 
     @property
     def _comparison(self) -> dict[str, Any]:
@@ -231,7 +239,7 @@ class Answer:
             "ratio": self.speedup.ratio,
             "low": bounds[0],
             "high": bounds[1],
-            "n": [len(self.best.runs), len(self.against.runs)],
+            "n": self._counts,
         }
 
     @property
@@ -350,11 +358,11 @@ class Answer:
 
     @property
     def takes(self) -> Message:
-        runs = self.best.runs
+        runs = self.best.counted
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
         mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
         texts = [f"{self.ranking.time(self.best)}{mean} on {count(self.best.gpus, unit)}"]
-        memory, energy = (of_setting(runs, column) for column in (MEMORY, ENERGY))
+        memory, energy = (of_setting(self.best.runs, column) for column in (MEMORY, ENERGY))
         texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
         other = self.against if self.against is not self.best else None
@@ -399,7 +407,7 @@ class Answer:
 
     @cached_property
     def _runs(self) -> list[DetailedRun]:
-        return details.read(self.best.runs)
+        return details.read(self.best.counted)
 
     @cached_property
     def command(self) -> str | None:
@@ -450,9 +458,8 @@ class Answer:
             longer = next((f"{key.rpartition('.')[2]}={4 * first[key]}" for key in lengths), "")
             said = "Train longer: these runs do not measure the setting."
             return Advice(Message("answer.train-longer", said), self._with(longer))
-        if len(self.best.runs) == 1:
-            sure = Message("answer.repeat", "Repeat the runs: single ones do not show how runs differ.")
-            return Advice(sure, self._sweep and rerun_commands.with_word(self._sweep, "repeat=3", sweeps=True))
+        if len(self.best.counted) == 1:
+            return self._repeated
         phases = self._runs[0].phases_s
         largest = max(phases, key=lambda phase: phases[phase]) if phases else None
         keys = self._kind.to_sweep if largest is None else schema.tries(first["kind"], largest)
@@ -464,6 +471,25 @@ class Answer:
             return Advice(Message("answer.see-limit", f"See what limits it: {shown}."), self._with(words))
         swept = Message("answer.sweep", f"Sweep {key}, which was not varied.", key=key)
         return Advice(swept, self._with(f"{key}={','.join(_values(first, key))}"))
+
+    @property
+    def _repeated(self) -> Advice:
+        """That the setting has one run to go by, and the command that repeats it once more than now, or three times."""
+        runs = len(self.best.runs)
+        disturbed = runs - 1
+        says = "Repeat the runs: single ones do not show how runs differ."
+        if disturbed:
+            says = (
+                f"Repeat the runs on a quiet machine: {disturbed} of the {runs} of this setting "
+                f"{'was' if disturbed == 1 else 'were'} disturbed."
+            )
+        elif self.speedup is not None and self.speedup.repeated:
+            says = "Repeat the runs: this setting has a single one."
+        repetitions = max(REPETITIONS[0], runs + 1)
+        command = self._sweep
+        if command is not None:
+            command = rerun_commands.with_word(command, f"repeat={repetitions}", sweeps=True)
+        return Advice(Message("answer.repeat", says, runs=runs, disturbed=disturbed), command)
 
     @property
     def _sweep(self) -> str | None:
@@ -494,10 +520,16 @@ def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
     return [of_ranking(ranking) for ranking in known_rankings(runs, mix)]
 
 
-def sentences(ranking: Ranking) -> list[str]:
+def sentences(ranking: Ranking) -> Said:
     """The answer for the workload of a ranking by time, as `best` says it."""
     answer = of_ranking(ranking)
-    return [answer.sentence, *answer.others]
+    return Said([answer.sentence, *answer.others], answer.recommended)
+
+
+def recommended_runs(found: Sequence[Answer]) -> list[Run]:
+    """The runs of the settings that are recommended, for tables that mark their rows."""
+    settings = [answer.recommended for answer in found]
+    return [run for setting in settings if setting is not None for run in setting.runs]
 
 
 def of_ranking(ranking: Ranking) -> Answer:

@@ -123,13 +123,19 @@ def _explained(verdicts: Sequence[Verdict]) -> Sequence[str]:
     if any(figure.estimate is not None and figure.low is None for verdict in verdicts for figure in verdict.figures):
         said = f"figures without brackets: nothing was repeated on the machine: {REMEDY}"
         lines.append(Message("claim.unrepeated", said, remedy=REMEDY))
+    return [*lines, *(f"{sign}  {says}" for sign, says in meanings(verdicts))]
+
+
+def meanings(verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """The signs behind these verdicts and their figures, with what they mean."""
+    found = list[tuple[str, str]]()
     unlike = dict.fromkeys(choice for verdict in verdicts for choice in verdict.unlike)
     if unlike:
-        said = f"{UNLIKE}  the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}"
-        lines.append(Message("claim.unlike", said, unlike=[*unlike]))
+        said = f"the papers had otherwise: {first_few(list(unlike), MOST_UNLIKE)}"
+        found.append((UNLIKE, Message("claim.unlike", said, unlike=[*unlike])))
     if any(figure.doubtful for verdict in verdicts for figure in verdict.figures):
-        lines.append(f"{DOUBTFUL}  {DOUBTFUL_MEANING}")
-    return [*lines, *limits.legend(limit for verdict in verdicts for limit in verdict.limits)]
+        found.append((DOUBTFUL, DOUBTFUL_MEANING))
+    return [*found, *limits.meanings(limit for verdict in verdicts for limit in verdict.limits)]
 
 
 def _row(verdict: Verdict) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.runs import grouping
 from analysis.runs.columns import KINDS
@@ -70,7 +70,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class RankedSetting:
-    """The repetitions of one setting with its figures (see `of_setting`)."""
+    """The repetitions of one setting with its figures (see `of_setting`).
+
+    counted: those that `cost` is made of: of times the undisturbed ones.
+    """
 
     cell: grouping.Cell
     runs: list[Run]
@@ -78,6 +81,7 @@ class RankedSetting:
     gpus: int
     accuracy: float | None
     loss: float | None
+    counted: list[Run] = field(default_factory=list[Run])
 
     @cached_property
     def costs(self) -> tuple[float | None, ...]:
@@ -196,7 +200,8 @@ class Ranking:
     def figures(self, setting: RankedSetting) -> str:
         accuracy = f"{setting.accuracy:.1%}" if setting.accuracy is not None else ""
         loss = f"loss {setting.loss:.3f}" if setting.loss is not None and not accuracy else ""
-        repetitions = f"n={len(setting.runs)}" if len(setting.runs) > 1 else ""
+        n = len(setting.counted)
+        repetitions = f"n={n}" if n > 1 else ""
         return ", ".join(filter(None, (_text(self.goal, setting.cost) + self.paced, accuracy, loss, repetitions)))
 
     @property
@@ -214,8 +219,8 @@ class Ranking:
                 column=self.column,
                 accuracy=best.accuracy,
                 loss=best.loss,
-                n=len(best.runs),
-                marks=grouping.marks(best.runs),
+                n=len(best.counted),
+                marks=grouping.marks(best.counted),
             )
         ]
         if self.equals:
@@ -225,15 +230,23 @@ class Ranking:
             lines.append(Message("best.equals", said, settings=labels))
         return lines
 
-    def columns(self, goals: Sequence[str] = ()) -> list[Column]:
-        """The ranking, with the figures of these goals for people and of all for programs."""
-        own, name = self.settings, self.column
+    def columns(self, goals: Sequence[str] = (), recommended: RankedSetting | None = None) -> list[Column]:
+        """The ranking, the recommended setting first.
+
+        Args:
+            goals: whose figures people see; programs get those of all.
+        """
+        ranks = {id(one): rank for rank, one in enumerate(self.settings, 1)}
+        own = sorted(self.settings, key=lambda one: one is not recommended)
+        name = self.column
         intervals = [self.repeated.figure(one.runs, name) for one in own]
         bounds = {end: [one and getattr(one, end) for one in intervals] for end in ("low", "high")}
         others = {goal: figure.name for goal, figure in GOALS.items() if goal != self.goal}
+        texts = [text_table.part_of(len(one.counted), len(one.runs)) for one in own]
         return [
             Column("", "work", [self.work] * len(own)),
-            Column("#", "rank", range(1, len(own) + 1)),
+            Column("#", "rank", [ranks[id(one)] for one in own]),
+            Column("use", "recommended", [one is recommended for one in own], _yes),
             *(Column(key, key, [dict(one.cell)[key] for one in own], is_setting=True) for key in self.keys),
             Column(f"{self.goal}{self.paced}", name, [one.cost for one in own], partial(_text, self.goal)),
             *(Column("", f"{name}_{end}", values) for end, values in bounds.items()),
@@ -244,17 +257,28 @@ class Ranking:
             ),
             Column("accuracy", ACCURACY, [one.accuracy for one in own]),
             Column("loss", LOSS, [one.loss for one in own], "{:.3f}".format),
-            Column("n", "n", [len(one.runs) for one in own]),
-            Column("front", "front", [one in self.front for one in own], lambda is_on_it: "yes" * is_on_it),
-            Column("marks", "marks", [grouping.marks(one.runs) for one in own]),
+            Column("n", "n", [len(one.counted) for one in own], written=texts),
+            Column("front", "front", [one in self.front for one in own], _yes),
+            Column("marks", "marks", [grouping.marks(one.counted) for one in own]),
         ]
 
     def _named(self, setting: RankedSetting) -> str:
-        marks = f" [{signs}]" if (signs := grouping.marks(setting.runs)) else ""
+        marks = f" [{signs}]" if (signs := grouping.marks(setting.counted)) else ""
         return f"{self.label(setting)}: {self.figures(setting)}{marks}"
 
 
-Answered = Callable[[Ranking], Sequence[str]]
+class Said(NamedTuple):
+    """What is said of a ranking by time, and the setting that is recommended; None without a recommendation."""
+
+    sentences: Sequence[str]
+    recommended: RankedSetting | None
+
+
+Answered = Callable[[Ranking], Said]
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else ""
 
 
 def _text(goal: str, value: float) -> str:
@@ -263,11 +287,11 @@ def _text(goal: str, value: float) -> str:
 
 
 def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answer: Answered) -> Output:
-    """The ranking of each work that was done, in sentences and as a table.
+    """The ranking of each work that was done, in sentences and as a table, which begins with what is recommended.
 
     Args:
         goal: None ranks by time, beside the best settings of the other goals.
-        answer: sentences about a ranking by time, where no goal is given.
+        answer: what is said of a ranking by time, where no goal is given.
 
     Raises:
         ValueError: nothing can be ranked, with the reason.
@@ -281,13 +305,18 @@ def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answ
     for ranking in found:
         whole = ("memory",) if ranking.is_at_pace else GOALS  # goals whose figures are of the same work
         others = [_ranking(ranking.runs, one, "", repeated, mix) for one in whole if every and one != goal]
-        sentences = answer(ranking) if every else ranking.sentences
-        sentences = [*sentences, *(one.sentences[0] for one in others if one.settings)]
+        said = answer(ranking) if every else Said(ranking.sentences, None)
+        sentences = [*said.sentences, *(one.sentences[0] for one in others if one.settings)]
         above = [*[f"{ranking.work}:"] * bool(ranking.work), *sentences]
-        columns.append(ranking.columns([one.goal for one in others]))
+        columns.append(ranking.columns([one.goal for one in others], said.recommended))
         tables.append(table(columns[-1], above))
     described = repeated.of_column(column).described(ranked) * (len(ranked) > 1 and not grouping.is_exact(runs, column))
-    notes = [*described, *_not_ranked(runs, selected), *grouping.legend(ranked)]
+    settings = [one for ranking in found for one in ranking.settings]
+    counted = [run for one in settings for run in one.counted]
+    left_out = []
+    if GOALS[goal].can_be_disturbed:
+        left_out = grouping.disturbed_notes(one.runs for one in settings)
+    notes = [*described, *_not_ranked(runs, selected), *left_out, *grouping.legend(counted)]
 
     def lines(width: int | None) -> list[str]:
         several = []
@@ -298,7 +327,8 @@ def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answ
         return [*several, *printed, *text_table.folded(notes, width)]
 
     shown = [*tables[:-1], tables[-1]._replace(below=notes)]
-    return Output(lines, lambda: shown, [row for own in columns for row in rows(own)])
+    ranked_rows = [row for own in columns for row in sorted(rows(own), key=lambda row: row["rank"])]
+    return Output(lines, lambda: shown, ranked_rows)
 
 
 def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
@@ -321,14 +351,12 @@ class Selected:
 
     with_figure: of settings that have the goal's figure. ranked: of these, within the limits that were asked for.
     traced: profiled while they trained. untold: by what limits them, runs of which nothing can be said.
-    disturbed: runs that are left out of a setting that has others, by what disturbed them.
     """
 
     with_figure: list[Run]
     ranked: list[Run]
     traced: int
     untold: Mapping[str, int]
-    disturbed: Mapping[str, int]
 
 
 def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selected:
@@ -344,11 +372,7 @@ def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selec
         raise Refusal("best.none-ok", said, runs=len(runs), profiled=is_traced, limits=[*untold])
     column = GOALS[goal].name
     keys = ["kind", *grouping.settings(ok), *([] if mix else (*grouping.ORIGIN, *grouping.CORES))]
-    groups = [*grouping.group(ok, keys).values()]
-    disturbed: Counter[str] = Counter()
-    if goal != "memory":
-        groups = [grouping.undisturbed(group, disturbed) for group in groups]
-    settings = [setting for setting in groups if of_setting(setting, column)]
+    settings = [group for group in grouping.group(ok, keys).values() if of_setting(group, column)]
     if not settings:
         raise _without_figure(goal, column, len(ok))
     with_figure = [run for setting in settings for run in setting]
@@ -358,7 +382,7 @@ def _selected(runs: Sequence[Run], goal: str, asked: Limits, mix: bool) -> Selec
         said = f"none of {count(len(with_figure), 'run')} keeps to the limits ({reached})"
         raise Refusal("best.limits", said, runs=len(with_figure), reached=reached)
     ranked = [run for run in ok if run.folder in within]
-    return Selected(with_figure, ranked, len(ended) - len(untraced), untold, disturbed)
+    return Selected(with_figure, ranked, len(ended) - len(untraced), untold)
 
 
 def _rankable(runs: Sequence[Run]) -> tuple[list[Run], Counter[str]]:
@@ -393,8 +417,7 @@ def _without_figure(goal: str, column: str, runs: int) -> Refusal:
 def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
     statuses = Counter(clean(run["status"]) for run in runs)
     traced, beyond = selected.traced, len(selected.with_figure) - len(selected.ranked)
-    limited = sum(selected.untold.values()) + sum(selected.disturbed.values())
-    without = statuses["ok"] - len(selected.with_figure) - traced - limited
+    without = statuses["ok"] - len(selected.with_figure) - traced - sum(selected.untold.values())
     counts = {
         **{status: count for status, count in statuses.items() if status != "ok"},
         "profiled while they trained": traced,
@@ -402,13 +425,12 @@ def _not_ranked(runs: Sequence[Run], selected: Selected) -> list[Message]:
         "beyond the limits": beyond,
     }
     counts |= {f"limited ({says})": number for says, number in selected.untold.items()}
-    counts |= {f"left out of their setting's mean ({says})": number for says, number in selected.disturbed.items()}
     counts = {what: number for what, number in counts.items() if number}
     if not counts:
         return []
     said = f"not ranked: {', '.join(f'{number} {what}' for what, number in counts.items())}"
     about: dict[str, Any] = {"profiled": traced, "without_figure": without, "beyond_limits": beyond}
-    about |= {"untold": sum(selected.untold.values()), "disturbed": sum(selected.disturbed.values())}
+    about["untold"] = sum(selected.untold.values())
     ended = {status: number for status, number in statuses.items() if status != "ok"}
     return [Message("best.not-ranked", said, not_ok=ended, **about)]
 
@@ -436,11 +458,13 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
     column = PACE if goal == "time" and len(set(map(grouping.trained, runs))) > 1 else GOALS[goal].name
     names = [*grouping.settings(runs), *([] if mix else grouping.CORES)]
     setting_columns = [name for name in names if any(name in run.columns for run in runs)]
-    settings = [
-        RankedSetting(cell, own, cost, grouping.ranks(own[0]), *(learnt(own, name) for name in (ACCURACY, LOSS)))
-        for cell, own in grouping.group(runs, setting_columns).items()
-        if (cost := of_setting(own, column))
-    ]
+    settings = list[RankedSetting]()
+    for cell, own in grouping.group(runs, setting_columns).items():
+        cost = of_setting(own, column)
+        if cost:
+            counted, ranks = grouping.counting(own, column), grouping.ranks(own[0])
+            accuracy, loss = (learnt(own, name) for name in (ACCURACY, LOSS))
+            settings.append(RankedSetting(cell, own, cost, ranks, accuracy, loss, counted))
     settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0, of_setting(one.runs, "total_s") or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
     return Ranking(goal, column, work, runs, settings, keys, repeated)

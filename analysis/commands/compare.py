@@ -306,7 +306,8 @@ def _columns(compared: Sequence[Compared]) -> list[Column]:
     keys = grouping.apart([dict(cell.cell) for cell in compared], [key for key, _ in compared[0].cell])
     steps, marks = [cell.step for cell in compared], [grouping.marks([*cell.a, *cell.b]) for cell in compared]
     bounds = [step and step.bounds() for step in steps]
-    counts = [(len(ok_runs(cell.a)), len(ok_runs(cell.b))) for cell in compared]
+    sides = [[grouping.undisturbed(ok_runs(side)) for side in (cell.a, cell.b)] for cell in compared]
+    counts = [(len(a), len(b)) for a, b in sides]
     seconds = partial(figures.text, "step_s")
     return [
         *(Column(key, key, [dict(cell.cell)[key] for cell in compared], is_setting=True) for key in keys),

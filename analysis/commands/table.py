@@ -29,6 +29,7 @@ from multicard.config.llm import DATASETS
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.records import figures as registry
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.output import Output
@@ -182,7 +183,9 @@ def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFig
     counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
     row: dict[str, Any] = dict(cell)
     row["status"] = (counts if len(statuses) > 1 else next(iter(statuses))) if runs else UNMEASURED
-    row["runs"] = len(ok) if any(len(group) > 1 for group in panel.cells.values()) else None
+    main = panel.experiment.view.measures[0]
+    counted = grouping.counting(ok, main)
+    row["runs"] = len(counted) if any(len(group) > 1 for group in panel.cells.values()) else None
     for measure in panel.experiment.view.measures:
         if measure != EFFICIENCY:
             interval = panel.repeated.figure(ok, measure)
@@ -194,10 +197,9 @@ def _row(panel: Panel, cell: Cell, papers: Mapping[str, Mapping[Cell, PrintedFig
         row[name] = _compared(panel, name, comparison, cell)
         figure = papers.get(name, {}).get(cell)
         row[f"{PAPER} {name}"] = figure and figure.value / 100
-    main = panel.experiment.view.measures[0]
     ideal = grouping.ranks(ok[0]) if ok and main != "step_s" else 1  # an iteration on n GPUs takes n times the rows
     doubtful = (row.get(AGAINST_ONE) or 0.0) > formulas.DOUBTFUL_EFFICIENCY * ideal
-    row["marks"] = grouping.marks(ok) + DOUBTFUL * doubtful or None
+    row["marks"] = grouping.marks(counted) + DOUBTFUL * doubtful or None
     return row
 
 
@@ -271,6 +273,8 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
     if any(run["scale"] == "smoke" for run in runs):
         said = "scale=smoke: these figures show that the sweep works, not what the papers measured"
         notes.append(Message("table.smoke", said))
+    if any(registry.of_column(one).can_be_disturbed for one in experiment.view.measures):
+        notes += grouping.disturbed_notes(ok_runs(cell) for cell in panel.cells.values())
     notes += same_setting.notes(panel, papers)
     for run in runs:
         if run["status"] not in ("ok", "oom"):
@@ -286,7 +290,8 @@ def _meanings(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list
     """What columns and signs of a table mean, as far as it has them."""
     notes, measures = list[str](), experiment.view.measures
     if any(row["runs"] is not None for row in rows):
-        notes.append(Message("table.runs", "runs: how many runs of the cell ended ok"))
+        said = "runs: how many runs of the cell ended ok and count for its first figure"
+        notes.append(Message("table.runs", said))
     if any(row.get(f"{measure}{BOUNDS[0]}") is not None for row in rows for measure in measures):
         said = "±: half of the 95 % interval of the figure, in which is how all repeated runs differ"
         notes.append(Message("table.half-interval", said))

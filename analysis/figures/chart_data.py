@@ -20,6 +20,7 @@ from analysis.stats import intervals
 from analysis.stats.intervals import Interval
 from multicard.measure import formulas
 from multicard.messages import Message
+from multicard.records import figures as registry
 from papers.printed import HARDWARE
 
 Row = dict[str, Any]
@@ -27,6 +28,8 @@ MEASURED, IDEAL, PAPER, SHARED = "measured", "ideal", "paper", "shared"
 T_INTERVAL, OF_STEPS = "95 % t interval", "of single runs the standard deviation of their steps"
 CUT = 2.0  # intervals extend an axis to at most this multiple of the largest mean
 LEAST_ROOM = 0.005  # above and below accuracies
+LEAST_SPAN = 0.02  # of an axis of accuracies
+SPAN_OF_CHANCE = 6.0  # of it, in half-widths of the 95 % interval of an accuracy over its answers
 
 
 def measured(panel: Panel, measure: str) -> list[Row]:
@@ -35,12 +38,13 @@ def measured(panel: Panel, measure: str) -> list[Row]:
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x), "of": MEASURED}
-        ok = [run for run in runs if run["status"] == "ok"]
+        ok = grouping.counting(grouping.ok_runs(runs), measure)
         interval = panel.repeated.figure(ok, measure)
         if interval is not None:
             spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
             signs = "".join(dict.fromkeys(sign for run in ok for sign in run["marks"] if sign not in common))
-            rows.append(place | _mean(interval, len(ok), spread) | {"status": "ok", "signs": signs})
+            about = {"status": "ok", "signs": signs} | answers_of(ok, measure)
+            rows.append(place | _mean(interval, len(ok), spread) | about)
         rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
     return rows
 
@@ -48,12 +52,13 @@ def measured(panel: Panel, measure: str) -> list[Row]:
 def averaged(
     panel: Panel, measure: str, x: str, values_of: Callable[[Run], Iterable[tuple[Any, float]]], of_seeds: bool = False
 ) -> list[Row]:
-    """A row for each x (metric; with `of_seeds` two epochs or more) of each cell: the mean over its runs that ended ok,
-    of curves (`of_seeds`) over one run of each seed."""
+    """A row for each x (metric; with `of_seeds` two epochs or more) of each cell: the mean over its undisturbed runs
+    that ended ok, of curves (`of_seeds`) over one run of each seed."""
     rows = []
     for cell, runs in panel.cells.items():
         place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
-        groups = grouping.by_seed(grouping.ok_runs(runs), of_seeds)
+        ok = grouping.ok_runs(runs)
+        groups = grouping.by_seed(ok if of_seeds else grouping.undisturbed(ok), of_seeds)
         values = [pair for same in groups for pair in values_of(same[0])]
         rows += [place | row for row in means_by(x, values, least=1 + of_seeds)]
     return rows
@@ -112,14 +117,44 @@ def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str)
 
 
 def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
-    """Limits of an axis, from 0 except for accuracies: all means, and intervals as far as they do not dwarf them."""
+    """Limits of an axis, from 0 except for accuracies: all means, and intervals as far as they do not dwarf them.
+
+    An axis of accuracies is so long that what chance explains, by the answers that were tested, looks small on it.
+    """
     most = CUT * max((row["mean"] for row in rows if row.get("mean") is not None), default=0.5)
     bounds = [row[end] for row in rows for end in ("mean", "low", "high") if row.get(end) is not None]
     ends = [min(bound, most) for bound in bounds] or [0.0, 1.0]
     if measure != ACCURACY:
         return 0.0, 1.05 * max(ends) or 1.0
     room = max(0.1 * (max(ends) - min(ends)), LEAST_ROOM)
-    return max(0.0, min(ends) - room), min(1.0, max(ends) + room)
+    span = max(max(ends) - min(ends) + 2 * room, LEAST_SPAN, SPAN_OF_CHANCE * _by_chance(rows))
+    low = max(0.0, (min(ends) + max(ends) - span) / 2)
+    high = min(1.0, low + span)
+    return max(0.0, high - span), high
+
+
+def _by_chance(rows: Sequence[Row]) -> float:
+    """Half of the widest 95 % interval of an accuracy of these rows over its answers; 0 where they are not known."""
+    halves = [0.0]
+    for row in rows:
+        if row.get("mean") is not None and row.get("test_samples"):
+            answers = intervals.of_answers([row["mean"]], [row["test_samples"]])
+            if answers.low is not None and answers.high is not None:
+                halves.append((answers.high - answers.low) / 2)
+    return max(halves)
+
+
+def answers_of(runs: Sequence[Run], measure: str) -> Row:
+    """The answers behind an accuracy of a setting, as a part of its row; empty for other measures."""
+    counts = [run["test_samples"] for run in runs if run["test_samples"]]
+    return {"test_samples": max(counts)} if measure == ACCURACY and counts else {}
+
+
+def disturbed_notes(panel: Panel, measures: Iterable[str]) -> list[Message]:
+    """Lines about the runs that count for no time of a panel's chart, if it shows one."""
+    if not any(registry.of_column(measure).can_be_disturbed for measure in measures):
+        return []
+    return grouping.disturbed_notes(grouping.ok_runs(runs) for runs in panel.cells.values())
 
 
 def means_notes(rows: Sequence[Row]) -> list[str]:

@@ -26,6 +26,7 @@ from multicard.messages import Message
 ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"
 SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01}  # bounds within which an interval says that nothing changes
+LEAST_REACH = 2  # of an axis, in such bounds, so that settings that are alike look so
 TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
 HOW = Message(
@@ -34,7 +35,8 @@ HOW = Message(
 )
 UNREPEATED = Message(
     "figure.effects-unrepeated",
-    f"Nothing was repeated: how a gain differs from pair to pair counts as noise; {REMEDY}",
+    "Nothing was repeated: what is usual for such machines counts as noise of times, and how a gain differs from pair "
+    f"to pair; {REMEDY}",
     remedy=REMEDY,
 )
 
@@ -55,8 +57,11 @@ class WhatMatters:
             value = of_setting(one.runs, column)
             if value is not None and (value > 0 or not is_time):
                 levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
-                n = len(one.runs if is_time else grouping.by_seed(one.runs))
-                made.append(Point(levels, -math.log(value) if is_time else value, n, spreads.of(one.runs)))
+                counted = grouping.counting(one.runs, column)
+                n = len(counted if is_time else grouping.by_seed(counted))
+                spread = spreads.of(counted)
+                usual = spread if is_time and not spread.repetitions else None
+                made.append(Point(levels, -math.log(value) if is_time else value, n, spread, usual))
         return made
 
     @property
@@ -127,7 +132,8 @@ class WhatMatters:
         ]
         most = max(abs(best.gain.estimate) for best, *_ in self.by_axis)
         ends = [end for best, *_ in self.by_axis for end in (best.gain.low, best.gain.high) if end is not None]
-        reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0))) or 0.1
+        reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0)))
+        reach = max(reach, LEAST_REACH * SAME[self.measure])
         kind = "log" if self.measure == TIME else "linear"
         scale = alt.Scale(type=kind, domain=[unit(-reach), unit(reach)], nice=False, clamp=True)
         names = alt.Axis(labelExpr=f"split(datum.label, '{LINE}')", labelLimit=320, labelPadding=6, labelOffset=-9)
@@ -144,7 +150,8 @@ class WhatMatters:
         chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
         notes = [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
         title = f"What each setting gains in {'time' if self.measure == TIME else 'accuracy'}, all else equal"
-        return group.figure(name, chart, rows, title, notes)
+        timed = [one.runs for one in self.ranking.settings] if self.measure == TIME else None
+        return group.figure(name, chart, rows, title, notes, timed)
 
 
 def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:

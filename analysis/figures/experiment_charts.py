@@ -105,12 +105,15 @@ class Layout:
         above = [f"{experiment.name}: {experiment.title.rstrip('.')}", captions.common_settings(panel.runs, self.by)]
         printed = dict.fromkeys(row["printed"] for row in rows if row["of"] == PAPER)
         beside = [figure for measure in printed for figure in same_setting.beside(panel, measure).values()]
-        below = [*dict.fromkeys(notes), *captions.missing_cells(panel.missing), *captions.marks(panel.runs)[1]]
+        below = [*dict.fromkeys(notes)]
+        is_timed = bool(what) or experiment.view.form != "curves"
+        left_out = chart_data.disturbed_notes(panel, measures) if is_timed else []
+        below += [*captions.missing_cells(panel.missing), *captions.marks(panel.runs)[1]]
         if printed:
             below.append(HOLLOW)
         below += [capital(line) for line in same_setting.notes(panel, beside)]
         found = tuple(grouping.limits_of(panel.runs))
-        return Figure(name, title, chart, rows, above, below, found, width + MARGIN)
+        return Figure(name, title, chart, rows, above, below, found, width + MARGIN, left_out=left_out)
 
     def bars(
         self, name: str, rows: list[Row], notes: Sequence[str], across: int, what: str = "", si: bool = False

@@ -6,7 +6,7 @@ can be told apart in it; the others are figures of their own.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -85,8 +85,24 @@ class SettingGroup:
     def kind(self) -> Kind:
         return KINDS[self.runs[0]["kind"]]
 
-    def figure(self, name: str, chart: Spec, rows: list[Row], title: str, notes: Sequence[str]) -> Figure:
-        _, legend = captions.marks(self.runs)
+    def figure(
+        self,
+        name: str,
+        chart: Spec,
+        rows: list[Row],
+        title: str,
+        notes: Sequence[str],
+        timed: Iterable[Sequence[Run]] | None = None,
+    ) -> Figure:
+        """A chart of the settings with its title and what all runs have in common.
+
+        Args:
+            timed: the runs behind each time that it shows, of which disturbed ones are left out; None without times.
+        """
+        groups = [self.runs] if timed is None else [*timed]
+        left_out = [] if timed is None else grouping.disturbed_notes(groups)
+        counted = self.runs if timed is None else [run for own in groups for run in grouping.undisturbed(own)]
+        _, legend = captions.marks(counted)
         above = [captions.in_short(self.runs), captions.common_settings(self.runs, self.by)]
         below = [*notes]
         if self.unended:
@@ -94,15 +110,23 @@ class SettingGroup:
             below.append(Message("figure.unended", unended, runs=self.unended))
         below += legend
         title = f"{title}: {self.work}" if self.work else title
-        return Figure(name, title, chart, rows, above, below, tuple(grouping.limits_of(self.runs)), 2 * WIDTH + MARGIN)
+        found, width = tuple(grouping.limits_of(counted)), 2 * WIDTH + MARGIN
+        return Figure(name, title, chart, rows, above, below, found, width, left_out=left_out)
 
     def line_figure(
-        self, name: str, rows: list[Row], x: str, title: str, notes: Sequence[str], axis: str = ""
+        self,
+        name: str,
+        rows: list[Row],
+        x: str,
+        title: str,
+        notes: Sequence[str],
+        axis: str = "",
+        timed: Iterable[Sequence[Run]] | None = None,
     ) -> Figure:
         shown = drawn(rows, x)
         ticks = number_axis(x, sorted({row[x] for row in rows}), axis or x)
         chart = facets(line_layers(shown, ticks, list(self.settings), band=True), shown, 2)
-        return self.figure(name, chart, shown, title, notes)
+        return self.figure(name, chart, shown, title, notes, timed)
 
 
 def groups(
@@ -171,8 +195,9 @@ def _curve_rows(
 ) -> Iterator[Row]:
     for label, own in group.settings.items():
         firsts = [same[0] for same in grouping.by_seed(own)]  # the others show nothing of how curves differ
+        about = {"measure": measure, SERIES: label} | chart_data.answers_of(own, measure)
         for row in chart_data.means_by(x, [pair for run in firsts for pair in values_of(run, measure)], least=2):
-            yield {"measure": measure, SERIES: label} | row
+            yield about | row
 
 
 def phases(runs: Sequence[Run]) -> list[Figure]:
@@ -198,12 +223,13 @@ def phases(runs: Sequence[Run]) -> list[Figure]:
             Message("figure.phase-rest", f"Rest of the step: {rest}", rest=rest),
         ]
         name = numbered("phases", len(figures))
-        figures.append(group.figure(name, chart, rows, "Where a step's time went", notes))
+        timed = group.settings.values()
+        figures.append(group.figure(name, chart, rows, "Where a step's time went", notes, timed))
     return figures
 
 
 def _phase_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
-    known = [phases for run in runs if (phases := details.phases_s(run))]
+    known = [phases for run in grouping.undisturbed(runs) if (phases := details.phases_s(run))]
     for order, phase in enumerate(PHASES):
         values = [phases[phase] for phases in known if phase in phases]
         if values:
@@ -217,14 +243,17 @@ def efficiency(runs: Sequence[Run]) -> list[Figure]:
     for group in groups(runs, MOST_SERIES, schema.keys(Role.ranks), lambda own: len(times_s(own)) > 1):
         rows = [row for label, own in group.settings.items() for row in _speedup_rows(label, own)]
         ranks = captions.column("gpus", group.runs)
-        notes = [Message("figure.speedups-are-ratios", "Ratios of means; thin grey: the ideal")]
+        notes: list[str] = [Message("figure.speedups-are-ratios", "Ratios of means; thin grey: the ideal")]
+        by_ranks = (grouping.grouped(own, grouping.ranks).values() for own in group.settings.values())
         if any(row.get("signs") for row in rows):
             notes.append(captions.DOUBTFUL_NOTE)
         if group.left_out:
             left_out = f"Not in it: {count(group.left_out, 'setting')} not measured on one and on several"
             notes.append(Message("figure.settings-without-speedup", left_out, settings=group.left_out))
         name = numbered("efficiency", len(figures))
-        figures.append(group.line_figure(name, rows, RANKS, f"What more {ranks} are worth", notes, ranks))
+        timed = (runs for own in by_ranks for runs in own)
+        title = f"What more {ranks} are worth"
+        figures.append(group.line_figure(name, rows, RANKS, title, notes, ranks, timed))
     return figures
 
 
@@ -233,7 +262,7 @@ def _speedup_rows(label: str, runs: Sequence[Run]) -> Iterator[Row]:
     for ranks, time_s in known_s.items():
         share = formulas.parallel_efficiency(known_s[1], time_s, ranks)
         signs = DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
-        n = sum(grouping.ranks(run) == ranks for run in runs)
+        n = len(grouping.undisturbed([run for run in runs if grouping.ranks(run) == ranks]))
         at = {SERIES: label, RANKS: ranks}
         speedup = formulas.speedup(known_s[1], time_s)
         for measure, mean, best in (("speedup", speedup, ranks), ("efficiency", share, 1.0)):
@@ -292,11 +321,18 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         lowest = [math.inf, *accumulate((value for *_, value in known), min)]  # of the faster settings
         lowest = [0.0] * len(known) if measure in (ACCURACY, LOSS) else lowest  # which runs must tell apart
         rows += [
-            {"measure": measure, SERIES: ranking.label(one), "of": MEASURED, "mean": value, "n": len(one.runs)}
+            {
+                "measure": measure,
+                SERIES: ranking.label(one),
+                "of": MEASURED,
+                "mean": value,
+                "n": len(grouping.counting(one.runs, measure)),
+            }
             | own
             | {"front": places.get(id(one)), "faint": id(one) not in places and value >= least}
             | {"total_s": one.cost, "x": one.cost / time.divisor}
             | {"folders": [clean(str(run.folder)) for run in one.runs]}
+            | chart_data.answers_of(one.runs, measure)
             for (one, own, value), least in zip(known * (len(known) > 1), lowest, strict=False)
         ]
     if not rows:
@@ -307,7 +343,8 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     measures = dict.fromkeys(row["measure"] for row in rows)
     title = f"Time against {captions.listed([*map(captions.measure, measures)], 'or')}"
     elsewhere = list(dict.fromkeys(row["hardware"] for row in rows if row["of"] == SHARED))
-    figure = group.figure(name, chart, rows, title, list(_trade_off_notes(ranking, len(shown), elsewhere)))
+    notes = list(_trade_off_notes(ranking, len(shown), elsewhere))
+    figure = group.figure(name, chart, rows, title, notes, timed=[one.runs for one in shown])
     return replace(figure, above=[FRONT, *figure.above], one_at_a_time=True)
 
 

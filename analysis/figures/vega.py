@@ -15,6 +15,7 @@ import vl_convert
 
 from multicard.messages import Refusal
 from multicard.records import limits
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.run_folder import replacing
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
@@ -51,6 +52,7 @@ class Figure:
     limits: of its runs (`multicard.records.limits`).
     width: of the chart, in points: no line of text is much wider.
     one_at_a_time: a page has its charts one by one, of which the reader chooses.
+    left_out: lines about runs that count for none of its times.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Figure:
     limits: tuple[Limit, ...] = ()
     width: int = 0
     one_at_a_time: bool = False
+    left_out: Sequence[str] = ()
 
     @property
     def marks(self) -> str:
@@ -69,9 +72,16 @@ class Figure:
         return limits.signs(self.limits)
 
     @property
+    def meanings(self) -> list[tuple[str, str]]:
+        """The signs of its title and its points, with what they mean; runs that are left out, without a sign."""
+        at_points = {sign for row in self.rows for sign in row.get("signs") or ""}
+        doubtful = [(DOUBTFUL, DOUBTFUL_MEANING)] if DOUBTFUL in at_points else []
+        return [*doubtful, *limits.meanings(self.limits), *(("", line) for line in self.left_out)]
+
+    @property
     def caption(self) -> str:
         """The text above and below the chart, for readers who cannot see it."""
-        return " ".join(f"{line.rstrip('.')}." for line in (*self.above, *self.below))
+        return " ".join(f"{line.rstrip('.')}." for line in (*self.above, *self.below, *self.left_out))
 
     @property
     def explanation(self) -> list[str]:
@@ -86,13 +96,14 @@ class Figure:
     def spec(self) -> Spec:
         letters = max(int(self.width / LETTER_POINTS), 95)
         heading = {"text": _wrapped([self.title], letters * 7 // 10), "subtitle": _wrapped(self.above, letters)}
-        notes = {"text": _wrapped(self.below, letters), "orient": "bottom", "style": "notes", "offset": 10}
+        below = [*self.below, *self.left_out]
+        notes = {"text": _wrapped(below, letters), "orient": "bottom", "style": "notes", "offset": 10}
         return {
             "$schema": alt.SCHEMA_URL,
             "title": heading | {"anchor": "start"},
             "data": {"name": DATA},
             "datasets": {DATA: self.data},
-            "vconcat": [self.chart | ({"title": notes | {"anchor": "start"}} if self.below else {})],
+            "vconcat": [self.chart | ({"title": notes | {"anchor": "start"}} if below else {})],
             "description": f"{self.title}. {self.caption}",
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import claims, experiments
-from analysis.answers import answers
+from analysis.answers import answers, recommended_runs
 from analysis.figures import vega
 from analysis.report import page, sections
 from analysis.report.blocks import Report
@@ -67,7 +67,7 @@ def build(found: Found, title: str, mix: bool) -> Report:
     made = [
         sections.of_answers(found_out, runs),
         sections.of_effects([answer.ranking for answer in found_out]),
-        of_runs(runs, found.skipped, repeated, mix),
+        of_runs(runs, found.skipped, repeated, mix, recommended_runs(found_out)),
         sections.of_efficiency(runs),
         sections.of_papers(runs, panels, claims.judge(runs, mix)),
         sections.of_machine(runs),

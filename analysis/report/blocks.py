@@ -71,7 +71,7 @@ class Grid:
 
     name: of its data. label: for readers who cannot see it. details: texts that an opened row has beside its columns.
     page_rows: shown at a time. parents: the row under which each row stands once that is opened; None for one of its
-    own. curves: of the first rows, values that an opened row draws.
+    own. curves: of the first rows, values that an opened row draws. marks: each sign in it, and what it means.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Grid:
     page_rows: int = 15
     parents: Sequence[int | None] = ()
     curves: Sequence[Sequence[float]] = ()
+    marks: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)

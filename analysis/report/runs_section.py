@@ -5,14 +5,14 @@ mixed. A speed-up is over a setting that differs in nothing but GPUs.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from analysis import rerun_commands
 from analysis.commands import list_runs
-from analysis.figures.captions import DOUBTFUL_NOTE
 from analysis.figures.setting_charts import mean_time_s
 from analysis.report.blocks import Block, Fold, Grid, Heading, Section
 from analysis.runs import details, grouping
@@ -28,7 +28,8 @@ from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure import formulas, timing
 from multicard.messages import Message
-from multicard.records.comparable import DOUBTFUL
+from multicard.records import text_table
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from multicard.records.figures import FIGURES
 from multicard.records.output import Skipped
 from multicard.records.text_table import clean
@@ -86,8 +87,17 @@ class Row:
     def time_s(self) -> float | None:
         return mean_time_s(self.runs)
 
+    @cached_property
+    def counted(self) -> list[DetailedRun]:
+        """Those of its runs that its times are made of."""
+        kept = {run.folder for run in grouping.undisturbed(self.runs)}
+        return [run for run in self.runs if run.folder in kept]
+
+    def is_among(self, folders: Collection[Path]) -> bool:
+        return any(run.folder in folders for run in self.runs)
+
     def is_apart(self, column: str) -> bool:
-        first, *others = self.runs
+        first, *others = grouping.counting(self.runs, column)
         return any(run[column] != first[column] for run in others)
 
     def common(self, column: str) -> Any:
@@ -96,36 +106,55 @@ class Row:
 
     def phase_share(self, phase: str) -> float | None:
         """Share of the mean step; None where a run does not know its phases."""
-        total_s = sum(sum(run.phases_s.values()) for run in self.runs)
-        known = total_s and all(run.phases_s for run in self.runs)
-        return sum(run.phases_s.get(phase, 0.0) for run in self.runs) / total_s if known else None
+        runs = self.counted
+        total_s = sum(sum(run.phases_s.values()) for run in runs)
+        known = total_s and all(run.phases_s for run in runs)
+        return sum(run.phases_s.get(phase, 0.0) for run in runs) / total_s if known else None
 
 
-def of_runs(runs: Sequence[DetailedRun], skipped: Sequence[Skipped], repeated: RepeatedRuns, mix: bool) -> Section:
+def of_runs(
+    runs: Sequence[DetailedRun],
+    skipped: Sequence[Skipped],
+    repeated: RepeatedRuns,
+    mix: bool,
+    recommended: Sequence[Run] = (),
+) -> Section:
     """A table for each kind of run, the kind that was measured last first; folded, runs that failed and records that
-    could not be used."""
+    could not be used.
+
+    Args:
+        recommended: the runs of the settings that are recommended, which stand first.
+    """
     newest = sorted(grouping.ok_runs(runs), key=lambda run: run["started_at"] or "", reverse=True)
     kinds = list(dict.fromkeys(run["kind"] for run in newest))
     blocks: list[Block] = []
     for kind in kinds:
         blocks += [Heading(KINDS[kind].title.capitalize())] if len(kinds) > 1 else []
-        blocks.append(table([run for run in runs if run["kind"] == kind and run["status"] == "ok"], repeated, mix))
+        own = [run for run in runs if run["kind"] == kind and run["status"] == "ok"]
+        blocks.append(table(own, repeated, mix, recommended))
     blocks += _failed([run for run in runs if run["status"] != "ok"], list_runs.differing(runs)[:MOST_SETTINGS])
     blocks += _skipped(skipped)
     return Section("runs", "Runs", QUESTION, blocks)
 
 
-def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Grid:
-    """The settings of runs of one kind that ended ok; what is the same for all is said once, in a note."""
-    rows = by_setting(runs, mix)
-    columns = [*_settings(rows, runs), *_results(rows, repeated, mix), *_about(rows)]
+def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool, recommended: Sequence[Run] = ()) -> Grid:
+    """The settings of runs of one kind that ended ok, the recommended ones first and marked; what is the same for all
+    is said once, in a note."""
+    folders = {run.folder for run in recommended}
+    rows = by_setting(runs, mix, folders)
+    use = ["yes" if row.parent is None and row.is_among(folders) else "" for row in rows]
+    columns = [Column("use", "recommended", use, written=use)]
+    columns += [*_settings(rows, runs), *_results(rows, repeated, mix), *_about(rows)]
     columns = [column for column in columns if not column.is_empty]
     said_once = (*list_runs.ABOUT, "marks")
     same = [one for one in columns if one.name in said_once and len(rows) > 1 and len(set(one.texts)) == 1]
     known = {column.name for column in columns}
+    left_out = grouping.disturbed_notes(row.runs for row in rows if row.parent is None)
     notes = [*_said_once(same), *(note for key, note in NOTES.items() if key in known)]
+    marks = grouping.meanings(runs)
     if any(DOUBTFUL in text for one in columns if one.name == "parallel_efficiency" for text in one.texts):
-        notes.append(f"{DOUBTFUL_NOTE}.")
+        marks.append((DOUBTFUL, DOUBTFUL_MEANING))
+    marks += [("", line) for line in left_out]
     name, single = KINDS[runs[0]["kind"]].title, [row.runs[0] if len(row.runs) == 1 else None for row in rows]
     commands = dict(zip((run.folder for run in runs), rerun_commands.of_cells(runs), strict=True))
     return Grid(
@@ -137,6 +166,7 @@ def table(runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool) -> Gri
         page_rows=50,
         parents=[row.parent for row in rows],
         curves=[_curve(run) if run else [] for run in single[:MOST_OPENED]],
+        marks=marks,
     )
 
 
@@ -148,11 +178,16 @@ def _said_once(columns: Sequence[Column]) -> list[str]:
     return [Message("report.same-for-all", f"The same for all: {same}.", values=values)]
 
 
-def by_setting(runs: Sequence[DetailedRun], mix: bool) -> list[Row]:
-    """A row for each setting of the runs that ended ok, by their first runs, and below it one for each repetition."""
+def by_setting(runs: Sequence[DetailedRun], mix: bool, first: Collection[Path] = ()) -> list[Row]:
+    """A row for each setting of the runs that ended ok, by their first runs, and below it one for each repetition.
+
+    Args:
+        first: the folders of the runs whose settings stand before the others.
+    """
     ok = {run.folder: run for run in runs if run["status"] == "ok"}
     rows: list[Row] = []
-    for cell, alike in grouping.by_setting(list(ok.values()), mix=mix).items():
+    groups = grouping.by_setting(list(ok.values()), mix=mix).items()
+    for cell, alike in sorted(groups, key=lambda pair: not any(run.folder in first for run in pair[1])):
         place, own = len(rows), [ok[run.folder] for run in alike]
         rows.append(Row(cell, own))
         rows += [Row(cell, [run], place) for run in own if len(own) > 1]
@@ -193,9 +228,10 @@ def _other_settings(runs: Sequence[Run], axes: Sequence[str]) -> list[str]:
 
 def _counts(rows: Sequence[Row]) -> Column:
     """How many runs a setting has, or which of them a part is; empty where nothing was repeated."""
-    counts = [len(row.runs) if row.parent is None else None for row in rows]
+    counts = [len(row.counted) if row.parent is None else None for row in rows]
+    wholes = [text_table.part_of(len(row.counted), len(row.runs)) for row in rows]
     parts = [None if row.parent is None else f"run {at - row.parent}" for at, row in enumerate(rows)]
-    texts = [(part or str(number)) if any(parts) else "-" for part, number in zip(parts, counts, strict=True)]
+    texts = [(part or whole) if any(parts) else "-" for part, whole in zip(parts, wholes, strict=True)]
     return Column("n", "runs", counts, written=texts, telling=True)
 
 
@@ -204,7 +240,7 @@ def _results(rows: Sequence[Row], repeated: RepeatedRuns, mix: bool) -> list[Col
     at_pace = any(len(set(map(grouping.trained, own))) > 1 for own in works)
     names = [PACE, *LISTED[1:]] if at_pace else SHOWN  # times and energies of different amounts compare nothing
     first, *others = [_figure(name, rows, repeated) for name in names]
-    marks = Column("marks", "marks", [grouping.marks(row.runs) for row in rows])
+    marks = Column("marks", "marks", [grouping.marks(row.counted) for row in rows])
     hidden = [_figure(name, rows, repeated) for name in FIGURES if name not in names]
     shares = {phase: [row.phase_share(phase) for row in rows] for phase in timing.PHASES}
     hidden += [Column(phase, f"{phase}_share", own, "{:.1%}".format) for phase, own in shares.items()]
@@ -306,4 +342,5 @@ def _failed(runs: Sequence[DetailedRun], axes: Sequence[str]) -> list[Block]:
     columns = [Column(short, key, [run[key] for run in runs]) for key, short in names.items()]
     shown = [column for column in columns if not column.is_empty]
     opened = _details(runs, rerun_commands.of_cells(runs))
-    return [Fold(title, [Grid("failed", "runs that did not end ok", shown, opened)])]
+    marks = grouping.meanings(runs)
+    return [Fold(title, [Grid("failed", "runs that did not end ok", shown, opened, marks=marks)])]

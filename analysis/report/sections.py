@@ -222,7 +222,9 @@ def _claims(name: str, verdicts: Sequence[Verdict]) -> Grid:
     opened = {key: ["; ".join(each[key]) for each in details] for key in details[0]}
     shown, hidden = ([Column(key, key, own) for key, own in both.items() if any(own)] for both in (columns, opened))
     commands = Column("measured by", "measured by", [verdict.command for _, verdict in rows], code=True)
-    return Grid(name, "claims", shown, [*hidden, *[commands] * (not commands.is_empty)], page_rows=100)
+    opened_too = [*hidden, *[commands] * (not commands.is_empty)]
+    marks = render.meanings([verdict for _, verdict in rows])
+    return Grid(name, "claims", shown, opened_too, page_rows=100, marks=marks)
 
 
 # ---- What the runs were measured on, and the marks that they carry

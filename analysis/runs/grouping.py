@@ -16,6 +16,7 @@ from analysis.runs.columns import KINDS, RESERVED, STEPS
 from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.roles import Role
+from multicard.messages import Message
 from multicard.records import figures, limits
 from multicard.records.comparable import ALL_THREADS, DATA, RECIPE, apart, following, kinds
 from multicard.records.limits import Forbids
@@ -160,11 +161,12 @@ def trained(run: Run, at_pace: bool = False) -> str:
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:
-    """A column over the repetitions of a setting, summed up as its figure declares: the mean, or the maximum.
+    """A column over the repetitions of a setting that count for it (`counting`), summed up as its figure declares: the
+    mean, or the maximum.
 
-    None where one of the runs lacks the figure: a mean over the others might be that of the lucky ones.
+    None where one of these lacks the figure: a mean over the others might be that of the lucky ones.
     """
-    values = [run[column] for run in runs]
+    values = [run[column] for run in counting(runs, column)]
     if not values or None in values:
         return None
     return float(max(values)) if figures.of_column(column).summed == "max" else math.fsum(values) / len(values)
@@ -206,6 +208,11 @@ def legend(runs: Iterable[Run]) -> list[str]:
     return limits.legend(limits_of(runs))
 
 
+def meanings(runs: Iterable[Run]) -> list[tuple[str, str]]:
+    """The sign of each of these limits, and what it says."""
+    return limits.meanings(limits_of(runs))
+
+
 def shows_speed_up(runs: Iterable[Run]) -> bool:
     """True where nothing forbids to compare these runs with others by their number of ranks."""
     return not any(limits.forbidding(run.limits, Forbids.speed_up, Forbids.verdict) for run in runs)
@@ -222,6 +229,16 @@ def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> li
         for run in runs:
             left_out.update(limit.says for limit in limits.forbidding(run.limits, Forbids.rate)[:1])
     return kept
+
+
+def counting(runs: Sequence[Run], column: str) -> list[Run]:
+    """The runs of a setting that a figure of it is made of: the undisturbed ones, of what can be disturbed."""
+    return undisturbed(runs) if figures.of_column(column).can_be_disturbed else [*runs]
+
+
+def disturbed_notes(settings: Iterable[Sequence[Run]]) -> list[Message]:
+    """A line for each reason why runs of these settings count for no time, with their number."""
+    return limits.left_out([run.limits for run in runs] for runs in settings)
 
 
 def mixture(runs: Sequence[Run]) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
+from analysis.runs import grouping
 from analysis.runs.grouping import Cell
 from analysis.runs.load import Run
 from multicard.observe.profiles.events import COPIES
@@ -78,14 +79,17 @@ def windows(runs: Sequence[Run]) -> Iterator[str]:
 def by_cell(
     cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None, whole: bool = False
 ) -> dict[Cell, dict[Metric, float]]:
-    """Figures of the cells with a profile, by group and name of a metric, as means over the runs of a cell.
+    """Figures of the cells with a profile, by group and name of a metric, as means over the undisturbed runs of a cell.
 
     Args:
         metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the phases of a step
             instead. None: seconds a step and rank of all metrics.
         whole: of all metrics the seconds of all ranks in the whole profile, in place of those a step and rank.
     """
-    known = {cell: [(run, own) for run in runs if (own := profile(run)) is not None] for cell, runs in cells.items()}
+    known = dict[Cell, list[tuple[Run, Profile]]]()
+    for cell, runs in cells.items():
+        profiled = [run for run in runs if profile(run) is not None]
+        known[cell] = [(run, own) for run in grouping.undisturbed(profiled) if (own := profile(run)) is not None]
     figures = {cell: [_of_run(run, own, metrics, whole) for run, own in found] for cell, found in known.items()}
     if metrics is not None and not any(map(any, figures.values())):
         figures = {cell: [_phase_shares(own) for _, own in found] for cell, found in known.items()}

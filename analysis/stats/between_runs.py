@@ -142,9 +142,13 @@ class RepeatedRuns:
     def settings(self) -> list[list[Run]]:
         """Those that were measured more than once within one of the sweeps, by their runs that ended ok; by undisturbed
         ones where a setting has any."""
-        by_sweep = [grouping.by_setting(grouping.ok_runs(runs)).values() for runs in self._sweeps]
-        kept = [grouping.undisturbed(setting) for settings in by_sweep for setting in settings]
+        kept = [grouping.undisturbed(setting) for setting in self._all_settings]
         return [setting for setting in kept if len(setting) > 1]
+
+    @cached_property
+    def _all_settings(self) -> list[list[Run]]:
+        by_sweep = [grouping.by_setting(grouping.ok_runs(runs)).values() for runs in self._sweeps]
+        return [setting for settings in by_sweep for setting in settings]
 
     def of_column(self, column: str) -> Machines:
         """The spreads of a column: of its logarithm, or of its value where its figure says so (accuracies)."""
@@ -152,7 +156,7 @@ class RepeatedRuns:
             figure = figures.of_column(column)
             scale, prior_sd = (log, _prior_of(column)) if figure.log else (float, PRIOR_ACCURACY_SD)
             self._by_column[column] = by_machine(
-                self.settings,
+                [grouping.counting(setting, column) for setting in self._all_settings],
                 lambda run: None if run[column] is None else scale(run[column]),
                 prior_sd,
                 figure.of_seeds,
@@ -164,6 +168,7 @@ class RepeatedRuns:
 
         A counted figure has the interval of its own values; a maximum has none.
         """
+        runs = grouping.counting(runs, column)
         estimate, figure = of_setting(runs, column), figures.of_column(column)
         if estimate is None:
             return None
@@ -187,6 +192,7 @@ class RepeatedRuns:
 
     def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
         """The mean of a timed column, or of a loss, over the runs `b` / that over `a`; ValueError for means of 0."""
+        a, b = grouping.counting(a, column), grouping.counting(b, column)
         machines, of_seeds = self.of_column(column), figures.of_column(column).of_seeds
         values = [[fmean(run[column] for run in same) for same in by_seed(runs, of_seeds)] for runs in (a, b)]
         return of_values(values[0], values[1], (machines.of(a), machines.of(b)))

@@ -6,6 +6,7 @@ variance Σ w² σ² / n, where σ² is how runs differ (Montgomery 2013, Design
 section 3.5; randomised blocks, chapter 4). Blocks count alike, so that a grid with holes uses those it has.
 
 Where nothing was repeated, σ² is what a sum of effects leaves unexplained (section 6.5): interactions count as noise.
+What is usual for the kind of machine is beside it, as where single runs of two settings are compared.
 """
 
 import math
@@ -27,12 +28,14 @@ class Point:
     """A measured setting.
 
     value: its mean, on a scale on which differences count and more is better: -log of seconds. spread: on that scale.
+    usual: the spread of runs on such machines, before any was repeated; None where that is not known.
     """
 
     levels: Levels
     value: float
     runs: int
     spread: Spread
+    usual: Spread | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interv
     """Σ w y with its interval; the variances of several machines add up (Satterthwaite)."""
     estimate = math.fsum(weight * point.value for weight, point in parts)
     spreads = dict.fromkeys(point.spread for _, point in parts)
-    if not all(spread.repetitions for spread in spreads):
+    if not all(spread.freedom for spread in spreads):
         return Interval(estimate, None, None)
     shares = {one: math.fsum(w**2 / point.runs for w, point in parts if point.spread == one) for one in spreads}
     total = combined([Term(spread.variance * share, spread.term.degrees) for spread, share in shares.items()])
@@ -128,7 +131,8 @@ def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interv
 
 
 def _with_noise(points: Sequence[Point]) -> Sequence[Point]:
-    """The points; where one has no repetition on its machine, with what a sum of effects leaves unexplained."""
+    """The points; where one has no repetition on its machine, with what a sum of effects leaves unexplained and what is
+    usual where that is known."""
     if all(point.spread.repetitions for point in points):
         return points
     levels = dict.fromkeys(pair for point in points for pair in point.levels.items())
@@ -136,5 +140,12 @@ def _with_noise(points: Sequence[Point]) -> Sequence[Point]:
     values = np.array([point.value for point in points])
     solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
     degrees = len(points) - int(rank)
-    spread = Spread(float(np.square(values - design @ solution).sum()) / max(degrees, 1), degrees, degrees)
-    return [replace(point, spread=spread) for point in points]
+    left = Spread(float(np.square(values - design @ solution).sum()) / max(degrees, 1), degrees, degrees)
+    return [replace(point, spread=left if point.usual is None else _beside(point.usual, left)) for point in points]
+
+
+def _beside(usual: Spread, left: Spread) -> Spread:
+    """What is usual, moderated by what a sum of effects leaves unexplained, and no less than that."""
+    freedom = usual.freedom + left.freedom
+    moderated = (usual.freedom * usual.variance + left.freedom * left.variance) / freedom
+    return Spread(max(moderated, left.variance), freedom, left.repetitions)

@@ -15,7 +15,7 @@ from multicard.records.journal import JournalError
 from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slurm_wait
 from multicard.sweep.again import Again
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.command import Command
+from multicard.sweep.command import Command, Conclusion
 from multicard.sweep.executor import Pace, SameFailureError, Streak
 from multicard.sweep.order import Turn
 from multicard.sweep.task import run
@@ -105,7 +105,7 @@ class Batches:
         """Find the best of the cells and measure it, or say how."""
         from multicard.decide.race import command  # imports scipy
 
-        self.command.conclude = lambda folders: []  # the race itself says which is the best
+        self.command.conclude = lambda folders: Conclusion()  # the race itself says which is the best
 
         for cell in sweep.refused:
             if not cell.is_mistake:

@@ -20,7 +20,7 @@ from multicard.config import hydra_config
 from multicard.messages import Message, drop, say
 from multicard.ranks import interruption
 from multicard.run.workload import Workload
-from multicard.sweep.command import Command, Conclude
+from multicard.sweep.command import Command, Conclude, Conclusion
 from multicard.sweep.task import Task
 
 WIDTH, INDENT = 120, 36
@@ -31,12 +31,12 @@ GROUPS = {  # that set keys of other groups and have none of their own
 }
 
 
-def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda folders: []) -> int:
+def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda folders: Conclusion()) -> int:
     """Have Hydra run the command of `sys.argv`, print the table of what it measured and return the exit code.
 
     Args:
         usage: the beginning of `--help`: a sentence, an empty line, and examples.
-        conclude: makes the lines below the table of a sweep from the folders of its runs.
+        conclude: what the runs of a sweep say, from their folders.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises what it would print over many lines
     logging.raiseExceptions = False  # of what cannot be written, as `--info | head`, no traceback

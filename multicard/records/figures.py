@@ -105,6 +105,11 @@ class Figure:
             found = getattr(found, part, None)
         return None if found is UNSET else found
 
+    @property
+    def can_be_disturbed(self) -> bool:
+        """True for what is timed: other programs, or a halt, change it. They change no count, loss or peak."""
+        return not (self.counted or self.of_seeds or self.summed == "max")
+
     def text(self, record: Record) -> str:
         """The figure of a record for a person to read; "-" where it has none."""
         return text(self.name, self.value(record))

@@ -6,6 +6,7 @@ Python) asks here what is forbidden, and says why in the limit's own words. A li
 carries all that is needed with it: its code, what it forbids and its sentence.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -308,6 +309,31 @@ def passes(code: str) -> bool:
     return code in BY_CODE and BY_CODE[code].passes
 
 
+def undisturbed(records: Sequence[AnyRecord]) -> list[AnyRecord]:
+    """The records of a setting whose times nothing disturbed; all of them where each was disturbed."""
+    kept = [record for record in records if not forbidding(of(record), Forbids.rate)]
+    return kept or [*records]
+
+
+def left_out(settings: Iterable[Sequence[Sequence[Limit]]]) -> list[Message]:
+    """A line for each reason why runs are left out of the times of their settings, with their number.
+
+    Args:
+        settings: the limits of each run of each setting. A setting leaves disturbed runs out if it has others.
+    """
+    reasons, total = Counter[str](), 0
+    for runs in settings:
+        found = [forbidding(limits, Forbids.rate) for limits in runs]
+        total += len(runs)
+        if not all(found):
+            reasons.update(forbidden[0].says for forbidden in found if forbidden)
+    lines = []
+    for says, number in reasons.items():
+        said = f"{number} of {count(total, 'run')} disturbed, left out of times: {says}"
+        lines.append(Message("runs.left-out", said, runs=number, of=total, says=says))
+    return lines
+
+
 def column(code: str) -> str | None:
     """The column of runs that says whether they have a limit; None of one that this version does not know."""
     return BY_CODE[code].column if code in BY_CODE else None
@@ -335,9 +361,14 @@ def in_order(limits: Iterable[Limit]) -> list[Limit]:
     return [by_code[code] for code in dict.fromkeys([*(code for code in BY_CODE if code in by_code), *by_code])]
 
 
+def meanings(limits: Iterable[Limit]) -> list[tuple[str, str]]:
+    """The sign of each limit, and what it says."""
+    return [(sign(limit.code), limit.says) for limit in in_order(limits)]
+
+
 def legend(limits: Iterable[Limit]) -> list[str]:
     """A line for each limit, with its sign."""
-    return [f"{sign(limit.code)}  {limit.says}" for limit in in_order(limits)]
+    return [f"{sign}  {says}" for sign, says in meanings(limits)]
 
 
 def notes(records: Sequence[AnyRecord]) -> list[str]:

@@ -1,13 +1,13 @@
 """The table at the end of a command: one row a setting, with the mean of its runs and their standard deviation."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from rich.text import Text
 
 from multicard.config import schema
-from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message, link, say
@@ -17,7 +17,7 @@ from multicard.records.limits import Forbids
 from multicard.records.run_folder import Run
 from multicard.records.schema import AnyRecord
 
-AGAINST_ONE = "x 1 GPU"
+AGAINST_ONE, USE = "x 1 GPU", "use"
 OPTIONAL = [figure.heading() for figure in FIGURES.values() if figure.at_end and figure.better is None]
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}  # in words
 NOTE_ON_PROBES = Message(
@@ -26,35 +26,40 @@ NOTE_ON_PROBES = Message(
 )
 
 
-def show(runs: Sequence[Run], probes: bool = False) -> None:
-    """Print the table of these runs, or probes, of one kind."""
+def show(runs: Sequence[Run], probes: bool = False, recommended: Sequence[Path] = ()) -> None:
+    """Print the table of these runs, or probes, of one kind.
+
+    Args:
+        recommended: the folders of the runs whose setting is marked.
+    """
     width = text_table.terminal_width()
-    heading, *rest = probe_lines(runs, width) if probes else lines(runs, width)
+    heading, *rest = probe_lines(runs, width) if probes else lines(runs, width, recommended)
     for line in ("", Text(heading, "bold"), *rest):
         say(line)
     folder = runs[0].folder if len(runs) == 1 else runs[0].folder.parent
     say(Text("Records: ").append(link(folder)))
 
 
-def lines(runs: Sequence[Run], width: int | None = None) -> list[str]:
-    """The axes that differ, status and figures of each setting, then notes.
+def lines(runs: Sequence[Run], width: int | None = None, recommended: Sequence[Path] = ()) -> list[str]:
+    """The axes that differ, status and figures of each setting, in the order in which they were swept, then notes.
 
     Args:
         width: of the table in cells; None: any.
+        recommended: the folders of the runs whose setting is marked.
     """
     records = [run.record for run in runs]
     kind = records[0].kind
     axes = [axis for axis in comparable.varied(records, RECORDS[kind].always) if Role.repetition not in schema.of(axis)]
-    every = _settings(records, axes)
-    settings = [_undisturbed(setting) for setting in every]
-    rows = [_setting(group, axes) | _figures(group, settings) for group in settings]
+    settings = _settings(records, axes)
+    marked = {id(run.record) for run in runs if run.folder in {*recommended}}
+    rows = [
+        _setting(group, axes, any(id(record) in marked for record in group)) | _figures(group, settings)
+        for group in settings
+    ]
     notes = list[str]()
-    if any(len(setting) > 1 for setting in settings):
+    notes += limits.left_out([limits.of(record) for record in group] for group in settings)
+    if len(settings) < len(records):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
-    left_out = len(records) - sum(map(len, settings))
-    if left_out:
-        sentence = f"left out, as their settings have undisturbed runs: {count(left_out, 'run')}"
-        notes.append(Message("table.left-out", sentence, runs=left_out))
     rate, skipped = RECORDS[kind].rate, RECORDS[kind].skips
     unmeasured = [record for record in records if record.status == "ok" and FIGURES[rate].value(record) is None]
     if any(record.steps is None or not record.steps.count for record in unmeasured):
@@ -101,7 +106,7 @@ def _probe(record: AnyRecord) -> dict[str, str]:
 def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | None) -> list[str]:
     """The columns in which rows differ, and below them the others, and notes. Figures that are neither better nor worse
     are left out where there is no room for them."""
-    shown = [heading for heading in rows[0] if any(row[heading] != "-" for row in rows)]
+    shown = [heading for heading in rows[0] if any(row[heading] not in ("-", "") for row in rows)]
     alike = [heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1]
     shown = [heading for heading in shown if heading not in alike] or alike
     sizes = text_table.least_widths(shown, [[row[heading] for heading in shown] for row in rows])
@@ -126,15 +131,12 @@ def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[An
     return [*groups.values()]
 
 
-def _undisturbed(setting: list[AnyRecord]) -> list[AnyRecord]:
-    """The runs of a setting whose times nothing disturbed; all of them where each was disturbed."""
-    return [record for record in setting if not limits.forbidding(limits.of(record), Forbids.rate)] or setting
-
-
-def _setting(group: Sequence[AnyRecord], axes: Sequence[str]) -> dict[str, str]:
-    marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, group))))
+def _setting(group: Sequence[AnyRecord], axes: Sequence[str], is_recommended: bool = False) -> dict[str, str]:
+    counted = limits.undisturbed(group)
+    marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, counted))))
     row = {axis: comparable.cell(group[0], axis) for axis in axes}
-    return row | {"n": str(len(group)) if len(group) > 1 else "-", "status": group[0].status + marks}
+    n = text_table.part_of(len(counted), len(group)) if len(group) > 1 else "-"
+    return row | {USE: "yes" if is_recommended else "", "n": n, "status": group[0].status + marks}
 
 
 def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> dict[str, str]:
@@ -149,8 +151,10 @@ def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
 
 
 def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
-    """The figure of a setting: the mean of its runs and their standard deviation, or the highest."""
-    values = [figure.value(record) for record in group]
+    """The figure of a setting: the mean of its runs and their standard deviation, or the highest; of times without
+    disturbed runs."""
+    counted = limits.undisturbed(group) if figure.can_be_disturbed else group
+    values = [figure.value(record) for record in counted]
     if len(values) < 2 or None in values:  # a mean over those that have it might be that of the lucky ones
         return figures.text(figure.name, values[0] if len(values) == 1 else None)
     text = figures.text(figure.name, max(values) if figure.summed == "max" else fmean(values))
@@ -166,7 +170,7 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
     several = any(other.ranks != 1 for other in records)
     ones = [comparable.reference(record, records, gpus=1, nodes=1) for record in group] if several else []
     base = next((setting for setting in settings if any(one is record for one in ones for record in setting)), [])
-    sides = [[_taken_s(record) for record in side] for side in (base, group)]
+    sides = [[_taken_s(record) for record in limits.undisturbed(side)] if side else [] for side in (base, group)]
     forbidden = any(limits.forbidding(limits.of(record), Forbids.speed_up, Forbids.verdict) for record in group)
     if forbidden or not all(side and all(side) for side in sides):
         return "-"

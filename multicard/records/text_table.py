@@ -32,7 +32,7 @@ BEFORE_UNIT = re.compile(rf"(?<=\d) (?={UNITS}(?!\w))")
 KEPT = "\ue000"  # for a space at which no line ends
 TIME = r"\d+:\d\d:\d\d"
 NUMBER = rf"[-+±~]?[\d.,]+{UNIT}( ± [\d.,]+{UNIT})?( \((\d+%|[^()]+ to [^()]+)\)\??)?"
-FIGURE = re.compile(rf"{NUMBER}|{TIME}( to {TIME})?( ago)?")
+FIGURE = re.compile(rf"{NUMBER}|{TIME}( to {TIME})?( ago)?|\d+ of \d+")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -177,6 +177,11 @@ def first_few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first of some texts: "a, b and 3 more"."""
     rest = f" and {len(texts) - most} more" if len(texts) > most else ""
     return separator.join(texts[:most]) + rest
+
+
+def part_of(part: int, whole: int) -> str:
+    """How many of some runs count: "2 of 3"; the number alone where all do."""
+    return str(whole) if part == whole else f"{part} of {whole}"
 
 
 def escape_markdown(content: str) -> str:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-Conclude = Callable[[Sequence[Path]], Sequence["str | Text"]]
+class Conclusion(NamedTuple):
+    """What the runs of a sweep say.
+
+    lines: below its table. recommended: the folders of the runs of what is recommended.
+    """
+
+    lines: Sequence["str | Text"] = ()
+    recommended: Sequence[Path] = ()
+
+
+Conclude = Callable[[Sequence[Path]], Conclusion]
 
 
 class Command:
@@ -28,7 +38,7 @@ class Command:
     Attributes:
         words: of the command line, after the entry.
         runs: of the cells, in the order of the table at the end.
-        conclude: makes the lines below the table of a sweep from the folders of its runs.
+        conclude: what the runs of a sweep say, from their folders.
         is_sweep: several runs may have been asked for.
         foreseen_s: duration of predictions before the first run, which is no part of its start-up.
         abandoned: cells are left that were not measured.
@@ -38,7 +48,7 @@ class Command:
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.words = workload, list[str]()
-        self.conclude: Conclude = lambda folders: []
+        self.conclude: Conclude = lambda folders: Conclusion()
         self.runs: list[Run] = []
         self.is_sweep = self.abandoned = self.would_refuse = self.has_said_order = False
         self.foreseen_s = 0.0
@@ -66,11 +76,14 @@ class Command:
         single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
         if self.runs and not single_refusal:
             probes = all(is_probe(run.record, run.folder) for run in self.runs)
-            table.show(self.runs, probes)
-            _show_profiles(self.runs)
             measured = [run.folder for run in self.runs if run.status == "ok"]
+            found = Conclusion()
             if self.is_sweep and measured and not probes:
-                self._show_conclusion(measured)
+                found = self._concluded(measured)
+            table.show(self.runs, probes, found.recommended)
+            _show_profiles(self.runs)
+            for line in found.lines:
+                say(line)
         for sweep in {run.folder.parent for run in self.runs if run.folder.exists()}:
             if (others := private.writers(sweep)) is not None:
                 message = Message(
@@ -83,14 +96,14 @@ class Command:
         bad = any(run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs)
         return 1 if bad or self.abandoned or self.would_refuse else 0
 
-    def _show_conclusion(self, measured: Sequence[Path]) -> None:
-        """Print what the runs are found to say. Whatever fails here leaves the exit code as it is."""
+    def _concluded(self, measured: Sequence[Path]) -> Conclusion:
+        """What the runs are found to say. Whatever fails here leaves the exit code as it is."""
         try:
-            for line in self.conclude(measured):
-                say(line)
+            return self.conclude(measured)
         except Exception as error:
             reason = in_a_line(error)
             say(Message("sweep.no-conclusion", f"no conclusion: {reason}", reason=reason), error=True)
+            return Conclusion()
 
 
 def _show_profiles(runs: list[Run]) -> None:

@@ -411,3 +411,26 @@ def test_another_batch_is_said(tmp_path: Path, steps: int, step: float | None):
     assert says(sentence, "answer.other-batch") is (step is not None)
     if step is not None:
         assert says(sentence, "answer.other-batch", step=step, other=10.0)
+
+
+@pytest.mark.parametrize(
+    ("calm", "disturbed", "others", "repetitions"),
+    [(1, 0, 1, 3), (1, 0, 3, 3), (1, 1, 2, 3), (1, 3, 2, 5), (2, 1, 2, None)],
+)
+def test_repetitions_are_advised_where_a_setting_has_one_undisturbed_run(
+    calm: int, disturbed: int, others: int, repetitions: int | None, tmp_path: Path
+):
+    """The command measures what is missing: a sweep that has three repetitions gets a fourth."""
+    quiet = [run(**DEFAULT, seed=seed) for seed in range(others)]
+    quiet += [run(**TWO, seed=seed) for seed in range(calm)]
+    slow = [run(**TWO | {"total_s": 300.0}, seed=9 + n, load=records.load(12.0)) for n in range(disturbed)]
+    write(tmp_path / "s", *quiet, *slow)
+    task = {"hydra": {"overrides": {"task": ["gpus=1,2", "name=s"]}, "job": {"config_name": "train_vision"}}}
+    (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
+    (only,) = answers(load.read([tmp_path]).runs)
+    assert only.setting == "gpus=2"
+    if repetitions is None:
+        assert only.next.sentence.code != "answer.repeat"
+        return
+    assert says(only.next.sentence, "answer.repeat", runs=calm + disturbed, disturbed=disturbed)
+    assert only.next.command == f"python train_vision.py -m gpus=1,2 name=s repeat={repetitions}"

@@ -24,7 +24,7 @@ from analysis.stats.between_runs import RepeatedRuns
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.measure import formulas
-from multicard.records.comparable import DOUBTFUL_MEANING
+from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
 from tests.analysis.conftest import Said
 from tests.helpers import grids, messages, records
 from tests.helpers.messages import says
@@ -151,7 +151,7 @@ def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tm
     assert [row["signs"] for row in shares] == ["", "?", "", ""]
     assert DOUBTFUL_MEANING in figure.caption
     grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
-    assert any(DOUBTFUL_MEANING in note for note in grid.notes)
+    assert (DOUBTFUL, DOUBTFUL_MEANING) in grid.marks
     (efficiency,) = [column for column in grid.columns if column.name == "parallel_efficiency"]
     assert sorted(efficiency.texts) == ["-", "-", "125%?", "98%"]
     assert main(["table", "table2", str(tmp_path / "r"), "--csv", str(tmp_path / "t.csv")]) == 0

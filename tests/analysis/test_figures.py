@@ -1,6 +1,7 @@
 """Figures of the experiments: the rows that are drawn, and what is said around them."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from itertools import product
@@ -14,6 +15,8 @@ from PIL import Image
 from analysis import experiments
 from analysis.figures import captions, chart_data, experiment_charts, vega
 from analysis.figures.draw import experiment_figures
+from analysis.figures.effect_charts import effects_alone
+from analysis.figures.setting_charts import trade_off
 from analysis.figures.vega import Figure
 from analysis.runs import load, profile_metrics
 from analysis.stats import intervals
@@ -282,3 +285,49 @@ def test_curves_are_means_by_epoch(tmp_path: Path):
     one_epoch = [{"epoch": 0, "train_s": 9.0, "train_loss": 2.0}]
     grids.fill(tmp_path, "loss_curves", (0, 1), change=lambda _: {"epochs": one_epoch})
     assert drawn(tmp_path, "loss_curves") == []
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "answers", "most_share"),
+    [
+        ((0.962, 0.964), 360, 0.05),  # a fifth of what chance explains
+        ((0.950, 0.965), 360, 0.20),
+        ((0.990, 0.991), 10_000, 0.06),
+        ((0.9999, 1.0), None, 0.02),
+        ((0.0, 0.0), 100, 0.0),
+    ],
+)
+def test_accuracies_that_chance_explains_look_equal(
+    accuracies: tuple[float, ...], answers: int | None, most_share: float
+):
+    rows = [{"mean": share, "low": None, "high": None, "test_samples": answers} for share in accuracies]
+    low, high = chart_data.axis_limits(rows, "test_accuracy")
+    assert 0.0 <= low <= min(accuracies) and max(accuracies) <= high <= 1.0
+    assert max(accuracies) - min(accuracies) <= most_share * (high - low)
+
+
+def test_accuracies_that_differ_fill_their_axis():
+    rows = [{"mean": share, "test_samples": 10_000} for share in (0.80, 0.97)]
+    low, high = chart_data.axis_limits(rows, "test_accuracy")
+    assert 0.17 >= 0.8 * (high - low)
+
+
+def test_settings_with_equal_accuracies_lie_on_a_line(tmp_path: Path):
+    """Of 300 images one more or less: the chart against time says that accuracies are alike."""
+    for gpus, right in ((1, 289), (2, 290), (4, 288)):
+        record = records.vision(gpus=gpus, total_s=100.0 / gpus)
+        records.write(tmp_path / str(gpus), record | records.accurate(right / 300, images=300))
+    (figure,) = trade_off(load.read([tmp_path]).runs)
+    rows = [row for row in figure.rows if row["measure"] == "test_accuracy"]
+    shown = [row["shown"] for row in rows]
+    assert max(shown) - min(shown) < 0.07 * (rows[0]["most"] - rows[0]["least"])
+
+
+def test_effects_of_next_to_nothing_are_short_bars(tmp_path: Path):
+    for gpus in (1, 2):
+        for seed in range(4):
+            record = records.vision(gpus=gpus, seed=seed, total_s=100.0 + 0.001 * gpus + 0.0001 * seed)
+            records.write(tmp_path / f"{gpus}{seed}", record | records.accurate(0.99))
+    (figure, *_) = effects_alone(load.read([tmp_path]).runs)
+    low, high = figure.chart["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert math.log(high / low) > 2 * math.log(1.05) > 100 * abs(math.log(figure.rows[0]["mean"]))

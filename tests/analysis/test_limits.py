@@ -85,10 +85,10 @@ def test_a_speed_up_is_not_said_where_it_is_forbidden(sweep: Sweep):
 
 def test_a_run_whose_rate_is_not_the_settings_is_left_out_where_there_are_others(sweep: Sweep):
     (ranking,) = best.rankings(sweep(limits.STALLED.limit(), first=True))
-    assert sorted(len(one.runs) for one in ranking.settings) == [2, 3]
-    assert find(ranked(sweep(limits.STALLED.limit(), first=True)), "best.not-ranked").facts["disturbed"] == 1
+    assert sorted(len(one.counted) for one in ranking.settings) == [2, 3]
+    assert says(ranked(sweep(limits.STALLED.limit(), first=True)), "runs.left-out", runs=1, of=6)
     (ranking,) = best.rankings(sweep(limits.STALLED.limit()))  # all of them: there is nothing better to go by
-    assert sorted(len(one.runs) for one in ranking.settings) == [3, 3]
+    assert sorted(len(one.counted) for one in ranking.settings) == [3, 3]
     spreads = RepeatedRuns(sweep(limits.STALLED.limit(), first=True))
     assert sorted(map(len, spreads.settings)) == [2, 3]
 

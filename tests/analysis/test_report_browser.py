@@ -13,6 +13,7 @@ from tests.analysis.test_figure_files import sampled
 from tests.analysis.test_predictions import scaled
 from tests.analysis.test_report import EVIL, ROWS, THEMES, build, inlined, strangers_section, sweep
 from tests.helpers import grids, records
+from tests.helpers.messages import says
 from tests.helpers.report_view import View
 
 SEVERE = ("moderate", "serious", "critical")
@@ -258,7 +259,7 @@ def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
     view.page.locator("[data-grid=training] .opens").first.click()
     assert view.wider_than_their_place(".drawing") == []
     assert set(view.wider_than_their_place(BLOCKS)) <= {"scroll"}
-    assert view.headings()[:2] == ["precision", "gpus"]
+    assert [name for name in view.headings() if name != "use"][:2] == ["precision", "gpus"]
     for tick in view.page.locator("[data-grid=training] td input").all()[:2]:
         tick.check()
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -r requirements-dev.txt")
@@ -267,4 +268,28 @@ def test_all_fits_with_letters_that_can_be_read_and_axe_finds_no_serious_fault(
     assert len(found["passes"]) > 25  # it looked
     severe = [rule for rule in found["violations"] if rule["impact"] in SEVERE]
     assert [(rule["id"], [node["html"] for node in rule["nodes"]][:3]) for rule in severe] == []
+    view.sound()
+
+
+@pytest.mark.parametrize("width", [SCREEN, PHONE])
+def test_each_mark_has_its_words_beside_it_in_sight(browser: Any, tmp_path: Path, width: int):
+    """Without a pointer to rest on it, as on a phone: below each table, and under the title of each figure."""
+    for gpus, times in ((1, (100.0, 101.0)), (2, (60.0, 300.0))):
+        for seed, total_s in enumerate(times):
+            own = {"load": records.load(12.0)} if total_s == 300.0 else {}
+            record = records.vision("cpu", gpus=gpus, seed=seed, total_s=total_s, **own)
+            records.write(tmp_path / "s" / f"{gpus}{seed}", record)
+    path = tmp_path / "report.html"
+    page.write(path, build(tmp_path))
+    view = View(browser, path, width=width)
+    for block in (".grid + .meanings", "figure .meanings"):
+        for place in view.page.locator(block).all():
+            if place.is_visible():
+                signs = place.locator(".mark").all_inner_texts()
+                words = place.locator("li").all_inner_texts()
+                assert "c" in signs and all(len(line.split()) > 1 for line in words)
+    legend = view.page.locator("[data-grid=training] + .meanings")
+    shown = {sign for text in view.column("marks") for sign in text.replace("\n", "")}
+    assert shown <= {*legend.locator(".mark").all_inner_texts()}
+    assert says(legend.inner_text(), "runs.left-out", runs=1, of=4)
     view.sound()

@@ -77,10 +77,10 @@ def test_disturbed_runs_are_left_out_of_a_setting_that_has_others():
     for record in (made[1], made[3], made[4]):
         record["load"] = record["load"] | {"others_cores": record["cores"] / 2}
     rows = printed(made)
-    assert rows[1][:7] == ["1", "3", "ok", "102.0", "±", "2.0", "1.00"]
+    assert rows[1][:9] == ["1", "3", "of", "4", "ok", "102.0", "±", "2.0", "1.00"]
     assert rows[2][:6] == ["2", "2", "ok&", "75.0", "±", "21.2"]  # each was disturbed
-    assert says("\n".join(lines_of(made)), "table.left-out", runs=1)
-    assert not says("\n".join(lines_of(made[3:])), "table.left-out")
+    assert says("\n".join(lines_of(made)), "runs.left-out", runs=1)
+    assert not says("\n".join(lines_of(made[3:])), "runs.left-out")
 
 
 def test_efficiency_counts_the_ranks_of_all_nodes():
