@@ -38,10 +38,11 @@ from scipy.signal import lfilter
 from scipy.stats import binomtest
 
 from benchmarks import machine, parser
+from multicard.decide.race.outcome import BURSTS, NORMAL_95, NOT_WORTH, OUT, RaceOptions, Verdict
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import QUIET_S
 from multicard.decide.race.readings import rate, slowed
-from multicard.decide.race.rules import BURSTS, NORMAL_95, NOT_WORTH, OUT, Race, RaceOptions, Verdict
+from multicard.decide.race.rules import Race
 from multicard.records import text_table
 
 HERE = Path(__file__).parent
