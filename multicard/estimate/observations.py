@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from multicard.config import schema
 from multicard.config.roles import Role
-from multicard.measure import repeated_runs
+from multicard.measure import noise, repeated_runs
 from multicard.messages import Message
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.limits import LOADED
@@ -178,12 +178,24 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     for seen in observations:
         groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
     whole = [[seen for seen in group if seen.basis is Basis.measured] for group in groups.values()]
-    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in whole if group]
-    run_variance = repeated_runs.pooled(repeated, run_sd).variance
     beside = [[seen for seen in group if LOADED.sign in seen.marks] for group in whole]
-    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in beside if group]
-    busy_variance = repeated_runs.pooled(repeated, BUSY_SD).variance
+    run_variance = _between_runs(whole, run_sd)
+    busy_variance = _between_runs(beside, BUSY_SD)
     return [_cell(group, commit, run_variance, busy_variance) for group in groups.values()]
+
+
+def _between_runs(groups: Iterable[Sequence[StepObservation]], prior_sd: float) -> float:
+    """The variance of a new run of a cell, by how runs of one cell differ.
+
+    Learnt from few repetitions, it is itself unsure. So it is larger by as much as the quantile of
+    Student's t exceeds the normal one, by which intervals are made of it.
+    """
+    repeated = [[(math.log(seen.step_s), seen.error**2) for seen in group] for group in groups if group]
+    spread = repeated_runs.pooled(repeated, prior_sd)
+    if not spread.repetitions:
+        return spread.variance
+    degrees = noise.PRIOR_FREEDOM + spread.repetitions
+    return spread.variance * (repeated_runs.student_quantile(0.9, degrees) / NORMAL_90) ** 2
 
 
 def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
