@@ -4,9 +4,8 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
 
 - A rival is a cell that is better than the leader by more than the tolerance, weighted by the share of draws in which
   it is the best such cell (as in top-two Thompson sampling: Russo 2020, Oper. Res. 68:1625).
-- The next blocks are those that reduce the uncertainty of these differences most per second: a further block of a
-  running cell, a block of a fresh process, or a block of a cell that never ran, which tells about all cells like it. In
-  a Gaussian model this is known before the block is measured.
+- The next blocks are those that reduce the uncertainty of these differences most per second (`next_blocks`): of a
+  running cell, of a fresh process, or of a cell that never ran, which tells about all cells like it.
 - A cell drops out when it is beaten. The posterior probability that a cell is the best is a martingale: however often
   one looks, the best cell drops out with at most the sum of these probabilities at the times at which cells dropped
   out. The sum stays below `elimination.DROP_SHARE` of 1 - confidence; one look may spend a quarter of what is left.
@@ -20,6 +19,7 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
 - Each process runs a second block once all of its round have run their first: a burst of load slows one of them.
 - A block is disturbed where others had the machine, or where it is far slower than another of its cell. Its error
   grows by as much. Its cell gets another block, and returns where it had dropped out by such blocks.
+- A cell that alone has slow blocks has spells of its own (`disturbance`), and a variance of its own (`blocks`).
 - Where many blocks are disturbed, nothing is sure any more: as many cells as the grid's time allows run in full.
 """
 
@@ -93,6 +93,7 @@ class Race:
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
         self._told: list[Block] = []  # the blocks, with how much others slowed them
+        self._counted: list[Block] = []  # those of them by which cells are judged
         self._outs = Elimination(self.options.confidence)
         self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
         self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
@@ -151,7 +152,8 @@ class Race:
         rounds. True where there are more runs to measure."""
         if self.ending in (BURSTS, NOT_WORTH):
             return False
-        if not disturbance.are_bursts(disturbance.told([replace(each, is_full=True) for each in full_runs])):
+        runs = [replace(each, is_full=True) for each in full_runs]
+        if not disturbance.are_bursts(disturbance.told([*self._blocks, *runs])):
             return False
         before = self.final_runs
         first = [cell for cell in self.finalists if cell not in self._outs.reasons]
@@ -170,6 +172,7 @@ class Race:
         """End the race, as `next_round` does, or as an earlier command ended it."""
         if ending == BURSTS:
             self._outs.take_all_back()
+            self._counted = self._told
         self.ending, self.finalists, self._finals = ending, tuple(finalists), self._rounds
 
     @property
@@ -198,6 +201,7 @@ class Race:
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
         self._told = disturbance.told(self._blocks)
+        self._counted = self._told if self.bursts else disturbance.counted(self._told)
         calm = [each for each in self._told if each.cell == block.cell and not each.slowed]
         if len(calm) > 1 and all(self._model.misses(each) for each in calm):
             self._model.forget(block.cell)
@@ -216,7 +220,7 @@ class Race:
         """All cells, in their order."""
         if self._full:
             self._learn()
-        posterior = self._model.posterior(self._told)
+        posterior = self._model.posterior(self._counted)
         blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
         return [
             Standing(
@@ -242,16 +246,15 @@ class Race:
         return sd
 
     def verdict(self) -> Verdict:
-        """The winner by the finalists' full runs, and how sure that is by all that was measured."""
+        """The winner among the finalists by all that was measured, and how sure that is."""
         self._learn()
         look = self._look(self._outs.beaten)
         cells = [cell for cell in self.finalists if cell not in self._outs.reasons]
         if look is None or not cells:
             return Verdict(None, 0.0)
-        figures = {cell: float(np.mean(self._full[cell])) for cell in cells if cell in self._full}
-        if self.bursts:  # full runs were disturbed by more or less; what is known of all blocks weighs them
-            figures = {cell: float(look.posterior.mean[cell]) for cell in figures}
-        winner = max(figures or cells, key=lambda cell: figures.get(cell, float(look.posterior.mean[cell])))
+        # Of means of full runs alone, that of a noisy cell would be the best too often
+        measured = [cell for cell in cells if cell in self._full] or cells
+        winner = max(measured, key=lambda cell: look.posterior.mean[cell])
         disturbed, blocks = sum(block.slowed > 0 for block in self._told), len(self._told)
         if self.bursts:
             return Verdict(winner, 0.0, disturbed=disturbed, blocks=blocks)
@@ -270,7 +273,7 @@ class Race:
         """Learn the scales from all blocks and full runs, unless that is done."""
         if self._learned_from != len(self._blocks):
             self._learned_from = len(self._blocks)
-            self._model.learn(self._told)
+            self._model.learn(self._counted)
 
     def _alive(self) -> np.ndarray:
         return np.array([cell not in self._outs.reasons for cell in range(self._count)])
@@ -285,7 +288,7 @@ class Race:
         alive[[*beaten]] = True
         if not alive.any():
             return None
-        posterior, draws = self._model.drawn(self._told, self._normals)
+        posterior, draws = self._model.drawn(self._counted, self._normals)
         draws = np.where(alive, draws, -np.inf)
         enough = draws >= draws.max(axis=1, keepdims=True) - self._tolerance
         return Look(posterior, enough, draws.argmax(axis=1))
@@ -382,7 +385,7 @@ class Race:
 
     def _telling(self, look: Look, leader: int) -> list[int]:
         """The cells whose next blocks tell most about how far the leader's rivals are from it; sets `fresh`."""
-        covariance, mass = self._model.outlook(self._told), look.rivals(leader)
+        covariance, mass = self._model.outlook(self._counted), look.rivals(leader)
         picked = next_blocks.most_telling(covariance, leader, mass, *self._turns())
         self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & {*self._started()}
         return [turn % self._count for turn in picked]
