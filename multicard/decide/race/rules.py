@@ -10,16 +10,15 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
   one looks, the best cell drops out with at most the sum of these probabilities at the times at which cells dropped
   out. The sum stays below `elimination.DROP_SHARE` of 1 - confidence; one look may spend a quarter of what is left.
 - The race is over when, but for a share of 1 - confidence, no cell is better than the best finalist by more than the
-  tolerance. The share grows with the race's time (`budget.MISS_SHARES`, over SPENT of the grid's time); the rest of
-  1 - confidence is for machines that differ from the model. Several finalists end it where cells are
-  too close, or once the race, since they would have been enough, took as long as the full runs that a single finalist
-  would save.
+  tolerance. The share grows with the race's time (`budget.MISS_SHARES`, over SPENT of the grid's time); the rest is for
+  machines that differ from the model. Several finalists end it where cells are too close, or once the race, since they
+  would have been enough, took as long as the full runs that a single finalist would save.
 - The finalists then run in full, `runs` times each, by turns in fresh processes. Full runs count like blocks.
 - A race that would take longer than its grid measures the grid instead.
 - Each process runs a second block once all of its round have run their first: a burst of load slows one of them.
 - A block is disturbed where others had the machine, or where it is far slower than another of its cell. Its error
   grows by as much. Its cell gets another block, and returns where it had dropped out by such blocks.
-- A cell that alone has slow blocks has spells of its own (`disturbance`), and a variance of its own (`blocks`).
+- Slow blocks of one cell are its own spells (`disturbance`); it has a variance of its own (`blocks`).
 - Where many blocks are disturbed, nothing is sure any more: as many cells as the grid's time allows run in full.
 """
 
