@@ -1,12 +1,15 @@
 """How often one configuration is told apart from itself: whether the verdicts of this machine can be relied on.
 
-    python -m benchmarks.identical [--rounds 10] [--out multirun/identical]
+    python -m benchmarks.identical [--rounds 10] [--worlds 1000] [--seed 1] [--out multirun/identical]
 
 Measures one training run and one tuning run ten times each, by turns, each in a command of its own; what is in `--out`
 is not measured again. Then the runs of each kind are dealt to two sides, as if these were two settings that were
 measured by turns: of each pair of neighbours one goes to A and the other to B, in every way. Printed is how often
 `compare` (step), `claims` (time and accuracy, with a bound at no difference) and `best` (time and accuracy) tell the
 sides apart. The goal is at most 5 %. Ways to deal the same runs are not independent: ten runs are worth few verdicts.
+
+Repeated runs of one setting cannot show what settings of unequal noise do to one another. So before that, made worlds
+of such settings are judged (`benchmarks.unequal_noise`); `--worlds 0` leaves them out, `--rounds 0` measures nothing.
 """
 
 import math
@@ -24,7 +27,7 @@ from analysis.commands import compare
 from analysis.runs import load
 from analysis.runs.load import Run
 from analysis.stats.between_runs import CONFIDENCE, RepeatedRuns
-from benchmarks import interleaved, machine, parser, python
+from benchmarks import interleaved, machine, parser, python, unequal_noise
 
 GOAL = 0.05
 RUNS_A_SIDE = (2, 3, 5)
@@ -112,7 +115,13 @@ def report(kind: str, runs: Sequence[Run]) -> list[str]:
 def main() -> None:
     options = parser(__doc__, rounds=10)
     options.add_argument("--out", type=Path, default=Path("multirun/identical"))
+    options.add_argument("--worlds", type=int, default=1000, help="of each kind of unequal noise")
+    options.add_argument("--seed", type=int, default=1, help="of these worlds")
     args = options.parse_args()
+    if args.worlds:
+        print("\n".join(unequal_noise.report(args.worlds, args.seed)))
+    if not args.rounds:
+        return
     print(f"{machine()}, {args.rounds} rounds; the goal is at most {GOAL:.0%}")
     numbers = {kind: iter(range(1, args.rounds + 1)) for kind in COMMANDS}
     interleaved({kind: partial(measure, kind, args.out.absolute(), numbers[kind]) for kind in COMMANDS}, args.rounds)

@@ -1,11 +1,12 @@
 """Replays of races: how near the best cell of a grid they end, and for what share of the grid's time.
 
-    python -m benchmarks.race [--races 200] [--json]
+    python -m benchmarks.race [--races 200] [--seed 40000] [--only WORLD...] [--json]
 
 Made grids have 96 cells with effects of axes between 1 % and 70 %, interactions of 5 %, 1 % between
-runs and 4 % between steps. In three of their worlds processes of cells with gpus=2 differ by 8 %, or
-all steps take 1.8 times as long in bursts of 20 s, with 30 s between two in the mean. Gates for these
-and the quiet world stand below the table. The measured grids have 96 cells on CPU ranks; a process
+runs and 4 % between steps. In four of their worlds processes of cells with gpus=2 differ by 8 %, a
+fifth of the cells have slow spells of their own, or all steps take 1.8 times as long in bursts of
+20 s, with 30 s between two in the mean. Gates for these and the quiet world stand below the table;
+what is called sure is to be right in each world. The measured grids have 96 cells on CPU ranks; a process
 replays stretches of its cell's own steps. The time is that of all processes' starts, all blocks, and
 the finalists' full runs, as a share of all cells' full runs.
 
@@ -24,208 +25,26 @@ training, and of its whole attempt. They are of
 with `epochs=4 precision=fp32,bf16` (short) and `epochs=10 batch_size=16,32` (long), on two cores.
 """
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
-from scipy.signal import lfilter
 from scipy.stats import binomtest
 
 from benchmarks import machine, parser
-from multicard.decide.race.posterior import Block, Prior
+from benchmarks.race_worlds import GRIDS, LONG, SHORT, Kind, MadeGrid, MeasuredGrid, World
+from multicard.decide.race.outcome import BURSTS, NORMAL_95, NOT_WORTH, OUT, RaceOptions, Verdict
+from multicard.decide.race.posterior import Block
 from multicard.decide.race.processes import QUIET_S
 from multicard.decide.race.readings import rate, slowed
-from multicard.decide.race.rules import BURSTS, NORMAL_95, NOT_WORTH, OUT, Race, RaceOptions, Verdict
+from multicard.decide.race.rules import Race
 from multicard.records import text_table
 
-HERE = Path(__file__).parent
-STRETCH_S = 5.0  # of steps that follow one another as they were measured: longer than a machine's slow spells
-AXES: dict[str, tuple[object, ...]] = {
-    "precision": ("fp32", "bf16", "fp16"),
-    "gpus": (1, 2),
-    "layout": ("nchw", "nhwc"),
-    "loader": ("batched", "device"),
-    "compile": (True, False),
-    "fused": (True, False),
-}
-FULL_S = 60.0  # a full run of a cell of middling speed, without its start
-STEP_S = 0.1  # a step of it
-SAMPLES = 32.0  # of a step
-BLOCK_S = 2.0
 UNMEASURED = 4  # steps before a block: the queue of its loader, the step after a pause
-PREDICTION_SD = 0.08
-BURST_S, BETWEEN_S = 20.0, 30.0  # seconds of a burst, and between two in the mean
-BUSY_LOOKS = 20  # at the load, in a block or a run
 SWEEP = 1000  # number of a cell's process in a sweep: none of a race's
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Properties of a made grid.
-
-    interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of neighbouring steps.
-    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: number of best cells that are
-    made equal. slowed: share of steps that take twice as long. predicted: cells have predictions.
-    uneven: as between_runs, of cells with gpus=2 alone. burst: factor on the time of all steps in bursts of BURST_S;
-    is_seen: their load is seen, as of other programs; else they are a hypervisor's.
-    """
-
-    start_s: float = 10.0
-    interaction: float = 0.05
-    between_runs: float = 0.01
-    between_steps: float = 0.04
-    correlation: float = 0.0
-    drift: float = 0.0
-    equal: int = 1
-    slowed: float = 0.0
-    predicted: bool = False
-    uneven: float = 0.0
-    burst: float = 1.0
-    is_seen: bool = False
-
-
-class MadeGrid:
-    """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions.
-
-    settings: of each cell. predictions: priors of `Race`. truth: log figures (cells,). samples: of a step (cells,).
-    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process. block_s: of a block.
-    full_s: of a full run after its start (cells,).
-    """
-
-    def __init__(self, kind: Kind, seed: int) -> None:
-        self._kind, self._seed = kind, seed
-        rng = np.random.default_rng(seed)
-        cells = itertools.product(*AXES.values())
-        self.settings: list[Mapping[str, object]] = [dict(zip(AXES, values, strict=True)) for values in cells]
-        self.samples = np.full(len(self.settings), SAMPLES)
-        self.truth = np.zeros(len(self.settings))
-        for axis, values in AXES.items():
-            size = math.exp(rng.uniform(math.log(0.01), math.log(0.7)))
-            effects = dict(zip(values, rng.permutation(np.linspace(0, size, len(values))), strict=True))
-            self.truth += [effects[setting[axis]] for setting in self.settings]
-        self.truth += rng.normal(0, kind.interaction, len(self.truth))
-        order = np.argsort(-self.truth)
-        self.truth[order[: kind.equal]] = self.truth[order[0]]
-        self.truth += math.log(SAMPLES / STEP_S) - self.truth.mean()
-        self.start_s = self.sweep_start_s = kind.start_s
-        self.block_s = BLOCK_S
-        self.full_s = FULL_S * np.exp(-self.truth) / np.exp(-self.truth).mean()
-        walk = rng.normal(0, kind.drift / 10, 10_000)  # a second each
-        self._drift = np.cumsum(walk)
-        gaps_s = rng.exponential(BETWEEN_S, 2_000) if kind.burst > 1 else np.zeros(0)
-        self._begins_s = np.cumsum(gaps_s + BURST_S) - BURST_S
-        predicted = self.truth + rng.normal(0, PREDICTION_SD, len(self.truth))
-        priors = [Prior(float(figure), PREDICTION_SD, "scaled") for figure in predicted]
-        self.predictions: list[Prior | None] = [*priors] if kind.predicted else [None] * len(priors)
-
-    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
-        """Consecutive steps of a process that take about `seconds`, at a time of the race."""
-        kind = self._kind
-        between = kind.uneven if kind.uneven and self.settings[cell]["gpus"] == 2 else kind.between_runs
-        own = np.random.default_rng((self._seed, cell, process)).normal(0, between)
-        rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
-        speed = self.truth[cell] + own + self._drift[min(int(now_s), len(self._drift) - 1)]
-        step_s = SAMPLES * math.exp(-speed)
-        count = max(3, round(seconds / step_s))
-        noise = correlated(rng.normal(0, 1, count), kind.correlation)
-        steps_s = step_s * (1 + kind.between_steps * noise)
-        steps_s = steps_s * np.where(rng.random(count) < kind.slowed, 2.0, 1.0)
-        return self._in_bursts(steps_s, now_s) if len(self._begins_s) else steps_s
-
-    def _in_bursts(self, steps_s: np.ndarray, now_s: float) -> np.ndarray:
-        """Steps as bursts slow them; those that begin within one."""
-        slowed_s = steps_s.copy()
-        for place, step_s in enumerate(steps_s):
-            if self._is_in_burst(now_s):
-                slowed_s[place] = step_s * self._kind.burst
-            now_s += slowed_s[place]
-        return slowed_s
-
-    def _is_in_burst(self, now_s: float) -> bool:
-        before = int(np.searchsorted(self._begins_s, now_s, "right")) - 1
-        return before >= 0 and now_s < self._begins_s[before] + BURST_S
-
-    def busy(self, now_s: float, seconds: float) -> float:
-        """The share of the cores that others are seen to have, from a time on."""
-        if not self._kind.is_seen:
-            return 0.0
-        times_s = now_s + seconds * (np.arange(BUSY_LOOKS) + 0.5) / BUSY_LOOKS
-        in_burst = np.mean([self._is_in_burst(float(time_s)) for time_s in times_s])
-        return float(in_burst) * (1 - 1 / self._kind.burst)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A grid that was measured in full.
-
-    start_s: of a process of a race, the mean of the starts in a race of it on two cores. block_s: of a block.
-    """
-
-    path: Path
-    axes: tuple[str, ...]
-    start_s: float
-    block_s: float
-
-
-# no roles: columns of a file of measured steps
-REST = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
-SHORT = Grid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
-LONG = Grid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)
-GRIDS = {"short": SHORT, "long": LONG}
-
-
-class MeasuredGrid:
-    """A measured grid for replays, with the attributes of `MadeGrid`.
-
-    A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at random: within them
-    steps keep their correlation, stalls and slow spells (the circular block bootstrap of Politis and Romano 1992). The
-    truth is the mean of the measured run. That processes differ is added.
-
-    Args:
-        times: of its epochs that a full run has; the measured ones stand for all of them.
-    """
-
-    def __init__(self, grid: Grid, seed: int, between_runs: float = 0.01, times: int = 1) -> None:
-        rows: list[dict[str, Any]] = pq.read_table(grid.path).to_pylist()
-        self._seed, self._between_runs = seed, between_runs
-        self._steps_s = [np.array(row["steps_s"], float) for row in rows]
-        self.settings: list[Mapping[str, object]] = [{axis: row[axis] for axis in grid.axes} for row in rows]
-        self.samples = np.array([row["samples"] for row in rows])
-        self.truth = np.log(self.samples / [steps_s.mean() for steps_s in self._steps_s])
-        self.full_s = np.array([row["total_s"] for row in rows]) * times
-        self.start_s, self.block_s = grid.start_s, grid.block_s
-        self.sweep_start_s = float(np.mean([row["wall_s"] - row["total_s"] for row in rows]))
-        self.predictions: list[Prior | None] = [None] * len(rows)
-
-    def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
-        own = np.random.default_rng((self._seed, cell, process)).normal(0, self._between_runs)
-        series = self._steps_s[cell]
-        count, stretch = (max(3, round(span_s / series.mean())) for span_s in (seconds, STRETCH_S))
-        rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
-        firsts = rng.integers(len(series), size=-(-count // stretch))
-        places = (firsts[:, None] + np.arange(stretch)).ravel()[:count] % len(series)
-        return series[places] * np.exp(-own)
-
-    def busy(self, now_s: float, seconds: float) -> float:
-        """That of a machine of one's own."""
-        return 0.0
-
-
-World = MadeGrid | MeasuredGrid
-
-
-def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:
-    """A first-order process (n,) of a variance of 1."""
-    if not correlation:
-        return normals
-    normals[1:] *= math.sqrt(1 - correlation**2)
-    return np.asarray(lfilter([1.0], [1.0, -correlation], normals))
 
 
 class Replay(NamedTuple):
@@ -324,8 +143,11 @@ NEAR, SHARE, SHARE_FAST = 0.95, 0.15, 0.12  # goals: near the best, and of the t
 FIRST_SEED = 40_000  # the rules were tuned on smaller ones
 HARDER = "runs differ by 3 %"  # than the goal is for
 QUIET = "made, starts of 10 s"
-# Worlds with gates of their own, below the table; 20 s in 50 s are slow in the last two
+# Worlds with gates of their own, below the table; 20 s in 50 s are slow in SEEN and UNSEEN
 UNEVEN, SEEN, UNSEEN = "gpus=2 differ by 8 %", "bursts of load, seen", "bursts of load, unseen"
+SPELLS = "some cells have slow spells"
+WITH_GATES = (QUIET, UNEVEN, SPELLS, SEEN, UNSEEN)
+WITHOUT_GOAL = (HARDER, UNEVEN, SPELLS, SEEN, UNSEEN)
 BURST_FACTOR = 1.8
 # Gates: points behind a sweep in the quiet world, and ahead of it where processes differ; of bursts that are found, of
 # sure races that are right, and of intervals of winners that hold
@@ -343,6 +165,7 @@ KINDS = {
     UNEVEN: Kind(uneven=0.08),
     SEEN: Kind(burst=BURST_FACTOR, is_seen=True),
     UNSEEN: Kind(burst=BURST_FACTOR),
+    SPELLS: Kind(has_spells=True),
 }
 # The grid, and by how many times its epochs: the measured steps stand for all of them
 MEASURED = {
@@ -434,36 +257,45 @@ class Gate(NamedTuple):
 
 
 def gates(found: Mapping[str, Figures]) -> list[Gate]:
-    """The gates of the quiet world, of processes that differ, and of bursts."""
-    quiet, uneven = found[QUIET], found[UNEVEN]
-    listed = [Gate(QUIET, "near the best", quiet.near, quiet.by_sweep - BEHIND_SWEEP)]
-    least = min(uneven.by_sweep + AHEAD_OF_SWEEP, 1.0)
-    listed.append(Gate(UNEVEN, "near the best", uneven.near, least))
+    """The gates of those worlds that have some."""
+    listed: list[Gate] = []
+    for world, ahead in ((QUIET, -BEHIND_SWEEP), (SPELLS, -BEHIND_SWEEP), (UNEVEN, AHEAD_OF_SWEEP)):
+        if world in found:
+            least = min(found[world].by_sweep + ahead, 1.0)
+            listed.append(Gate(world, "near the best", found[world].near, least))
     for world in (SEEN, UNSEEN):
-        listed.append(Gate(world, "bursts found, measured in rounds", found[world].in_rounds, FOUND))
-        listed.append(Gate(world, "not called sure", 1 - found[world].sure, FOUND))
-    for world in (QUIET, UNEVEN, SEEN, UNSEEN):
-        right = found[world].right
-        if right is not None:
-            listed.append(Gate(world, "sure ones that are right", right, RIGHT))
-        listed.append(Gate(world, "interval holds", found[world].covered, COVERED))
+        if world in found:
+            in_rounds = found[world].in_rounds
+            listed.append(Gate(world, "bursts found, measured in rounds", in_rounds, FOUND))
+            listed.append(Gate(world, "not called sure", 1 - found[world].sure, FOUND))
+    for world, reached in found.items():
+        if reached.right is not None:
+            listed.append(Gate(world, "sure ones that are right", reached.right, RIGHT))
+        if world in WITH_GATES:
+            listed.append(Gate(world, "interval holds", reached.covered, COVERED))
     return listed
 
 
-def replayed(world: Callable[[int], World], races: int) -> tuple[list[Replay], list[float]]:
+def replayed(world: Callable[[int], World], races: int, first_seed: int) -> tuple[list[Replay], list[float]]:
     """Races, and what sweeps would have chosen."""
-    seeds = range(FIRST_SEED, FIRST_SEED + races)
-    return [replay(world(seed), seed=seed) for seed in seeds], [swept(world(seed)) for seed in seeds]
+    seeds = range(first_seed, first_seed + races)
+    ended = [replay(world(seed), seed=seed) for seed in seeds]
+    return ended, [swept(world(seed)) for seed in seeds]
 
 
-def reached(races: int) -> dict[str, Figures]:
-    """What so many races of each kind reach, by the name of the kind."""
+def reached(races: int, first_seed: int = FIRST_SEED, only: Collection[str] = ()) -> dict[str, Figures]:
+    """What so many races of each kind, or of some, reach, by the name of the kind."""
     found: dict[str, Figures] = {}
     for name, kind in KINDS.items():
-        goal = None if name in (HARDER, UNEVEN, SEEN, UNSEEN) else SHARE_FAST if kind.start_s < 10 else SHARE
-        found[name] = figures(*replayed(lambda seed, kind=kind: MadeGrid(kind, seed), races), goal)
+        if only and name not in only:
+            continue
+        goal = None if name in WITHOUT_GOAL else SHARE_FAST if kind.start_s < 10 else SHARE
+        ended = replayed(lambda seed, kind=kind: MadeGrid(kind, seed), races, first_seed)
+        found[name] = figures(*ended, goal)
     for name, (grid, times) in MEASURED.items():
-        ended = replayed(lambda seed, g=grid, n=times: MeasuredGrid(g, seed, times=n), races)
+        if only and name not in only:
+            continue
+        ended = replayed(lambda seed, g=grid, n=times: MeasuredGrid(g, seed, times=n), races, first_seed)
         found[name] = figures(*ended, SHARE)
     return found
 
@@ -471,9 +303,12 @@ def reached(races: int) -> dict[str, Figures]:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--races", type=int, default=200, help="of each kind")
+    options.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first race")
+    names = [*KINDS, *MEASURED]
+    options.add_argument("--only", nargs="+", choices=names, default=[], metavar="WORLD")
     options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     arguments = options.parse_args()
-    found = reached(arguments.races)
+    found = reached(arguments.races, arguments.seed, arguments.only)
     if arguments.json:
         print(json.dumps({name: each._asdict() for name, each in found.items()}))
         return
@@ -484,10 +319,11 @@ def main() -> None:
     for gate in gates(found):
         print(gate.line)
     starts = " and ".join(f"{grid.start_s:g} s ({name})" for name, grid in GRIDS.items())
-    of_sweep = ", ".join(f"{found[name].of_sweep:.1%} ({name})" for name in MEASURED)
     print(f"time: of a grid whose cells each start a process, as in a race, in {starts}.")
-    print(f"Of a sweep that starts one process: {of_sweep}")
-    print(f"{arguments.races} races each, from seed {FIRST_SEED}; {machine()}")
+    of_sweep = [f"{found[name].of_sweep:.1%} ({name})" for name in MEASURED if name in found]
+    if of_sweep:
+        print(f"Of a sweep that starts one process: {', '.join(of_sweep)}")
+    print(f"{arguments.races} races each, from seed {arguments.seed}; {machine()}")
 
 
 if __name__ == "__main__":

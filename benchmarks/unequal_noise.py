@@ -117,15 +117,19 @@ def rows(found: Sequence[Shares]) -> list[tuple[str, ...]]:
     ]
 
 
+def report(worlds: int, seed: int) -> list[str]:
+    """The table, and how many of its rows meet their goals."""
+    found = every(worlds, seed)
+    met = f"{sum(one.meets_goals for one in found)} of {len(found)} meet their goals"
+    return [*text_table.text(HEADINGS, rows(found), 100, "rrlrrrrl"), met]
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--worlds", type=int, default=1000, help="of each kind")
     options.add_argument("--seed", type=int, default=1)
     arguments = options.parse_args()
-    found = every(arguments.worlds, arguments.seed)
-    for line in text_table.text(HEADINGS, rows(found), 100, "rrlrrrrl"):
-        print(line)
-    print(f"{sum(one.meets_goals for one in found)} of {len(found)} meet their goals")
+    print("\n".join(report(arguments.worlds, arguments.seed)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from enum import StrEnum
 
 from multicard.config import schema
 from multicard.config.roles import Role
-from multicard.measure.noise import Noise, Values
+from multicard.measure import noise
+from multicard.measure.noise import Noise, Spread, Values
+from multicard.measure.repeated_runs import student_quantile
 from multicard.messages import Message
 from multicard.records import limits
 from multicard.records.comparable import DOUBTFUL
@@ -188,8 +190,8 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     beside = Noise.learnt(map(_busy_runs, groups.values()), BUSY_SD)
     estimates = []
     for group in groups.values():
-        run_variance = alone.of(_runs(group)).variance
-        busy_variance = beside.of(_busy_runs(group)).variance
+        run_variance = _of_a_new_run(alone.of(_runs(group)))
+        busy_variance = _of_a_new_run(beside.of(_busy_runs(group)))
         estimates.append(_cell(group, commit, run_variance, busy_variance))
     return estimates
 
@@ -207,6 +209,18 @@ def _busy_runs(group: Sequence[StepObservation]) -> Values:
 
 def _logarithms(runs: Sequence[StepObservation]) -> Values:
     return [(math.log(seen.step_s), seen.error**2) for seen in runs]
+
+
+def _of_a_new_run(spread: Spread) -> float:
+    """The variance of a new run of a cell.
+
+    Learnt from few repetitions, it is itself unsure. So it is larger by as much as the quantile of
+    Student's t exceeds the normal one, by which intervals are made of it.
+    """
+    if not spread.repetitions:
+        return spread.variance
+    degrees = noise.PRIOR_FREEDOM + spread.repetitions
+    return spread.variance * (student_quantile(0.9, degrees) / NORMAL_90) ** 2
 
 
 def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:

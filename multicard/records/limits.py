@@ -228,7 +228,8 @@ APART = Kind(
 OTHER_WEIGHTS = Kind(
     says=Message(
         "limit.other-weights",
-        f"ranks ended with different weights: each trained a copy of its own; {TRAIN_TOGETHER}",
+        "ranks ended with different weights: each trained a copy of its own, or they are averaged "
+        f"now and then; {TRAIN_TOGETHER}, or average after the last step",
     ),
     sign="v",
     column="other_weights",

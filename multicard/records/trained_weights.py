@@ -35,12 +35,14 @@ class Weights(Struct):
 
     shapes: of all tensors. digests: of those that it holds whole and that are not constant. divided: it holds parts.
     changed: they were written to after the last step, as by a checkpoint that one rank loads.
+    averaged: the ranks average their models every few steps, and differ in between.
     """
 
     shapes: str = ""
     digests: list[str] = []
     divided: bool = False
     changed: bool = False
+    averaged: bool = False
 
 
 class Held(Struct):
@@ -61,7 +63,7 @@ def compared(ranks: Sequence[Weights | None]) -> Relation:
         return Relation.together
     if any(weights.divided or weights.shapes != first.shapes for weights in known):
         return Relation.divided
-    if any(weights.changed for weights in known):
+    if any(weights.changed or weights.averaged for weights in known):
         return Relation.unknown
     shared = set(first.digests).intersection(*(weights.digests for weights in others))
     return Relation.divided if len(shared) > FEW * len(first.digests) else Relation.apart

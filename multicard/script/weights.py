@@ -4,6 +4,7 @@ Each rank makes them after what is timed and without any exchange; `records.trai
 ranks.
 """
 
+import gc
 import os
 import sys
 import weakref
@@ -19,6 +20,14 @@ from multicard.records.trained_weights import Weights
 SAMPLED = 1 << 14  # elements of a tensor that are compared, evenly spaced: training changes all, or rows of a table
 # Libraries whose ranks hold stages or parts of a model, though their tensors may have equal shapes
 DIVIDING = ("torch.distributed.pipelining", "deepspeed.runtime.pipe", "megatron.core.pipeline_parallel", "colossalai")
+
+# Modules and their classes whose objects average the ranks' models every few steps (local SGD), so
+# that between two averages the ranks differ
+AVERAGING = {
+    "torch.distributed.algorithms.model_averaging.averagers": "ModelAverager",
+    "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook": "PostLocalSGDState",
+    "torchft.local_sgd": "LocalSGD",
+}
 
 
 class Trained:
@@ -36,6 +45,7 @@ class Trained:
         self._parameters: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._process = os.getpid()
+        self._averages = False
 
     def counts(self, optimizer: Any) -> None:
         """The steps of this optimiser count from now on."""
@@ -43,6 +53,7 @@ class Trained:
         self._optimizer = weakref.ref(optimizer, self._let_go)
         with suppress(Exception):  # wrappers have groups of their own kinds
             self._parameters = trained(optimizer)
+        self._averages = averages_models()
         self.stepped()
 
     def stepped(self) -> None:
@@ -58,6 +69,7 @@ class Trained:
         with suppress(Exception):  # a broken device, or tensors of a kind that has no values: it is not known
             found = of(trained(optimizer) or self._parameters)
             found.changed = _versions(self._parameters) != self._versions
+            found.averaged = self._averages or averages_models()
         return found
 
     def release(self) -> None:
@@ -71,6 +83,7 @@ class Trained:
             if self._parameters:
                 self.made = of(self._parameters)
                 self.made.changed = _versions(self._parameters) != self._versions
+                self.made.averaged = self._averages
         self.release()
 
 
@@ -79,6 +92,13 @@ def _versions(parameters: Sequence[torch.Tensor]) -> list[int]:
     with suppress(Exception):
         return [parameters[place]._version for place in (0, -1)] if parameters else []
     return []
+
+
+def averages_models() -> bool:
+    """True where an object lives that averages the ranks' models now and then."""
+    found = [getattr(sys.modules[name], kind, None) for name, kind in AVERAGING.items() if name in sys.modules]
+    kinds = tuple(kind for kind in found if isinstance(kind, type))
+    return bool(kinds) and any(issubclass(type(each), kinds) for each in gc.get_objects())
 
 
 def trained(optimizer: Any) -> list[torch.Tensor]:

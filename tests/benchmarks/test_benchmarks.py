@@ -14,7 +14,7 @@ from analysis.runs.load import Run
 from benchmarks import identical, prediction, race, step
 from benchmarks.race import Kind, MadeGrid, Replay, replay
 from benchmarks.step import Cell, bytes_an_image
-from multicard.decide.race.rules import Verdict
+from multicard.decide.race.outcome import Verdict
 from multicard.estimate import published, scaling
 from multicard.estimate.scaling import Growth
 from multicard.measure import formulas

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import unequal_noise
+from benchmarks import identical, unequal_noise
 from benchmarks.unequal_noise import Shares
 from multicard.measure.noise import Spread
 
@@ -24,6 +24,12 @@ def test_goals_are_by_repetitions():
     assert Shares(8, 2, False, 3, 0.14, 0.1, 0.5).meets_goals
     assert not Shares(8, 2, False, 5, 0.09, 0.01, 1.0).meets_goals
     assert not Shares(8, 2, False, 5, 0.01, 0.01, 0.89).meets_goals
+
+
+def test_identical_judges_these_worlds_first_and_measures_nothing_if_told_so(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["identical", "--worlds", "3", "--seed", "5", "--rounds", "0"])
+    identical.main()
+    assert capsys.readouterr().out.splitlines() == unequal_noise.report(3, 5)
 
 
 @pytest.mark.slow

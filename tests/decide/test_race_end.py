@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.race import Kind, MadeGrid
-from multicard.decide.race import command, live, readings, rules
+from multicard.decide.race import command, live, outcome, readings
 from multicard.decide.race.live import LiveRace
-from multicard.decide.race.rules import BEATEN, CLOSE, IN, OUT, Standing, Verdict
+from multicard.decide.race.outcome import BEATEN, CLOSE, IN, OUT, Standing, Verdict
 from multicard.messages import Message
 from multicard.records.figures import FIGURES
 from multicard.sweep.executor import Executor
@@ -112,7 +112,7 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     beaten = Message(BEATEN, "far behind", behind=0.642, at_least=0.639)
     known.append(standing(3, 7.0, reason=beaten))
     told = SimpleNamespace(
-        ending=rules.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)), final_runs=[(0, 0)], bursts=False
+        ending=outcome.TIME, standings=known, verdict=lambda: Verdict(0, 0.83, (1,)), final_runs=[(0, 0)], bursts=False
     )
     race: Any = SimpleNamespace(
         cells=cells, options=cells[0].config.race, figure=FIGURES["images_per_s"], rules=told, raced_s=60.0,
@@ -124,7 +124,7 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(tmp_path: Path, monkeyp
     for axis in ("precision", "gpus", "loader", "batch_size", "layout"):
         assert axis in said[1], said[1]
     text = "\n".join(line for line in said if isinstance(line, Message))
-    assert find(text, "race.ended").facts["reason"].code == rules.ENDINGS[rules.TIME].code
+    assert find(text, "race.ended").facts["reason"].code == outcome.ENDINGS[outcome.TIME].code
     assert says(text, "race.equal", cells="[12/144]") and says(text, "race.winner", cell="[11/144]")
     assert says(text, "race.less-sure", key="race.confidence", value=0.95, sure=0.83)
     assert says(text, "race.accuracy", keys=["precision", "batch_size", "gpus"])
@@ -165,7 +165,7 @@ def test_a_race_goes_on_with_all_that_an_earlier_command_measured(resumed: Resum
     first = resumed([])
     entries = ran(first)
     ends = [place for place, entry in enumerate(entries, 1) if "round_s" in entry]
-    assert len(ends) > 4 and first.rules._spent > 0  # cells dropped out
+    assert len(ends) > 4 and first.rules._outs.spent > 0  # cells dropped out
     for kept in (ends[1], ends[2] + 3, ends[-1]):  # at the end of a round, within one, and before the full runs
         again = resumed([json.dumps(entry) + "\n" for entry in entries[:kept]])
         blocks = [entry for entry in entries[:kept] if "log_figure" in entry]

@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 from hydra_plugins.multicard_launchers._batches import Batches
 from multicard.decide.race import command, live, processes, readings
 from multicard.decide.race.live import LiveRace
+from multicard.decide.race.outcome import IN, OUT
 from multicard.decide.race.posterior import Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import LEAST_STEPS, BlockReader
-from multicard.decide.race.rules import IN, OUT
 from multicard.estimate.estimates import Estimate
 from multicard.machine import shares
 from multicard.messages import Message
@@ -213,9 +213,9 @@ def test_a_cell_without_memory_beside_others_is_tried_alone(race: Made, status: 
     ran = race(8, 16, 32)
     Process.statuses = {("start", 16): [status, "ok"], ("start", 32): [status, status]}
     ran.run(SHARE)
-    (place, reason), *_ = ran.rules._out.items()
+    (place, reason), *_ = ran.rules._outs.reasons.items()
     expected = {"status": "oom", "cause": "of its own"} if status == "oom" else {"status": "failed", "cause": KILLED_BY}
-    assert place == 2 and len(ran.rules._out) == 1 and says(reason, "race.ended-by-itself", **expected)
+    assert place == 2 and len(ran.rules._outs.reasons) == 1 and says(reason, "race.ended-by-itself", **expected)
     assert [block.cell for block in ran.rules._blocks] == [0, 1, 0, 1]
     beside_another = [("start", 16), ("end", 8), ("start", 16)]
     assert Process.log[:6] == [("start", 8), ("block", 8), ("quiet", 8), *beside_another]
@@ -260,9 +260,11 @@ def test_data_that_is_gone_ends_a_race_only_where_all_cells_read_it(tmp_path: Pa
     ran = LiveRace(cells)
     with pytest.raises(SameFailureError) if shared else nullcontext():
         ran.run(SHARE)
-    assert [*ran.rules._out] == ([] if shared else [0])
+    assert [*ran.rules._outs.reasons] == ([] if shared else [0])
     if not shared:
-        assert says(ran.rules._out[0], "race.ended-by-itself", status="failed", cause=record["cause"]["message"])
+        assert says(
+            ran.rules._outs.reasons[0], "race.ended-by-itself", status="failed", cause=record["cause"]["message"]
+        )
     ran.journal.close()
 
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from scipy.special import stdtr
 
+from multicard.decide.race import budget, disturbance, outcome
 from multicard.decide.race import posterior as race_model
-from multicard.decide.race import rules
+from multicard.decide.race.elimination import DROP_SHARE
+from multicard.decide.race.outcome import BEATEN, ENDINGS, IN, NOT_STARTED, OUT, RaceOptions
 from multicard.decide.race.posterior import OWN, PROCESS, Block, Model, Prior
 from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, rate, slowed
-from multicard.decide.race.rules import BEATEN, DROP_SHARE, ENDINGS, IN, NOT_STARTED, OUT, Race, RaceOptions
+from multicard.decide.race.rules import Race
 from multicard.messages import code_of
 
 EXACT = dict(zip(("pair", "own", "process", "drift", "inflation"), (0.03, 0.04, 0.01, 0.005, 1.5), strict=True))
@@ -38,7 +40,7 @@ def truth(setting, of_a=0.3, of_b=0.1, of_c=0.02):
 FIGURES = [truth(setting) for setting in GRID]
 
 
-def run(race, figures, full_s=rules.FULL_S, finals=True):
+def run(race, figures, full_s=budget.FULL_S, finals=True):
     """Race cells with these figures, 0.5 % noise, to the end, and the finals. Returns the rounds."""
     rng, processes, rounds, raced_s = np.random.default_rng(0), {}, [], 0.0
     race.costs(10.0, 2.0, full_s)
@@ -129,7 +131,7 @@ def test_how_sure_it_is_that_a_cell_is_beaten_allows_for_a_noise_of_which_its_bl
     mean, sd = race._model.posterior(race._blocks).difference(0, 1)
     (behind,) = [standing for standing in race.standings if standing.cell == 1]
     assert behind.state == OUT, mean / sd
-    assert race._spent == pytest.approx(stdtr(4, -mean / sd))
+    assert race._outs.spent == pytest.approx(stdtr(4, -mean / sd))
 
 
 def test_many_estimates_that_agree_are_no_surer_of_an_axis_than_their_errors_are_common():
@@ -162,7 +164,7 @@ def test_a_race_finds_the_best_cell_without_starting_all_and_drops_the_beaten_wi
         assert abs(standing.log_figure - FIGURES[standing.cell]) < 4 * standing.error + 0.01
     beaten = [standing for standing in standings if standing.state == OUT]
     assert beaten and all(code_of(standing.reason) == BEATEN for standing in beaten) and standings[11].state == IN
-    assert 0 < race._spent <= DROP_SHARE * 0.05
+    assert 0 < race._outs.spent <= DROP_SHARE * 0.05
     assert standings[11].in_full == pytest.approx(FIGURES[11], abs=0.003) and standings[0].in_full is None
     assert run(Race(GRID, NONE), FIGURES) == rounds and len(rounds) > 1  # the same blocks, the same rounds
 
@@ -188,7 +190,7 @@ def test_cells_that_fail_are_out_and_do_not_run_again():
     assert race.verdict().winner == 9
     race = Race(GRID, NONE)
     run(race, [math.nan] * 12)
-    assert race.ending == rules.NO_CELL and {standing.state for standing in race.standings} == {OUT}
+    assert race.ending == outcome.NO_CELL and {standing.state for standing in race.standings} == {OUT}
     assert race.finalists == () and race.verdict().winner is None and race.final_runs == []
 
 
@@ -226,18 +228,18 @@ APART = [0.3 * place for place in range(8)]
 @pytest.mark.parametrize(
     ("figures", "full_s", "options", "ending"),
     [
-        (APART, 3600.0, {}, rules.SURE),
-        ([5.0] * 8, 23.0, {"tolerance": 0.001}, rules.TIME),
-        ([5.0] * 8, 3600.0, {"tolerance": 0.001}, rules.NOTHING_LEFT),
-        ([5.0, 5.0, *[3.0] * 6], 40.0, {"tolerance": 0.001, "runs": 1}, rules.CLOSE),
-        (APART, 12.0, {}, rules.NOT_WORTH),
+        (APART, 3600.0, {}, outcome.SURE),
+        ([5.0] * 8, 23.0, {"tolerance": 0.001}, outcome.TIME),
+        ([5.0] * 8, 3600.0, {"tolerance": 0.001}, outcome.NOTHING_LEFT),
+        ([5.0, 5.0, *[3.0] * 6], 40.0, {"tolerance": 0.001, "runs": 1}, outcome.CLOSE),
+        (APART, 12.0, {}, outcome.NOT_WORTH),
     ],
 )
 def test_why_a_race_ended(figures, full_s, options, ending):
     race = Race(EIGHT, [None] * 8, RaceOptions(**options))
     run(race, figures, full_s)
     assert race.ending == ending and ending in ENDINGS
-    assert (len(race.finalists) > 1) == (ending not in (rules.SURE, rules.TIME))
+    assert (len(race.finalists) > 1) == (ending not in (outcome.SURE, outcome.TIME))
 
 
 def test_a_race_that_would_not_pay_measures_the_grid():
@@ -262,7 +264,7 @@ def test_a_race_and_its_full_runs_take_no_longer_than_the_grid():
     race.costs(10.0, 2.0, 1000.0, raced_s=3999.0)
     assert race.most_s == 4000.0 and race.next_round()
     race.costs(10.0, 2.0, 1000.0, raced_s=4000.0)
-    assert race.next_round() == [] and race.ending == rules.TIME
+    assert race.next_round() == [] and race.ending == outcome.TIME
     assert len(race.finalists) == 1  # three runs of one are 3000 of the 4000 s that are left
     small = race_of(5)
     small.costs(10.0, 2.0, 1000.0)
@@ -281,14 +283,14 @@ def test_a_block_beside_others_or_far_behind_its_cell_is_disturbed():
         Block(2, 0, 5.0, 0.2, 3),
         Block(2, 1, 4.5, 0.2, 3),  # within what its steps say
     ]
-    found = [block.slowed for block in rules.told(seen)]
+    found = [block.slowed for block in disturbance.told(seen)]
     assert found == pytest.approx([0.0, 0.5, 0.0, math.log(2), 0.0, 0.0])
 
 
 def test_a_disturbed_block_tells_as_little_as_its_load_explains():
     model = modelled(PAIR_OF_CELLS)
     calm = blocks(5.0, 4.0)
-    disturbed = rules.told([calm[0], replace(calm[1], busy=0.5)])
+    disturbed = disturbance.told([calm[0], replace(calm[1], busy=0.5)])
     assert model.posterior(disturbed).difference(0, 1)[1] > 0.4 > 10 * model.posterior(calm).difference(0, 1)[1]
 
 
@@ -308,10 +310,10 @@ def test_a_cell_returns_once_the_blocks_that_beat_it_are_disturbed():
     for cell, figure in enumerate((5.0, 4.5)):
         race.add(Block(cell, 0, figure, 0.01, cell))
     race.next_round()
-    assert race.standings[1].state == OUT and race._spent > 0
+    assert race.standings[1].state == OUT and race._outs.spent > 0
     race.add(Block(1, 1, 5.05, 0.01, 1))
     race.next_round()
-    assert race.standings[1].state == IN and race._spent == pytest.approx(0.0, abs=1e-9)
+    assert race.standings[1].state == IN and race._outs.spent == pytest.approx(0.0, abs=1e-9)
 
 
 def test_bursts_end_a_race_in_rounds_of_many_cells_and_nothing_is_sure():
@@ -320,7 +322,7 @@ def test_bursts_end_a_race_in_rounds_of_many_cells_and_nothing_is_sure():
     turn = race.next_round()
     for place, cell in enumerate(turn):
         race.add(Block(cell, 0, 5.0 + APART[cell], 0.01, cell, busy=0.5 * (place % 2)))
-    assert race.bursts and race.next_round() == [] and race.ending == rules.BURSTS
+    assert race.bursts and race.next_round() == [] and race.ending == outcome.BURSTS
     assert len(race.finalists) == 3 and len(race.final_runs) == 9  # three runs of three cells take less than 8 runs
     turns = [turn for turn, _ in race.final_runs]
     assert turns == sorted(turns)  # interleaved
@@ -330,7 +332,7 @@ def test_bursts_end_a_race_in_rounds_of_many_cells_and_nothing_is_sure():
     assert verdict.sure == 0.0 and verdict.disturbed >= 3 and verdict.equal == verdict.close == ()
     winner = race.standings[verdict.winner]
     full = race._full[verdict.winner]
-    assert all(abs(winner.log_figure - figure) <= rules.NORMAL_95 * winner.error + 1e-9 for figure in full)
+    assert all(abs(winner.log_figure - figure) <= outcome.NORMAL_95 * winner.error + 1e-9 for figure in full)
 
 
 def test_bursts_that_the_full_runs_show_widen_the_finals():
@@ -338,11 +340,11 @@ def test_bursts_that_the_full_runs_show_widen_the_finals():
     for cell in range(12):
         race.add(Block(cell, 0, 5.0 - cell / 10, 0.01, cell))
     race.costs(10.0, 2.0, 100.0)
-    race.end(rules.SURE, [0])
+    race.end(outcome.SURE, [0])
     runs = [Block(0, turn, 4.7, 0.05, 20 + turn, slowed=0.3) for turn, _ in race.final_runs]
     first = race.final_runs
     assert not race.widen([replace(run, slowed=0.0) for run in runs]) and race.final_runs == first
-    assert race.widen(runs) and race.ending == rules.BURSTS
+    assert race.widen(runs) and race.ending == outcome.BURSTS
     assert {*first} < {*race.final_runs} and race.finalists[0] == 0 and not race.widen(runs)
 
 

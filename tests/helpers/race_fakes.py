@@ -13,9 +13,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from multicard.decide.race import processes
+from multicard.decide.race.outcome import OUT, SURE
 from multicard.decide.race.processes import CellEndedError
 from multicard.decide.race.readings import LEAST_STEPS, Measured
-from multicard.decide.race.rules import OUT, SURE, Race
+from multicard.decide.race.rules import Race
 from multicard.machine.shares import MachineShare
 from multicard.ranks.elastic import KILLED
 from multicard.ranks.gates import blocks_file

@@ -80,3 +80,25 @@ def test_frozen_parameters_are_left_out():
     network = model()
     network[0].requires_grad_(False)  # pyright: ignore[reportCallIssue]
     assert len(weights.trained(torch.optim.SGD(network.parameters(), lr=0.1))) == 4
+
+
+def test_ranks_whose_models_are_averaged_now_and_then_are_not_known_to_train_apart():
+    averagers = pytest.importorskip("torch.distributed.algorithms.model_averaging.averagers")
+    assert not weights.averages_models()
+    averager = averagers.PeriodicModelAverager(4, process_group=object())
+    assert weights.averages_models()
+    ranks = [digests_at_the_end(model(), data_seed) for data_seed in (1, 2)]
+    assert compared(ranks) is Relation.unknown
+    del averager
+    ranks = [digests_at_the_end(model(), data_seed) for data_seed in (1, 2)]
+    assert compared(ranks) is Relation.apart
+
+
+def digests_at_the_end(network: torch.nn.Module, data_seed: int) -> Weights | None:
+    """As a rank makes them that trained some steps of its own."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    held = weights.Trained()
+    network(torch.randn(4, 8, generator=torch.Generator().manual_seed(data_seed))).square().sum().backward()
+    optimizer.step()
+    held.counts(optimizer)
+    return held.digests()

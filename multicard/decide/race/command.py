@@ -11,8 +11,19 @@ from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.decide.race import processes
 from multicard.decide.race.live import LiveRace, out_line
+from multicard.decide.race.outcome import (
+    BURSTS,
+    CLOSE,
+    ENDINGS,
+    IN,
+    NOT_STARTED,
+    NOT_WORTH,
+    OUT,
+    SURE,
+    Standing,
+    Verdict,
+)
 from multicard.decide.race.readings import in_words, interval, value
-from multicard.decide.race.rules import BURSTS, CLOSE, ENDINGS, IN, NOT_STARTED, NOT_WORTH, OUT, SURE, Standing, Verdict
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Refusal, say, typed
 from multicard.records import comparable, limits, text_table

@@ -18,9 +18,10 @@ from multicard.config.job import Device, count
 from multicard.config.sweeps import share
 from multicard.config.vision import VisionConfig
 from multicard.decide.race import processes, readings
+from multicard.decide.race.outcome import IN, NOT_STARTED, OUT, RaceOptions
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
-from multicard.decide.race.rules import IN, NOT_STARTED, OUT, Race, RaceOptions
+from multicard.decide.race.rules import Race
 from multicard.estimate import estimates, totals
 from multicard.estimate.observations import NORMAL_90
 from multicard.machine.shares import MachineShare, machine

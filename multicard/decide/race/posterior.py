@@ -20,6 +20,8 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from threadpoolctl import ThreadpoolController
 
+from multicard.decide.race.blocks import Block, own_noise, variances
+
 LEVEL_SD = 1.0  # of the level of all cells, and of the effect of an axis: next to nothing is assumed of either
 AXIS_SD = 0.5
 # Scales, standard deviations of logarithms: of all interactions of pairs of axes, of a cell's offset, between processes
@@ -40,25 +42,6 @@ FORGOTTEN = 4.0  # standard deviations by which a block misses the estimate of i
 FLOOR = 1e-9  # added to variances, for rounding
 # Matrices of some hundred rows: threads that wait for one another take several times as long
 on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A measured stretch of steps of a cell's process; `error` is the standard error from the steps within. Those of a
-    full run, which is longer than a machine's slow spells, tell all of its error.
-
-    busy: share of the cores that others had meanwhile.
-    slowed: by how much others may have lowered the log figure; its error grows by it.
-    """
-
-    cell: int
-    round: int
-    log_figure: float
-    error: float
-    process: int
-    is_full: bool = False
-    busy: float = 0.0
-    slowed: float = 0.0
 
 
 class Prior(NamedTuple):
@@ -208,10 +191,13 @@ class Model:
         ahead = max((block.round for block in blocks), default=0) + 1
         last = {block.cell: block.process for block in blocks}
         every = [block.error for block in blocks] or [BLOCK_ERROR]
-        errors = [[block.error for block in blocks if block.cell == cell] or every for cell in range(self._cells)]
-        variances = [float(np.median(each)) ** 2 for each in errors]
-        going_on = [Row(cell, ahead, last.get(cell, FRESH), own) for cell, own in enumerate(variances)]
-        fresh = [Row(cell, ahead, FRESH, own) for cell, own in enumerate(variances)]
+        own = own_noise(blocks)
+        expected: list[float] = []
+        for cell in range(self._cells):
+            errors = [block.error for block in blocks if block.cell == cell] or every
+            expected.append(float(np.median(errors)) ** 2 * own.get(cell, 1.0))
+        going_on = [Row(cell, ahead, last.get(cell, FRESH), own) for cell, own in enumerate(expected)]
+        fresh = [Row(cell, ahead, FRESH, own) for cell, own in enumerate(expected)]
         return self._given(blocks, [*self._figures, *going_on, *fresh], self.log_scales)[0].covariance
 
     def _given(self, blocks: Sequence[Block], asked: Sequence[Row], log_scales: np.ndarray) -> tuple[Posterior, float]:
@@ -228,7 +214,7 @@ class Model:
     def _seen(self, blocks: Sequence[Block]) -> tuple[list[Row], np.ndarray, float]:
         """Estimates and blocks, how far each is above a level, and that level."""
         rows = [Row(cell, estimate=1.0) for cell in self._priors]
-        for block, variance in zip(blocks, _variances(blocks), strict=True):
+        for block, variance in zip(blocks, variances(blocks), strict=True):
             inflated, exact = (0.0, variance) if block.is_full else (variance, 0.0)
             exact += block.slowed**2
             rows.append(Row(block.cell, block.round, block.process, inflated, exact))
@@ -251,16 +237,3 @@ class Model:
         if rows is columns:
             inflated, fixed = np.diag(down.inflated), fixed + np.diag(down.exact + FLOOR)
         return fixed, np.stack((pairs, same, in_process, drift, inflated))
-
-
-def _variances(blocks: Sequence[Block]) -> np.ndarray:
-    """The variance of each block by the steps within it.
-
-    An error of few steps is itself unsure, and most so where they show little: the best cell must not drop out by a
-    block that happened to be calm. None is smaller than is usual for its cell, and for all.
-    """
-    errors = np.array([block.error for block in blocks])
-    kinds = [[block.is_full for block in blocks], [(block.is_full, block.cell) for block in blocks]]
-    usual = [{kind: np.median(errors[[other == kind for other in every]]) for kind in {*every}} for every in kinds]
-    least = [[medians[kind] for kind in every] for medians, every in zip(usual, kinds, strict=True)]
-    return np.square(np.max([errors, *least], axis=0))

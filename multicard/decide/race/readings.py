@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from multicard.decide.race.rules import NORMAL_95, Standing
+from multicard.decide.race.outcome import NORMAL_95, Standing
 from multicard.measure.series import mean_variance
 from multicard.ranks.gates import blocks_file
 from multicard.records import steps
