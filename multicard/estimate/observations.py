@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from multicard.config import schema
 from multicard.config.roles import Role
-from multicard.measure import noise
-from multicard.measure.noise import Noise, Spread, Values
+from multicard.measure.noise import PRIOR_FREEDOM, Noise, Values
 from multicard.measure.repeated_runs import student_quantile
 from multicard.messages import Message
 from multicard.records import limits
@@ -190,8 +189,8 @@ def cells(observations: Iterable[StepObservation], commit: str | None, run_sd: f
     beside = Noise.learnt(map(_busy_runs, groups.values()), BUSY_SD)
     estimates = []
     for group in groups.values():
-        run_variance = _of_a_new_run(alone.of(_runs(group)))
-        busy_variance = _of_a_new_run(beside.of(_busy_runs(group)))
+        run_variance = _of_a_new_run(alone, _runs(group))
+        busy_variance = _of_a_new_run(beside, _busy_runs(group))
         estimates.append(_cell(group, commit, run_variance, busy_variance))
     return estimates
 
@@ -211,15 +210,17 @@ def _logarithms(runs: Sequence[StepObservation]) -> Values:
     return [(math.log(seen.step_s), seen.error**2) for seen in runs]
 
 
-def _of_a_new_run(spread: Spread) -> float:
+def _of_a_new_run(learnt: Noise, runs: Values) -> float:
     """The variance of a new run of a cell.
 
     Learnt from few repetitions, it is itself unsure. So it is larger by as much as the quantile of
-    Student's t exceeds the normal one, by which intervals are made of it.
+    Student's t exceeds the normal one, by which intervals are made of it. One or two cells that were
+    repeated add their degrees of freedom to those of what is known of their kind of machine.
     """
+    spread = learnt.of(runs)
     if not spread.repetitions:
         return spread.variance
-    degrees = noise.PRIOR_FREEDOM + spread.repetitions
+    degrees = PRIOR_FREEDOM + spread.repetitions if learnt.alike else spread.freedom
     return spread.variance * (student_quantile(0.9, degrees) / NORMAL_90) ** 2
 
 
