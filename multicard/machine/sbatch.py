@@ -45,7 +45,7 @@ LETTERS = {
 # Options that are switched on by their name alone
 FLAGS = {"contiguous", "hold", "ignore-pbs", "no-requeue", "overcommit", "parsable", "quiet", "reboot", "requeue"}
 FLAGS |= {"spread-job", "stepmgr", "test-only", "use-min-nodes", "verbose", "wait", "help", "usage", "version"}
-# Those that may have a value, and need none
+# Those that may have a value, and need none (no roles: they are sbatch's)
 FLAGS_OR_VALUES = {"exclusive", "get-user-env", "nice", "no-kill", "oversubscribe", "propagate"}
 # Those whose value is a yes or no, and how each is written
 ANSWERS = {"kill-on-invalid-dep": ("yes", "no"), "wait-all-nodes": ("1", "0"), "oom-kill-step": ("1", "0")}

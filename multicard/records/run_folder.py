@@ -143,11 +143,13 @@ class Run:
     """A run that has a record: its folder and what is in it.
 
     tracker_error: why W&B does not have it; None where it has, or was not asked to.
+    stopped: a signal came after its record was there: what it belongs to ends, too.
     """
 
     folder: Path
     record: AnyRecord
     tracker_error: str | None = None
+    stopped: bool = False
 
     @property
     def status(self) -> str:
