@@ -101,7 +101,7 @@ def test_a_full_disk_at_the_start_of_a_sweep_is_a_line(called: Called, tmp_path:
         code, printed = called(*in_folder(tmp_path / "a", "-m", "gpus=1", "seed=1,2"))
     assert code == 1 and find(printed, "folder.unwritable", key="hydra.sweep.dir").facts["reason"] == full.strerror
     with monkeypatch.context() as patch:  # of what is written later, wherever it is
-        patch.setattr(Batches, "measure", write)
+        patch.setattr(Batches, "launch", write)
         code, printed = called(*in_folder(tmp_path / "b", "-m", "gpus=1", "seed=1,2"))
     assert code == 1 and find(printed, "disk.full").facts["reason"] == full.strerror
     assert [*tmp_path.iterdir()] == []
