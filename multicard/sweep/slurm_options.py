@@ -40,6 +40,8 @@ NEVER |= dict.fromkeys(
 OWN_KEYS = ("_target_", "mode", "on_slurm", "packs", "gpu_type", "additional_parameters")
 OWN_KEYS += ("setup", "teardown", "array_parallelism", "signal_delay_s")
 
+TRUTHS = ("true", "false", "yes", "no", "on", "off")  # as text: Hydra reads `yes` and quoted words so
+
 Flags = dict[str, Any]
 
 
@@ -75,6 +77,15 @@ def given(options: Mapping[str, Any]) -> dict[str, Given]:
         if value is None:
             continue
         one, name = Given(key, typed, value), sbatch.name_of(typed)
+        if typed.replace("-", "_") in OWN_KEYS:  # in additional_parameters, as no source of its own has them
+            own = typed.replace("-", "_")
+            raise Refusal(
+                "slurm.key-of-launcher",
+                f"{one}: is a key of the launcher; write `hydra.launcher.{own}={value}`",
+                key=key,
+                option=typed,
+                value=value,
+            )
         if key != ADDITIONAL and name not in sbatch.OPTIONS:
             raise Refusal(
                 "slurm.no-option",
@@ -153,7 +164,7 @@ def _written(name: str, one: Given) -> Any:
         yes, no = sbatch.ANSWERS[name]
         return yes if value else no
     if not isinstance(value, bool):
-        if name in sbatch.FLAGS:
+        if name in sbatch.FLAGS or (name in sbatch.FLAGS_OR_VALUES and str(value).lower() in TRUTHS):
             raise Refusal(
                 "slurm.flag",
                 f"{one}: is a flag of sbatch; write `{ADDITIONAL}={{{name}:true}}`, or leave it out",
@@ -188,6 +199,8 @@ def _requeue(left: dict[str, Given]) -> Flags:
 
 def _exclusive(left: dict[str, Given], request: Resources) -> Flags:
     one = left.pop("exclusive", None)
+    if one is not None:
+        _written("exclusive", one)  # which refuses a word for true
     if one is None or one.value is request.exclusive:
         return {"exclusive": True} if request.exclusive else {}
     if isinstance(one.value, bool) or request.exclusive:
@@ -216,7 +229,7 @@ def _memory(left: dict[str, Given], request: Resources) -> Flags:
 
 def _check_tasks(left: dict[str, Given], request: Resources) -> None:
     """Take out what says the same as the request about nodes, tasks, cores and time; refuse what says another."""
-    each = request.cpus / request.gpus if request.gpus else None
+    each = request.cpus // request.gpus if request.gpus and request.cpus % request.gpus == 0 else None
     # sbatch's option, our key, what the request says, how the option is read, and how much of it a unit of our key is
     rules: list[tuple[str, str, Any, Callable[[str], Any], int]] = [
         ("nodes", "nodes", request.nodes, _number, 1),
@@ -340,6 +353,7 @@ def _several_types(one: Given, other: str | None = None) -> Refusal:
 def _type_and_count(one: Given, text: str) -> tuple[str | None, int | None]:
     """The type and the number of GPUs in "2", "h100" or "h100:2"; None for what is not said."""
     parts = re.split("[:=]", text) if text else []
+    parts = parts[1:] if parts[:1] == ["gpu"] else parts  # as in a gres
     if len(parts) > 2 or not all(GPU_TYPE.fullmatch(part) for part in parts):
         raise _several_types(one)
     count = int(parts.pop()) if parts and parts[-1].isdecimal() else None

@@ -46,6 +46,7 @@ def test_an_option_is_known_in_each_spelling(name: str):
 SAME = [  # what says the same as the request changes nothing
     {"gpus-per-node": 2},
     {"gpus_per_node": "2"},
+    {"gpus-per-node": "gpu:2"},
     {"G": 2},
     {"gpus-per-task": 2},
     {"N": 1, "n": 1, "ntasks_per_node": 1},
@@ -174,6 +175,10 @@ def test_true_and_false_are_the_right_flag(additional: dict[str, Any], expected:
         ({"reservation": False}, "slurm.needs-value"),
         ({"pyxis-flag": False}, "slurm.needs-value"),
         ({"hold": "yes"}, "slurm.flag"),
+        ({"exclusive": "true"}, "slurm.flag"),
+        ({"nice": "no"}, "slurm.flag"),
+        ({"array_parallelism": 4}, "slurm.key-of-launcher"),
+        ({"gpu-type": "h100"}, "slurm.key-of-launcher"),
         ({"requeue": 0}, "slurm.flag"),
         ({"comment": "a\nrm -rf"}, "slurm.option-form"),
         ({"comment": {"a": 1}}, "slurm.option-form"),
