@@ -32,6 +32,7 @@ TITLES = {
     "kernel": "Kernels",
     "annotation": "Annotations",
 }
+# always: both are tables of this package
 assert set(TITLES) == set(GROUPS)
 FIGURES = ("metric", "calls", "total_s", "bytes")  # of a row of CSV
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
