@@ -73,7 +73,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(partial, dir_fd=folder)
-        if isinstance(error, OSError) and error.filename == partial:
+        if isinstance(error, OSError) and error.filename in (None, partial):
             error.filename = str(path)
         raise
     finally:

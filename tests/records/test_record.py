@@ -302,3 +302,13 @@ def test_lines_of_a_run_that_is_still_starting_differ(tmp_path: Path, monkeypatc
     with ProgressBar(board, 1, epochs=2, unit="images"):
         assert has_said.wait(60)
     assert said[0].split()[0] == "starting," and said[0] != said[1]
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_folder.os, "fsync", fail)
+    with pytest.raises(OSError, match="No space") as full:
+        run_folder.write_text(tmp_path / "a.csv", "text")
+    assert full.value.filename == str(tmp_path / "a.csv") and [*tmp_path.iterdir()] == []
