@@ -15,12 +15,13 @@ interruption.end_at_once()  # while the rest is imported
 
 from analysis import conclusion
 from multicard.cli import command
+from multicard.messages import usage
 from multicard.script.workload import WORKLOAD
 
 
 def main() -> int:
     """Run the command of `sys.argv` and return its exit code."""
-    return command.execute(WORKLOAD, usage=__doc__, conclude=conclusion)
+    return command.execute(WORKLOAD, usage=usage(__doc__, __file__), conclude=conclusion)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from multicard.ranks import interruption
@@ -25,7 +26,7 @@ from multicard.__main__ import COMMANDS
 from multicard.config.base import TrackerConfig
 from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
-from multicard.messages import Message, Parser, Refusal, drop, typed
+from multicard.messages import Message, Parser, Refusal, drop, typed, usage
 from multicard.records.figures import GOALS
 from multicard.records.output import Output, Skipped, add_formats, file, skipped_lines
 from multicard.records.text_table import clean
@@ -111,7 +112,7 @@ def _table(found: Found, options: argparse.Namespace) -> Output:
     if options.experiment == DATASETS:
         return table.output([table.of_datasets(found.runs)])
     experiment = experiments.load(options.experiment)
-    panels = experiments.panels(experiment, found.runs, options.mix)
+    panels = experiments.panels(experiment, found.runs, options.mix, named=True)
     if not panels:
         raise Refusal(
             "table.not-measured",
@@ -201,7 +202,7 @@ SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
 def _parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser, and that of each command, whose result has the command's function as `run`."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(typed("-m analysis"), description=__doc__, formatter_class=raw)
+    parser = Parser(typed("-m analysis"), description=usage(__doc__, __file__), formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[..., int], description: str | None) -> Callable[..., Any]:
@@ -221,18 +222,22 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     return parser, commands.choices
 
 
+def _description(module: ModuleType) -> str:
+    return usage(module.__doc__, str(module.__file__))
+
+
 def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> None:
-    add = command("list", _of_runs(_list), list_runs.__doc__)
+    add = command("list", _of_runs(_list), _description(list_runs))
     add("folders", "--price")
     add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
-    add = command("table", _of_runs(_table), table.__doc__)
+    add = command("table", _of_runs(_table), _description(table))
     add("experiment", metavar="NAME", help=", ".join([*experiments.names(), DATASETS]))
     add("folders", "--all", "--mix")
 
-    add = command("compare", _compare, compare.__doc__)
+    add = command("compare", _compare, _description(compare))
     add("a", metavar="A", help="the folder of a sweep", type=Path)
     add("b", metavar="B", help="the folder of another sweep of the same cells", type=Path, nargs="?")
     keys = "keys, separated by commas, that differ on purpose; without B, A's"
@@ -248,7 +253,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix")
 
-    add = command("best", _of_runs(_best), best.__doc__)
+    add = command("best", _of_runs(_best), _description(best))
     add("folders", "--price", "--mix")
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
@@ -262,10 +267,10 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
 
     predicted = _of_runs(lambda found, options: predictions.output(found.runs, options.folders))
-    add = command("predictions", predicted, predictions.__doc__)
+    add = command("predictions", predicted, _description(predictions))
     add("folders")
 
-    add = command("figure", _figure, figures.__doc__)
+    add = command("figure", _figure, _description(figures))
     add("name", metavar="NAME", help=FIGURES)
     add("folders", "--all", "--mix")
     add("--out", metavar="FILE", help="ends in .svg, .pdf or .png (outputs/figures/)", type=Path, default=figures.OUT)
@@ -292,7 +297,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("import", _import, share.IMPORT)
     add("file", metavar="FILE", help="a file that export wrote", type=Path)
 
-    add = command("sync", _sync, sync.__doc__)
+    add = command("sync", _sync, _description(sync))
     add("folders")
     add("--project", metavar="NAME", help="the W&B project (each run's tracker.project)", type=cli.wandb_name)
     add("--entity", metavar="NAME", help="the W&B user or team (each run's tracker.entity)", type=cli.wandb_name)

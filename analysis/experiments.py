@@ -210,11 +210,18 @@ def _texts(path: Path) -> list[str]:
 
 
 def panels(
-    experiment: Experiment, runs: Sequence[Run], mix: bool = False, repeated: RepeatedRuns | None = None
+    experiment: Experiment,
+    runs: Sequence[Run],
+    mix: bool = False,
+    repeated: RepeatedRuns | None = None,
+    named: bool = False,
 ) -> list[Panel]:
     """The runs that fill an experiment, in panels; those with the most cells first, of these the most alike to it.
 
-    `repeated` says how `runs` differ, where that is used for several experiments.
+    Args:
+        repeated: how `runs` differ, where that is used for several experiments.
+        named: the user asks for this experiment: where no panel compares anything yet, those with a cell of its grid
+            are shown.
     """
     repeated = repeated or RepeatedRuns(runs)
     own = [run for run in runs if _belongs(run, experiment)]
@@ -235,6 +242,8 @@ def panels(
         groups = grouping.split_options(groups, option, own_keys)
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
     several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
+    if named and not several:
+        several = [panel for panel in candidates if any(_is_of_grid(cell, experiment) for cell in panel.cells)]
     fixed = experiment.fixed.items()
     several.sort(key=lambda panel: (-len(panel.cells), -sum(setting in fixed for setting in panel.setting)))
     order = sorted(grouping.keys_of(groups), key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key))
@@ -277,6 +286,10 @@ def _panel(experiment: Experiment, setting: Cell, runs: Sequence[Run], repeated:
     cells = grouping.group(runs, list(experiment.swept))
     ordered = {cell: cells[cell] for cell in sorted(cells, key=experiment.order)}
     return Panel(experiment, setting, ordered, _missing(experiment, ordered), repeated)
+
+
+def _is_of_grid(cell: Cell, experiment: Experiment) -> bool:
+    return all(value in experiment.swept[key] for key, value in cell)
 
 
 def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]:

@@ -89,7 +89,7 @@ def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
         return None
     sweeps = any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
     words = [key + value for key, value in overrides.items()]
-    return shlex.join([*typed(KINDS[kind].entry).split(), *["-m"] * sweeps, *words])
+    return shlex.join([*shlex.split(typed(KINDS[kind].entry)), *["-m"] * sweeps, *words])
 
 
 def set_once(sweep: Path) -> set[str]:

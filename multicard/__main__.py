@@ -24,9 +24,11 @@ import difflib
 import re
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
 
 from multicard import __version__
-from multicard.messages import Message, say
+from multicard.messages import ROOT, Message, say, usage
 from multicard.ranks import interruption
 
 ENTRIES = {"vision": "train_vision", "tune": "tune_llm", "script": "measure_script"}
@@ -36,7 +38,18 @@ MODULES = ENTRIES | {
     "profile": "multicard.observe.profiles.command",
     "completion": "multicard.completion",
 }
-COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", __doc__ or "", re.MULTILINE))  # and what each does
+OWN_PACKAGES = ("analysis", "papers", *ENTRIES.values())
+USAGE = usage(__doc__, __file__)
+COMMANDS = dict(re.findall(r"^(\w+)(?: \S+)*  +(.+)$", USAGE, re.MULTILINE))  # and what each does
+
+
+class OwnPackages:
+    """Finds multicard's packages where it is itself: a user's package of such a name may come first on Python's path,
+    from the working folder or PYTHONPATH. Only this process has it: ranks import a user's own."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in OWN_PACKAGES else None
 
 
 def main(words: list[str] | None = None) -> int:
@@ -45,10 +58,12 @@ def main(words: list[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
     if name in COMMANDS:
         module = MODULES.get(name, ANALYSIS)
+        if OwnPackages not in sys.meta_path:
+            sys.meta_path.insert(0, OwnPackages)
         sys.argv[1:] = [name, *rest] if module == ANALYSIS else rest  # where Hydra reads them
         return import_module(module).main()
     if name in ("-h", "--help", "--version"):
-        say(f"multicard {__version__}" if name == "--version" else str(__doc__).rstrip())
+        say(f"multicard {__version__}" if name == "--version" else USAGE.rstrip())
         return 0
     near = difflib.get_close_matches(name, [*COMMANDS, "--version"], n=1)
     question = f"did you mean `multicard {near[0]}`? " if near else ""

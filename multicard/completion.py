@@ -15,7 +15,7 @@ import sys
 from multicard import workloads
 from multicard.__main__ import COMMANDS, ENTRIES
 from multicard.__main__ import main as run
-from multicard.messages import Message, say
+from multicard.messages import Message, say, usage
 
 # Each hands over the line up to the cursor. Bash takes what stands before = for another word.
 SCRIPTS = {
@@ -42,11 +42,12 @@ complete -c multicard -n 'test (count (commandline -opc)) -gt 1; and not __fish_
 def main() -> int:
     """Print the script of a shell, or the words that the last one of a line may become."""
     shell, *line = sys.argv[1:] or [""]
-    texts = SCRIPTS | {"-h": __doc__, "--help": __doc__}
+    own = usage(__doc__, __file__)
+    texts = SCRIPTS | {"-h": own, "--help": own}
     if shell == "words":
         say("\n".join(candidates(" ".join(line))))
     elif shell in texts:
-        say(str(texts[shell]).rstrip())
+        say(texts[shell].rstrip())
     else:
         say(
             Message(

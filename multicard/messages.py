@@ -6,10 +6,13 @@ in place of its sentence, so that a sentence can be improved without anything el
 """
 
 import argparse
+import ast
 import difflib
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +28,10 @@ CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DO
 UNCODED = "other"  # the code of what libraries and the system say
 NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
 
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout, or the folder of the installed packages
 INSTALLED = {
     "-m analysis": "multicard",
+    "-m multicard": "multicard",
     "train_vision.py": "multicard vision",
     "tune_llm.py": "multicard tune",
     "measure_script.py": "multicard script",
@@ -164,9 +169,31 @@ def code_of(text: str) -> str:
     return text.code if isinstance(text, Message) else UNCODED
 
 
+def in_checkout() -> bool:
+    """True where `python train_vision.py` and `python -m analysis` are multicard's."""
+    return Path.cwd() == ROOT
+
+
 def typed(entry: str) -> str:
-    """The beginning of a command, as this one began: "multicard vision", or "python train_vision.py"."""
-    return INSTALLED[entry] if Path(sys.argv[0]).name == "multicard" else f"python {entry}"
+    """The beginning of a command that works in this folder, as this one began: "multicard vision" if it is installed,
+    "python train_vision.py" in the checkout. Elsewhere `python -m analysis` may be a package of the user's."""
+    started, installed = Path(sys.argv[0]), INSTALLED[entry]
+    if started.name == "multicard":
+        return installed
+    if started.parts[-2:] == ("multicard", "__main__.py"):
+        return f"python -m {installed}"
+    if in_checkout():
+        return f"python {entry}"
+    if shutil.which("multicard") is not None:
+        return installed
+    if (ROOT / entry).is_file():
+        return f"python {shlex.quote(str(ROOT / entry))}"
+    return f"PYTHONPATH={shlex.quote(str(ROOT))} python -m {installed}"
+
+
+def usage(docstring: str | None, file: str) -> str:
+    """The text that `--help` prints: a module's docstring, taken from its `file` where Python's -OO left it out."""
+    return docstring or ast.get_docstring(ast.parse(Path(file).read_text()), clean=False) or ""
 
 
 def say(line: "str | Text", error: bool = False) -> None:

@@ -9,14 +9,16 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import multicard
@@ -28,13 +30,14 @@ from multicard.decide.plan import command as plan
 from multicard.messages import REMEDY, Parser
 from multicard.observe.profiles import command as profiles
 from multicard.run.workload import Workload
-from tests.conftest import ROOT, composed
+from tests.conftest import ROOT
 from tests.goldens import messages as golden
 
 HOLE = "…"
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|" + HOLE)
 # Programs of others
-OTHERS = ("chmod", "hf", "jupyter", "make", "nsys", "pip", "scancel", "scontrol", "sinfo", "srun", "ssh", "wandb")
+OTHERS = ("chmod", "hf", "jupyter", "make", "nsys", "pip", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo")
+OTHERS += ("srun", "ssh", "wandb")
 OF_HYDRA = {"-m": True, "--help": False}  # whether words follow
 OF_CONTAINERS = {"--ipc", "--memory", "--shm-size"}  # flags that start one
 SLURM = "hydra/launcher=submitit_slurm"
@@ -256,19 +259,43 @@ def _commands(words: list[str]) -> Iterator[tuple[Workload, list[str]]]:
             if dot and fitting and not any(word.startswith(f"{group}=") for word in words):
                 options = [option for schema, option in fitting.items() if name in schema.__dataclass_fields__]
                 candidates = [[*before, f"{group}={option}"] for before in candidates for option in options]
+        if any(word.startswith("hydra.launcher.") for word in words):
+            candidates = [[SLURM, *candidate] for candidate in candidates]
         for candidate in candidates:
             yield workload, [*candidate, *words]
 
 
 def _problem(workload: Workload, words: list[str]) -> Exception | None:
-    """Why the command is refused before it has a configuration."""
+    """Why the command is refused before it has a configuration, or why its configuration lacks what a word sets."""
     try:
         chosen = command_line.overrides(command_line.switched(words, workload))
         command_line.check(chosen, workload)
-        composed(*command_line.first_values(chosen), entry=workload.entry.removesuffix(".py"))
+        config = workloads.composed(workload.entry, command_line.first_values(chosen))
+        for override in chosen:
+            _check_effect(override, config)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         return error
     return None
+
+
+def _check_effect(override: Override, config: DictConfig) -> None:
+    """Raise a ValueError unless the configuration has the value, or one of the values, that a word sets."""
+    key = override.key_or_group
+    values = [*override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
+    choices = config.hydra.runtime.choices
+    found = choices[key] if key in choices else OmegaConf.select(config, key)
+    if OmegaConf.is_config(found):
+        found = OmegaConf.to_container(found)
+    if _plain(found) not in [_plain(value) for value in values]:
+        raise ValueError(f"{override.input_line}: {key} is {found}")
+
+
+def _plain(value: Any) -> Any:
+    """A value as numbers and text: of a quoted string its text, of an enumeration its name."""
+    text = str(getattr(value, "text", getattr(value, "name", value))).lower()
+    with suppress(ValueError):
+        return float(text)
+    return text
 
 
 def test_the_schemas_accept_each_remedy_without_a_placeholder():

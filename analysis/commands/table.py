@@ -268,7 +268,7 @@ def _notes(panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[Pri
     notes = [_setting(panel), *_meanings(rows, experiment)]
     if panel.missing:
         missing = len(panel.missing)
-        said = f"{count(missing, 'cell')} not measured: `{panel.command}`"
+        said = f"{missing} of {count(missing + len(panel.cells), 'cell')} not measured: `{panel.command}`"
         notes.append(Message("table.missing", said, n=missing, command=panel.command))
     if any(run["scale"] == "smoke" for run in runs):
         said = "scale=smoke: these figures show that the sweep works, not what the papers measured"

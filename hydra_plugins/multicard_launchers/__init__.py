@@ -70,6 +70,8 @@ class CellSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Have the launcher measure all cells; repetitions that no cell can have are refused before that."""
         assert self.config is not None and self.launcher is not None
+        from multicard.messages import Refusal
+        from multicard.ranks.failures import unwritable
         from multicard.records import run_folder
         from multicard.sweep import order
 
@@ -79,11 +81,14 @@ class CellSweeper(BasicSweeper):
         turns = order.in_turn(order.numbered(self._cells(arguments)), self.config.order)
         if not starts_nothing(self.config):
             folder = Path(self.config.hydra.sweep.dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            if not self.config.probe.enabled:  # else the command of the results beside them would be lost
-                # closed to others: overrides may hold secrets (hydra.job.env_set, hydra.launcher.setup)
-                run_folder.write_text(folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600)
-                run_folder.forget_refused(folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not self.config.probe.enabled:  # else the command of the results beside them would be lost
+                    # closed to others: overrides may hold secrets (hydra.job.env_set, hydra.launcher.setup)
+                    run_folder.write_text(folder / "multirun.yaml", OmegaConf.to_yaml(self.config), mode=0o600)
+                    run_folder.forget_refused(folder)
+            except OSError as error:
+                raise Refusal.of(unwritable(folder, error, "hydra.sweep.dir")) from None
         size = len(turns) if self.max_batch_size in (None, -1) else self.max_batch_size
         for first in range(0, len(turns), size):
             self.launcher.measure(turns[first : first + size])

@@ -190,7 +190,7 @@ class Batches:
             )
             _ = done.return_value  # raises what the task raised: a defect, never a run's end
             assert cell.result is not None
-            if cell.result.status == "interrupted":
+            if cell.result.status == "interrupted" or cell.result.stopped:
                 raise KeyboardInterrupt
             pace.say_progress([cell])
             self.streak.add(cell)

@@ -19,6 +19,7 @@ from multicard.cli import command_line
 from multicard.config import hydra_config
 from multicard.messages import Message, drop, say
 from multicard.ranks import interruption
+from multicard.ranks.failures import no_space
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command, Conclude, Conclusion
 from multicard.sweep.task import Task
@@ -60,6 +61,11 @@ def execute(workload: Workload, usage: str | None, conclude: Conclude = lambda f
         return _refuse(command, str(error))
     except BrokenPipeError:  # Hydra's own output, as of `--cfg job | head`
         drop(sys.stdout)
+    except OSError as error:  # of what a command writes before, between and after runs
+        full = no_space(error, hydra_config.folder_of_command())
+        if full is None:
+            raise
+        return _refuse(command, full)
     except KeyboardInterrupt as interrupted:
         if not command.abandoned:  # else it is said
             name = str(interrupted) or "SIGINT"
@@ -94,7 +100,7 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     cfg = workloads.composed(workload.entry, [word for word in words if not word.startswith("-")])
     chosen = cfg.hydra.runtime.choices
     descriptions = {field.name: field.metadata.get("help", "") for field in fields(workload.schema)} | GROUPS
-    sentence, *examples = usage.strip().splitlines()
+    sentence, *examples = usage.strip().splitlines() or [""]
     lines = [sentence, *(f"  {line.strip()}".rstrip() for line in examples)]
     lines += ["", "Groups, set as group=option:"]
     for group, options in workloads.groups(workload).items():

@@ -9,10 +9,12 @@ from typing import Any, NoReturn, Optional
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
 
 from multicard import workloads
+from multicard.cli import value_quoting
 from multicard.config import schema
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
@@ -22,6 +24,7 @@ from multicard.run.workload import Workload
 
 SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
 MULTIRUN = ("-m", "--multirun")
+LAUNCHER = "hydra.launcher."
 FOLLOWS = f"batch_size_asked={GLOBAL}"
 TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
 
@@ -114,24 +117,25 @@ def overrides(words: list[str]) -> list[Override]:
             reason=message,
         )
 
+    sweeps = bool({*words} & {*MULTIRUN})
     if {"-h", "--help"} & {*words}:
         words = [word for word in words if not word.startswith("-")]
     else:
         parser = get_args_parser()
         parser.error = refuse
         words = parser.parse_args(words).overrides
-    return _parsed(words)
+    return _parsed(words, sweeps)
 
 
-def _parsed(words: list[str]) -> list[Override]:
+def _parsed(words: list[str], sweeps: bool = False) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
-        raise _unreadable(error.override) from None
+        raise _unreadable(error.override, sweeps) from None
 
 
-def _unreadable(word: str) -> Refusal:
-    """What is wrong with a word that Hydra cannot read."""
+def _unreadable(word: str, sweeps: bool) -> Refusal:
+    """What is wrong with a word that Hydra cannot read. With `sweeps` a comma separates values of a sweep."""
     key, sign, value = word.partition("=")
     if value.endswith(",") or word.startswith(",") or ",," in value:
         return Refusal(
@@ -152,7 +156,7 @@ def _unreadable(word: str) -> Refusal:
         return Refusal(
             "words.unprintable", f"{word}: has a character that cannot be printed; leave it out", key=key, word=word
         )
-    quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")
+    quoted = shlex.quote(f"{key}={value_quoting.readable(key, value, sweeps)}")
     return Refusal(
         "words.unreadable",
         f"{word}: Hydra cannot read this value; close its brackets, or quote it: `{quoted}`",
@@ -380,6 +384,15 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
     for other in workloads.WORKLOADS:
         if key in workloads.known_keys(other):
             return Refusal("words.key-of-another-entry", f"{key}: belongs to {other.entry}", key=key, entry=other.entry)
+    if key.startswith(LAUNCHER):
+        files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
+        known = {f"{LAUNCHER}{name}" for file in files for name in OmegaConf.load(file) if name != "_target_"}
+    if key in known:
+        return Refusal(
+            "words.key-of-another-launcher",
+            f"{key}: belongs to another launcher; use `hydra/launcher=submitit_slurm`",
+            key=key,
+        )
     last = key.rpartition(".")[2]
     near = [last] if last in known else difflib.get_close_matches(key, known, n=3)
     remedy = f"nearest: {', '.join(near)}" if near else "`--help` shows all keys"

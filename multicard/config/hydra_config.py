@@ -17,6 +17,7 @@ from multicard.config.roles import Role
 from multicard.messages import Message
 
 _MADE: list[Path] = []  # by this command, the innermost first
+_FOLDER: list[Path] = []  # of this command's run or sweep, once it is known
 
 
 @dataclass
@@ -100,7 +101,13 @@ def _check_references(config: DictConfig) -> None:
             ) from None
 
 
+def folder_of_command() -> Path:
+    """The folder of this command's run or sweep; before that is known, the working folder."""
+    return _FOLDER[-1] if _FOLDER else Path.cwd()
+
+
 def _make(folder: Path, key: str, name: str) -> None:
+    _FOLDER.append(folder)
     try:
         check_name(name)
         str(folder.absolute()).encode()

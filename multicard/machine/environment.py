@@ -2,13 +2,14 @@
 
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
 import sysconfig
 from collections.abc import Collection
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,7 +40,7 @@ def collect() -> dict[str, Any]:
         "topology": topology.collect(devices.visible_gpus()),
         "cuda_visible_devices": os.environ.get(devices.VISIBLE),
         "cuda_device_order": devices.device_order(),
-        "slurm": {key: value for key, value in sorted(os.environ.items()) if key.startswith("SLURM_JOB")},
+        "slurm": {key: value for key, value in sorted(of_slurm_job().items()) if key.startswith("SLURM_JOB")},
     }
 
 
@@ -66,7 +67,30 @@ def require_compilers(compile_value: bool | str | None, device: str) -> None:
 
 def host() -> str:
     """This machine's name, as SLURM calls it where it started this process."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return of_slurm_job().get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def of_slurm_job() -> dict[str, str]:
+    """SLURM's variables of the job that this process is a part of. They also reach processes that are in no job, or in
+    another: through a shell that outlived its job, a copied environment, or `salloc` on a login node. There, none."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or not _is_in_job(job):
+        return {}
+    return {name: value for name, value in os.environ.items() if name.startswith("SLURM")}
+
+
+@cache
+def _is_in_job(job: str) -> bool:
+    """True where SLURM started this process, as its control group or one of its ancestors shows."""
+    import psutil
+
+    with suppress(OSError):
+        if re.search(rf"/slurm.*/job_{re.escape(job)}(/|$)", Path("/proc/self/cgroup").read_text(), re.MULTILINE):
+            return True
+    try:
+        return any(parent.name() == "slurmstepd" for parent in psutil.Process().parents())
+    except psutil.Error:  # processes of others are hidden here: the name of the node has to do
+        return os.environ.get("SLURMD_NODENAME", "").partition(".")[0] == socket.gethostname().partition(".")[0]
 
 
 def _version(package: str) -> str | None:
@@ -97,9 +121,9 @@ def git(folder: Path) -> dict[str, Any] | None:
 
 
 def cores() -> int:
-    """CPU cores that this process may use: those of its affinity, and no more than SLURM allocated, which not every
-    site enforces."""
-    allocated = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    """CPU cores that this process may use: those of its affinity, and no more than its SLURM job was allocated, which
+    not every site enforces."""
+    allocated = of_slurm_job().get("SLURM_CPUS_PER_TASK", "")
     affine = len(os.sched_getaffinity(0))
     return min(affine, int(allocated)) if allocated.isdecimal() else affine
 

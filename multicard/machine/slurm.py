@@ -262,6 +262,13 @@ def ranges(jobs: list[str]) -> list[str]:
     return [f"{base}_[{','.join(sorted(tasks[base], key=int))}]" if any(tasks[base]) else base for base in tasks]
 
 
+def max_array_size() -> int | None:
+    """The number of tasks that an array may have; None where SLURM does not say."""
+    text = ask("scontrol", "show", "config", timeout_s=10.0) or ""
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    return None if match is None else int(match[1])
+
+
 def job_named(name: str) -> str | None:
     """The job, or array, of this name, whether it is queued or has ended."""
     text = ask("squeue", "-h", "-a", "--me", "-n", name, "-o", "%F")

@@ -73,7 +73,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(partial, dir_fd=folder)
-        if isinstance(error, OSError) and error.filename == partial:
+        if isinstance(error, OSError) and error.filename in (None, partial):
             error.filename = str(path)
         raise
     finally:
@@ -143,11 +143,13 @@ class Run:
     """A run that has a record: its folder and what is in it.
 
     tracker_error: why W&B does not have it; None where it has, or was not asked to.
+    stopped: a signal came after its record was there: what it belongs to ends, too.
     """
 
     folder: Path
     record: AnyRecord
     tracker_error: str | None = None
+    stopped: bool = False
 
     @property
     def status(self) -> str:

@@ -18,7 +18,7 @@ from multicard.measure.timing import timestamp
 from multicard.messages import Message, say
 from multicard.observe import diagnosis, gpu_record
 from multicard.ranks import checkpoint
-from multicard.ranks.failures import Failure, in_a_line, no_space, words_of
+from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, words_of
 from multicard.ranks.process import LOG_LINES, log_file
 from multicard.records import limits, ownership, rank_files, run_folder, table
 from multicard.records.rank_files import AnyReport, RankReport
@@ -91,25 +91,36 @@ def complete(prepared: PreparedRun, begun: Run, mirror: Mirror) -> Run:
     record, steps = _from_folder(prepared, begun.record)
     run = Run(folder, record)
     run_folder.write_result(run)
-    clean_up(folder)
-    mirrored = config.tracker.mode is not TrackerMode.disabled
-    kind = None if record.cause is None else record.cause.kind
-    if mirrored and kind != "tracker" and (kind != "interrupt" or mirror.is_open):  # else who interrupts waits for W&B
-        try:
-            mirror.close(msgspec.convert(run_folder.content_of(record), AnyRecord), steps)
-        except Exception as error:  # whatever it is: the record is there, and stays as it is
-            why = words_of(error) if isinstance(error, RuntimeError) else in_a_line(error)
-            message = Message(
-                "tracker.failed",
-                f"tracker.mode={config.tracker.mode}: W&B failed ({why}); the record is in {folder}",
-                key="tracker.mode",
-                value=str(config.tracker.mode),
-                reason=why,
-                folder=str(folder),
-            )
-            say(message, error=True)
-            run.tracker_error = why
+    try:
+        clean_up(folder)
+        _mirror(config.tracker.mode, run, mirror, steps)
+    except Interrupted as interruption:  # the record is there, and stays as it is
+        run.tracker_error, run.stopped = interruption.failure.message, True
     return run
+
+
+def _mirror(mode: TrackerMode, run: Run, mirror: Mirror, steps: Any) -> None:
+    """Bring a run that has its record to W&B, and say where that fails."""
+    record = run.record
+    kind = None if record.cause is None else record.cause.kind
+    if mode is TrackerMode.disabled or kind == "tracker":
+        return
+    if kind == "interrupt" and not mirror.is_open:  # who interrupts does not wait for W&B
+        return
+    try:
+        mirror.close(msgspec.convert(run_folder.content_of(record), AnyRecord), steps)
+    except Exception as error:  # whatever it is: the record is there, and stays as it is
+        why = words_of(error) if isinstance(error, RuntimeError) else in_a_line(error)
+        message = Message(
+            "tracker.failed",
+            f"tracker.mode={mode}: W&B failed ({why}); the record is in {run.folder}",
+            key="tracker.mode",
+            value=str(mode),
+            reason=why,
+            folder=str(run.folder),
+        )
+        say(message, error=True)
+        run.tracker_error = why
 
 
 def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:

@@ -66,7 +66,7 @@ class ProgressBar:
         self._thread.join()
 
     def _watch(self) -> None:
-        ticked_s = said_s = clock_s()
+        ticked_s = said_s = began_s = clock_s()
         silent_s = FIRST_LINE_S
         has_bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         with _bar(self._cell.title) if has_bar else nullcontext() as bar:
@@ -78,7 +78,9 @@ class ProgressBar:
                     bar.update(bar.task_ids[0], sweep=sweep, **fields)
                     bar.refresh()
                 elif now_s - said_s >= silent_s:
-                    how_far = f"{fields['description']}  {fields['figures']}".rstrip() if fields else "starting"
+                    how_far = f"starting, for {in_hours(now_s - began_s)}"  # else the lines would be the same
+                    if fields:
+                        how_far = f"{fields['description']}  {fields['figures']}".rstrip()
                     say(f"{self._cell.title or '  '}{how_far}{sweep}")
                     said_s, silent_s = now_s, 2 * silent_s
                 if self._tick is not None and now_s - ticked_s >= TICK_S:

@@ -289,9 +289,9 @@ def compose(
 
 
 def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
-    """What tells settings from one another, of the words that set them, in columns; all words of a single one. The
-    repetition comes last, and stands there where it is the same for all too."""
-    shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
+    """The words by which settings differ, in columns; none of a single one. The repetition comes last, and stands there
+    where it is the same for all too."""
+    shared = set.intersection(*map(set, settings)) if settings else set[str]()
     rows = [[word for word in words if word not in shared or word.startswith(REPETITION)] for words in settings]
     rows = [sorted(row, key=lambda word: word.startswith(REPETITION)) for row in rows]
     rows = [[word.replace(REPETITION, "rep ") for word in row] for row in rows]
@@ -398,8 +398,9 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
 
 
 def _in_a_dry_run(cell: Cell) -> str:
-    """What tells the cell from the others, and its identity, with which the name of its folder ends."""
-    return f"{cell.setting.lstrip()}  {cell.config.identity()}".lstrip()
+    """The settings of the cell that others do not have, else what it does, and the identity that its folder has."""
+    setting = cell.setting.lstrip() or ", ".join(cell.workload.describe(cell.config))
+    return f"{setting}  {cell.config.identity()}"
 
 
 def say_refused(sweep: Sweep) -> None:

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from multicard.machine import private
 from multicard.measure.timing import clock_s, process_started_s
-from multicard.messages import Message, say
+from multicard.messages import Message, say, typed
 from multicard.ranks.failures import in_a_line
 from multicard.records import run_folder, table
 from multicard.records.run_folder import Run, is_probe
@@ -129,4 +129,5 @@ def _show_profiles(runs: list[Run]) -> None:
         traces, viewer = f"{runs[0].folder}/profile", VIEWERS[profiles[0].source]
         say(Message("profile.traces", f"Traces: {traces}; {viewer} opens them", folder=traces))
     elif profiles:
-        say(Message("profile.show", "Profiles: `python -m multicard profile FOLDER/profile`"))
+        shows = f"{typed('-m multicard')} profile FOLDER/profile"
+        say(Message("profile.show", f"Profiles: `{shows}`"))

@@ -5,11 +5,12 @@ get: the command may be killed at any moment, and the same command still finds t
 """
 
 import json
+import math
 import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -20,17 +21,18 @@ from omegaconf import OmegaConf
 
 from multicard.config.job import Resources, count, resources
 from multicard.machine import slurm
+from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message, Refusal, say
 from multicard.ranks.failures import unwritable
 from multicard.records import run_folder
+from multicard.sweep import slurm_options, slurm_refusals
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.job import STARTS_JOBS, SUBMITTED, SlurmJob, jobs_folder, make_jobs, submission, terminal_blocked
 
 # Files that submitit writes before it submits, and leaves where sbatch refuses
 UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
-# Options of the launcher that are not sbatch's
-OWN_OPTIONS = ("_target_", "mode", "on_slurm", "packs")
-OWN_OPTIONS += ("additional_parameters", "setup", "array_parallelism", "signal_delay_s")
+# After an sbatch without an answer, SLURM is asked for the job until this long after
+LOOKS_FOR_S, LOOKS_EVERY_S = 30.0, 3.0
 
 Options = dict[str, Any]
 
@@ -45,8 +47,7 @@ class JobArray:
 
     def in_words(self) -> str:
         """A line for the resources and one for each option of the site."""
-        site = [f"{key}={self.options[key]}" for key in ("partition", "account", "qos") if self.options.get(key)]
-        return "\n".join([self.request.in_words(), *site])
+        return slurm_options.in_words(self.request, self.options)
 
 
 def submit(sweep: Sweep) -> dict[int, str]:
@@ -78,9 +79,6 @@ def submit(sweep: Sweep) -> dict[int, str]:
                     jobs |= submit_array(folder, array, umask)
             except ValueError as error:
                 key = error.key if isinstance(error, Refusal) else None
-                for path in folder.iterdir():  # nobody else submits now, and what was submitted has its job's name
-                    if UNSUBMITTED.fullmatch(path.name):
-                        path.unlink()
                 if key is not None and key.startswith("hydra") and not jobs:
                     Path(lock.lock_file).unlink()
                     run_folder.remove_empty(folder)
@@ -122,13 +120,28 @@ def arrays(left: list[Cell]) -> list[JobArray]:
                 key="hydra.sweep.dir",
                 value=str(place),
             )
-        options = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
-        assert isinstance(options, dict)
+        options: Any = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         request = resources(cell.config)
         check_options(options, request)
+        slurm_options.flags(request, options)  # which refuses what a job cannot have
         key = f"{request} {json.dumps(options, sort_keys=True, default=str)}"
-        groups.setdefault(key, JobArray(request, {str(k): v for k, v in options.items()}, [])).cells.append(cell)
-    return list(groups.values())
+        groups.setdefault(key, JobArray(request, options, [])).cells.append(cell)
+    most = slurm.max_array_size() if any(len(group.cells) > 1 for group in groups.values()) else None
+    return [part for group in groups.values() for part in _parts(group, most)]
+
+
+def _parts(array: JobArray, most: int | None) -> list[JobArray]:
+    """The array in parts of no more cells than SLURM takes in one. They share out how many jobs may run at a time."""
+    cells, parallel = array.cells, array.options["array_parallelism"]
+    parts = 1 if most is None else math.ceil(len(cells) / max(most, 1))
+    if parts == 1:
+        return [array]
+    bounds = [len(cells) * part // parts for part in range(parts + 1)]
+    shares = [parallel * (part + 1) // parts - parallel * part // parts for part in range(parts)]
+    return [
+        JobArray(array.request, array.options | {"array_parallelism": max(share, 1)}, cells[first:last])
+        for first, last, share in zip(bounds, bounds[1:], shares, strict=False)
+    ]
 
 
 def check_options(options: Mapping[Any, Any], request: Resources) -> None:
@@ -152,8 +165,10 @@ def check_options(options: Mapping[Any, Any], request: Resources) -> None:
             value=early_s,
             time_min=request.time_min,
         )
-    for key, types, form in (("setup", list, "[COMMAND,...]"), ("additional_parameters", dict, "{OPTION:VALUE}")):
-        value = options[key]
+    forms = [(key, list, "[COMMAND,...]") for key in ("setup", "teardown")]
+    forms += [("additional_parameters", dict, "{OPTION:VALUE}")]
+    for key, types, form in forms:
+        value = options.get(key)
         if not isinstance(value, types | None):
             raise Refusal(
                 "slurm.form",
@@ -172,38 +187,35 @@ def _array_jobs(job: str, count: int) -> list[str]:
 def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     """Submit one array. Returns each cell's job, by the cell's number; a ValueError says what sbatch refuses."""
     import submitit
-    from submitit.core.utils import FailedJobError
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     request, options, cells = array.request, array.options, array.cells
     name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', folder.parent.name)}-{secrets.token_hex(4)}"
+    flags = slurm_options.flags(request, options)
     executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_python=STARTS_JOBS)
-    try:
-        executor.update_parameters(**parameters(name, request, options))
-    except NameError as error:
-        key = next(key for key in options if f"'slurm_{key}'" in str(error))
-        raise Refusal(
-            "slurm.no-option",
-            f"hydra.launcher.{key}: submitit has no such option; "
-            f"use `hydra.launcher.additional_parameters={{{key}:{options[key]}}}`",
-            key=f"hydra.launcher.{key}",
-            value=options[key],
-        ) from None
+    executor.update_parameters(**parameters(name, request, options))
     grace_s, key = float(options["signal_delay_s"]), secrets.token_hex(16)
     jobs = make_jobs(cells, SlurmJob, umask=umask, key=key, grace_s=grace_s)
     file, content = folder / f"{name}.json", {"cells": [cell.folder.name for cell in cells], "key": key}
-    run_folder.write_json(file, content | {"job": None})
+    before = {*folder.iterdir()}
     try:  # submitit prints what sbatch says
-        every = options | (options["additional_parameters"] or {})
-        chosen = {key for key, value in every.items() if value is not None}
-        with terminal_blocked(), redirect_stderr(StringIO()), slurm.submitting(chosen), executor.batch():
+        run_folder.write_json(file, content | {"job": None})
+        with terminal_blocked(), redirect_stderr(StringIO()), slurm.submitting(flags), executor.batch():
             submitted = [executor.submit(job) for job in jobs]
-    except FailedJobError as error:
-        file.unlink()
-        raise explain(str(error), request, options) from None
+        job = submitted[0].job_id.partition("_")[0]
+    except (FailedJobError, FailedSubmissionError) as error:
+        found = None
+        if isinstance(error, FailedSubmissionError) or slurm_refusals.is_unanswered(str(error)):
+            found = _job_that_may_be_there(name)
+            if found is None:
+                raise slurm_refusals.unanswered(str(error), name) from None
+        if found is None:
+            _remove_unsubmitted(folder, before)
+            raise slurm_refusals.explain(str(error), request, flags) from None
+        job = found
     except OSError as error:
-        file.unlink()
+        _remove_unsubmitted(folder, before)
         raise Refusal.of(unwritable(folder, error, "hydra.sweep.dir")) from None
-    job = submitted[0].job_id.partition("_")[0]
     run_folder.write_json(file, content | {"job": job})
     message = Message(
         "job.submitted",
@@ -216,11 +228,34 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     return {cell.number: task for cell, task in zip(cells, _array_jobs(job, len(cells)), strict=True)}
 
 
+def _job_that_may_be_there(name: str) -> str | None:
+    """The job of a submission that SLURM did not answer; None where it is not known within `LOOKS_FOR_S`. A busy
+    controller may take a while to show it."""
+    until_s = clock_s() + LOOKS_FOR_S
+    while True:
+        with suppress(slurm.SilentError):
+            job = slurm.job_named(name)
+            if job is not None:
+                return job
+        if clock_s() >= until_s:
+            return None
+        pause(LOOKS_EVERY_S)
+
+
+def _remove_unsubmitted(folder: Path, before: set[Path]) -> None:
+    """Remove the files of a submission that SLURM refused; those of earlier ones, whose jobs may be queued, stay."""
+    for path in {*folder.iterdir()} - before:
+        if UNSUBMITTED.fullmatch(path.name) or path.suffix == ".json":
+            path.unlink(missing_ok=True)
+
+
 def parameters(name: str, request: Resources, options: Options) -> dict[str, Any]:
     """The job's resources and the site's options, as submitit takes them."""
-    several = request.nodes > 1  # then the controllers end the run when a node is lost, and one is left to record it
-    extra = {"requeue": True, **({"no-kill": True} if several else {}), **(options["additional_parameters"] or {})}
-    step = [f"--cpus-per-task={request.cpus}"]  # since SLURM 22.05 srun does not take it from sbatch
+    # Since SLURM 22.05 srun does not take the cores from sbatch. Sites with --export=NONE would keep from the task what
+    # the job's script exports for it.
+    srun = [f"--cpus-per-task={request.cpus}", "--export=ALL"]
+    if request.nodes > 1:
+        srun += ["--no-kill", "--kill-on-bad-exit=0"]
     settings: dict[str, Any] = {
         "name": name,
         "nodes": request.nodes,
@@ -229,55 +264,10 @@ def parameters(name: str, request: Resources, options: Options) -> dict[str, Any
         "timeout_min": request.time_min,
         "slurm_signal_delay_s": options["signal_delay_s"],
         "slurm_array_parallelism": options["array_parallelism"],
-        "slurm_additional_parameters": extra,
-        "slurm_srun_args": [*step, "--no-kill", "--kill-on-bad-exit=0"] if several else step,
+        "slurm_additional_parameters": slurm_options.flags(request, options),
+        "slurm_srun_args": srun,
     }
-    settings |= {"gpus_per_node": request.gpus} if request.gpus else {}
-    settings |= {} if request.memory_gb is None else {"mem_gb": request.memory_gb}
-    settings |= {"slurm_exclusive": True} if request.exclusive else {}
-    settings |= {"slurm_setup": list(options["setup"])} if options["setup"] else {}
-    site = {key: value for key, value in options.items() if key not in OWN_OPTIONS and value is not None}
-    return settings | {f"slurm_{key}": value for key, value in site.items()}
-
-
-# A word of sbatch's refusal, the key that it is about, and the remedy
-REFUSALS = (
-    ("account", "hydra.launcher.account", "`sacctmgr show associations user=$USER` lists the accounts"),
-    ("partition", "hydra.launcher.partition", "`sinfo -s` lists the partitions"),
-    ("qos", "hydra.launcher.qos", "`sacctmgr show qos` lists them"),
-    ("time limit", "time_min", "`sinfo -o '%P %l'` shows the limits"),
-)
-
-
-def explain(output: str, request: Resources, options: Options) -> Refusal:
-    """A refusal of sbatch in one line, with the key and the remedy."""
-    lines = [line.strip() for line in output.splitlines() if line.strip().startswith("sbatch:")]
-    reason = (lines[-1] if lines else output.strip().splitlines()[-1]).removeprefix("sbatch: error: ")
-    reason = reason.removeprefix("Batch job submission failed: ")
-    if "node configuration" in reason.lower() or "node count" in reason.lower():
-        return Refusal(
-            "slurm.no-node",
-            f"gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with {request.in_words()} "
-            f"(SLURM: {reason}); `sinfo -o '%P %D %G %c %m'` shows what the nodes have",
-            key="gpus",
-            keys=["gpus", "cpus_per_gpu", "nodes", "memory_gb"],  # no roles: what a request has
-            asked=request.in_words(),
-            reason=reason,
-        )
-    for word, key, remedy in REFUSALS:
-        if word in reason.lower():
-            value = request.time_min if key == "time_min" else options.get(key.rpartition(".")[2])
-            typed = "null" if value is None else value
-            return Refusal(
-                "slurm.refuses",
-                f"{key}={typed}: SLURM refuses it ({reason}); {remedy}",
-                key=key,
-                value=value,
-                reason=reason,
-            )
-    return Refusal(
-        "slurm.refuses-job",
-        f"hydra/launcher=submitit_slurm: SLURM refuses the job ({reason}); mend hydra.launcher or ask the site",
-        key="hydra/launcher",
-        reason=reason,
-    )
+    for key in ("setup", "teardown"):
+        if options.get(key):
+            settings[f"slurm_{key}"] = list(options[key])
+    return settings

@@ -57,12 +57,14 @@ class Task:
         if sweep.refused:
             sweep.refused[0].record(keep=False)
         elif cfg.dry_run and sweep.left:
-            run_folder = sweep.cells[0].folder
+            cell = sweep.cells[0]
+            what = ", ".join(self.command.workload.describe(cell.config))
             message = Message(
                 "sweep.dry-run-alone",
-                f"dry_run=true: nothing is started. To be measured in this process: {run_folder}",
+                f"dry_run=true: nothing is started. To be measured in this process: {what} -> {cell.folder}",
                 key="dry_run",
-                folder=str(run_folder),
+                what=what,
+                folder=str(cell.folder),
             )
             say(message)
         elif sweep.left:

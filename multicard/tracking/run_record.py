@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from multicard.config import schema
+from multicard.config import schema, strict_yaml
 from multicard.config.roles import Role
 from multicard.observe.gpu_record import MERGED
 from multicard.records import limits
@@ -51,7 +51,13 @@ class About:
 
 def about(folder: Path, record: AnyRecord) -> About:
     """The run of a record, or of its known part while the run goes on."""
-    named = run_id(record), short_name(folder.name), record.name or folder.parent.name, record.kind, tags(record)
+    named = (
+        run_id(record),
+        short_name(folder.name, swept(folder.parent)),
+        record.name or folder.parent.name,
+        record.kind,
+        tags(record),
+    )
     host = next((host for part in record.segments for host in part.hosts or ()), None)
     return About(*named, configuration(folder, record), Timeline.of(record).started_at, host, record.commit)
 
@@ -69,14 +75,35 @@ def run_id(record: AnyRecord) -> str:
     return f"{record.identity or record.status}-{digits}"
 
 
-def short_name(cell: str) -> str:
-    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2 r3"."""
+def swept(sweep: Path) -> set[str]:
+    """The keys, without their group, that have several values in a sweep's last command; none where that is unknown."""
+    try:
+        hydra = strict_yaml.read(sweep / "multirun.yaml")["hydra"]
+        words, params = hydra["overrides"]["task"], hydra["sweeper"].get("params") or {}
+        values = {str(key): str(value) for key, value in params.items()}
+        for word in words:
+            key, _, value = str(word).partition("=")
+            values[key] = value
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+    several = {key for key, value in values.items() if re.search("[,(]", value) and not value.startswith("[")}
+    return {key.lstrip("+").rpartition(".")[2] for key in several}
+
+
+def short_name(cell: str, swept: Container[str] = ()) -> str:
+    """The name of a run, by that of its folder: "gpus=2, precision=bf16"; of a repetition "gpus=2 r3". One that is too
+    long begins with the keys that its sweep varies, and is cut behind them."""
     match = CELL.fullmatch(cell)
     if match is None:
         return cell[:LONGEST]
-    parts = (match["settings"].replace(",", ", "), match["repetition"], "probe" if match["probe"] else None)
-    name = " ".join(filter(None, parts))
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]} {match['identity']}"
+    repeated = " ".join(filter(None, (match["repetition"], "probe" if match["probe"] else None)))
+    settings = re.split(r",(?=[\w.+~-]+=)", match["settings"])
+    name = " ".join(filter(None, (", ".join(settings), repeated)))
+    if len(name) <= LONGEST:
+        return name
+    settings.sort(key=lambda word: word.partition("=")[0].rpartition(".")[2] not in swept)
+    end = f" {repeated} {match['identity']}" if repeated else f" {match['identity']}"
+    return f"{', '.join(settings)[: LONGEST - len(end)]}{end}"
 
 
 def tags(record: AnyRecord) -> tuple[str, ...]:

@@ -25,8 +25,6 @@ from tests.conftest import ROOT
 from tests.helpers import messages, records
 from tests.helpers.messages import Told, codes, find, says, told
 
-TABLE5 = "python tune_llm.py experiment=table5 name=table5"
-
 
 def keys(value: Any, depth: int) -> Any:
     """The keys of a record's objects; with all of those within it, `depth` levels down."""
@@ -310,7 +308,7 @@ def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said
         (["best", ".", "--memory", "80"], "analysis.size", {"value": "80"}),
         (["best", ".", "--gpus", "0"], "analysis.gpus", {"value": "0"}),
         (["table", "table9", "."], "analysis.no-experiment", {"name": "table9", "known": experiments.names()}),
-        (["table", "table5", "."], "table.not-measured", {"command": TABLE5}),
+        (["table", "table5", "."], "table.not-measured", {"experiment": "table5"}),
         (["report", "absent"], "runs.no-folder", {"folder": "absent"}),
         (["report", ".", "--watch", "--out", "a.html"], "analysis.out-of-watch", {"key": "--out"}),
         (["dashboard", "--project", "a/b"], "analysis.wandb-name", {"value": "a/b"}),
@@ -337,7 +335,7 @@ def test_what_a_command_cannot_do_is_refused_and_leaves_nothing(
         (["report", ".", "--open"], ["--open"]),
         (["best", ".", "--goal", "fun"], ["--goal", "fun"]),
         (["figure", "table9", "."], ["table9", "table2"]),
-        (["figure", "table2", "."], ["python train_vision.py experiment=table2 name=table2"]),
+        (["figure", "table2", "."], ["experiment=table2 name=table2"]),
         (["figure", "all", "."], ["experiment=table2 name=table2", f"{len(experiments.names()) - 1}"]),
         (["figure", "efficiency", "."], ["efficiency"]),
         (["figure", "phases", ".", "--out", "a.gif"], ["--out", "a.gif", "svg", "pdf", "png"]),

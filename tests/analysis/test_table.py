@@ -40,6 +40,16 @@ def row(table: tables.Table, **cell: Any) -> dict[str, Any]:
     return found
 
 
+def test_a_single_cell_of_an_experiment_is_shown_when_it_is_asked_for(tmp_path: Path, said: Said):
+    table2(tmp_path, {("fp32", 1): 100.0})
+    experiment = experiments.load("table2")
+    assert experiments.panels(experiment, load.read([tmp_path]).runs) == []  # a report shows what compares something
+    printed = said("table", "table2", tmp_path)
+    assert says(printed, "table.missing", n=len(PRECISIONS) * 4 - 1) and re.search(
+        r"^fp32 +1 +ok +100", printed, re.MULTILINE
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "ratio"), [("table2", "x fp64"), ("table3", "x pin_memory=false"), ("table5", "saved")]
 )

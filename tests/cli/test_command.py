@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from hydra_plugins.multicard_launchers._batches import Batches
 from multicard import messages
 from multicard.messages import say
-from tests.conftest import ROOT, SMALL, Called, command
+from multicard.ranks.failures import Failure, Interrupted
+from multicard.records import run_folder
+from multicard.tracking import upload
+from tests.conftest import ROOT, SMALL, Called, command, in_checkout
 from tests.helpers import cells
 from tests.helpers.messages import codes, find
 
@@ -39,6 +43,68 @@ def in_folder(folder: Path, *words: str) -> list[str]:
     flags = [word for word in words if word.startswith("-")]  # Hydra wants them first
     keys = [word for word in words if not word.startswith("-")]
     return [*flags, *SMALL, f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *keys]
+
+
+SHADOWS = ("analysis", "papers", "conf", "train_vision", "tune_llm")
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("flag", ["-B", "-OO"])
+def test_commands_work_beside_packages_of_the_user_and_without_docstrings(flag: str, tmp_path: Path):
+    """Packages of the same names in the working folder and on PYTHONPATH, where Python looks first."""
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
+    code = "import sys; from multicard.__main__ import main; sys.argv[0] = 'multicard'; sys.exit(main())"
+    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    printed = {"list --help": "usage: multicard list", "vision --help": "gpus=1", "--help": "best [FOLDER"}
+    for words, said in printed.items():
+        line = [sys.executable, flag, "-c", code, *words.split()]
+        done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode != 7 and "Traceback" not in done.stderr, done.stderr
+        assert said in done.stdout, done.stdout + done.stderr
+    load = [sys.executable, flag, "-c", "import multicard; multicard.load('.')"]
+    done = subprocess.run(load, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert find(done.stderr, "load.another-analysis").facts["found"].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("started", "folder", "installed", "expected"),
+    [
+        ("/bin/multicard", "elsewhere", True, "multicard"),
+        ("/x/multicard/__main__.py", "elsewhere", False, "python -m multicard"),
+        ("train_vision.py", "checkout", True, "python -m analysis"),
+        ("/x/train_vision.py", "elsewhere", True, "multicard"),
+        ("/x/train_vision.py", "elsewhere", False, f"PYTHONPATH={ROOT} python -m multicard"),
+    ],
+)
+def test_a_hint_is_a_command_that_works_where_it_is_read(
+    started: str, folder: str, installed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(ROOT if folder == "checkout" else tmp_path)
+    monkeypatch.setattr(sys, "argv", [started])
+    monkeypatch.setattr(messages, "in_checkout", in_checkout)
+    monkeypatch.setattr(messages.shutil, "which", lambda _: started if installed else None)
+    assert messages.typed("-m analysis") == expected
+    if not installed and started.endswith("vision.py"):
+        assert messages.typed("train_vision.py") == f"python {ROOT / 'train_vision.py'}"
+
+
+def test_a_full_disk_at_the_start_of_a_sweep_is_a_line(called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(*_: Any, **__: Any) -> None:
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "write_text", write)
+        code, printed = called(*in_folder(tmp_path / "a", "-m", "gpus=1", "seed=1,2"))
+    assert code == 1 and find(printed, "folder.unwritable", key="hydra.sweep.dir").facts["reason"] == full.strerror
+    with monkeypatch.context() as patch:  # of what is written later, wherever it is
+        patch.setattr(Batches, "launch", write)
+        code, printed = called(*in_folder(tmp_path / "b", "-m", "gpus=1", "seed=1,2"))
+    assert code == 1 and find(printed, "disk.full").facts["reason"] == full.strerror
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.slow
@@ -118,8 +184,32 @@ def test_a_bad_cell_does_not_stop_the_rest(tmp_path: Path, called: Called):
 
 def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):
     code, printed = called(*in_folder(tmp_path / "run"), "dry_run=true")
-    assert code == 0 and find(printed, "sweep.dry-run-alone").facts["folder"].startswith(str(tmp_path / "run"))
+    said = find(printed, "sweep.dry-run-alone").facts
+    assert code == 0 and said["folder"].startswith(str(tmp_path / "run"))
+    assert "mobilenet_v2 on digits 32 px" in said["what"] and "batch 16 a rank" in said["what"]
     assert "00000000" not in printed and not (tmp_path / "run").exists()
+    code, printed = called(*in_folder(tmp_path / "run", "-m", "seed=3"), "dry_run=true")
+    (row,) = (line for line in printed.splitlines() if line.split()[:2] == ["1", "-"])
+    assert code == 0 and "mobilenet_v2 on digits 32 px" in row and "dry_run" not in row
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_a_signal_while_wandb_gets_a_run_leaves_its_record_and_ends_the_sweep(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The table says what the record says, and the command exits with 1."""
+
+    def close(*_: Any) -> None:
+        raise Interrupted(Failure("interrupt", "SIGTERM"))
+
+    monkeypatch.setattr(upload.Mirror, "open", lambda _: None)
+    monkeypatch.setattr(upload.Mirror, "close", close)
+    code, printed = called(*in_folder(tmp_path, "-m", "seed=1,2", "tracker.mode=offline"))
+    assert code == 1 and find(printed, "sweep.left").facts["left"] == 1
+    assert [record["status"] for record in records(tmp_path)] == ["ok"]
+    (line,) = (line for line in printed.splitlines() if line.startswith("[1/2]") and "images/s" in line)
+    assert "ok" in line and "interrupted" not in line
 
 
 def test_a_reader_that_goes_away_stops_nothing(monkeypatch: pytest.MonkeyPatch):

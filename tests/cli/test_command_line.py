@@ -54,6 +54,13 @@ def test_what_no_command_takes_is_refused_before_it_is_composed(words: list[str]
         command_line.check(command_line.overrides(words), WORKLOAD)
 
 
+def test_a_key_of_a_launcher_is_said_to_be_one_or_its_nearest_are_named():
+    said = command_line.unknown_key("hydra.launcher.gpu_type", WORKLOAD)
+    assert (said.code, said.message.remedies) == ("words.key-of-another-launcher", ["hydra/launcher=submitit_slurm"])
+    near = command_line.unknown_key("hydra.launcher.gpu_typ", WORKLOAD).facts["near"]
+    assert near[0] == "hydra.launcher.gpu_type"
+
+
 def test_a_refused_option_has_the_entrys_own_to_choose_from():
     with refused("words.option-of-another-entry", key="dataset", choices=["digits", "mnist", "images"]):
         command_line.check(command_line.overrides(["dataset=samsum"]), WORKLOAD)
@@ -65,6 +72,35 @@ def test_a_value_in_the_quotes_of_the_remedy_is_read_as_it_was_typed(value: str)
         command_line.overrides([f"name={value}"])
     typed = shlex.split(error.value.facts["quoted"])
     assert [override.value() for override in command_line.overrides(typed)] == [value]
+
+
+QUOTED = [  # what is typed, what the remedy is read as, and whether the command sweeps
+    ("words=[--device=cpu,--batch_size=4]", [["--device=cpu", "--batch_size=4"]], False),
+    ("words=--device=cpu,--batch_size=4", [["--device=cpu", "--batch_size=4"]], False),
+    ("words=--a=b", [["--a=b"]], False),
+    ("words=[a,b=c,[d=e]]", [["a", "b=c", ["d=e"]]], False),
+    ("words=[--a=1],[--a=2]", [["--a=1"], ["--a=2"]], True),
+    ("words=--a=1,--b=2", [["--a=1", "--b=2"]], True),
+    ("args.text=epoch=1.ckpt,epoch=2.ckpt", ["epoch=1.ckpt", "epoch=2.ckpt"], True),
+    ("args.text=plain,epoch=2.ckpt", ["plain", "epoch=2.ckpt"], True),
+    ("args.text=epoch=1.ckpt,epoch=2.ckpt", ["epoch=1.ckpt,epoch=2.ckpt"], False),
+    ('args.text="a,b=c",d=e', ["a,b=c", "d=e"], True),
+    ("args.text={a: b=c, d: 1}", [{"a": "b=c", "d": 1}], False),
+    ("args.text=[a=b", ["[a=b"], False),
+    ("args.text=[a=b,c", ["[a=b,c"], True),
+]
+
+
+@pytest.mark.parametrize(("word", "values", "sweeps"), QUOTED)
+def test_the_quotes_of_the_remedy_leave_lists_and_sweeps_what_they_are(word: str, values: list[Any], sweeps: bool):
+    flags = ["-m"] if sweeps else []
+    with refused("words.unreadable") as error:
+        command_line.overrides([*flags, word])
+    (remedy,) = error.value.message.remedies
+    (override,) = command_line.overrides([*flags, *shlex.split(remedy)])
+    each = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+    cells = command_line.overrides([f"{override.get_key_element()}={text}" for text in each])
+    assert [cell.value() for cell in cells] == values
 
 
 @pytest.mark.parametrize(
@@ -337,7 +373,7 @@ def test_the_one_command_refuses_others(
 
 def test_what_is_not_measured_has_its_command_as_this_one_was_typed(typed_in: Callable[..., tuple[Any, str]]):
     ended, printed = typed_in("table", "table5", RECORDS)
-    assert ended == 1 and "multicard tune experiment=table5 name=table5" in printed
+    assert ended == 0 and "multicard tune experiment=table5 name=table5" in printed
 
 
 def test_what_a_flags_type_says_keeps_its_code(capsys: pytest.CaptureFixture[str]):
@@ -378,7 +414,8 @@ def test_cells_are_told_apart_by_what_varies_in_columns_repetitions_last():
         "lr=0.5 epochs=3 rep 1",
         "lr=1   rep 2         ",
     ]
-    assert sweep_cells.settings_apart([["lr=1"]]) == ["lr=1"]
+    assert sweep_cells.settings_apart([["lr=1"]]) == [""]  # the sweep's first line has said it
+    assert sweep_cells.settings_apart([["lr=1", "repetition=3"]]) == ["rep 3"]
     again = [["lr=1", "repetition=3"], ["lr=2", "repetition=3"]]
     assert sweep_cells.settings_apart(again) == ["lr=1 rep 3", "lr=2 rep 3"]
 

@@ -25,7 +25,7 @@ from multicard.decide.race.posterior import Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.readings import LEAST_STEPS, BlockReader
 from multicard.estimate.estimates import Estimate
-from multicard.machine import shares
+from multicard.machine import environment, shares
 from multicard.messages import Message
 from multicard.ranks.gates import blocks_file
 from multicard.records import limits, run_folder
@@ -385,6 +385,7 @@ def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(called: Cal
     """As by srun."""
     for name, value in {"JOB_ID": "17", "NTASKS": "1", "PROCID": "0", "NODEID": "0", "JOB_NODELIST": "n[1-2]"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(environment, "_is_in_job", lambda _: True)
     words = [word for word in SMALL if not word.startswith("batch_size")]
     words += ["model.width=0.35", "batch_size=4,16", "dataset.train_limit=16", "race=images_per_s"]
     code, printed = called("-m", *words, f"hydra.sweep.dir={tmp_path}")

@@ -1,7 +1,10 @@
 """Which GPUs a run may use, and what is recorded of the machine and of how its parts are joined."""
 
+import os
+import socket
 import subprocess
 from pathlib import Path
+from sys import executable
 from typing import Any
 
 import pynvml
@@ -216,3 +219,21 @@ def test_links_between_gpus_and_through_switches(sys: Path, monkeypatch: pytest.
     install(monkeypatch, Nvml(*switched, Gpu("GPU-3", bus=3)))
     links = topology.collect(["GPU-1", "GPU-2", "GPU-3"])["links"]
     assert [link["link"] for link in links] == ["NV18", "SYS", "SYS"]
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("in_job", [True, False])
+def test_slurms_variables_count_within_their_job_alone(in_job: bool, tmp_path: Path):
+    """They also reach a shell that outlived its job, or one of `salloc` on a login node."""
+    daemon = tmp_path / ("slurmstepd" if in_job else "bash")
+    daemon.write_text('#!/bin/sh\n"$@"\n')
+    daemon.chmod(0o755)
+    code = "from multicard.machine import environment as here; job = here.of_slurm_job().get('SLURM_JOB_ID'); "
+    code += "print(here.cores(), here.host(), job)"
+    job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURMD_NODENAME": "node7", "SLURM_PROCID": "0"}
+    done = subprocess.run(
+        [daemon, executable, "-c", code], env=os.environ | job, capture_output=True, text=True, check=True
+    )
+    outside = f"{len(os.sched_getaffinity(0))} {socket.gethostname()} None"
+    assert done.stdout.strip() == ("1 node7 7" if in_job else outside)

@@ -288,3 +288,27 @@ def test_where_no_bar_can_be_drawn_a_long_run_says_how_far_it_and_its_sweep_are(
     with ProgressBar(board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)):
         assert has_said.wait(60)
     assert said[0].split() == ["[1/2]", "lr=1", "epoch", "1/2", "loss", "0.500", "sweep", "0:01:01"]
+
+
+def test_lines_of_a_run_that_is_still_starting_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a pipe two alike would look like a run that was started twice."""
+    board, said, has_said = Board(tmp_path, 1, create=True), list[str](), Event()
+    times_s = iter(range(0, 1_000_000, 60))
+    monkeypatch.setattr(progress_bar, "clock_s", lambda: float(next(times_s)))
+    monkeypatch.setattr(progress_bar, "FIRST_LINE_S", 1.0)
+    monkeypatch.setattr(progress_bar, "REFRESH_S", 0.01)
+    monkeypatch.setattr(progress_bar, "say", lambda line: (said.append(line), len(said) > 1 and has_said.set()))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    with ProgressBar(board, 1, epochs=2, unit="images"):
+        assert has_said.wait(60)
+    assert said[0].split()[0] == "starting," and said[0] != said[1]
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_folder.os, "fsync", fail)
+    with pytest.raises(OSError, match="No space") as full:
+        run_folder.write_text(tmp_path / "a.csv", "text")
+    assert full.value.filename == str(tmp_path / "a.csv") and [*tmp_path.iterdir()] == []

@@ -276,3 +276,22 @@ def test_changed_code_is_noticed(sweep: Sweep, tmp_path: Path):
     code = find(output, "job.other-code", key="code").facts
     assert re.fullmatch(r"commit \w{9}", code["submitted"])
     assert re.fullmatch(r"commit \w{9} with changes \w{8}", code["found"])
+
+
+def test_a_job_without_the_users_variables_runs_and_one_without_an_answer_is_waited_for(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """sbatch submits it, and says that it timed out. No second job is submitted."""
+    program = tmp_path / "bin" / "sbatch"
+    program.parent.mkdir()
+    failed = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2"
+    program.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" >/dev/null\n{failed}\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    site = "{export: NONE,no_requeue: true,p: main,gpus_per_node: 1}"
+    done = sweep.run("seed=1,2", f"hydra.launcher.additional_parameters={site}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [result["status"] for result in sweep.results()] == ["ok"] * 2
+    (job,) = {name.partition("_")[0] for name in awaited(sweep.submissions)}
+    asked = ask("sacct", "-X", "-n", "-P", "-o", "JobID,AllocTRES", "-j", job).splitlines()
+    assert len(asked) == 2 and all("gres/gpu=1" in line for line in asked)

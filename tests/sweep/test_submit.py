@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import DictConfig
@@ -21,7 +20,7 @@ from multicard.sweep.job import SlurmJob
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Called, typed
 from tests.helpers import cells, records
-from tests.helpers.messages import Told, remedies, says, told, within
+from tests.helpers.messages import Told, says, told, within
 
 ONE = Resources(nodes=1, gpus=2, cpus=4, memory_gb=None, time_min=60, exclusive=False)
 SITE = {
@@ -55,40 +54,23 @@ def test_parameters_are_those_of_the_job_and_the_site():
         "nodes": 1,
         "tasks_per_node": 1,
         "cpus_per_task": 4,
-        "gpus_per_node": 2,
         "timeout_min": 60,
-        "slurm_partition": "long",
         "slurm_setup": ["module load cuda"],
         "slurm_signal_delay_s": 30,
         "slurm_array_parallelism": 8,
-        "slurm_additional_parameters": {"requeue": True, "reservation": "mine"},
-        "slurm_srun_args": ["--cpus-per-task=4"],
+        "slurm_additional_parameters": {
+            "requeue": True,
+            "gpus-per-node": "2",
+            "partition": "long",
+            "reservation": "mine",
+        },
+        "slurm_srun_args": ["--cpus-per-task=4", "--export=ALL"],
     }
     several = slurm_submit.parameters("x", Resources(2, 0, 4, 8, 5, True), SITE)
-    assert (several["nodes"], several["mem_gb"], several["slurm_exclusive"]) == (2, 8, True)
-    assert "gpus_per_node" not in several
-    assert several["slurm_additional_parameters"]["no-kill"] is True
+    flags = several["slurm_additional_parameters"]
+    assert (several["nodes"], flags["mem"], flags["exclusive"], flags["no-kill"]) == (2, "8GB", True, True)
+    assert "gpus-per-node" not in flags
     assert "--kill-on-bad-exit=0" in several["slurm_srun_args"]
-
-
-SBATCH: dict[str, tuple[str, str, dict[str, Any]]] = {  # what sbatch says, and the code, key and facts
-    "Batch job submission failed: Invalid partition name specified":
-        ("slurm.refuses", "hydra.launcher.partition", {"value": "long", "reason": "Invalid partition name specified"}),
-    "Batch job submission failed: Requested node configuration is not available":
-        ("slurm.no-node", "gpus", {"asked": ONE.in_words()}),
-    "Batch job submission failed: Requested time limit is invalid": ("slurm.refuses", "time_min", {"value": 60}),
-    "Batch job submission failed: Invalid account or account/partition combination specified":
-        ("slurm.refuses", "hydra.launcher.account", {"value": None}),
-    "Unable to contact slurm controller": ("slurm.refuses-job", "hydra/launcher", {}),
-}  # fmt: skip
-
-
-def test_what_sbatch_refuses_names_the_key():
-    for reason, (code, key, facts) in SBATCH.items():
-        said = f"sbatch: error: for a user\nsbatch: error: {reason}"
-        refusal = slurm_submit.explain(said, ONE, SITE)
-        assert (refusal.code, refusal.key, refusal.facts | facts) == (code, key, refusal.facts), reason
-    assert remedies(slurm_submit.explain("sbatch: error: Invalid partition name", ONE, SITE)) == ["sinfo -s"]
 
 
 @pytest.mark.parametrize(

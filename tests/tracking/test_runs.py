@@ -333,6 +333,18 @@ def test_a_run_is_named_by_its_settings(folder: str, name: str):
     assert run_record.short_name(folder) == name
 
 
+def test_a_long_name_begins_with_what_its_sweep_varies(tmp_path: Path):
+    settings = [f"a_key_{letter}=value" for letter in "abcdef"] + ["precision=fp32", "width=0.35"]
+    sweep = {"overrides": {"task": ["model.width=0.35,0.5", "+x=[1,2]", *settings[:6]]}}
+    sweep["sweeper"] = {"params": {"precision": "fp32,bf16"}}
+    (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": sweep}))
+    swept = run_record.swept(tmp_path)
+    assert swept == {"width", "precision"} and run_record.swept(tmp_path / "none") == set()
+    name = run_record.short_name(f"{','.join(settings)}-12345678-r2", swept)
+    assert name.startswith("precision=fp32, width=0.35, a_key_a=value") and name.endswith(" r2 12345678")
+    assert len(name) == 64
+
+
 def test_a_summary_is_flat_and_keeps_lists():
     content = {"a": {"b": {"c": 2}, "d": None}, "e": [1, {"f": 2}], "g": ["x", "y"]}
     assert dict(run_record.flat(content)) == {"a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}

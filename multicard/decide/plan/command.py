@@ -25,7 +25,7 @@ from multicard.decide.plan.schedule import Option, Schedule, Task
 from multicard.estimate.observations import explained
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours
-from multicard.messages import Message, Parser, Refusal, say
+from multicard.messages import Message, Parser, Refusal, say, usage
 from multicard.records import run_folder, text_table
 from multicard.records.journal import Journal
 from multicard.records.output import STDOUT, Output, add_formats
@@ -41,7 +41,9 @@ RESULT_HEADINGS = ("job", "GPUs", "on", "planned start", "planned end", "start",
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1, after one line with the reason, where there is no plan."""
-    parser = Parser("multicard plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        "multicard plan", description=usage(__doc__, __file__), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("jobs", metavar="JOBS.yaml", type=Path)
     parser.add_argument("--seconds", metavar="S", type=float, default=planning.LIMIT_S, help="to search (10)")
     parser.add_argument("--run", action="store_true", help="carry the plan out; the same command again resumes")

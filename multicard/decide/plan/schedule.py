@@ -201,6 +201,7 @@ def numbered(
         running = [each for each in running if each[0] > start + SAME_S]
         free.sort(key=lambda gpu: (gpu in taken, gpu))
         wanted = chosen[place].gpus
+        # always: a start is only chosen where so many are free
         assert len(free) >= wanted, "more GPUs at once than there are"
         ids[place], free = tuple(sorted(free[:wanted])), free[wanted:]
         running.append((end, ids[place]))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from multicard.messages import Message, Parser, Refusal
+from multicard.messages import Message, Parser, Refusal, usage
 from multicard.observe.profiles import metrics
 from multicard.observe.profiles.events import CUDA_APIS
 from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
@@ -32,6 +32,7 @@ TITLES = {
     "kernel": "Kernels",
     "annotation": "Annotations",
 }
+# always: both are tables of this package
 assert set(TITLES) == set(GROUPS)
 FIGURES = ("metric", "calls", "total_s", "bytes")  # of a row of CSV
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
@@ -42,7 +43,9 @@ NAME_WIDTH = 24  # to which names are cut at most
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 1, after one line with the reason, if a file cannot be read or written."""
-    parser = Parser("multicard profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        "multicard profile", description=usage(__doc__, __file__), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
     parser.add_argument("--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum")
     parser.add_argument("--top", metavar="N", type=_positive, default=10, help="number of kernels (10)")

@@ -1,0 +1,362 @@
+"""The options of sbatch for a job: what its configuration asks for, merged with what a site adds.
+
+A site's options may be spelled in any way that people write them: `gpus-per-node`, `gpus_per_node`, `--gres`, `N`,
+an unambiguous beginning of a name, or a name of submitit's. sbatch takes the last of two that contradict each other
+without a word, so each is read here first: what a key of multicard sets is merged where both say the same, and
+refused by name where they do not.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multicard.config.job import Resources
+from multicard.machine import sbatch
+from multicard.messages import Refusal
+
+ADDITIONAL = "hydra.launcher.additional_parameters"
+GPU_TYPE = re.compile(r"[A-Za-z0-9][\w.+-]*")
+GRES_OF_GPUS = re.compile(r"(?:gres[/:])?gpu(?:[:=](?P<gpus>.+))?")
+
+# Options with which the command could not follow its jobs: why, and what to write in their place
+NEVER = {
+    "array": "the cells are the array; `hydra.launcher.array_parallelism=N` sets how many run at a time",
+    "clusters": "the command could not follow jobs on another cluster; log in to that one, and start it there",
+    "error": "the command reads what jobs print in the sweep's folder .submitit; leave it out",
+    "open-mode": "a job that starts again appends to what it printed; leave it out",
+    "output": "the command reads what jobs print in the sweep's folder .submitit; leave it out",
+    "job-name": "the command finds its jobs by their names; `name=NAME` names the sweep and its jobs",
+    "signal": "jobs save at SLURM's signal; `hydra.launcher.signal_delay_s=N` sets how long before the time limit",
+    "test-only": "nothing would be submitted; use `dry_run=true`",
+    "ntasks-per-gpu": "a job is one task on each node, which starts the ranks; use `gpus=N`",
+    "gpus-per-socket": "gpus sets the number of GPUs on a node; use `gpus=N`",
+}
+NEVER |= dict.fromkeys(
+    ("help", "parsable", "quiet", "usage", "version", "wait", "wrap"),
+    "the command reads what sbatch answers, and submits a job of its own; leave it out",
+)
+# Keys of the launcher that are no options of sbatch
+OWN_KEYS = ("_target_", "mode", "on_slurm", "packs", "gpu_type", "additional_parameters")
+OWN_KEYS += ("setup", "teardown", "array_parallelism", "signal_delay_s")
+
+TRUTHS = ("true", "false", "yes", "no", "on", "off")  # as text: Hydra reads `yes` and quoted words so
+
+Flags = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option as a site gives it.
+
+    Args:
+        key: of the configuration, as it is typed.
+        typed: its name, as it is typed.
+        value: of the option; never None.
+    """
+
+    key: str
+    typed: str
+    value: Any
+
+    def __str__(self) -> str:
+        if self.key != ADDITIONAL:
+            return f"{self.key}={self.value}"
+        return f"{self.key}: {self.typed}={self.value}"
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Given]:
+    """The site's options by sbatch's names: those of additional_parameters, and of the launcher's keys. null leaves an
+    option out."""
+    found = dict[str, Given]()
+    additional = options.get("additional_parameters") or {}
+    launcher = {key: value for key, value in options.items() if key not in OWN_KEYS}
+    sources = [(f"hydra.launcher.{key}", key, value) for key, value in launcher.items()]
+    sources += [(ADDITIONAL, str(key), value) for key, value in additional.items()]
+    for key, typed, value in sources:
+        if value is None:
+            continue
+        one, name = Given(key, typed, value), sbatch.name_of(typed)
+        if typed.replace("-", "_") in OWN_KEYS:  # in additional_parameters, as no source of its own has them
+            own = typed.replace("-", "_")
+            raise Refusal(
+                "slurm.key-of-launcher",
+                f"{one}: is a key of the launcher; write `hydra.launcher.{own}={value}`",
+                key=key,
+                option=typed,
+                value=value,
+            )
+        if key != ADDITIONAL and name not in sbatch.OPTIONS:
+            raise Refusal(
+                "slurm.no-option",
+                f"{key}: sbatch has no such option; an option of your site goes into `{ADDITIONAL}={{NAME:VALUE}}`",
+                key=key,
+                value=value,
+            )
+        if name in found and str(found[name].value) != str(value):
+            other = found[name]
+            raise Refusal(
+                "slurm.option-twice",
+                f"{one}: {other.typed}={other.value} of {other.key} is the same option of sbatch; leave one out",
+                key=key,
+                option=typed,
+                value=value,
+                other=other.typed,
+                others_value=other.value,
+            )
+        _check_text(one)
+        found[name] = one
+    return found
+
+
+def _check_text(one: Given) -> None:
+    """Refuse what would not be one line of the job's script."""
+    text = f"{one.typed}{one.value}"
+    if isinstance(one.value, dict) or not text.isprintable() or re.search(r"[\s=]", one.typed):
+        raise Refusal(
+            "slurm.option-form",
+            f"{one}: must be a name and one value; write `{ADDITIONAL}={{NAME:VALUE}}`",
+            key=one.key,
+            option=one.typed,
+            value=one.value,
+        )
+
+
+def flags(request: Resources, options: Mapping[str, Any]) -> Flags:
+    """All options of sbatch that submitit does not set for each job, by their long names: True is a flag.
+
+    Raises:
+        Refusal: an option contradicts the job's request, or would keep the command from following its jobs.
+    """
+    left = given(options)
+    for name, why in NEVER.items():
+        if name in left:
+            one = left[name]
+            raise Refusal("slurm.option-of-ours", f"{one}: {why}", key=one.key, option=one.typed, value=one.value)
+    made = _gpu_flags(left, request, options.get("gpu_type"))
+    _check_tasks(left, request)
+    made |= _memory(left, request)
+    made |= _exclusive(left, request)
+    made |= _requeue(left)
+    if request.nodes > 1:
+        made["no-kill"] = True  # the controllers end the run when a node is lost, and one is left to record it
+    for name, one in left.items():
+        value = _written(name, one)
+        if value is not None:
+            made[name] = value
+    return made
+
+
+def in_words(request: Resources, options: Mapping[str, Any]) -> str:
+    """What a job asks for: a line for the resources, and one for each option of the site."""
+    usual = flags(request, {}).items()
+    site = {name: value for name, value in flags(request, options).items() if (name, value) not in usual}
+    lines = [f"--{name}" if value is True else f"{name}={value}" for name, value in site.items()]
+    return "\n".join([request.in_words(), *lines])
+
+
+def _written(name: str, one: Given) -> Any:
+    """The value of an option as sbatch takes it: True is a flag; None leaves it out."""
+    value = one.value
+    if isinstance(value, list):
+        return ",".join(str(part) for part in value)
+    if name in sbatch.ANSWERS and isinstance(value, bool):
+        yes, no = sbatch.ANSWERS[name]
+        return yes if value else no
+    if not isinstance(value, bool):
+        if name in sbatch.FLAGS or (name in sbatch.FLAGS_OR_VALUES and str(value).lower() in TRUTHS):
+            raise Refusal(
+                "slurm.flag",
+                f"{one}: is a flag of sbatch; write `{ADDITIONAL}={{{name}:true}}`, or leave it out",
+                key=one.key,
+                option=one.typed,
+                value=value,
+            )
+        return value
+    if name in sbatch.FLAGS or name in sbatch.FLAGS_OR_VALUES:
+        return True if value else None
+    if name in sbatch.OPTIONS or not value:  # of a site's own flag nobody knows what its opposite is called
+        raise Refusal(
+            "slurm.needs-value",
+            f"{one}: sbatch takes a value for it; write `{ADDITIONAL}={{{name}:VALUE}}`, or leave it out",
+            key=one.key,
+            option=one.typed,
+            value=value,
+        )
+    return True
+
+
+def _requeue(left: dict[str, Given]) -> Flags:
+    """Whether SLURM may put the job back into the queue: yes, unless the site says no."""
+    wanted = True
+    for name in ("requeue", "no-requeue"):
+        if name in left:
+            value = _written(name, left[name])
+            wanted = value is not None if name == "requeue" else value is None
+            del left[name]
+    return {"requeue": True} if wanted else {"no-requeue": True}
+
+
+def _exclusive(left: dict[str, Given], request: Resources) -> Flags:
+    one = left.pop("exclusive", None)
+    if one is not None:
+        _written("exclusive", one)  # which refuses a word for true
+    if one is None or one.value is request.exclusive:
+        return {"exclusive": True} if request.exclusive else {}
+    if isinstance(one.value, bool) or request.exclusive:
+        raise _contradiction(one, "exclusive", str(one.value).lower(), str(request.exclusive).lower())
+    return {"exclusive": one.value}  # "user": other jobs of the same user may share the node
+
+
+def _memory(left: dict[str, Given], request: Resources) -> Flags:
+    """The memory of a node, by memory_gb or by the site; of several forms SLURM takes one."""
+    if request.memory_gb is None:
+        one = left.get("mem")
+        if one is not None and one.typed.replace("_", "-").lstrip("-") in sbatch.IN_GB:
+            return {"mem": f"{left.pop('mem').value}G"}
+        return {}
+    for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
+        one = left.pop(name, None)
+        if one is None:
+            continue
+        is_gb = one.typed.replace("_", "-").lstrip("-") in sbatch.IN_GB
+        asked_gb = sbatch.memory_gb(f"{one.value}G" if is_gb else str(one.value))
+        if name != "mem" or asked_gb != request.memory_gb:
+            whole = name == "mem" and asked_gb is not None and asked_gb == int(asked_gb)
+            raise _contradiction(one, "memory_gb", str(int(asked_gb or 0)) if whole else "GB", request.memory_gb)
+    return {"mem": f"{request.memory_gb}GB"}
+
+
+def _check_tasks(left: dict[str, Given], request: Resources) -> None:
+    """Take out what says the same as the request about nodes, tasks, cores and time; refuse what says another."""
+    each = request.cpus // request.gpus if request.gpus and request.cpus % request.gpus == 0 else None
+    # sbatch's option, our key, what the request says, how the option is read, and how much of it a unit of our key is
+    rules: list[tuple[str, str, Any, Callable[[str], Any], int]] = [
+        ("nodes", "nodes", request.nodes, _number, 1),
+        ("ntasks", "gpus", request.nodes, _number, request.nodes),
+        ("ntasks-per-node", "gpus", 1, _number, 1),
+        ("cpus-per-task", "cpus_per_gpu", request.cpus, _number, request.gpus),
+        ("cpus-per-gpu", "cpus_per_gpu", each, _number, 1),
+        ("time", "time_min", request.time_min, sbatch.minutes, 1),
+    ]
+    for option, key, own, read, unit in rules:
+        one = left.pop(option, None)
+        if one is None:
+            continue
+        value = read(str(one.value))
+        if value is None or value != own:
+            ours = value / unit if value and unit else None  # 0 is no value of our keys
+            raise _contradiction(one, key, "N" if ours is None or ours != int(ours) else str(int(ours)), own)
+    least = left.get("time-min")
+    if least is not None and "_" in least.typed:  # the name of a key here, though sbatch has a --time-min
+        raise _contradiction(least, "time_min", str(least.value), request.time_min)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _contradiction(one: Given, key: str, value: Any, own: Any) -> Refusal:
+    """The refusal of an option that says another than the key that sets it."""
+    about = {"ntasks": "a job is one task on each node, which starts a rank for each GPU"}
+    about["ntasks-per-node"] = about["ntasks"]
+    why = about.get(sbatch.name_of(one.typed), f"{key} sets it for each cell, here to {own}")
+    return Refusal(
+        "slurm.contradicts",
+        f"{one}: {why}; leave it out, and use `{key}={value}`",
+        key=one.key,
+        option=one.typed,
+        value=one.value,
+        instead=key,
+        own=own,
+    )
+
+
+def _gpu_flags(left: dict[str, Given], request: Resources, gpu_type: Any) -> Flags:
+    """The GPUs of a node, in the site's form: as `gres` where the site gives a gres of GPUs, else as `gpus-per-node`.
+    What a site gives may leave out the number, which is `gpus`, or the type."""
+    chosen = None if gpu_type is None else str(gpu_type)
+    if chosen is not None and GPU_TYPE.fullmatch(chosen) is None:
+        raise Refusal(
+            "slurm.gpu-type",
+            f"hydra.launcher.gpu_type={gpu_type}: must be a type alone, as `hydra.launcher.gpu_type=h100`; "
+            "gpus sets the number, and `sinfo -o '%P %G'` shows the types",
+            key="hydra.launcher.gpu_type",
+            value=chosen,
+        )
+    for option in ("tres-per-node", "tres-per-task", "tres-per-job", "tres-per-socket"):
+        if option in left and "gpu" in str(left[option].value):
+            raise _contradiction(left[option], "gpus", "N", request.gpus)
+    counts = {"gpus-per-node": request.gpus, "gpus-per-task": request.gpus, "gpus": request.gpus * request.nodes}
+    for option, own in counts.items():
+        if option in left:
+            one = left.pop(option)
+            chosen = _type_of(one, str(one.value), own, request, chosen)
+    others, as_gres = list[str](), False
+    if "gres" in left:
+        one = left.pop("gres")
+        words = one.value if isinstance(one.value, list) else str(one.value).split(",")
+        parts = [str(word).strip() for word in words]
+        of_gpus = [match for match in map(GRES_OF_GPUS.fullmatch, parts) if match is not None]
+        if len(of_gpus) > 1:
+            raise _several_types(one)
+        for gpus in of_gpus:
+            chosen, as_gres = _type_of(one, gpus["gpus"] or "", request.gpus, request, chosen), True
+        others = [part for part in parts if GRES_OF_GPUS.fullmatch(part) is None]
+    typed = "" if chosen is None else f"{chosen}:"
+    made: Flags = {}
+    if request.gpus and as_gres:
+        others.insert(0, f"gpu:{typed}{request.gpus}")
+    elif request.gpus:
+        made["gpus-per-node"] = f"{typed}{request.gpus}"
+    if others:
+        made["gres"] = ",".join(others)
+    return made
+
+
+def _type_of(one: Given, text: str, own: int, request: Resources, chosen: str | None) -> str | None:
+    """The type of GPU that an option asks for, or the one that is chosen already; its number must be the request's."""
+    kind, count = _type_and_count(one, text.strip())
+    if request.gpus == count == 0:
+        return chosen
+    if request.gpus == 0:
+        raise Refusal(
+            "slurm.gpus-of-cpu",
+            f"{one}: with device=cpu a job asks for no GPU; leave it out, or use `device=cuda`",
+            key=one.key,
+            option=one.typed,
+            value=one.value,
+        )
+    if count == 0:
+        raise _contradiction(one, "device", "cpu", request.gpus)
+    if count is not None and count != own:
+        wanted = count // request.nodes if own != request.gpus and count % request.nodes == 0 else count
+        raise _contradiction(one, "gpus", wanted, own)
+    if chosen is not None and kind not in (None, chosen):
+        raise _several_types(one, chosen)
+    return kind or chosen
+
+
+def _several_types(one: Given, other: str | None = None) -> Refusal:
+    """The refusal of GPUs of more than one type, or of what is no type and number."""
+    also = "" if other is None else f" {other} is asked for, too:"
+    return Refusal(
+        "slurm.several-types",
+        f"{one}:{also} a job has one type of GPU; ask for it by `hydra.launcher.gpu_type=TYPE`, and leave this out",
+        key=one.key,
+        option=one.typed,
+        value=one.value,
+        other=other,
+    )
+
+
+def _type_and_count(one: Given, text: str) -> tuple[str | None, int | None]:
+    """The type and the number of GPUs in "2", "h100" or "h100:2"; None for what is not said."""
+    parts = re.split("[:=]", text) if text else []
+    parts = parts[1:] if parts[:1] == ["gpu"] else parts  # as in a gres
+    if len(parts) > 2 or not all(GPU_TYPE.fullmatch(part) for part in parts):
+        raise _several_types(one)
+    count = int(parts.pop()) if parts and parts[-1].isdecimal() else None
+    if len(parts) > 1:
+        raise _several_types(one)
+    return (parts[0] if parts else None), count

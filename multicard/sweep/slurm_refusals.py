@@ -1,0 +1,149 @@
+"""What sbatch says when it does not submit a job: in one line, with the key and the remedy."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multicard.config.job import Resources
+from multicard.messages import Refusal
+
+SAID = re.compile(r"^sbatch: (?:error: |fatal: )?")
+BY_CONTROLLER = "Batch job submission failed: "
+# Answers after which the controller may have the job all the same: the request was sent, and no answer came back
+UNANSWERED = re.compile(
+    r"timed out|zero bytes|connection (reset|closed)|broken pipe|communication|unexpected message|insane|incomplete"
+    r"|unknown reason",
+    re.IGNORECASE,
+)
+# Lines that sbatch prints beside a refusal and that say nothing about it
+NOISE = re.compile(r"Try .sbatch --help. for more information|Slurm temporarily unable to accept job, sleeping")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What SLURM's own reason for a refusal is about.
+
+    Args:
+        pattern: of the reason.
+        key: that has to change.
+        option: of sbatch that the key sets.
+        remedy: how the possible values are found.
+    """
+
+    pattern: str
+    key: str
+    option: str
+    remedy: str
+
+
+CAUSES = (
+    Cause(
+        r"\binvalid account\b|\baccount/partition\b",
+        "hydra.launcher.account",
+        "account",
+        "`sacctmgr show associations user=$USER` lists the accounts",
+    ),
+    Cause(r"\bpartition\b", "hydra.launcher.partition", "partition", "`sinfo -s` lists the partitions"),
+    Cause(r"\bqos\b", "hydra.launcher.qos", "qos", "`sacctmgr show qos` lists them"),
+    Cause(r"\btime limit\b", "time_min", "time", "`sinfo -o '%P %l'` shows the limits"),
+    Cause(r"\bfeature", "hydra.launcher.constraint", "constraint", "`sinfo -o '%P %f'` shows the features"),
+    Cause(r"\bnode name\b", "hydra.launcher.nodelist", "nodelist", "`sinfo -N` lists the nodes"),
+    Cause(
+        r"generic resource|\bgres\b",
+        "hydra.launcher.gpu_type",
+        "gpu-type",
+        "`sinfo -o '%P %G'` shows what the nodes have",
+    ),
+)
+
+
+def lines(output: str) -> list[str]:
+    """What sbatch said, its own words and the site's, each line once and without its beginning."""
+    found = (SAID.sub("", line.strip()) for line in output.splitlines())
+    return list(dict.fromkeys(line for line in found if line and not NOISE.search(line)))
+
+
+def own_reason(said: list[str]) -> str:
+    """SLURM's own reason among these lines, by which the key is found: a site's words may name anything."""
+    by_controller = [line.removeprefix(BY_CONTROLLER) for line in said if line.startswith(BY_CONTROLLER)]
+    return (by_controller or said or [""])[-1]
+
+
+def is_unanswered(output: str) -> bool:
+    """True where the job may be in the queue although sbatch failed."""
+    reason = own_reason(lines(output))
+    return not reason or UNANSWERED.search(reason) is not None
+
+
+def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusal:
+    """A refusal of sbatch in one line, with all that it said.
+
+    Args:
+        output: all that sbatch printed as errors.
+        flags: the options with which the job was submitted.
+    """
+    said = lines(output)
+    own = own_reason(said)
+    reason = "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in said)) or "without a word"
+    plain = own.lower()
+    if "node configuration" in plain or "node count" in plain:
+        kind = f" of {flags['gpus-per-node']}" if ":" in str(flags.get("gpus-per-node")) else ""
+        return Refusal(
+            "slurm.no-node",
+            f"gpus, cpus_per_gpu, nodes or memory_gb: no node takes a job with {request.in_words()}{kind} "
+            f"(SLURM: {reason}); `sinfo -o '%P %D %G %c %m'` shows what the nodes have",
+            key="gpus",
+            keys=["gpus", "cpus_per_gpu", "nodes", "memory_gb"],  # no roles: what a request has
+            asked=request.in_words(),
+            reason=reason,
+        )
+    if "policy" in plain:
+        return Refusal(
+            "slurm.policy",
+            f"hydra/launcher=submitit_slurm: a limit of the site forbids these jobs ({reason}), on their number, size "
+            "or time; `sacctmgr show associations user=$USER` and `sacctmgr show qos` show the limits",
+            key="hydra/launcher",
+            reason=reason,
+        )
+    for cause in CAUSES:
+        if re.search(cause.pattern, plain):
+            value = request.time_min if cause.key == "time_min" else flags.get(cause.option)
+            typed = "null" if value is None else value
+            return Refusal(
+                "slurm.refuses",
+                f"{cause.key}={typed}: SLURM refuses it ({reason}); {cause.remedy}",
+                key=cause.key,
+                value=value,
+                reason=reason,
+            )
+    option = re.search(r"option '?-*([\w-]+)", own)
+    if option is not None and option[1] in flags:
+        name = option[1]
+        return Refusal(
+            "slurm.refuses-option",
+            f"hydra.launcher: sbatch refuses {name}={flags[name]} ({reason}); `sbatch --help` lists its options",
+            key="hydra.launcher",
+            option=name,
+            value=flags[name],
+            reason=reason,
+        )
+    return Refusal(
+        "slurm.refuses-job",
+        f"hydra/launcher=submitit_slurm: SLURM refuses the job ({reason}); mend hydra.launcher or ask the site",
+        key="hydra/launcher",
+        reason=reason,
+    )
+
+
+def unanswered(output: str, name: str) -> Refusal:
+    """The refusal of cells whose jobs may, or may not, be in the queue: the same command looks for them first."""
+    reason = "; ".join(lines(output)) or "without a word"
+    return Refusal(
+        "slurm.unanswered",
+        f"hydra/launcher=submitit_slurm: sbatch ended without an answer ({reason}), and no job {name} is known yet; "
+        "start the same command again, which looks for it before it submits",
+        key="hydra/launcher",
+        reason=reason,
+        job_name=name,
+    )
