@@ -118,6 +118,9 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     attempt = attempts.last(folder)
     failure = attempt.failure
     ranks = rank_files.read(folder, placement.world_size if failure is None else 0)
+    if failure is None:
+        problem = rank_files.problem(folder, placement.world_size)
+        failure = None if problem is None else Failure("record", problem)
     steps = run_folder.merge_steps(folder)
     gpu = None
     if placement.device != "cpu":
