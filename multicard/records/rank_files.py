@@ -16,7 +16,7 @@ from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.schema_parts import Ignored, Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
 from multicard.records.trained_weights import Weights
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
@@ -87,6 +87,7 @@ class RankReport(Struct, kw_only=True):
     profile: dict[str, Any] | None = None
     ablations: dict[str, list[float]] | None = None
     limits: list[Limit] = []
+    ignored: list[Ignored] = []
 
 
 class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):

@@ -82,6 +82,13 @@ class TextRows(Struct):
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 
+class Ignored(Struct):
+    """What is there beside the data that was read, and was not read itself."""
+
+    what: Annotated[str, "a kind of files, a folder, a column or a key, as .heic, notes/ or column width"]
+    count: Annotated[Int, "of files, or of rows that have it"]
+
+
 class Segment(Struct):
     """One attempt at a run: a start of its job. A run that was requeued has several; warm-up is counted in each."""
 

@@ -172,6 +172,7 @@ def so_far(
     if config.probe.enabled and attempt.failure is None:
         record.probe = rank_files.probe_end(ranks, steps)
     record.segments = attempts.merge(run.folder, record.segments)
+    record.ignored = ranks[0].ignored if ranks else []
     record.limits = [*{limit.code: limit for rank in ranks for limit in rank.limits}.values()]
     return record
 
