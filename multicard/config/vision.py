@@ -208,6 +208,13 @@ class ImagesConfig(DatasetConfig):
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("skip_broken", None),
     )
+    parts: Optional[list[str]] = key(
+        None,
+        "the parts to train and to test on, [TRAIN,TEST]; [] where folders are classes, whatever their names; "
+        "null finds parts by their names",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        since=("skip_broken", None),
+    )
     cache: CacheMode = key(
         CacheMode.mmap,
         "decode once: mmap into a file that all ranks share, process into float32 tensors of "
@@ -241,6 +248,14 @@ class ImagesConfig(DatasetConfig):
                 "dataset.root is not set: give a folder that holds train/<class>/ and val/<class>/, "
                 "`dataset.root=FOLDER`, or a .csv of paths and labels, `dataset.root=FILE`",
                 key="dataset.root",
+            )
+        if self.parts is not None and (len(self.parts) > 2 or len({*self.parts}) < len(self.parts)):
+            raise Refusal(
+                "config.images-parts",
+                f"dataset.parts=[{','.join(self.parts)}]: name one part to train on and another to test on, as "
+                "`dataset.parts=[train,test]`; none where folders are classes, `dataset.parts=[]`",
+                key="dataset.parts",
+                value=self.parts,
             )
         if self.split is not None and not 0 < self.split < 1:
             raise Refusal(

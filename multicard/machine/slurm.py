@@ -168,8 +168,8 @@ def several_tasks(nodes: int) -> Message | None:
         return None
     return Message(
         "slurm.several-tasks",
-        f"hydra.launcher: SLURM started {tasks} tasks on {nodes} node(s), and each would measure the same run; take "
-        "ntasks and ntasks_per_node out of the additional parameters and SLURM's variables: `gpus=N` starts the ranks",
+        f"hydra.launcher: SLURM started {tasks} tasks on {nodes} node(s), and each would measure the same run; leave "
+        "ntasks and ntasks_per_node out, as one task starts all ranks of its node",
         key="hydra.launcher",
         tasks=tasks,
         nodes=nodes,

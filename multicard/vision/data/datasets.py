@@ -23,8 +23,8 @@ from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
 from multicard.vision.data import decoding, photographs
-from multicard.vision.data.sample_sources import path_of
 from multicard.vision.data.splits import Data, Split, held_out
+from multicard.vision.data.stored_images import path_of
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from multicard.measure import timing
 from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.vision.data import decoding
-from multicard.vision.data.sample_sources import Encoded, Row, files_of, folder_of, path_of
+from multicard.vision.data.sample_sources import folder_of
 from multicard.vision.data.splits import Data, Split
+from multicard.vision.data.stored_images import Encoded, Row, files_of, path_of
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
 CHUNK = 256  # images that are decoded ahead of the one that is written

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multicard.messages import Refusal
-from multicard.vision.data.sample_sources import Encoded
+from multicard.vision.data.stored_images import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
