@@ -307,6 +307,12 @@ class ModelConfig(Group):
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("width", "random"),
     )
+    weights_from: Optional[str] = key(
+        None,
+        "which weights of the file, where it holds several, as state_dict or state_dict_ema; null takes averaged ones",
+        Role.identity | Role.work | Role.learning | Role.speed,
+        since=("width", None),
+    )
     freeze: Freeze = key(
         Freeze.none,
         "backbone: the last layer alone trains, and all else computes as in evaluation",
@@ -321,6 +327,14 @@ class ModelConfig(Group):
                 "model.weights='': is no file; use `model.weights=random`, `model.weights=pretrained` "
                 "or `model.weights=FILE`",
                 key="model.weights",
+            )
+        if self.weights_from is not None and self.weights in ("random", "pretrained"):
+            raise Refusal(
+                "config.model-weights-from",
+                f"model.weights_from={self.weights_from}: chooses among the weights of a file, and "
+                f"model.weights={self.weights} is none; use `model.weights=FILE`, or `model.weights_from=null`",
+                key="model.weights_from",
+                weights=self.weights,
             )
         if self.name == "mobilenet_v2":
             return
