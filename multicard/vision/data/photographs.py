@@ -13,9 +13,9 @@ from multicard.config.pasting import override
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, say
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_parts import Ignored, Repeated
 from multicard.records.text_table import in_bytes
-from multicard.vision.data import class_folders, decoded_cache, decoding, sample_sources
+from multicard.vision.data import class_folders, decoded_cache, decoding, repeated_images, sample_sources
 from multicard.vision.data.data_parts import Part, Samples, train_and_tests, train_on
 from multicard.vision.data.splits import Data, Split, held_out
 from multicard.vision.data.stored_images import files_of
@@ -228,5 +228,32 @@ def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
         "photographs.ignored",
         f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}",
         key="dataset.root",
+        root=str(config.root),
         ignored={part.what: part.count for part in ignored},
     )
+
+
+def repeated(data: Data, config: ImagesConfig) -> Repeated | None:
+    """Images of these parts that are the same ones, counted and said."""
+    found = repeated_images.repeated(data.train, data.test)
+    if found is None or not (found.in_both or found.two_labels):
+        return found
+    said = []
+    if found.in_both:
+        said.append(f"{found.in_both:,} of {found.tested:,} test images are trained on too")
+    if found.two_labels:
+        said.append(f"{count(found.two_labels, 'image')} with two labels")
+    part = "" if found.compared == found.images else f" (found in {found.compared:,} of {found.images:,} images)"
+    note = Message(
+        "photographs.repeated",
+        f"dataset.root={config.root}: {', '.join(said)}, by their files or bytes{part}",
+        key="dataset.root",
+        root=str(config.root),
+        in_both=found.in_both,
+        two_labels=found.two_labels,
+        tested=found.tested,
+        compared=found.compared,
+        images=found.images,
+    )
+    _say_once(note)
+    return found
