@@ -36,8 +36,23 @@ from tests.goldens import messages as golden
 HOLE = "…"
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|" + HOLE)
 # Programs of others
-OTHERS = ("chmod", "hf", "jupyter", "make", "nsys", "pip", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo")
-OTHERS += ("srun", "ssh", "wandb")
+OTHERS = (
+    "chmod",
+    "git",
+    "hf",
+    "jupyter",
+    "make",
+    "nsys",
+    "pip",
+    "sacctmgr",
+    "sbatch",
+    "scancel",
+    "scontrol",
+    "sinfo",
+    "srun",
+    "ssh",
+    "wandb",
+)
 OF_HYDRA = {"-m": True, "--help": False}  # whether words follow
 OF_CONTAINERS = {"--ipc", "--memory", "--shm-size"}  # flags that start one
 SLURM = "hydra/launcher=submitit_slurm"

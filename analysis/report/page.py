@@ -22,7 +22,8 @@ from markupsafe import Markup, escape
 from analysis.report.blocks import Grid, Plot, Report
 from analysis.table_columns import Column
 from multicard.messages import REMEDY, Message, Refusal
-from multicard.records.run_folder import finite, write_text
+from multicard.records.json_values import readable
+from multicard.records.run_folder import write_text
 from multicard.records.text_table import alignment, clean
 
 FOLDER = Path(__file__).parent
@@ -99,7 +100,7 @@ def html(report: Report, version: int | None = None) -> str:
 
 def in_script(value: Any) -> str:
     """JSON that cannot end the script element it stands in."""
-    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(readable(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 

@@ -208,6 +208,13 @@ class ImagesConfig(DatasetConfig):
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("skip_broken", None),
     )
+    parts: Optional[list[str]] = key(
+        None,
+        "the parts to train and to test on, [TRAIN,TEST]; [] where folders are classes, whatever their names; "
+        "null finds parts by their names",
+        Role.identity | Role.work | Role.content | Role.learning | Role.speed,
+        since=("skip_broken", None),
+    )
     cache: CacheMode = key(
         CacheMode.mmap,
         "decode once: mmap into a file that all ranks share, process into float32 tensors of "
@@ -241,6 +248,14 @@ class ImagesConfig(DatasetConfig):
                 "dataset.root is not set: give a folder that holds train/<class>/ and val/<class>/, "
                 "`dataset.root=FOLDER`, or a .csv of paths and labels, `dataset.root=FILE`",
                 key="dataset.root",
+            )
+        if self.parts is not None and (len(self.parts) > 2 or len({*self.parts}) < len(self.parts)):
+            raise Refusal(
+                "config.images-parts",
+                f"dataset.parts=[{','.join(self.parts)}]: name one part to train on and another to test on, as "
+                "`dataset.parts=[train,test]`; none where folders are classes, `dataset.parts=[]`",
+                key="dataset.parts",
+                value=self.parts,
             )
         if self.split is not None and not 0 < self.split < 1:
             raise Refusal(
@@ -292,6 +307,12 @@ class ModelConfig(Group):
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("width", "random"),
     )
+    weights_from: Optional[str] = key(
+        None,
+        "which weights of the file, where it holds several, as state_dict or state_dict_ema; null takes averaged ones",
+        Role.identity | Role.work | Role.learning | Role.speed,
+        since=("width", None),
+    )
     freeze: Freeze = key(
         Freeze.none,
         "backbone: the last layer alone trains, and all else computes as in evaluation",
@@ -306,6 +327,14 @@ class ModelConfig(Group):
                 "model.weights='': is no file; use `model.weights=random`, `model.weights=pretrained` "
                 "or `model.weights=FILE`",
                 key="model.weights",
+            )
+        if self.weights_from is not None and self.weights in ("random", "pretrained"):
+            raise Refusal(
+                "config.model-weights-from",
+                f"model.weights_from={self.weights_from}: chooses among the weights of a file, and "
+                f"model.weights={self.weights} is none; use `model.weights=FILE`, or `model.weights_from=null`",
+                key="model.weights_from",
+                weights=self.weights,
             )
         if self.name == "mobilenet_v2":
             return

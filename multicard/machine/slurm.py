@@ -155,6 +155,27 @@ def allocation(key: str, grace_s: float) -> Allocation:
     return Allocation(tuple(env.hostnames), env.node, env.job_id, port, f"{key} {env.job_id}".encode(), grace_s)
 
 
+def task_of_node() -> int:
+    """The number of this task among those of its node, from 0. A job of multicard has one on each, which starts the
+    ranks."""
+    return int(os.environ.get("SLURM_LOCALID") or 0)
+
+
+def several_tasks(nodes: int) -> Message | None:
+    """Why a job whose step has more tasks than `nodes` measures nothing: each would measure the same cell."""
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
+    if tasks <= nodes and task_of_node() == 0:
+        return None
+    return Message(
+        "slurm.several-tasks",
+        f"hydra.launcher: SLURM started {tasks} tasks on {nodes} node(s), and each would measure the same run; leave "
+        "ntasks and ntasks_per_node out, as one task starts all ranks of its node",
+        key="hydra.launcher",
+        tasks=tasks,
+        nodes=nodes,
+    )
+
+
 def why_warned(job: str) -> str:
     """The reason for a signal of SLURM: "cancelled", "preempted", "requeued" (e.g. its node failed) or "timeout"."""
     return reason_of_warning(_fields(job), _restarts())

@@ -21,6 +21,7 @@ from multicard.records.schema_parts import Limit
 from multicard.records.trained_weights import ApartBy
 
 BUSY_SHARE = 0.1  # of a run's cores, for others or stolen from it, above which it is limited
+SEEN_SHARE = 0.01  # of the test images, trained on too, from which accuracy is limited
 UNKNOWN_SIGN = "#"  # in tables, of limits that this version does not know
 PREFIX = "limit."  # of the codes of messages that are limits
 # What the recorder of a script's steps saw, and how the oldest records say it
@@ -90,6 +91,11 @@ def _is_stalled(record: AnyRecord) -> bool:
 
 def _is_disturbed(record: AnyRecord) -> bool:
     return bool(record.gpu and record.gpu.disturbed_by)
+
+
+def _is_test_seen(record: AnyRecord) -> bool:
+    repeated = record.data and record.data.repeated
+    return repeated is not None and repeated.share_in_both >= SEEN_SHARE
 
 
 def _trained_apart(record: AnyRecord) -> bool:
@@ -212,6 +218,18 @@ MIXED_DATA = Kind(
     noted=True,
     brief=True,
 )
+TEST_SEEN = Kind(
+    says=Message(
+        "limit.test-seen",
+        f"at least {SEEN_SHARE:.0%} of its test images are trained on too: its accuracy is partly memory",
+    ),
+    sign="e",
+    column="test_seen",
+    forbids=_only(Forbids.learning),
+    applies=_is_test_seen,
+    noted=True,
+    brief=True,
+)
 APART = Kind(
     says=Message(
         "limit.trained-apart",
@@ -267,7 +285,7 @@ DIRTY = Kind(
 )
 KINDS = (
     *(OVERSUBSCRIBED_GPUS, ON_CPU, DISTURBED, LOADED, CROWD, BESIDE, RANDOM_WEIGHTS, SMOKE, PROFILED, STALLED),
-    *(MIXED_DATA, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, DIRTY),
+    *(MIXED_DATA, TEST_SEEN, APART, OTHER_WEIGHTS, OTHER_STEPS, RESTARTED, DIRTY),
 )
 APART_BY = {ApartBy.group: APART, ApartBy.values: OTHER_WEIGHTS, ApartBy.steps: OTHER_STEPS}
 BY_CODE: Mapping[str, Kind] = {kind.code: kind for kind in KINDS}

@@ -228,8 +228,11 @@ def _read(path: Path) -> Claim:
 def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | None:
     """Who holds another's claim, unless it is SLURM's `job`; None where it is gone."""
     marked, here = _read(path), _here()
+    if marked.job is not None and marked.job == job:
+        # An earlier start of the job is gone, and its lock with it; whoever has the lock is another task of this start
+        return f"process {marked.pid}, another task of job {job}," if _is_locked(path) else None
     if marked.job is not None:
-        return f"job {marked.job}" if marked.job != job and slurm.is_alive(marked.job) else None
+        return f"job {marked.job}" if slurm.is_alive(marked.job) else None
     where = "" if marked.host == here.host else f" on {marked.host or 'another machine'}"
     return f"process {marked.pid}{where}" if _is_alive(path, marked, here, now_s) else None
 
@@ -248,6 +251,13 @@ def _is_alive(path: Path, marked: Claim, here: Claim, now_s: float | None) -> bo
         if marked.namespace == here.namespace:
             return psutil.pid_exists(marked.pid) and start_ticks(marked.pid) in (None, marked.started)
     return age_s(status, now_s) < LEASE_S
+
+
+def _is_locked(path: Path) -> bool:
+    """True where a process that lives has the lock of a claim; False also where the file system has no locks."""
+    with suppress(OSError), os.fdopen(private.no_link(path, os.O_RDONLY)) as file:
+        return _lock(file.fileno(), fcntl.F_OFD_GETLK) is False
+    return False
 
 
 def _lock(descriptor: int, operation: int) -> bool | None:

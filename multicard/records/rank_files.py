@@ -14,8 +14,9 @@ from msgspec import Struct
 
 from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
+from multicard.messages import Message
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.schema_parts import Ignored, Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
 from multicard.records.trained_weights import Weights
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
@@ -86,6 +87,7 @@ class RankReport(Struct, kw_only=True):
     profile: dict[str, Any] | None = None
     ablations: dict[str, list[float]] | None = None
     limits: list[Limit] = []
+    ignored: list[Ignored] = []
 
 
 class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
@@ -152,7 +154,7 @@ def write(folder: Path, report: AnyReport) -> None:
 
 
 def read(folder: Path, expected: int = 0) -> list[Any]:
-    """The reports of the ranks of one workload, by rank; one that is not whole is left out.
+    """The reports of the ranks of one workload, by rank; one that is not whole is left out (`problem` names it).
 
     Args:
         expected: wait until there are this many, and their steps: a file that another node wrote may take its time to
@@ -162,23 +164,55 @@ def read(folder: Path, expected: int = 0) -> list[Any]:
     while expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s:
         pause(1.0)
     found = [_read(path) for path in folder.glob("ranks/r*.json")]
-    reports = sorted((report for report in found if report is not None), key=lambda report: report.rank)
+    reports = sorted((report for report in found if isinstance(report, RankReport)), key=lambda report: report.rank)
     while expected and not have_steps(folder, reports) and clock_s() < deadline_s:
         pause(0.1)
     return reports
 
 
+def problem(folder: Path, expected: int) -> Message | None:
+    """Why a run whose ranks ended by themselves is not wholly measured: the first report that is not there or cannot
+    be read, or the first file of steps that a report counts and nobody finds. None where nothing is missing.
+
+    Args:
+        expected: the number of ranks on all nodes.
+    """
+    reports = []
+    for rank in range(expected):
+        report = _read(path_of(folder, rank))
+        if isinstance(report, str):
+            return Message(
+                "run.no-report",
+                f"the report of rank {rank} of {expected} cannot be read ({report}): its part is not measured; "
+                "measure again",
+                rank=rank,
+                ranks=expected,
+                reason=report,
+            )
+        reports.append(report)
+    absent = next((path for path in _files_of_steps(folder, reports) if not path.exists()), None)
+    if absent is None or (folder / steps.STEPS).exists():
+        return None
+    return Message("run.no-steps", f"{absent.name}: the steps of an epoch are missing; measure again", file=absent.name)
+
+
+def _files_of_steps(folder: Path, reports: Sequence[AnyReport]) -> list[Path]:
+    return [run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs]
+
+
 def have_steps(folder: Path, reports: Sequence[AnyReport]) -> bool:
     """True where the steps of all reported epochs can be read, or an earlier start merged them."""
-    files = (run_folder.steps_file(folder, report.rank, part.epoch) for report in reports for part in report.epochs)
-    return (folder / steps.STEPS).exists() or all(file.exists() for file in files)
+    return (folder / steps.STEPS).exists() or all(file.exists() for file in _files_of_steps(folder, reports))
 
 
-def _read(path: Path) -> AnyReport | None:
+def _read(path: Path) -> AnyReport | str:
+    """The report in a file, or why it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AnyReport)
-    except (OSError, msgspec.DecodeError):
-        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return str(error)
 
 
 def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:

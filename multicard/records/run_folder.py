@@ -22,7 +22,6 @@
 
 import errno
 import json
-import math
 import os
 import re
 import secrets
@@ -41,6 +40,7 @@ from multicard.config import schema
 from multicard.machine import private
 from multicard.messages import Message, Refusal
 from multicard.records import steps
+from multicard.records.json_values import as_text, builtins, readable
 from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Attempt
@@ -87,7 +87,7 @@ def cache(part: str) -> Path:
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     with replacing(path, mode) as file:
-        file.write(text.encode(errors="replace"))  # a name of a folder need not be text
+        file.write(as_text(text).encode())  # a name of a folder need not be text
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -96,30 +96,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    return json.dumps(finite(builtins(value)), indent=1, allow_nan=False) + "\n"
-
-
-def builtins(value: Any) -> Any:
-    """A value, or a struct, in types that JSON has."""
-    return msgspec.to_builtins(value, enc_hook=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's, a message as its text."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, str):
-        return str(value)
-    raise TypeError(f"JSON has no {type(value).__name__}")
-
-
-def finite(value: Any) -> Any:
-    """`value` with None for every NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(readable(builtins(value)), indent=1, allow_nan=False) + "\n"
 
 
 def read_bytes(path: Path) -> bytes:

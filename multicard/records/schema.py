@@ -22,6 +22,7 @@ from multicard.records.schema_parts import (
     Duration,
     Float,
     Gpu,
+    Ignored,
     Int,
     Limit,
     Load,
@@ -150,6 +151,7 @@ class Record(Struct, kw_only=True):
     probe: Annotated[ProbeEnd | None, "of probe=true alone, whose runs are no results"] = None
     prediction: Annotated[Prediction | None, "null where none was made"] = None
     data: Annotated[Data | None, "what it was trained on"] = None
+    ignored: Annotated[list[Ignored], "parts of the data that were not read, each with its count"] = []
     cores: Annotated[Count, "of its first node that the run could use"] = None
     load: Annotated[Load | None, "of other processes on its first node"] = None
     beside: Annotated[Count, "other runs of the sweep that were measured on one of its nodes at the same time"] = None

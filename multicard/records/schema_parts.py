@@ -82,6 +82,13 @@ class TextRows(Struct):
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 
+class Ignored(Struct):
+    """What is there beside the data that was read, and was not read itself."""
+
+    what: Annotated[str, "a kind of files, a folder, a column or a key, as .heic, notes/ or column width"]
+    count: Annotated[Int, "of files, or of rows that have it"]
+
+
 class Segment(Struct):
     """One attempt at a run: a start of its job. A run that was requeued has several; warm-up is counted in each."""
 
@@ -108,6 +115,21 @@ class Attempt(Segment):
     prediction: "Prediction | None" = None
 
 
+class Repeated(Struct):
+    """Images that are in the data more than once, by their file or their bytes, of those that the run meets."""
+
+    in_both: Annotated[Int, "images that are tested on and trained on too"]
+    two_labels: Annotated[Int, "images that have another label elsewhere"]
+    tested: Annotated[Int, "images that are tested on"]
+    compared: Annotated[Int, "images that were compared with all others; fewer than all where that is too much"]
+    images: Annotated[Int, "all"]
+
+    @property
+    def share_in_both(self) -> float:
+        """Of the images that are tested on, those that are trained on too."""
+        return self.in_both / self.tested if self.tested else 0.0
+
+
 class Data(Struct):
     """The content of the data, wherever it lies: names, sizes and bytes; of over 64 MiB or 1,024 files, the bytes of
     evenly spaced pieces (`multicard/records/content.py`)."""
@@ -117,6 +139,7 @@ class Data(Struct):
     bytes: Annotated[Int, "of all parts"]
     hashed_bytes: Annotated[Int, "of them, those that the digits cover"]
     changed: Annotated[str | None, "the parts that differed when the ranks had ended: they may have read both"] = None
+    repeated: Annotated[Repeated | None, "of dataset=images; null where they were not compared"] = None
 
 
 class Load(Struct):

@@ -129,6 +129,9 @@ def _from_folder(run: PreparedRun, begun: AnyRecord) -> tuple[AnyRecord, Any]:
     attempt = attempts.last(folder)
     failure = attempt.failure
     ranks = rank_files.read(folder, placement.world_size if failure is None else 0)
+    if failure is None:
+        problem = rank_files.problem(folder, placement.world_size)
+        failure = None if problem is None else Failure("record", problem)
     steps = run_folder.merge_steps(folder)
     gpu = None
     if placement.device != "cpu":
@@ -180,6 +183,7 @@ def so_far(
     if config.probe.enabled and attempt.failure is None:
         record.probe = rank_files.probe_end(ranks, steps)
     record.segments = attempts.merge(run.folder, record.segments)
+    record.ignored = ranks[0].ignored if ranks else []
     record.limits = [*{limit.code: limit for rank in ranks for limit in rank.limits}.values()]
     return record
 

@@ -219,6 +219,7 @@ def _untimed(workload: Workload, config: RunConfig, family: int | None) -> tuple
     began_s = clock_s()
     try:
         data = content.fingerprint(workload.data(config))
+        data.repeated = workload.repeated(config)
     except OSError as error:
         raise content.unreadable(error) from None
     load = Load(family)

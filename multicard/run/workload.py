@@ -9,6 +9,7 @@ from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
+from multicard.records.schema_parts import Repeated
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Workload:
         for what it lacks; `check` comes after the others.
     data: the parts of what is trained on, by which its content is identified (`multicard.records.content`); raises
         ValueError or OSError where they are not there.
+    repeated: counts what is in the data more than once, and says it; None where nothing is compared. It raises OSError.
     arguments: of `work` after its `Rank`: configuration, folder, and JSON-ready values.
     axes: the record's `axes`, by configuration and device.
     describe: what a run is before it starts, in parts of a line, by its configuration.
@@ -70,6 +72,7 @@ class Workload:
     free: tuple[str, ...] = ()
     resumable: bool = False
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
+    repeated: Callable[[Any], Repeated | None] = lambda config: None
     named: Mapping[str, Named] = field(default_factory=dict)
 
     def preloaded(self, device: str) -> list[str]:

@@ -141,6 +141,11 @@ class SlurmJob(CellJob):
         preemption.hold_warnings()
         os.environ.update(self.variables)
         allocation = slurm.allocation(self.key, self.grace_s)
+        several = slurm.several_tasks(allocation.nodes)
+        if several is not None:
+            if allocation.node == 0 and slurm.task_of_node() == 0:  # the others leave it to this one to say so
+                outcome.refuse(outcome.begin(self.workload, self.cfg, self.folder, allocation.job), several)
+            return "refused"
         if allocation.node > 0:
             return self.assist(allocation)
         if (refused := self.refused_code(allocation.job)) is not None:

@@ -15,7 +15,8 @@ from multicard.config.roles import Role
 from multicard.observe.gpu_record import MERGED
 from multicard.records import limits
 from multicard.records.comparable import content
-from multicard.records.run_folder import ENVIRONMENT, RESULT, builtins, read_environment
+from multicard.records.json_values import builtins
+from multicard.records.run_folder import ENVIRONMENT, RESULT, read_environment
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_environment import Cpu, Environment
 from multicard.records.schema_parts import Segment

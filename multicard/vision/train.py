@@ -166,6 +166,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
     report.content.input = facts
     report.content.classes = data.classes
+    report.content.ignored = data.ignored
     report.content.chance_accuracy = data.test.largest_class_share
     report.content.setup_h2d_bytes = Parts(training.setup_bytes, testing.setup_bytes)
     if compiling.is_slow_at_first(loop):

@@ -39,11 +39,11 @@ class Answer(msgspec.Struct, frozen=True):
     """Why a step fails; None if it does not. What to say of the weights, and what images they were trained on: `mean`
     and `std` of R, G, B, and `image_size` in pixels where the model has a fixed one.
 
-    `refusal` and `said` are the parts of messages.
+    `refusal` and each of `said` are the parts of messages.
     """
 
     refusal: dict[str, Any] | None = None
-    said: dict[str, Any] | None = None
+    said: list[dict[str, Any]] = []
     mean: list[float] | None = None
     std: list[float] | None = None
     image_size: int | None = None
@@ -53,12 +53,12 @@ class Answer(msgspec.Struct, frozen=True):
         return None if self.refusal is None else Message.of(self.refusal)
 
     @property
-    def note(self) -> Message | None:
-        return None if self.said is None else Message.of(self.said)
+    def notes(self) -> list[Message]:
+        return [Message.of(parts) for parts in self.said]
 
 
 def check(trial: Trial) -> None:
-    """Refuse a model that does not train so; say which of its weights are new."""
+    """Refuse a model that does not train so; say which weights it gets."""
     models.weights_file(trial.model)
     problem = ask(msgspec.json.encode(trial), trial.model.weights == models.RANDOM).problem
     if problem is not None:
@@ -98,8 +98,8 @@ def ask(trial: bytes, keeps: bool) -> Answer:
         )
         return Answer(ended.parts)
     found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Answer)
-    if found.note is not None:
-        say(found.note)
+    for note in found.notes:
+        say(note)
     with suppress(OSError):
         if keeps and found.problem is None:
             run_folder.write_json(path, found)
@@ -138,10 +138,10 @@ def answer(trial: Trial) -> Answer:
         return Answer(_cannot_train(model.name, size, own.image_size, problem).parts)
     assert built is not None
     try:
-        note = weights.load(built, model, trial.classes, size)
+        notes = weights.load(built, model, trial.classes, size)
     except Refusal as refusal:
         return Answer(refusal.message.parts)
-    return Answer(None, None if note is None else note.parts)
+    return Answer(None, [note.parts for note in notes])
 
 
 def _cannot_train(model: str, size: int, own_size: int | None, problem: str) -> Message:

@@ -236,6 +236,7 @@ WORKLOAD = Workload(
     has_room=has_room,
     check=check,
     data=lambda config: datasets.content(config.dataset) | models.content(config.model),
+    repeated=lambda config: datasets.repeated(config.dataset, config.seed),
     arguments=lambda config, placement, folder: (config, folder, workers(config, placement)),
     axes=summary.axes,
     describe=describe,

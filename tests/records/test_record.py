@@ -312,3 +312,47 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path: Pa
     with pytest.raises(OSError, match="No space") as full:
         run_folder.write_text(tmp_path / "a.csv", "text")
     assert full.value.filename == str(tmp_path / "a.csv") and [*tmp_path.iterdir()] == []
+
+
+def test_names_of_any_bytes_are_text_that_a_strict_reader_takes(tmp_path: Path):
+    names = [os.fsdecode(b"caf\xe9"), os.fsdecode(b"\xff\xfe"), "caf\u00e9 \U0001f600", "half \ud800"]
+    report = VisionReport(rank=0, input={"classes": names, names[0]: 1}, openmp={"OMP_X": names[1]})
+    rank_files.write(tmp_path, report)
+    assert rank_files.problem(tmp_path, 1) is None
+    (read,) = rank_files.read(tmp_path)
+    assert read.input == {"classes": [r"caf\xe9", r"\xff\xfe", names[2], r"half \ud800"], r"caf\xe9": 1}
+    assert read.openmp == {"OMP_X": r"\xff\xfe"}
+    run_folder.write_text(tmp_path / "a.txt", names[0])
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == r"caf\xe9"
+
+
+BROKEN = {
+    "cut off": b'{"rank":',
+    "a surrogate": b'{"kind": "vision", "rank": 1, "host": "\\udce9"}',
+    "bytes": b'{"kind": "vision", "rank": 1, "host": "\xe9"}',
+    "another schema": b'{"kind": "vision", "rank": "one"}',
+    "absent": None,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_report_that_cannot_be_read_is_missing_and_named(name: str, tmp_path: Path):
+    for rank in (0, 1, 2):
+        rank_files.write(tmp_path, VisionReport(rank=rank))
+    path, content = rank_files.path_of(tmp_path, 1), BROKEN[name]
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert [report.rank for report in rank_files.read(tmp_path)] == [0, 2]
+    problem = rank_files.problem(tmp_path, 3)
+    assert problem is not None and problem.code == "run.no-report"
+    assert (problem.facts["rank"], problem.facts["ranks"]) == (1, 3) and problem.facts["reason"]
+
+
+def test_steps_that_a_report_counts_and_nobody_finds_are_missing(tmp_path: Path):
+    rank_files.write(tmp_path, VisionReport(rank=0, epochs=[VisionRankEpoch(0), VisionRankEpoch(1)]))
+    run_folder.write_steps(tmp_path, 0, 0, step_columns(0))
+    problem = rank_files.problem(tmp_path, 1)
+    assert problem is not None and (problem.code, problem.facts) == ("run.no-steps", {"file": "r00_e001.parquet"})
+    run_folder.write_steps(tmp_path, 0, 1, step_columns(0))
+    assert rank_files.problem(tmp_path, 1) is None

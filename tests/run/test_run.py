@@ -12,7 +12,8 @@ import pytest
 from multicard.config import hydra_config
 from multicard.ranks import elastic
 from multicard.ranks.failures import Failure
-from multicard.records import run_folder
+from multicard.records import rank_files, run_folder
+from multicard.records.rank_files import VisionReport
 from multicard.run import attempts, controller, outcome
 from multicard.sweep import command, task
 from multicard.sweep.command import Command
@@ -239,6 +240,29 @@ def test_a_folder_that_is_removed_while_the_ranks_run_ends_the_run_alone(measure
     assert (record["status"], record["cause"]["kind"]) == ("failed", "disk")
     assert (record["cause"]["code"], record["cause"]["key"]) == ("folder.not-recorded", "hydra.run.dir")
     assert not Path(record["folder"]).exists()
+
+
+@pytest.mark.parametrize(("left", "missing"), [((0, 1), None), ((0,), 1), ((), 0)], ids=str)
+def test_a_run_without_the_reports_of_all_its_ranks_has_failed(
+    left: tuple[int, ...], missing: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def launch(_: str, arguments: tuple[Any, ...], *__: Any) -> None:
+        for rank in left:
+            rank_files.write(arguments[1], VisionReport(rank=rank))
+
+    monkeypatch.setattr(elastic, "warm_up", lambda *_: None)
+    monkeypatch.setattr(elastic, "launch", launch)
+    monkeypatch.setattr(rank_files, "SEEN_S", 0.0)
+    run = controller.measure(WORKLOAD, composed(*SMALL, "gpus=2"), tmp_path / "s" / "cell", keep_refused=True)
+    record, cause = run.record, run.record.cause
+    if missing is None:
+        assert (record.status, cause) == ("ok", None)
+        return
+    assert record.status == "failed" and cause is not None
+    assert (cause.kind, cause.code) == ("record", "run.no-report")
+    assert (cause.facts["rank"], cause.facts["ranks"]) == (missing, 2)
+    written = run_folder.read_json(run.folder / "result.json")
+    assert written is not None and written["status"] == "failed"
 
 
 def test_a_failure_on_a_full_disk_is_said_where_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

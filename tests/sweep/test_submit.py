@@ -13,12 +13,12 @@ from multicard.machine import slurm
 from multicard.machine.slurm import Allocation, State
 from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
-from multicard.run import preemption
+from multicard.run import attempts, controller, preemption
 from multicard.sweep import slurm_submit, slurm_wait
 from multicard.sweep.executor import SameFailureError, Streak
 from multicard.sweep.job import SlurmJob
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import Called, typed
+from tests.conftest import Called, composed, typed
 from tests.helpers import cells, records
 from tests.helpers.messages import Told, says, told, within
 
@@ -117,6 +117,20 @@ def test_a_job_that_slurm_has_requeued_goes_on_whatever_ended_it(
     assert job.requeue(Failure(kind, "")) is expected
 
 
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_job_is_put_back_as_often_as_max_requeues_says(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each start that is stopped notes its end before it asks."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm, "ask", lambda *words, **_: "JobId=7 Restarts=0 " if words[1] == "show" else "")
+    job = SlurmJob(WORKLOAD, DictConfig({"max_requeues": most}), tmp_path, None)
+    answers = []
+    for _ in range(4):
+        attempts.begin(tmp_path, Allocation(job="7"))
+        attempts.end(tmp_path, Failure("preempted", ""))
+        answers.append(job.requeue(Failure("preempted", "")))
+    assert answers == [number <= most for number in (1, 2, 3, 4)]
+
+
 def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """SLURM may requeue it for a node that fails in the moment between the record and the end of the job."""
     monkeypatch.setattr(preemption, "hold_warnings", lambda: None)
@@ -127,6 +141,24 @@ def test_a_job_that_was_requeued_after_its_record_leaves_it(tmp_path: Path, monk
     run_folder.write_json(folder / "checkpoint" / "latest.json", {"steps": 5, "world_size": 1})
     assert SlurmJob(WORKLOAD, DictConfig({"code": "latest"}), folder, None)() == "ok"
     assert {path.name for path in folder.iterdir()} == {"result.json", "steps.parquet"}
+
+
+@pytest.mark.parametrize(("node", "task"), [(0, 0), (0, 1), (1, 0)])
+def test_a_job_of_several_tasks_a_node_measures_nothing(
+    node: int, task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(preemption, "hold_warnings", lambda: None)
+    monkeypatch.setattr(slurm, "allocation", lambda *_: Allocation(("a", "b"), node, "7"))
+    monkeypatch.setattr(controller, "measure", lambda *_, **__: pytest.fail("it is measured"))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_LOCALID", str(task))
+    assert SlurmJob(WORKLOAD, composed("device=cpu"), tmp_path / "cell", None)() == "refused"
+    record = run_folder.read(tmp_path / "cell")
+    assert (record is not None) is (node == task == 0)
+    if record is not None:
+        cause = record.record.cause
+        assert cause is not None and (cause.code, cause.key) == ("slurm.several-tasks", "hydra.launcher")
+        assert (cause.facts["tasks"], cause.facts["nodes"]) == (4, 2)
 
 
 Answers = Callable[..., list[tuple[str, ...]]]

@@ -212,3 +212,14 @@ def test_memory_is_that_which_the_control_group_leaves(tmp_path: Path, monkeypat
         assert memory.available_memory_bytes() == limit
     (tmp_path / "own").write_text("0::/\n")
     assert memory.available_memory_bytes() > 1_000_000
+
+
+@pytest.mark.parametrize("words", [(), ("dataset.train_limit=4",)])
+def test_a_folder_whose_name_is_not_text_has_a_cache_elsewhere(
+    words: tuple[str, ...], photographs: Path, tmp_path: Path
+):
+    """As one that a link of another name leads to: the command line takes text alone."""
+    photographs.rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    photographs.symlink_to(os.fsdecode(b"caf\xe9"))
+    words = (*words, f"dataset.cache_dir={tmp_path / 'cache'}")
+    assert (built(loaded(photographs, *words)), built(loaded(photographs, *words))) == ([True] * 2, [False] * 2)

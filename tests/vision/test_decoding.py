@@ -1,6 +1,7 @@
 """Photographs of every mode as a viewer shows them, by Pillow's own conversions; the same from cache and loaders."""
 
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from multicard.messages import Refusal
 from multicard.records import content
 from multicard.vision.data import datasets, decoding
-from multicard.vision.data.splits import Split
+from multicard.vision.data.splits import Data, Split, gather
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import has_dali, typed
-from tests.helpers.messages import refused, says
+from tests.helpers.messages import refused, remedies, says
 from tests.vision.test_loaders import NAMES, PLAIN, pixels, read, source
 
 SIZE = 32
@@ -128,6 +130,71 @@ def test_broken_exif_turns_nothing(tmp_path: Path):
     for number, block in enumerate(broken):
         picture().save(tmp_path / f"{number}.jpg", exif=b"Exif\0\0" + block, quality=95)
         assert np.abs(decoded(tmp_path / f"{number}.jpg").astype(int) - picture()).mean() < 4
+
+
+FORMATS = ("avif", "bmp", "gif", "jpg", "png", "ppm", "tif", "webp")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_damaged_file_of_any_format_is_shown_or_refused_by_its_name(suffix: str, tmp_path: Path):
+    """Each byte in turn, and cut off at many places: decoders raise whatever they like."""
+    whole, path = tmp_path / f"whole.{suffix}", tmp_path / f"a.{suffix}"
+    picture(width=8, height=8).save(whole)
+    content = whole.read_bytes()
+    damaged = [content[:length] for length in range(0, len(content), 1 + len(content) // 20)]
+    for at in range(0, len(content), 1 + len(content) // 40):
+        damaged += [content[:at] + bytes([content[at] ^ flipped]) + content[at + 1 :] for flipped in (0xFF, 0x01)]
+    refusals = 0
+    for each in damaged:
+        path.write_bytes(each)
+        try:
+            assert decoding.decode(path, SIZE).shape == (SIZE, SIZE, 3)
+        except Refusal as refusal:
+            assert refusal.code == "photographs.broken" and refusal.facts["image"] == str(path)
+            refusals += 1
+    assert refusals > 5
+
+
+@pytest.mark.parametrize("error", [RuntimeError("decoding failed"), KeyError(3), struct.error("unpack"), IndexError()])
+def test_whatever_a_decoder_raises_names_the_file(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    picture().save(tmp_path / "a.png")
+
+    def fail(_: Image.Image) -> None:
+        raise error
+
+    monkeypatch.setattr(decoding, "_rgb", fail)
+    with refused("photographs.broken", image=str(tmp_path / "a.png")) as refusal:
+        decoded(tmp_path / "a.png")
+    assert remedies(refusal.value) == ["dataset.skip_broken=true dataset.cache=mmap"]
+    error = MemoryError()
+    with pytest.raises(MemoryError):
+        decoded(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("cache", ["mmap", "none", "process"])
+def test_the_remedy_of_a_broken_image_is_taken_with_every_cache(cache: str, tmp_path: Path):
+    for part in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / part).mkdir(parents=True)
+        for number in range(2):
+            picture().save(tmp_path / part / f"{number}.avif")
+    broken = tmp_path / "train" / "a" / "1.avif"
+    content = broken.read_bytes()
+    broken.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    words = ["dataset=images", f"dataset.root={tmp_path}", f"dataset.image_size={SIZE}", f"dataset.cache={cache}"]
+
+    def read_all(*more: str) -> Data:
+        config = typed(*words, *more).dataset
+        data = datasets.load(config, 0)
+        gather(data.train, np.arange(len(data.train)), SIZE)
+        return data
+
+    with pytest.raises(Refusal) as refusal:
+        read_all()
+    assert refusal.value.facts["image"] == str(broken)
+    (remedy,) = set(remedies(refusal.value)) - {str(broken)}
+    data = read_all(*remedy.split())
+    assert len(data.train) == 3 and data.facts["decoded"]["train"]["skipped"] == 1
 
 
 def odd(folder: Path) -> list[Path]:

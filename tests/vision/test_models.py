@@ -124,9 +124,11 @@ def test_weights_have_each_key_in_its_shape_and_the_last_layer_may_be_new(tmp_pa
     save_file(saved.state_dict(), config.weights)
     same, other = models.build(config, 9, 32), models.build(config, 7, 32)
     before = other.get_parameter("fc.weight").clone()
-    assert weights.load(same, config, 9, 32) is None and torch.equal(same.fc.weight, saved.fc.weight)  # pyright: ignore
-    note = weights.load(other, config, 7, 32)
-    assert note is not None and (note.code, note.facts) == ("weights.new-last-layer", {"layers": ["fc"]})
+    assert weights.load(same, config, 9, 32) == [] and torch.equal(same.fc.weight, saved.fc.weight)  # pyright: ignore
+    (note,) = weights.load(other, config, 7, 32)
+    assert (note.code, note.facts["layers"]) == ("weights.new-last-layer", ["fc"])
+    assert note.facts["why"].code == "weights.head-of-other-classes"
+    assert note.facts["why"].facts == {"saved": 9, "classes": 7}
     assert torch.equal(other.get_parameter("conv1.weight"), saved.get_parameter("conv1.weight"))
     assert torch.equal(other.get_parameter("fc.weight"), before)
     with refused("weights.of-another-model", key="model.weights") as refusal:
@@ -148,8 +150,8 @@ def test_pretrained_weights_are_read_from_the_cache(tmp_path: Path, monkeypatch:
     saved = torchvision_models.resnet18()
     torch.save(saved.state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
     model = models.build(ModelConfig("resnet18"), 7, 32)
-    note = weights.load(model, ModelConfig("resnet18", weights="pretrained"), 7, 32)
-    assert note is not None and note.code == "weights.new-last-layer"
+    (note,) = weights.load(model, ModelConfig("resnet18", weights="pretrained"), 7, 32)
+    assert note.code == "weights.new-last-layer" and note.facts["why"].facts == {"saved": 1000, "classes": 7}
     assert torch.equal(model.get_parameter("conv1.weight"), saved.conv1.weight)
 
 

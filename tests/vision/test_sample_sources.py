@@ -17,7 +17,8 @@ from PIL import Image
 
 from multicard.estimate.memory import facts
 from multicard.records import content
-from multicard.vision.data import datasets, sample_sources
+from multicard.records.schema_parts import Ignored
+from multicard.vision.data import datasets, stored_images
 from multicard.vision.data.splits import Data, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
@@ -168,6 +169,7 @@ def test_hidden_files_and_those_that_are_no_images_are_left_and_others_found_by_
     data = loaded(tmp_path)
     assert np.bincount(data.train.labels).tolist() == [COUNT + 4, COUNT, COUNT]
     assert data.facts["classes"] == [*CLASSES]
+    assert data.ignored == [Ignored("hidden", 2 * 5)]  # the folders too, each once
 
 
 def test_absolute_and_relative_paths_are_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -241,7 +243,7 @@ def test_a_parquet_file_is_read_once_and_left_when_its_images_are_decoded(tmp_pa
     root = hub_files(tmp_path / "hub", "train-0.parquet", "train-1.parquet", "val.parquet")
     data = datasets.DATASETS["images"].read(image_options(root), 0)
     assert isinstance(data.train.images, list)
-    files = sample_sources.files_of(data.train.images)
+    files = stored_images.files_of(data.train.images)
     assert list(files.values()) == [14, 29] and all(file._images is None for file in files)
     datasets.DATASETS["images"].finish(data, image_options(root))
     assert all(file._images is None for file in files)

@@ -121,6 +121,16 @@ def test_a_run_cut_short_counts_epochs_that_all_ranks_finished():
     assert figures["communication_bytes"]["broadcast"] == (40 + 20) + 4 * 20 + 16
 
 
+def test_the_accuracy_of_a_run_is_that_of_its_last_epoch():
+    ranks = [rank_file(rank, 3, [(0, 12)]) for rank in range(2)]
+    for rank in ranks:
+        for epoch, accuracy in zip(rank.epochs, (0.3, 0.9, 0.6), strict=True):  # neither the best nor the first
+            epoch.test_accuracy = accuracy
+    figures = summary(ranks, steps([1] * 12, [1] * 12))
+    assert figures["test_accuracy"] == 0.6
+    assert [epoch["test_accuracy"] for epoch in figures["epochs"]] == [0.3, 0.9, 0.6]
+
+
 def test_rounds_without_a_batch_for_every_rank_broadcast_no_buffers():
     ranks = [rank_file(rank, 2, [(0, 8)]) for rank in range(2)]
     table = steps([1] * 8, [1] * 8)

@@ -15,7 +15,7 @@ import torch
 from multicard.config.vision import DaliConfig, LayoutName
 from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, Source
-from multicard.vision.data.sample_sources import Encoded, files_of, path_of
+from multicard.vision.data.stored_images import Encoded, files_of, path_of
 
 
 class Feeder:

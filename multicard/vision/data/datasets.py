@@ -22,9 +22,10 @@ from multicard.machine import network
 from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
+from multicard.records.schema_parts import Repeated
 from multicard.vision.data import decoding, photographs
-from multicard.vision.data.sample_sources import path_of
 from multicard.vision.data.splits import Data, Split, held_out
+from multicard.vision.data.stored_images import path_of
 
 
 @dataclass(frozen=True)
@@ -202,10 +203,20 @@ def check(config: DatasetConfig) -> None:
 def load(config: DatasetConfig, seed: int) -> Data:
     """Read the data set; `train_limit` and `test_limit` take the first images after a shuffle by `seed`."""
     dataset = DATASETS[config.name]
-    whole = dataset.read(config, seed)
-    train, test = whole.train.take(config.train_limit, seed), whole.test.take(config.test_limit, seed)
-    part = replace(whole, train=train, test=test)
-    return dataset.finish(part, config)
+    return dataset.finish(_limited(dataset.read(config, seed), config, seed), config)
+
+
+def repeated(config: DatasetConfig, seed: int) -> Repeated | None:
+    """Images that the runs of this configuration meet more than once, said in a line; None for built-in sets."""
+    if not isinstance(config, ImagesConfig):
+        return None
+    data = DATASETS[config.name].read(config, seed)
+    return photographs.repeated(_limited(data, config, seed), config)
+
+
+def _limited(data: Data, config: DatasetConfig, seed: int) -> Data:
+    train, test = data.train.take(config.train_limit, seed), data.test.take(config.test_limit, seed)
+    return replace(data, train=train, test=test)
 
 
 def content(config: DatasetConfig) -> dict[str, list[Blob]]:

@@ -24,9 +24,11 @@ from multicard.machine.environment import cores
 from multicard.measure import timing
 from multicard.messages import Refusal
 from multicard.records import run_folder
+from multicard.records.json_values import as_text
 from multicard.vision.data import decoding
-from multicard.vision.data.sample_sources import Encoded, Row, files_of, folder_of, path_of
+from multicard.vision.data.sample_sources import folder_of
 from multicard.vision.data.splits import Data, Split
+from multicard.vision.data.stored_images import Encoded, Row, files_of, path_of
 
 VERSION = 1  # of the format: a cache of another version is rebuilt
 CHUNK = 256  # images that are decoded ahead of the one that is written
@@ -72,7 +74,7 @@ class SplitCache:
         self.images, self.labels, self.config, self.folder = split.images, split.labels, config, folder(config)
         self.root = Path(str(config.root)).expanduser()
         if self.folder != self.root / ".multicard":  # other data sets may use the folder too
-            name = f"{self.root.resolve().name}-{_digits(str(self.root.resolve()))}_{name}"
+            name = f"{as_text(self.root.resolve().name)}-{_digits(str(self.root.resolve()))}_{name}"
         self.name, self.entry_file = name, self.folder / f"{name}.json"
 
     def open(self) -> tuple[Split, dict[str, Any]]:
@@ -193,4 +195,4 @@ class SplitCache:
 
 
 def _digits(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]  # of names of any bytes

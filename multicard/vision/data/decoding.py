@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multicard.messages import Refusal
-from multicard.vision.data.sample_sources import Encoded
+from multicard.vision.data.stored_images import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,12 +41,14 @@ def decode(encoded: Encoded, image_size: int) -> np.ndarray:
     try:
         with encoded.open("rb") as file, Image.open(file) as image:
             pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # SyntaxError: a broken PNG
+    except MemoryError:
+        raise
+    except Exception as error:  # each decoder has its own: SyntaxError of a PNG, RuntimeError of an AVIF
         why = "no image of a known format" if isinstance(error, UnidentifiedImageError) else str(error)
         raise Refusal(
             "photographs.broken",
-            f"{encoded}: cannot be decoded ({why}); replace or remove it, or leave such images out with "
-            "`dataset.skip_broken=true`",
+            f"{encoded}: cannot be decoded ({why or type(error).__name__}); replace or remove it, or leave such images "
+            "out with `dataset.skip_broken=true dataset.cache=mmap`",
             image=str(encoded),
             why=why,
         ) from None
@@ -74,7 +76,7 @@ def require_plain(encoded: Encoded) -> None:
     try:
         with encoded.open("rb") as file, Image.open(file) as image:
             is_plain = not (image.format in ("GIF", "AVIF") or image.mode[0] in "IF" or image.has_transparency_data)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except Exception:  # as in `decode`, which names it
         return
     if not is_plain:
         raise Refusal(
@@ -119,5 +121,5 @@ def _turn(image: "Image") -> str | None:
     """The transposition that turns the image upright; None where it is, or where its EXIF is broken."""
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
-    except (OSError, SyntaxError, ValueError):
+    except Exception:  # EXIF is a TIFF of its own, and breaks in as many ways
         return None

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 
 from multicard.config.job import count
+from multicard.config.pasting import override
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, say
+from multicard.records.schema_parts import Ignored, Repeated
 from multicard.records.text_table import in_bytes
-from multicard.vision.data import decoded_cache, decoding, sample_sources
-from multicard.vision.data.sample_sources import FORMS, TESTS, TRAIN, WHOLE, Parts, files_of
+from multicard.vision.data import class_folders, decoded_cache, decoding, repeated_images, sample_sources
+from multicard.vision.data.data_parts import Part, Samples, train_and_tests, train_on
 from multicard.vision.data.splits import Data, Split, held_out
+from multicard.vision.data.stored_images import files_of
 
 NAMED_CLASSES = 1000  # at most, in a record
+SHOWN_KINDS = 8  # of what is not read, in a line
 _say_once = cache(say)  # the cells of a sweep have the same data
 
 
@@ -26,10 +30,13 @@ def read(config: ImagesConfig, seed: int) -> Data:
     What no classifier can be trained and tested on is refused.
     """
     root = Path(str(config.root)).expanduser()
+    place = f"dataset.root={root}"
     try:
-        parts = sample_sources.find(root)
-        taken = _taken(parts, config, root)
-        samples = [parts[name]() for name in taken]
+        source = sample_sources.find(root, config.parts)
+        train_part, tests = train_and_tests(source, place)
+        taken = [train_part, *tests[:1]]
+        _require_a_test(taken, config, root)
+        samples = [part.read() for part in taken]
     except OSError as error:
         raise Refusal(
             "photographs.unreadable",
@@ -39,30 +46,16 @@ def read(config: ImagesConfig, seed: int) -> Data:
             why=error.strerror,
         ) from None
     names = samples[0].classes
-    differ = sorted({*names} ^ {*samples[-1].classes})[:20]
-    if differ:
-        raise Refusal(
-            "photographs.other-classes",
-            f"dataset.root={root}: only in one of {' and '.join(taken)}: {', '.join(differ)}; both need the same "
-            "classes",
-            key="dataset.root",
-            parts=taken,
-            classes=differ,
-        )
-    if len(names) == 1:
-        raise Refusal(
-            "photographs.one-class",
-            f"dataset.root={root}: has one class alone, {names[0]}; add images of a second class",
-            key="dataset.root",
-            classes=names,
-        )
+    _require_classes(samples, taken, place)
     numbers = {name: number for number, name in enumerate(names)}
     facts: dict[str, Any] = {"classes": names[:NAMED_CLASSES]}  # in the order of their numbers
+    counts = sum((part.ignored for part in samples), source.ignored)
+    ignored = [Ignored(what, number) for what, number in counts.most_common() if number]
     train, *rest = (Split(part.images, np.array([numbers[label] for label in part.labels])) for part in samples)
     if rest:
-        test, unused = rest[0], [name for name in TESTS[TESTS.index(taken[1]) + 1 :] if name in parts]
-        facts["parts"] = {"train": taken[0], "test": taken[1], "unused": unused}
-        return Data(train, test, len(names), facts)
+        unused = [part.name.lower() for part in tests[1:]]
+        facts["parts"] = {"train": train_part.name.lower(), "test": tests[0].name.lower(), "unused": unused}
+        return Data(train, rest[0], len(names), facts, ignored)
     assert config.split is not None
     is_test = held_out(train.labels, config.split, seed)
     for name, number in numbers.items():
@@ -79,33 +72,66 @@ def read(config: ImagesConfig, seed: int) -> Data:
             images=len(members),
             lacking=lacking,
         )
-    facts["parts"] = {"train": taken[0], "test": f"{config.split:g} of {taken[0]}", "unused": []}
-    return Data(train.part(np.flatnonzero(~is_test)), train.part(np.flatnonzero(is_test)), len(names), facts)
+    whole = train_part.name.lower()
+    facts["parts"] = {"train": whole, "test": f"{config.split:g} of {whole}", "unused": []}
+    held, kept = np.flatnonzero(is_test), np.flatnonzero(~is_test)
+    return Data(train.part(kept), train.part(held), len(names), facts, ignored)
 
 
-def _taken(parts: Parts, config: ImagesConfig, root: Path) -> list[str]:
-    """The part to train on and, unless it is to be split, the one to test on."""
-    train, tests = WHOLE if WHOLE in parts else TRAIN, [name for name in TESTS if name in parts]
-    if train not in parts:
-        raise Refusal("photographs.no-train", f"dataset.root={root}: no {TRAIN} in it; {FORMS}", key="dataset.root")
-    if not tests and config.split is None:
-        classes = parts[train]().classes[:10]  # shows where folders of other names were taken for classes
-        raise Refusal(
-            "photographs.nothing-to-test-on",
-            f"dataset.root={root}: has classes ({', '.join(classes)}), but no images to test on; use "
-            "`dataset.split=0.2` to test on a fifth of each class, or add val with images of each",
-            key="dataset.root",
-            classes=classes,
-        )
+def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path) -> None:
+    """Refuse data without a part to test on, and a share of data that have one."""
+    train, *tests = taken
     if tests and config.split is not None:
         raise Refusal(
             "photographs.split-already",
-            f"dataset.split={config.split}: {config.root} has {' and '.join(tests)} to test on; leave dataset.split "
-            "out",
+            f"dataset.split={config.split}: {config.root} has {tests[0].name} to test on; use `dataset.split=null`",
             key="dataset.split",
-            parts=tests,
+            parts=[tests[0].name.lower()],
         )
-    return [train, *tests[:1]]
+    if tests or config.split is not None:
+        return
+    classes = train.read().classes[:10]  # shows where folders of other names were taken for classes
+    above = class_folders.parts_above(root) if root.is_dir() and train.kind is None else None
+    if above is not None:
+        raise Refusal(
+            "photographs.part-alone",
+            f"dataset.root={root}: is a part of the data in {above}, which has others to test on; use "
+            f"`{override('dataset.root', above)}`, or `dataset.split=0.2` to test on a fifth of each class of this one",
+            key="dataset.root",
+            classes=classes,
+            above=str(above),
+        )
+    raise Refusal(
+        "photographs.nothing-to-test-on",
+        f"dataset.root={root}: has classes ({', '.join(classes)}), but no images to test on; use "
+        "`dataset.split=0.2` to test on a fifth of each class, or add val with images of each",
+        key="dataset.root",
+        classes=classes,
+    )
+
+
+def _require_classes(samples: list[Samples], taken: list[Part], place: str) -> None:
+    """Refuse parts of other classes, and a single class."""
+    names = samples[0].classes
+    differ = sorted({*names} ^ {*samples[-1].classes})[:20]
+    if differ:
+        parts = [part.name for part in taken]
+        alone = train_on(parts[0], None)
+        raise Refusal(
+            "photographs.other-classes",
+            f"{place}: only in one of {' and '.join(parts)}: {', '.join(differ)}; both need the same "
+            f"classes; `{alone}` tests on a fifth of {parts[0]} instead",
+            key="dataset.root",
+            parts=[name.lower() for name in parts],
+            classes=differ,
+        )
+    if len(names) == 1:
+        raise Refusal(
+            "photographs.one-class",
+            f"{place}: has one class alone, {names[0]}; add images of a second class",
+            key="dataset.root",
+            classes=names,
+        )
 
 
 def finish(data: Data, config: ImagesConfig) -> Data:
@@ -176,7 +202,10 @@ def require_room(config: ImagesConfig, processes: int) -> None:
 
 def check(config: ImagesConfig) -> None:
     """See that both parts hold the same classes, each with an image, and that decoded ones can be stored."""
-    parts = read(config, seed=0).facts["parts"]
+    data = read(config, seed=0)
+    parts = data.facts["parts"]
+    if data.ignored:
+        _say_once(_not_read(data.ignored, config))
     if parts["unused"]:
         note = Message(
             "photographs.tests-on",
@@ -188,3 +217,43 @@ def check(config: ImagesConfig) -> None:
         _say_once(note)
     if config.cache is CacheMode.mmap:
         decoded_cache.check(config)
+
+
+def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
+    """That there is more than what is read; the kinds that are most, the others together."""
+    kinds = [f"{part.count:,} {part.what}" for part in ignored[:SHOWN_KINDS]]
+    others = sum(part.count for part in ignored[SHOWN_KINDS:])
+    more = [f"{others:,} of other kinds"] if others else []
+    return Message(
+        "photographs.ignored",
+        f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}",
+        key="dataset.root",
+        root=str(config.root),
+        ignored={part.what: part.count for part in ignored},
+    )
+
+
+def repeated(data: Data, config: ImagesConfig) -> Repeated | None:
+    """Images of these parts that are the same ones, counted and said."""
+    found = repeated_images.repeated(data.train, data.test)
+    if found is None or not (found.in_both or found.two_labels):
+        return found
+    said = []
+    if found.in_both:
+        said.append(f"{found.in_both:,} of {found.tested:,} test images are trained on too")
+    if found.two_labels:
+        said.append(f"{count(found.two_labels, 'image')} with two labels")
+    part = "" if found.compared == found.images else f" (found in {found.compared:,} of {found.images:,} images)"
+    note = Message(
+        "photographs.repeated",
+        f"dataset.root={config.root}: {', '.join(said)}, by their files or bytes{part}",
+        key="dataset.root",
+        root=str(config.root),
+        in_both=found.in_both,
+        two_labels=found.two_labels,
+        tested=found.tested,
+        compared=found.compared,
+        images=found.images,
+    )
+    _say_once(note)
+    return found

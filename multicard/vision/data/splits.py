@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from multicard.records.schema_parts import Ignored
 from multicard.vision.data import decoding
-from multicard.vision.data.sample_sources import Encoded
+from multicard.vision.data.stored_images import Encoded
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler
@@ -50,12 +51,13 @@ class Split:
 
 @dataclass
 class Data:
-    """Both parts of a data set; `facts` go into the record."""
+    """Both parts of a data set; `facts`, and what was `ignored`, go into the record."""
 
     train: Split
     test: Split
     classes: int
     facts: dict[str, Any] = field(default_factory=dict)
+    ignored: list[Ignored] = field(default_factory=list)
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:

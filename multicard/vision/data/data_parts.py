@@ -1,0 +1,109 @@
+"""The parts of a set of images, and the samples of each."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from multicard.config.pasting import override
+from multicard.messages import Refusal
+from multicard.vision.data import part_names
+from multicard.vision.data.part_names import Kind
+from multicard.vision.data.stored_images import Encoded
+
+WHOLE = "all"  # the name of samples that are not split into parts
+FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
+
+
+class Samples(NamedTuple):
+    """The samples of a part: images, the class of each, and all classes in the order of their numbers.
+
+    ignored: files or columns beside them, by kind.
+    """
+
+    images: list[Encoded]
+    labels: list[str]
+    classes: list[str]
+    ignored: Counter[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the data, which is read when it is asked for.
+
+    name: as the record has it. kind: None of data that are not split.
+    """
+
+    name: str
+    kind: Kind | None
+    read: Callable[[], Samples]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The parts that were found, and what lies beside them and belongs to none, by kind."""
+
+    parts: list[Part]
+    ignored: Counter[str] = field(default_factory=Counter)
+
+
+def train_and_tests(source: Source, place: str) -> tuple[Part, list[Part]]:
+    """The part to train on, and those to test on, in the order in which one is taken.
+
+    Args:
+        place: what was typed, as "dataset.root=pets".
+    """
+    tests = [part for part in source.parts if part.kind not in (None, Kind.train)]
+    trains = [part for part in source.parts if part.kind in (None, Kind.train)]
+    if not trains:
+        names = [part.name for part in tests]
+        raise Refusal(
+            "photographs.no-train",
+            f"{place}: has {' and '.join(names)}, and nothing to train on; {FORMS}",
+            key="dataset.root",
+            parts=names,
+        )
+    if len(trains) > 1:
+        names = [part.name for part in trains]
+        use = train_on(trains[0].name, tests[0].name if tests else None)
+        raise Refusal(
+            "photographs.two-trains",
+            f"{place}: {' and '.join(names)} are all called as parts to train on; name those to train and to test on, "
+            f"as `{use}`",
+            key="dataset.root",
+            parts=names,
+        )
+    return trains[0], tests
+
+
+def train_on(train: str, test: str | None) -> str:
+    """The overrides that train on one part and test on another, or on a fifth of the first."""
+    if test is None:
+        return f"{override('dataset.parts', [train])} dataset.split=0.2"
+    return f"{override('dataset.parts', [train, test])} dataset.split=null"
+
+
+def order_of_tests(name: str) -> tuple[int, int, str]:
+    """Parts to test on by their names, in the order in which one is taken."""
+    part = part_names.parsed(name)
+    kind, word = (len(Kind), 0) if part is None else part.order
+    return kind, word, name
+
+
+def chosen_parts(source: Source, names: list[str], place: str) -> Source:
+    """The parts that `dataset.parts` names: the first to train on, the second, if any, to test on."""
+    known = {part.name.lower(): part for part in source.parts}
+    absent = [name for name in names if name.lower() not in known]
+    if absent:
+        raise Refusal(
+            "photographs.no-part",
+            f"dataset.parts=[{','.join(names)}]: {place} has no such part; it has {', '.join(known)}",
+            key="dataset.parts",
+            absent=absent,
+            parts=[*known],
+        )
+    named = [known[name.lower()] for name in names]
+    taken = [Part(part.name, kind, part.read) for part, kind in zip(named, (Kind.train, Kind.test), strict=False)]
+    others = [part for part in source.parts if part.name not in {each.name for each in taken}]
+    not_read = Counter({f"part {part.name}": len(part.read().labels) for part in others})
+    return Source(taken, source.ignored + not_read)

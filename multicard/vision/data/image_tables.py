@@ -1,0 +1,250 @@
+"""Images in tables: of paths and classes, and parquet or Arrow files of Hugging Face's `datasets` that hold them."""
+
+import json
+import re
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multicard.messages import Message, Refusal
+from multicard.vision.data import part_names
+from multicard.vision.data.class_folders import beside, class_folders, count_files, holds_images
+from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
+from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row, opened
+
+PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
+LABELS = ("label", "labels", "class", "target")
+SPLIT = "split"  # the column that names the part of a row
+PARQUET = ".parquet"
+ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}  # what `datasets` writes of its files
+
+
+# ---- files of `datasets`
+
+
+def stored_parts(root: Path, whole: bool = False) -> Source | None:
+    """Parts by the names of files, as train-00000-of-00002.parquet, else of their folders, as train/data-*.arrow. They
+    are in the folder and those of parts, its only one, or its `data/`. None where there is no such file.
+
+    Args:
+        whole: take all files together, whatever they are called.
+    """
+    files, ignored = dict[str, list[Path]](), Counter[str]()
+    folders = class_folders(root)
+    named = part_names.named(folder.name for folder in folders)
+    within = [folder for folder in folders if folder.name in named] or folders[: len(folders) == 1]
+    places = [root, *(within or [root / "data"])]
+    for place in filter(Path.is_dir, places):
+        taken, others = _stored_files(place)
+        ignored += others
+        for path in taken:
+            files.setdefault(_part_of(path), []).append(path)
+    if not files:
+        return None
+    known = [name for name in files if part_names.parsed(name) is not None]
+    if not known and any(holds_images(folder) for folder in folders):
+        return None  # a table beside folders of classes
+    for folder in folders:
+        if folder not in places:
+            ignored[f"{folder.name}/"] += count_files(folder)
+    if whole or not known:
+        every = sorted(path for paths in files.values() for path in paths)
+        return Source([Part(WHOLE, None, partial(_read_files, every))], ignored)
+    for name in files.keys() - known:
+        ignored.update(f"{path.name}, of no part" for path in files[name])
+    parts = []
+    for name in sorted(known, key=order_of_tests):
+        part = part_names.parsed(name)
+        assert part is not None
+        parts.append(Part(name, part.kind, partial(_read_files, files[name])))
+    return Source(parts, ignored)
+
+
+def _stored_files(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The files of one data set in a folder, and what else lies there, by kind.
+
+    `datasets` leaves cache-*.arrow of what was computed beside its files, which state.json lists. Without such a list,
+    files of one ending are taken, parquet before Arrow.
+    """
+    others = Counter({kind: count for kind, count in beside(folder).items() if kind not in (PARQUET, STREAM, ".json")})
+    found = {ending: sorted(folder.glob(f"*{ending}")) for ending in (PARQUET, STREAM, ".json")}
+    others[".json"] = sum(path.name not in ABOUT for path in found.pop(".json"))
+    listed = _listed_files(folder)
+    taken = [path for path in found[STREAM] if path.name in listed]
+    taken = taken or found[PARQUET] or found[STREAM]
+    for ending, paths in found.items():
+        left = sum(path not in taken for path in paths)
+        others[f"{ending} not in state.json" if listed and ending == STREAM else ending] += left
+    return taken, +others
+
+
+def _listed_files(folder: Path) -> set[str]:
+    """The names of the files that the state.json of a folder lists; none where it has none, or one of others."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        listed = json.loads((folder / "state.json").read_bytes())["_data_files"]
+        return {each["filename"] for each in listed}
+    return set()
+
+
+def _part_of(path: Path) -> str:
+    """The part that a file is of, by its name, or else by that of its folder: as the record calls it."""
+    for name in (path.stem, path.parent.name):
+        part = part_names.parsed(name)
+        if part is not None:
+            return part.word
+    return ""
+
+
+def _read_files(paths: list[Path]) -> Samples:
+    (part,) = table_parts(paths, by_split=False).parts
+    return part.read()
+
+
+# ---- tables
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is read of a table, a value a row.
+
+    labels: "" where a row has no class. parts: None without a column `split`. classes: in their order, where `datasets`
+    declared them in the file. ignored: rows of each other column.
+    """
+
+    images: list[Encoded]
+    labels: list[str]
+    parts: list[str] | None
+    classes: list[str]
+    ignored: Counter[str]
+
+
+def table_parts(paths: list[Path], by_split: bool = True, any_name: bool = False) -> Source:
+    """The rows of a table in one or more files; parts by its column `split`, where there is one.
+
+    Args:
+        any_name: take parts of any name, of which `dataset.parts` chooses.
+    """
+    table = _columns(paths, by_split)
+    parts = [part.lower() for part in table.parts] if table.parts else [WHOLE] * len(table.images)
+    found: dict[str, Samples] = {part: Samples([], [], [], Counter()) for part in parts}
+    wrong: dict[Message, list[int]] = {}
+    for row, (image, label, part) in enumerate(zip(table.images, table.labels, parts, strict=True)):
+        problem = _problem_of_row(image, label, None if any_name else part)
+        if problem is not None:
+            wrong.setdefault(problem, []).append(row)
+        found[part].images.append(image)
+        found[part].labels.append(label)
+    for problem, rows in wrong.items():
+        more = f" and {len(rows) - 1:,} more" if rows[1:] else ""
+        raise Refusal(
+            "photographs.bad-rows",
+            f"dataset.root={paths[0]}: row {rows[0] + 1} ({table.images[rows[0]]}){more}: {problem}",
+            key="dataset.root",
+            row=rows[0] + 1,
+            rows=len(rows),
+            reason=problem,
+        )
+    if not found:
+        raise Refusal("photographs.no-rows", f"dataset.root={paths[0]}: has no rows; {FORMS}", key="dataset.root")
+    made = []
+    for name in sorted(found, key=order_of_tests):
+        samples = found[name]
+        samples.classes.extend(_in_order(samples.labels, table.classes))
+        part = part_names.parsed(name)
+        made.append(Part(name, None if part is None else part.kind, partial(Samples, *samples)))
+    return Source(made, table.ignored)
+
+
+def _in_order(labels: list[str], declared: list[str]) -> list[str]:
+    """The classes of these samples: as declared, or by their value where all are numbers, or by name."""
+    present = set(labels)
+    value = float if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in present) else str
+    by_value = sorted(sorted(present), key=value)  # by name first: 1 and 01 are of one value
+    return [name for name in declared if name in present] or by_value
+
+
+def _problem_of_row(image: Encoded, label: str, part: str | None) -> Message | None:
+    """Why a row of a table cannot be used. Its part may have any name where it is None here."""
+    if not label:
+        return Message("photographs.no-label", "no label; give each image its class")
+    if isinstance(image, Path) and not image.is_file():
+        return Message(
+            "photographs.no-such-image", "no such file; give paths relative to the table, or leave the row out"
+        )
+    if part not in (None, WHOLE) and part_names.parsed(part) is None:
+        return Message(
+            "photographs.unknown-split",
+            f"no known split ({part}); use train, validation or test, or name two by `dataset.parts=[TRAIN,TEST]`",
+            part=part,
+        )
+    return None
+
+
+def _columns(paths: list[Path], by_split: bool) -> Columns:
+    import pyarrow as pa
+    from pyarrow import csv, dataset
+
+    form: Any = "parquet"
+    if paths[0].suffix.lower() not in (PARQUET, STREAM):
+        with paths[0].open(encoding="utf-8", errors="replace") as file:
+            header = file.readline()
+        text = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
+        form = dataset.CsvFileFormat(csv.ParseOptions(delimiter=max(",;\t", key=header.count)), convert_options=text)
+    try:
+        stored = opened(paths, form)
+        holds_bytes = re.compile("struct<.*bytes: |(large_)?binary").match
+        usable = [field for field in stored.schema if not field.type.num_fields or holds_bytes(str(field.type))]
+        fields = {field.name.strip().lower(): field for field in usable}
+        inside = [name for name in PATHS if name in fields and holds_bytes(str(fields[name].type))]
+        image = next((name for name in (*inside, *PATHS) if name in fields), "")
+        label = next((name for name in LABELS if name in fields), "")
+        if not image or not label:
+            shown = list[str]()
+            for each in stored.schema:
+                kind = "" if each in usable else f" ({str(each.type).partition('<')[0]})"
+                shown.append(f"{each.name}{kind}")
+            raise Refusal(
+                "photographs.columns",
+                f"dataset.root={paths[0]}: has the columns {', '.join(shown)}; call that of the "
+                f"images (paths, or encoded) one of {', '.join(PATHS)}, that of the classes (text or numbers) one of "
+                f"{', '.join(LABELS)}",
+                key="dataset.root",
+                columns=shown,
+            )
+        split = SPLIT if by_split else ""
+        wanted = {label, split, image} & fields.keys() - inside
+        table = stored.to_table([fields[name].name for name in wanted])
+        columns = {name: table[fields[name].name].to_pylist() for name in wanted}
+        counts = [opened([path]).count_rows() for path in paths] if inside else []
+        read = {fields[name].name for name in {*wanted, image}}
+        others = [field.name for field in stored.schema if field.name not in read]
+        ignored = Counter({f"column {name}": stored.count_rows() for name in others})
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # else a file that is cut off
+            raise
+        why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
+        raise Refusal(
+            "photographs.unreadable-table",
+            f"dataset.root={paths[0]}: cannot be read ({why}); save it whole, and in UTF-8",
+            key="dataset.root",
+            file=str(paths[0]),
+            why=why,
+        ) from None
+    declared = None
+    with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a label without names
+        declared = json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][fields[label].name]["names"]
+    if declared:
+        columns[label] = [declared[number] if number in range(len(declared)) else None for number in columns[label]]
+    texts = {
+        name: ["" if value is None or str(value) in ("nan", "NaN") else str(value).strip() for value in columns[name]]
+        for name in wanted
+    }
+    folder = paths[0].parent.absolute()  # as some paths in the table may be
+    images: list[Encoded] = [folder / path for path in texts.get(image, ())]
+    for path, count in zip(paths, counts, strict=bool(inside)):
+        file = ImageFile(path, fields[image])
+        images += [Row(file, index) for index in range(count)]
+    return Columns(images, texts[label], texts.get(SPLIT), declared or [], ignored)

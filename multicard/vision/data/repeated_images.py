@@ -1,0 +1,114 @@
+"""Images that a data set holds more than once: those that are tested on and trained on too, or have two labels.
+
+The same image is the same file (also by links and hard links) or the same bytes. Only images of equal size are read: of
+each its first bytes, and all of those that are still equal. Where that is too much, sizes are left out, the same ones
+each time: what is found is then a part of what there is, and how many images were compared is recorded.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from zlib import crc32
+
+from multicard.records.schema_parts import Repeated
+from multicard.vision.data.splits import Split
+from multicard.vision.data.stored_images import Encoded, Row, files_of
+
+FIRST_BYTES = 4096  # of an image, which differ between nearly all that are not the same
+MOST_READ = 20_000  # images whose first bytes are read
+MOST_BYTES = 256 << 20  # of those read whole
+MOST_TABLE_BYTES = 1 << 30  # of files that hold images: larger ones are not read for this
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an image is: equal where it is the same one, whatever its path; and its bytes."""
+
+    where: Hashable
+    size: int
+
+
+def repeated(train: Split, test: Split) -> Repeated | None:
+    """Count them; None for images that are not encoded, as those of built-in sets.
+
+    An OSError is of a file that cannot be read.
+    """
+    if not isinstance(train.images, list) or not isinstance(test.images, list):
+        return None
+    images = [*train.images, *test.images]
+    labels = [*train.labels.tolist(), *test.labels.tolist()]
+    places = _places(images)
+    known, compared = _contents(images, places)
+    contents = [None if place is None else known.get(place.where, place.where) for place in places]
+    labels_of: dict[Hashable, set[int]] = {}
+    for content, label in zip(contents, labels, strict=True):
+        labels_of.setdefault(content, set()).add(label)
+    two_labels = sum(content is not None and len(labels_of[content]) > 1 for content in contents)
+    trained = {*contents[: len(train)]} - {None}
+    tested = contents[len(train) :]
+    for file in files_of(images):
+        file.release()
+    return Repeated(sum(content in trained for content in tested), two_labels, len(tested), compared, len(images))
+
+
+def _places(images: Sequence[Encoded]) -> list[Place | None]:
+    """Where each image is; None of those in tables that are too large, and without bytes."""
+    files = files_of(images)
+    too_large = sum(file.path.stat().st_size for file in files) > MOST_TABLE_BYTES
+    sizes = {} if too_large else {file: _lengths(file.load()) for file in files}
+    places: list[Place | None] = []
+    for image in images:
+        if not isinstance(image, Row):
+            status = image.stat()
+            places.append(Place((status.st_dev, status.st_ino), status.st_size))
+        else:
+            size = None if too_large else sizes[image.file][image.index]
+            places.append(None if size is None else Place((image.file.path, image.index), size))
+    return places
+
+
+def _lengths(column: Any) -> list[int | None]:
+    import pyarrow.compute as pc
+
+    return pc.call_function("binary_length", [column]).to_pylist()
+
+
+def _contents(images: Sequence[Encoded], places: Sequence[Place | None]) -> tuple[dict[Hashable, str], int]:
+    """The digests of images that are not the only ones of their size, by where they are, and how many images of the
+    data set were compared with all others."""
+    of_size: dict[int, dict[Hashable, Encoded]] = {}
+    for image, place in zip(images, places, strict=True):
+        if place is not None:
+            of_size.setdefault(place.size, {}).setdefault(place.where, image)
+    groups = {size: group for size, group in of_size.items() if len(group) > 1 and size}
+    order = sorted(groups, key=lambda size: crc32(str(size).encode()))
+    digests: dict[Hashable, str] = {}
+    left_out, images_read, bytes_read = set[int](), 0, 0
+    for size in order:
+        group = groups[size]
+        if images_read + len(group) > MOST_READ:
+            left_out.add(size)
+            continue
+        images_read += len(group)
+        first = {where: _digest(image, FIRST_BYTES) for where, image in group.items()}
+        alike = _not_alone(first)
+        if size > FIRST_BYTES and bytes_read + size * len(alike) > MOST_BYTES:
+            left_out.add(size)
+            continue
+        for where in alike:
+            digests[where] = first[where] if size <= FIRST_BYTES else _digest(group[where])
+        bytes_read += size * len(alike) if size > FIRST_BYTES else 0
+    compared = sum(place is not None and place.size not in left_out for place in places)
+    return digests, compared
+
+
+def _not_alone(digests: dict[Hashable, str]) -> list[Hashable]:
+    counts = Counter(digests.values())
+    return [where for where, digest in digests.items() if counts[digest] > 1]
+
+
+def _digest(image: Encoded, length: int = -1) -> str:
+    with image.open("rb") as file:
+        return sha256(file.read(length)).hexdigest()
