@@ -29,12 +29,18 @@ def register() -> None:
     OmegaConf.register_new_resolver("of_weights", trial.of_weights, replace=True)
     for workload in WORKLOADS:
         schema = OmegaConf.structured(workload.schema)
-        for group in workload.free:
-            OmegaConf.set_struct(schema[group], False)
+        for key in workload.free:
+            if key in schema:
+                OmegaConf.set_struct(schema[key], False)
         store.store(group="schema", name=workload.name, node=schema)
         for group, options in workload.options.items():
-            for name, schema in options.items():
-                store.store(group=f"schema/{group}", name=name, node=schema)
+            for name, option in options.items():
+                node = OmegaConf.structured(option)
+                for key in workload.free:
+                    own = key.removeprefix(f"{group}.")
+                    if own != key and own in node:
+                        OmegaConf.set_struct(node[own], False)
+                store.store(group=f"schema/{group}", name=name, node=node)
 
 
 def composed(entry: str, words: Sequence[str]) -> DictConfig:

@@ -216,7 +216,7 @@ def _check_change(override: Override, workload: Workload, known: Container[str])
             word=word,
         )
     adds = override.is_add() or override.is_force_add()
-    is_free = key.partition(".")[0] in workload.free
+    is_free = any(key.startswith(f"{free}.") for free in workload.free)
     if adds and key not in known and not is_free:
         raise unknown_key(key, workload)
     if override.is_add():

@@ -267,8 +267,9 @@ class RunConfig(RepeatedConfig):
         values = flat(measured)
         for later, (before, value) in later_keys(self).items():
             group, _, name = later.rpartition(".")
-            if before in values and later in values and values[later] == value:
-                del (measured[group] if group else measured)[name]
+            own = measured[group] if group else measured
+            if before in values and name in own and own[name] == value:
+                del own[name]
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 

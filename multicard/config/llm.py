@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from json import loads
 from pathlib import Path
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
@@ -61,10 +61,16 @@ class StoredTextConfig(TextConfig):
         Role.identity | Role.work | Role.learning | Role.speed,
         since=("source", None),
     )
-    data_files: Optional[str] = key(
+    data_files: Any = key(
         None,
-        "local .json, .jsonl or .parquet file instead of the hub",
+        "instead of the hub: .jsonl, .json, .csv, .tsv, .parquet or .arrow files: one, a list, a pattern or a folder",
         DATA_FILES,
+    )
+    columns: dict[str, Optional[str]] = key(
+        dict,
+        "what the columns are called, as {instruction: question, output: answer}; null leaves a column out",
+        Role.identity | Role.work | Role.input | Role.learning | Role.rows | Role.text | Role.speed,
+        since=("data_files", {}),
     )
     rows: Optional[int] = key(
         None,
@@ -73,6 +79,18 @@ class StoredTextConfig(TextConfig):
         least=1,
         shown=6,
     )
+
+    def __post_init__(self) -> None:
+        files = self.data_files
+        listed = files if isinstance(files, list) else [files]
+        if files is not None and not (listed and all(isinstance(file, str) for file in listed)):
+            raise Refusal(
+                "config.data-files",
+                f"dataset.data_files={files}: is no file; give one, or a list, as "
+                "`dataset.data_files=[a.jsonl,b.jsonl]`",
+                key="dataset.data_files",
+                value=str(files),
+            )
 
 
 @dataclass

@@ -24,9 +24,9 @@ class Role(Flag):
     content: other values may bring other data, of which records have the fingerprint.
     place: where data lie. Their fingerprint replaces it: runs on the same data at two places measured the same. Not
         `dataset.source` or `dataset.revision`, which say what the data are, nor `model.path`, which names a model.
-    input: where data come from, by place or by name: a refusal that begins with such a key is of every cell that reads
-        the same data. It holds `dataset.source` beside all places, so it must not be taken for `place`: runs on
-        different data would count as repetitions.
+    input: where data come from, by place or by name, and by which columns: a refusal that begins with such a key is of
+        every cell that reads the same data. It holds `dataset.source` and `dataset.columns` beside all places, so it
+        must not be taken for `place`: runs on different data would count as repetitions.
     rows: the number of rows or packed sequences of a text set follows from it.
     text: the lengths of its rows do, or the model's vocabulary.
     loss: changes what the loss counts, so that losses of two values are not compared.

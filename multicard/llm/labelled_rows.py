@@ -33,20 +33,30 @@ AROUND_ROW, AROUND_TEXT = 1024, 16
 class LabelledRows(Dataset[dict[str, Any]]):
     """torchtune's rows without those that have no label left; refused (ValueError) where no row has one.
 
-    read, cut, left_out, broken: the record's `text_rows`.
+    read, cut, left_out, broken, equal, ignored: the record's `text_rows`.
     """
 
-    def __init__(self, rows: Any, tokenizer: Any, broken: int | None = None) -> None:
-        self._rows, self.broken, limit = rows, broken, tokenizer.max_seq_len
+    def __init__(
+        self,
+        rows: Any,
+        tokenizer: Any,
+        broken: int | None = None,
+        equal: int | None = None,
+        ignored: Mapping[str, int] | None = None,
+    ) -> None:
+        self._rows, limit = rows, tokenizer.max_seq_len
+        self.broken, self.equal, self.ignored = broken, equal, dict(ignored or {})
         self._kept: Sequence[int] = range(len(rows))
         self.read, self.cut = len(rows), 0
         unlabelled = set()
         for number in np.flatnonzero(most_tokens(rows._data) > limit).tolist() if limit else ():
-            answers = labels(rows[number])
+            row = rows[number]
+            answers, is_cut = labels(row), False
             if max(map(len, answers)) == limit:
                 with mock.patch.object(tokenizer, "max_seq_len", None):  # the whole row
-                    self.cut += max(map(len, labels(rows[number]))) > limit
-            if not all(map(bears_loss, answers)):
+                    is_cut = max(map(len, labels(rows[number]))) > limit
+            self.cut += is_cut
+            if not all(map(bears_loss, answers)) or (is_cut and _are_equal(row)):
                 unlabelled.add(number)
         self.left_out = len(unlabelled)
         if unlabelled:
@@ -54,8 +64,8 @@ class LabelledRows(Dataset[dict[str, Any]]):
         if self.read and not self._kept:
             raise Refusal(
                 "llm.answers-cut-off",
-                f"max_seq_len={limit}: cuts the answer off every one of the {self.read} rows; "
-                "use a larger one, or `max_seq_len=null` for whole rows",
+                f"max_seq_len={limit}: cuts the answer, or what tells answers apart, off every one of "
+                f"the {self.read} rows; use a larger one, or `max_seq_len=null` for whole rows",
                 key="max_seq_len",
                 value=limit,
                 rows=self.read,
@@ -69,29 +79,43 @@ class LabelledRows(Dataset[dict[str, Any]]):
 
 
 def dataset(
-    tokenizer: Any, *, builder: str, packed: bool = False, broken: int | None = None, **arguments: Any
+    tokenizer: Any,
+    *,
+    builder: str,
+    packed: bool = False,
+    broken: int | None = None,
+    equal: int | None = None,
+    ignored: Mapping[str, int] | None = None,
+    **arguments: Any,
 ) -> LabelledRows | PackedDataset:
     """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
     packed.
 
     Args:
-        builder: torchtune's data set, by its path; it takes the other arguments. broken: rows that are not in it.
+        builder: torchtune's data set, by its path; it takes the other arguments.
+        broken, equal, ignored: what was left out of it before, for the record.
     """
-    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer, broken)
+    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer, broken, equal, ignored)
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 
-def counts(data: Any) -> dict[str, int | None]:
+def counts(data: Any) -> dict[str, Any]:
     """The record's `text_rows`, of what `dataset` returned."""
     packed = isinstance(data, PackedDataset)
     rows: Any = data.ds if packed else data
-    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken")}
+    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken", "equal", "ignored")}
     return own | {"sequences": len(data) if packed else None}
 
 
 def labels(row: Mapping[str, Any]) -> list[Sequence[int]]:
     """The labels of a row, or those of a pair's two answers; not yet shifted."""
     return [row["labels"]] if "labels" in row else [row["chosen_labels"], row["rejected_labels"]]
+
+
+def _are_equal(row: Mapping[str, Any]) -> bool:
+    """True of a pair whose answers have the same tokens: they differ after the place where both were cut."""
+    names = ("chosen_input_ids", "rejected_input_ids")
+    return "labels" not in row and list(row[names[0]]) == list(row[names[1]])
 
 
 def bears_loss(answer: Sequence[int]) -> bool:

@@ -1,8 +1,10 @@
 """Refusals before any model is built, and the inputs of a run: rows, tokenizer and what identifies them. No torch."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from multicard.config.llm import (
     ChatConfig,
@@ -16,8 +18,8 @@ from multicard.config.llm import (
 )
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import engines, methods, models
-from multicard.llm.data import chat, row_sources, templates, tokenizer
-from multicard.messages import Refusal
+from multicard.llm.data import chat, files, hub, row_sources, templates, tokenizer
+from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
 
 TOKENIZER_ROWS = 2000  # that the embedded tokenizer is trained on, at most
@@ -28,7 +30,7 @@ IDENTIFYING_ROWS = 20  # of each template, which tell one version of the generat
 class Inputs:
     """Inputs of a run beside its configuration.
 
-    rows: None for a whole data set of the hub. broken: rows that `dataset.skip_broken` left out of them.
+    rows: None for a whole data set of the hub. broken, equal, ignored: what was left out of them (`LoadedRows`).
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
     """
 
@@ -36,9 +38,19 @@ class Inputs:
     token_ranks: list[bytes] | None
     vocabulary: int
     broken: int | None = None
+    equal: int | None = None
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """What was left out, for the record: of the ranks' data set the arguments that say something."""
+        found = {"broken": self.broken, "equal": self.equal, "ignored": dict(self.ignored)}
+        return {name: value for name, value in found.items() if value not in (None, {})}
 
 
 _LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need the same
+_NOTICES: dict[str, list[Message]] = {}  # by identity too, of all cells of a sweep
+SHOWN = 8  # names in a line
 
 
 def refuse(config: LlmConfig) -> None:
@@ -52,7 +64,7 @@ def check(config: LlmConfig) -> None:
     """See that rows, tokenizer, weights and model fit each other; a command that starts nothing fetches none."""
     data = config.dataset
     if starts_nothing(config) and isinstance(data, StoredTextConfig) and data.data_files is None:
-        row_sources.check_source(data)
+        hub.check_source(data)
         tokenizer.check_files(config.tokenizer)
     else:
         prepare(config)
@@ -63,18 +75,18 @@ def prepare(config: LlmConfig) -> Inputs:
     identity = config.identity()
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
-        rows, broken = row_sources.load(config)
         if isinstance(config.model, HfConfig):
             tokenizer.check_folder(config.model)
-            if rows is None:
-                raise Refusal(
-                    "llm.folder-rows",
-                    f"dataset={config.dataset.name}: model=hf reads rows before the ranks start; "
-                    "set `dataset.rows=NUMBER`, or `dataset.data_files=FILE`",
-                    key="dataset",
-                    value=config.dataset.name,
-                )
-            rows = rows if isinstance(config.dataset, ChatConfig) else chat.for_folder(config, rows)
+        loaded = row_sources.load(config)
+        rows = loaded.rows
+        if rows is None and isinstance(config.model, HfConfig):
+            raise Refusal(
+                "llm.folder-rows",
+                f"dataset={config.dataset.name}: model=hf reads rows before the ranks start; "
+                "set `dataset.rows=NUMBER`, or `dataset.data_files=FILE`",
+                key="dataset",
+                value=config.dataset.name,
+            )
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
         # the number of packed rows is only known to the ranks
         if rows is not None and not config.packed and len(rows) < needed:
@@ -90,8 +102,37 @@ def prepare(config: LlmConfig) -> Inputs:
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         models.check_weights(config.model, vocabulary)
         _LATEST.clear()
-        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, broken)
+        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, loaded.broken, loaded.equal, loaded.ignored)
+        _NOTICES[identity] = _notices(loaded)
     return _LATEST[identity]
+
+
+def notices(config: LlmConfig) -> list[Message]:
+    """What a person should know of the rows before the run starts; nothing of rows that were not read yet."""
+    return _NOTICES.get(config.identity(), [])
+
+
+def _notices(loaded: row_sources.LoadedRows) -> list[Message]:
+    said = list[Message]()
+    if loaded.ignored:
+        counted = [f"{name} ({number})" for name, number in loaded.ignored.items()]
+        more = f" and {len(counted) - SHOWN} more" if len(counted) > SHOWN else ""
+        said.append(
+            Message(
+                "llm.ignored",
+                f"not read: {', '.join(counted[:SHOWN])}{more}; see text_rows.ignored in the record",
+                ignored=dict(loaded.ignored),
+            )
+        )
+    if loaded.equal:
+        said.append(
+            Message(
+                "llm.equal-pairs",
+                f"left out: {loaded.equal} pairs whose answers are the same; see text_rows.equal in the record",
+                pairs=loaded.equal,
+            )
+        )
+    return said
 
 
 def train_tokenizer(config: LlmConfig, rows: list[row_sources.Row] | None) -> list[bytes] | None:
@@ -148,6 +189,6 @@ def _identified_rows(config: LlmConfig) -> list[Blob]:
         return [text_blob("synthetic", json.dumps(rows))]
     assert isinstance(data, StoredTextConfig)
     if data.data_files is not None:
-        return [("rows", Path(data.data_files).expanduser())]
-    revision = row_sources.hub_revision(str(data.source))
+        return list(files.identified(data))
+    revision = hub.revision(str(data.source))
     return [] if revision is None else [text_blob("hub", f"{data.source}@{revision}")]

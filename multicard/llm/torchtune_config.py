@@ -144,7 +144,7 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
         "builder": builder,
         "split": "train",
         "packed": config.packed,
-    } | ({} if inputs.broken is None else {"broken": inputs.broken})
+    } | inputs.left
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
         revision = {} if config.dataset.revision is None else {"revision": config.dataset.revision}

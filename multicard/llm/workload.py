@@ -75,5 +75,7 @@ WORKLOAD = Workload(
     summarise=summary.summarise,
     advise=advise,
     unit="tokens",
+    free=("dataset.columns",),
+    notices=preflight.notices,
     nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host
 )

@@ -77,8 +77,14 @@ class TextRows(Struct):
 
     read: Annotated[Count, "all of the data set, or of its sample"] = None
     cut: Annotated[Count, "cut, for being longer than max_seq_len; a pair counts once"] = None
-    left_out: Annotated[Count, "of those cut: no label remained, or none in one answer of a pair"] = None
+    left_out: Annotated[
+        Count, "of those cut: no label remained, none in one answer of a pair, or both answers became the same"
+    ] = None
     broken: Annotated[Count, "not read: dataset.skip_broken leaves them out; null without that key"] = None
+    equal: Annotated[Count, "pairs not read: both answers are the same; null of other rows"] = None
+    ignored: Annotated[
+        dict[str, int], "what was not read, by name: columns, keys of messages and files, with how many rows had it"
+    ] = {}
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import wandb
 
+from multicard.llm.data import hub as text_hub
 from multicard.llm.data import row_sources
 from multicard.machine import network
 from multicard.vision.data import datasets
@@ -125,7 +126,7 @@ def test_the_hub_is_not_waited_for(server: str, tmp_path: Path, monkeypatch, req
     with refused("llm.data-unfetched", key="dataset.source", value="yahma/alpaca-cleaned") as error:
         row_sources.load(config)
     assert "\n" not in str(error.value) and not offline
-    assert row_sources.hub_revision("yahma/alpaca-cleaned") is None
+    assert text_hub.revision("yahma/alpaca-cleaned") is None
 
     (revisions / "abc").mkdir()  # it was fetched before
     assert row_sources.load(config)[0] == [{"instruction": "a", "input": "", "output": "b"}] and offline == [True]

@@ -97,7 +97,7 @@ def test_places_are_where_data_lie_and_not_what_they_are():
     places = {"dataset.root", "dataset.cache_dir", "dataset.download", "dataset.data_files"}
     places |= {"tokenizer.path", "tokenizer.merges_file"}
     assert {*schema.keys(Role.place)} == places
-    assert {*schema.keys(Role.input)} == places | {"dataset.source"}
+    assert {*schema.keys(Role.input)} == places | {"dataset.source", "dataset.columns"}
     assert not {"dataset.source", "dataset.revision", "model.path"} & places
 
 

@@ -174,7 +174,6 @@ def test_without_a_template_the_form_is_the_models_own(tmp_path: Path):
     files = (f"tokenizer.path={tmp_path / 'vocab.json'}", f"tokenizer.merges_file={tmp_path / 'merges.txt'}")
     qwen = ("model=qwen2_5_tiny", "tokenizer=qwen2_5", *files)
     written(tmp_path, {"messages": [{"role": "user", "content": "e\u0301?"}, {"role": "assistant", "content": "Yés"}]})
-    row_sources.read_file.cache_clear()
     tokenizer, data = read(tmp_path / "qwen", *words, *qwen)
     decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
     whole = "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\nYés<|im_end|>\n"
@@ -210,8 +209,9 @@ def test_a_byte_order_mark_blank_lines_and_rows_of_all_forms_are_read(name: str,
     rows = [ROWS[0], shared_gpt, ROWS[1] | {"tools": None}, {"messages": parts}]
     text = json.dumps(rows) if name.endswith("json") else "\n \r\n".join(map(json.dumps, rows))
     (tmp_path / name).write_text(text, "utf-8-sig")
-    loaded, broken = row_sources.load(typed_llm("dataset=chat", f"dataset.data_files={tmp_path / name}"))
-    assert (len(loaded or []), broken) == (4, None) and max(map(loaded.count, loaded)) == 2  # in parts and in one
+    loaded, broken, *_ = row_sources.load(typed_llm("dataset=chat", f"dataset.data_files={tmp_path / name}"))
+    assert loaded is not None
+    assert (len(loaded), broken) == (4, None) and max(map(loaded.count, loaded)) == 2  # in parts and in one
 
 
 USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
@@ -229,10 +229,10 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path: Path):
 
 ALTERNATE = "Roles must alternate user/assistant/user/assistant/..."  # what the template itself says
 BROKEN: list[tuple[Any, str, dict[str, Any]]] = [
-    (["Q", "A"], "llm.chat-no-messages", {"found": []}),
-    ({"text": "Q"}, "llm.chat-no-messages", {"found": ["text"]}),
+    ("Q", "llm.row-no-object", {}),
+    ({"title": "Q"}, "llm.chat-no-messages", {"found": ["title"]}),
     ({"messages": "Q"}, "llm.chat-no-messages", {"found": ["messages"]}),
-    ({"messages": ["Q", "A"]}, "llm.chat-no-messages", {}),
+    ({"messages": ["Q", 1]}, "llm.chat-no-messages", {}),
     ({"messages": [{"content": "Q"}, ANSWER]}, "llm.chat-role", {"message": 1, "role": None}),
     ({"messages": [{"role": "usr", "content": "Q"}, ANSWER]}, "llm.chat-role", {"message": 1, "role": "usr"}),
     ({"messages": [USER, {"role": "assistant", "content": " "}]}, "llm.chat-empty-answer", {"message": 2}),
@@ -258,7 +258,6 @@ def assert_left_out(row: Any, tmp_path: Path) -> str:
     loaded = row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
     assert (len(loaded[0] or []), loaded[1]) == (2, 2)
     written(tmp_path, row)
-    row_sources.read_file.cache_clear()
     with refused("llm.broken-rows", row=1, broken=1, rows=1, skippable=0):
         row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
     return caught.value.facts["reason"]
@@ -315,7 +314,7 @@ def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
     assert facts.sizes(typed_llm(*words)).length == pytest.approx(longest, abs=3)  # type: ignore[union-attr]
     first = min(i for row in rows for i, label in enumerate(row["labels"]) if label != IGNORED)
     cut = read(tmp_path / "cut", *words, f"max_seq_len={first + 1}")[1]
-    counts = {"read": 2, "cut": 2, "left_out": 1, "broken": None, "sequences": None}
+    counts = {"read": 2, "cut": 2, "left_out": 1, "broken": None, "equal": None, "ignored": {}, "sequences": None}
     assert labelled_rows.counts(cut) == counts and len(cut[0]["tokens"]) == first + 1
     packs = read(tmp_path / "packs", *words, f"max_seq_len={2 * longest}", "packed=true")[1]
     labels = sorted(int(label) for pack in packs for label in pack["labels"] if label != IGNORED)
@@ -325,7 +324,15 @@ def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
 def test_a_run_on_chats_counts_what_it_left_out(tuned: Measured, tmp_path: Path):
     words = written(tmp_path, *ROWS * 8, {"messages": []})
     record = ok(tuned("dataset=chat", words, "dataset.skip_broken=true", "gpus=2"))
-    assert record["text_rows"] == {"read": 16, "cut": 0, "left_out": 0, "broken": 1, "sequences": None}
+    assert record["text_rows"] == {
+        "read": 16,
+        "cut": 0,
+        "left_out": 0,
+        "broken": 1,
+        "equal": None,
+        "ignored": {},
+        "sequences": None,
+    }
     assert record["tokens"]["loss_bearing"] < record["tokens"]["non_padding"] / 2
 
 

@@ -74,6 +74,56 @@ def test_a_pair_of_a_folder_is_two_conversations(checkpoint: Path):
     assert chosen != rejected and chosen.partition("<assistant>")[0] == rejected.partition("<assistant>")[0]
 
 
+def stored(folder: Path, *rows: Any) -> str:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"dataset.data_files={folder / 'rows.jsonl'}"
+
+
+ASKED, ANSWERED = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+PREFERENCE = ("dataset=preference", "method=dpo", "batch_size=1")
+
+
+@pytest.mark.parametrize("prompt", ["Q", [ASKED]])
+def test_the_prompt_of_a_pair_is_before_both_answers_in_its_template(checkpoint: Path, tmp_path: Path, prompt: Any):
+    other = ANSWERED | {"content": "B"}
+    row = {"prompt": prompt, "system": "S", "chosen": [ANSWERED], "rejected": [other]}
+    inputs = preflight.prepare(typed_llm(*words_of(checkpoint, *PREFERENCE, stored(tmp_path, row))))
+    chosen, rejected = ("".join(piece["content"] for piece in (inputs.rows or [])[0][name]) for name in CHOICES)
+    begin = "<system>S</s>\n<user>Q</s>\n<assistant>"
+    assert (chosen, rejected) == (f"{begin}A</s>\n", f"{begin}B</s>\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "bad", "code", "facts"),
+    [
+        (PREFERENCE, {"prompt": "Q", "chosen": "A", "rejected": ""}, "llm.row-columns", {"missing": ["rejected"]}),
+        (
+            PREFERENCE,
+            {"prompt": "Q", "chosen": [ANSWERED | {"thinking": "R"}], "rejected": "B"},
+            "llm.chat-unwritten",
+            {},
+        ),
+        (["dataset=alpaca_cleaned"], {"instruction": "Q", "output": ""}, "llm.chat-empty-answer", {}),
+    ],
+)
+def test_a_row_that_the_folders_template_cannot_write_is_refused_with_its_number(
+    checkpoint: Path, tmp_path: Path, words: Any, bad: Any, code: str, facts: dict[str, Any]
+):
+    pair, single = {"prompt": "Q", "chosen": "A", "rejected": "B"}, {"instruction": "Q", "output": "A"}
+    good = pair if words == PREFERENCE else single
+    config = typed_llm(*words_of(checkpoint, *words, stored(tmp_path, good, bad)))
+    with refused("llm.broken-rows", key="dataset.data_files", row=2, broken=1, rows=2) as caught:
+        preflight.prepare(config)
+    assert find(str(caught.value), code, **facts)
+
+
+def test_a_text_is_between_the_tokens_that_the_folders_tokenizer_puts_around_one(checkpoint: Path, tmp_path: Path):
+    words = ("dataset=chat", "dataset.loss=all", "batch_size=1", stored(tmp_path, {"text": "Q"}))
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    (row,) = preflight.prepare(typed_llm(*words_of(checkpoint, *words))).rows or []
+    assert row == {"pieces": [{"content": "Q</s>", "learnt": True}]}
+
+
 # Architectures, with what they need beside SIZES: the six, which tune to the losses of transformers, and others
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}

@@ -94,7 +94,7 @@ def write_rows(path: Path, *rows: object) -> str:
 # Files that the data cannot be read from; {} is a folder with the files of the cases
 FILES: list[tuple[list[str], str, str, dict[str, Any]]] = [
     (["dataset=samsum"], "/none.jsonl", "llm.data-file-absent", {}),
-    (["dataset=samsum"], "", "llm.data-file-folder", {}),
+    (["dataset=samsum"], "/nothing", "llm.data-folder-empty", {}),
     (["dataset=samsum"], "/rows.txt", "llm.data-file-suffix", {}),
     (["dataset=samsum"], "/empty.jsonl", "llm.no-rows", {}),
     (["dataset=samsum"], "/cut.jsonl", "llm.data-file-unread", {}),
@@ -114,12 +114,7 @@ FILES: list[tuple[list[str], str, str, dict[str, Any]]] = [
     ),
     (["dataset=grammar"], "/null.jsonl", "llm.row-no-text", {"row": 2, "columns": ["output"]}),
     (["dataset=grammar"], "/numbers.jsonl", "llm.row-no-object", {"row": 1}),
-    (
-        ["dataset=slimorca"],
-        "/pairs.jsonl",
-        "llm.row-columns",
-        {"row": 1, "missing": ["conversations"], "reader": "dataset=slimorca"},
-    ),
+    (["dataset=slimorca"], "/unanswered.jsonl", "llm.row-pair", {"row": 1}),
     (
         ["dataset=slimorca", "template=instruct"],
         "/turns.jsonl",
@@ -211,7 +206,8 @@ def unfit(tmp_path: Path) -> Path:
     turns = [{"from": who, "value": "x"} for who in ("human", "gpt", "human", "gpt")]
     write_rows(tmp_path / "turns.jsonl", {"conversations": turns})
     write_rows(tmp_path / "numbers.jsonl", 1, 2)
-    (tmp_path / "object.json").write_text('{"input": "a"}')
+    (tmp_path / "object.json").write_text('{"a": {"input": "a"}}')
+    (tmp_path / "nothing").mkdir()
     asked = [{"role": "user", "content": "Q"}]
     write_rows(tmp_path / "unanswered.jsonl", {"chosen": asked, "rejected": asked})
     write_rows(tmp_path / "null.jsonl", {"input": "a", "output": "b"}, {"input": "c", "output": None})
@@ -231,10 +227,16 @@ def test_what_cannot_work_is_refused_by_its_key_before_any_model_is_built(
 ):
     if isinstance(value := facts.get("value"), str):
         facts = facts | {"value": value.replace("{}", str(unfit))}
-    with refused(code, **facts):
+    of_row = {name: value for name, value in facts.items() if name not in ("key", "value", "row")}
+    is_row = "row" in facts  # which another refusal names
+    if is_row:
+        facts = {name: value for name, value in facts.items() if name not in of_row}
+    with refused("llm.broken-rows" if is_row else code, **facts) as caught:
         config = typed_llm(*(word.replace("{}", str(unfit)) for word in words))
         preflight.refuse(config)
         preflight.prepare(config)
+    if is_row:
+        assert find(str(caught.value), code, **of_row)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,6 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         (chat, [("user", "Q"), ("assistant", "chosen")]),
     ):
         (tmp_path / "p.json").write_text(json.dumps([row]))
-        row_sources.read_file.cache_clear()
         config = typed_llm("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}")
         (pair,) = row_sources.load(config)[0] or []
         assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
@@ -129,8 +128,9 @@ def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
     if "human gpt" in who and not who.startswith("gpt"):
         assert row_sources.load(config)[0] == [row]
     else:
-        with refused("llm.row-no-conversation", key="dataset.data_files", value=str(tmp_path / "c.json"), row=1):
+        with refused("llm.broken-rows", key="dataset.data_files", value=str(tmp_path / "c.json"), row=1) as caught:
             row_sources.load(config)
+        assert find(str(caught.value), "llm.row-no-conversation")
 
 
 def test_the_embedded_tokenizer_is_byte_level_repeatable_and_gives_text_back(tmp_path: Path):
@@ -188,9 +188,20 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
         # by hand: of a longer row the first tokens remain, the last of which becomes the end, without a label
         cut = [[labels[: limit - 1] if len(tokens) > limit else labels for tokens, labels in row] for row in whole]
         expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
+        for place, row in enumerate(whole):  # of a pair whose answers are the same now, no preference is left
+            answers = {tuple(tokens[: limit - 1] if len(tokens) > limit else tokens) for tokens, _ in row}
+            expected[place] &= not (len(row) == 2 and len(answers) == 1 and lengths[place] > limit)
         rows = cut_rows(tmp_path / str(limit), *words, f"max_seq_len={limit}")
         too_long = sum(length > limit for length in lengths)
-        counts = {"read": ROWS, "cut": too_long, "left_out": ROWS - sum(expected), "broken": None, "sequences": None}
+        counts = {
+            "read": ROWS,
+            "cut": too_long,
+            "left_out": ROWS - sum(expected),
+            "broken": None,
+            "equal": None,
+            "ignored": {},
+            "sequences": None,
+        }
         assert labelled_rows.counts(rows) == counts and len(rows) == sum(expected)
         kept = [row for row, has_label in zip(whole, expected, strict=True) if has_label]
         for row, original in zip(rows, kept, strict=True):
@@ -206,7 +217,7 @@ def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(
         for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
             assert max(len(tokens) for tokens, _ in parts(row)) <= bound
     monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
-    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "sequences": None}
+    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "equal": None, "ignored": {}, "sequences": None}
     assert labelled_rows.counts(cut_rows(tmp_path / "again")) == whole
 
 
@@ -218,6 +229,23 @@ def test_packs_hold_no_row_without_a_label(tmp_path: Path):
     assert 0 < labelled_rows.counts(packs)["left_out"] < ROWS
     packed = [int(label) for pack in packs for label in pack["labels"] if label != IGNORED]
     assert packed == [label for row in rows for _, labels in parts(row) for label in labels if label != IGNORED]
+
+
+def test_pairs_that_are_cut_until_both_answers_are_equal_are_left_out(tmp_path: Path):
+    """Of such a pair the loss is 0.693147 whatever the model says."""
+    same, other = {"prompt": "Why?", "chosen": "So " * 40 + "yes", "rejected": "So " * 40 + "no"}, {"prompt": "Why?"}
+    other |= {"chosen": "Yes " * 40, "rejected": "No " * 40}
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (same, other, other)))
+    words = ("dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.jsonl'}")
+    whole = read(tmp_path / "whole", *words)[1]
+    assert (len(whole), labelled_rows.counts(whole)["left_out"]) == (3, 0)
+    cut = read(tmp_path / "cut", *words, "max_seq_len=30")[1]
+    counts = {"read": 3, "cut": 3, "left_out": 1, "broken": None, "equal": 0, "ignored": {}, "sequences": None}
+    assert labelled_rows.counts(cut) == counts and len(cut) == 2
+    assert all(row["chosen_input_ids"] != row["rejected_input_ids"] for row in cut)
+    with refused("llm.answers-cut-off", rows=1):
+        (tmp_path / "p.jsonl").write_text(json.dumps(same) + "\n")
+        read(tmp_path / "none", *words, "max_seq_len=30", "batch_size=1")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from multicard.llm import preflight
+from multicard.llm.data import hub as text_hub
 from multicard.llm.data import row_sources
 from multicard.machine import network
 from multicard.machine.slurm import Allocation
@@ -150,10 +151,36 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(tmp_path: Path
     unknown = content.fingerprint(preflight.data_parts(config))
     assert set(unknown.parts) == {"tokenizer"}
     assert row_sources.load(config)[0] is row_sources.load(config)[0] is None and len(fetched) == 1
-    assert row_sources.hub_revision("yahma/Alpaca-Cleaned") == "abc" and row_sources.hub_revision("yahma/a") is None
+    assert text_hub.revision("yahma/Alpaca-Cleaned") == "abc" and text_hub.revision("yahma/a") is None
     known = content.fingerprint(preflight.data_parts(config))
     assert set(known.parts) == {"dataset", "tokenizer"}
     assert content.difference(unknown, known) is None and content.difference(known, unknown) is None
+
+
+def test_columns_of_a_whole_data_set_of_the_hub_are_counted_and_rows_are_read_for_one_with_a_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import datasets as hub
+
+    folder = tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0" / "abc"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+
+    def stored(*columns: str) -> None:
+        rows = hub.Dataset.from_list([dict.fromkeys(columns, "x")])
+        monkeypatch.setattr(hub, "load_dataset", lambda source, revision, split: rows)
+        known = {"features": dict.fromkeys(columns), "splits": {"train": {"num_examples": 7}}}
+        (folder / "dataset_info.json").write_text(json.dumps(known))
+
+    stored("instruction", "input", "output", "id")
+    config = typed_llm("dataset=alpaca_cleaned")
+    assert row_sources.load(config) == row_sources.LoadedRows(None, ignored={"id": 7})
+    stored("instruction", "output", "system")
+    with refused("llm.broken-rows", row=1) as caught:
+        row_sources.load(config)
+    assert find(str(caught.value), "llm.row-bears", column="system")
+    read = row_sources.load(typed_llm("dataset=alpaca_cleaned", "dataset.columns={system: null}"))
+    assert read.rows == [{"instruction": "x", "output": "x", "input": ""}] and read.ignored == {"system": 1}
 
 
 @pytest.mark.usefixtures("processes")

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,14 +16,14 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from multicard.config.llm import ChatLoss, HfConfig, LlmConfig, Qwen25TokenizerConfig
-from multicard.llm.data import templates
+from multicard.llm.data import templates, turns
+from multicard.llm.data.forms import Conversation
+from multicard.llm.data.tokenizer import FILE
+from multicard.llm.data.turns import FORM
 from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
-ROLES = {**{name: name for name in OWN_NAMES}, "human": "user", "gpt": "assistant"}  # the last two are ShareGPT's
-FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 AFTER_TURN = re.compile(r"(?<=\|>)\s+\Z")  # whitespace behind the special token that ends a turn: never generated
 # `{% generation %}`, by which a template says what the model writes: a filter that puts MARK before and after it
@@ -41,10 +42,11 @@ JINJA.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `render` writes messages."""
+    """A chat template; `render` writes messages. `around`: the special tokens before and after a text without any."""
 
     source: str
     render: Callable[..., str]
+    around: Callable[[], tuple[str, str]]
 
     def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> list[Row]:
         """The text of a conversation in pieces, `content`; those `learnt` bear loss: the assistant's turns with the
@@ -97,7 +99,11 @@ def template(config: LlmConfig) -> ChatTemplate:
             source, named = _read(Path(place).expanduser())
             if source is not None:
                 known = GENERATION.sub(lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source)
-                return ChatTemplate(source, JINJA.from_string(known, globals=tokens | named).render)
+                special = tokens | named
+                around: Any = partial(tuple[str, str], (special["bos_token"], special["eos_token"]))
+                if isinstance(config.model, HfConfig):
+                    around = partial(_around_text, str(config.model.path), named.get("eos_token", ""))
+                return ChatTemplate(source, JINJA.from_string(known, globals=special).render, around)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise Refusal(
                 "llm.chat-template-unread",
@@ -137,40 +143,26 @@ def _read(place: Path) -> tuple[str | None, dict[str, str]]:
     return (file.read_text("utf-8") if file.is_file() and file != settings_file else source), tokens
 
 
-def converted(row: Any, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
-    """A row's conversation as the pieces of its text. Refuses (ValueError) a broken one."""
-    row = row if isinstance(row, dict) else {}
-    turns = row.get("messages") or row.get("conversations")
-    if not (isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns)):
-        raise Refusal(
-            "llm.chat-no-messages",
-            f"has no list of messages (found: {', '.join(row) or 'no columns'}); {FORM}",
-            found=list(row),
-        )
-    messages = [_message(number, turn) for number, turn in enumerate(turns, start=1)]
+def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -> tuple[Row, list[str]]:
+    """A conversation as the pieces of its text, and the keys of its messages that are not written, as "messages.id".
+
+    Refuses (ValueError) a broken one, and one that bears what the template does not write.
+    """
+    if said.segments is not None:
+        return {"pieces": [{"content": text, "learnt": label} for text, label in said.segments if text]}, []
+    if said.text is not None:
+        return {"pieces": [_whole(said.text, chat_template, loss)]}, []
+    if said.tools and "tools" not in chat_template.source:
+        raise turns.unwritten("tools", chat_template.source)
+    messages, unread = turns.settle(said.messages, chat_template.source, said.column)
     roles = [message["role"] for message in messages]
     if "system" in roles[1:]:
         raise Refusal("llm.chat-late-system", "has a system message that is not the first one; put it first")
     if "assistant" not in roles:
         raise Refusal("llm.chat-no-answer", f"has no message of the assistant, and so nothing to learn; {FORM}")
-    tools = row.get("tools") or None
+    turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
-        tools = json.loads(tools) or None if isinstance(tools, str) else tools
-    except ValueError:
-        raise Refusal(
-            "llm.chat-tools",
-            f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
-            tools=str(tools)[:40],
-        ) from None
-    unread = "tools" if tools else "tool_calls" if any(message.get("tool_calls") for message in messages) else ""
-    if unread not in chat_template.source:
-        raise Refusal(
-            "llm.chat-unwritten",
-            f"has {unread}, which the chat template does not write; give another template",
-            column=unread,
-        )
-    try:
-        pieces = chat_template.pieces(messages, tools, loss)
+        pieces = chat_template.pieces(messages, said.tools, loss)
         json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise Refusal(
@@ -182,53 +174,38 @@ def converted(row: Any, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
         raise Refusal(
             "llm.chat-answer-unwritten", "has no answer in what the chat template writes; use another template"
         )
-    return {"pieces": pieces}
+    return {"pieces": pieces}, unread
 
 
-def _message(number: int, turn: Row) -> Row:
-    """A message with the keys and roles that templates read, without those that Parquet fills in."""
-    said, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-    role, stated = ROLES.get(str(said)), "no role" if said is None else f"role {said!r}"
-    if role is None:
+@lru_cache(maxsize=1)
+def _around_text(folder: str, end: str) -> tuple[str, str]:
+    """What a folder's own tokenizer puts before a text, and the token that ends one."""
+    from tokenizers import Tokenizer
+
+    whole = Tokenizer.from_file(str(Path(folder).expanduser() / FILE))
+    tokens: list[str] = whole.encode("x").tokens
+    plain: list[str] = whole.encode("x", add_special_tokens=False).tokens
+    before = next((place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0)
+    return "".join(tokens[:before]), end
+
+
+def _whole(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
+    """A text that is learnt as it is, between the tokens that begin and end one."""
+    if loss is not ChatLoss.all:
         raise Refusal(
-            "llm.chat-role",
-            f"message {number} has {stated}; use one of {', '.join(ROLES)}",
-            message=number,
-            role=said,
+            "llm.row-text",
+            "is a text without an answer, of which every token would be learnt; use `dataset.loss=all`",
+            key="dataset.loss",
         )
-    if isinstance(content, list):  # OpenAI's parts
-        others = [part for part in content if not (isinstance(part, dict) and isinstance(part.get("text"), str))]
-        if others:
-            raise Refusal(
-                "llm.chat-part",
-                f"message {number} ({role}) has a part that is not text ({str(others[:1])[1:40]}); leave the row out",
-                message=number,
-                role=role,
-            )
-        content = "".join(part["text"] for part in content)
-    if not turn.get("tool_calls"):
-        if not isinstance(content, str):
-            raise Refusal(
-                "llm.chat-no-text",
-                f"message {number} ({role}) holds no text; give its text as content, or leave the row out",
-                message=number,
-                role=role,
-            )
-        if role == "assistant" and not content.strip():
-            raise Refusal(
-                "llm.chat-empty-answer",
-                f"message {number} (assistant) is empty; give its text as content, or leave the row out",
-                message=number,
-            )
-    others = {name: value for name, value in turn.items() if value is not None and name not in ("from", "value")}
-    return others | {"role": role, "content": content}
+    begin, end = chat_template.around()
+    whole = text if text.startswith(begin) else begin + text
+    return {"content": whole if whole.endswith(end) else whole + end, "learnt": True}
 
 
-def from_columns(config: LlmConfig, row: Row) -> Row:
-    """The messages of a row in torchtune's columns: what torchtune puts around a prompt is the user's."""
+def from_columns(config: LlmConfig, row: Row) -> Conversation:
+    """The conversation of a row in a template's columns: what torchtune puts around a prompt is the user's."""
     around, text = templates.chosen(config), row.get("input") or row.get("dialogue", "")
-    if around is None or "conversations" in row:
-        return row
+    assert around is not None
     asked = [around.around[0], text, around.around[-1]]
     if "instruction" in row:
         first, last = templates.INSTRUCT_PAIRS
@@ -236,14 +213,5 @@ def from_columns(config: LlmConfig, row: Row) -> Row:
         if text:
             first, middle, last = around.around
             asked = [first, row["instruction"], middle, text, last]
-    answer = row[around.columns[-1]]
-    return {"messages": [{"role": "user", "content": "".join(asked)}, {"role": "assistant", "content": answer}]}
-
-
-def for_folder(config: LlmConfig, rows: list[Row]) -> list[Row]:
-    """Rows in torchtune's columns as pieces in the chat template of `model=hf`; of a pair, those of both answers."""
-    written = template(config)
-    if "chosen" in rows[0]:
-        parts = ({name: converted({"messages": row[name]}, written, ChatLoss.answers) for name in row} for row in rows)
-        return [{name: part["pieces"] for name, part in pair.items()} for pair in parts]
-    return [converted(from_columns(config, row), written, ChatLoss.answers) for row in rows]
+    answer = {"role": "assistant", "content": row[around.columns[-1]]}
+    return Conversation([turns.message(1, {"role": "user", "content": "".join(asked)}), turns.message(2, answer)])

@@ -1,66 +1,77 @@
-"""The rows that a run is tuned on: generated, read or fetched, checked, sampled and brought into torchtune's columns.
+"""The rows that a run is tuned on: generated, read or fetched, checked, sampled, and in the form of its engine.
 
 All of it happens in the controller, before any model is built, without torch. What cannot be used is refused with
 ValueError, which names the key, or the row, and the remedy.
 """
 
 import json
-import os
-import re
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-from multicard.config.llm import DATASETS, ChatConfig, LlmConfig, StoredTextConfig, SyntheticConfig
+from multicard.config.llm import (
+    DATASETS,
+    ChatConfig,
+    ChatLoss,
+    HfConfig,
+    LlmConfig,
+    Qwen25TokenizerConfig,
+    StoredTextConfig,
+    SyntheticConfig,
+)
 from multicard.llm import methods
-from multicard.llm.data import chat, templates
-from multicard.machine import network
+from multicard.llm.data import chat, forms, hub, templates, turns
+from multicard.llm.data import columns as names
+from multicard.llm.data.chat import ChatTemplate
+from multicard.llm.data.columns import Columns, Unread, override
+from multicard.llm.data.files import StoredRows, read_file, value_of
+from multicard.llm.data.forms import Conversation
+from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
-TURN = re.compile(r"\n\n(Human|Assistant):")
-UNFINISHED = ".incomplete"  # ends the name of a revision's folder while the library fetches it
 CHOICES = ("chosen", "rejected")
+CHAT, FOLDER = ", or use `dataset=chat`", ", or use engine=trl with model=hf, whose template may write it"
+SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
-# A turn's keys for who speaks and what, and the speakers: ShareGPT's form and torchtune's
-SHARED = ("from", "value", ("system", "human", "gpt"))
-CHAT = ("role", "content", ("system", "user", "assistant"))
+class LoadedRows(NamedTuple):
+    """What a run is tuned on.
+
+    rows: in the form of its engine, in the seed's order; None for a whole data set of the hub, which torchtune reads
+    by its name. broken: rows that `dataset.skip_broken` left out, None without the key. equal: pairs left out, as
+    both answers are the same; None of other data. ignored: what nobody reads, with its count: columns, keys of messages
+    as "messages.id", and files.
+    """
+
+    rows: list[Row] | None
+    broken: int | None = None
+    equal: int | None = None
+    ignored: Mapping[str, int] = {}
 
 
-class RowPlace(NamedTuple):
-    """A row of the data, as refusals name it: by the key of the data with its value, and by its number from 1."""
-
-    key: str
-    value: str
-    row: int
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}: row {self.row}"
-
-
-def load(config: LlmConfig) -> tuple[list[Row] | None, int | None]:
-    """The run's rows in torchtune's columns and in the seed's order, None for a whole data set of the hub, which
-    torchtune reads by its name; and how many broken rows `dataset.skip_broken` left out, None without the key."""
+def load(config: LlmConfig) -> LoadedRows:
+    """The run's rows. Refuses (ValueError) data that are not there, and rows that cannot be read as they are meant."""
     data, pairs = config.dataset, methods.chosen(config).pairs
     if isinstance(data, SyntheticConfig):
-        assert config.template_name is not None
-        examples = templates.examples(config.template_name, data.rows, config.seed)
-        return [_pair(row.prompt, row.right, row.wrong) if pairs else dict(row.columns) for row in examples], None
+        return LoadedRows(_synthetic(config, data, pairs))
     data = _stored(config)
     if type(data) is StoredTextConfig and (data.data_files or data.rows) is None and DATASETS[data.name].has_answers:
-        check_source(data)
-        if hub_revision(str(data.source)) is None:
-            _fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
-        return None, None
-    rows = read_file(data.data_files) if data.data_files else _fetch(data)
+        hub.check_source(data)
+        if hub.revision(str(data.source)) is None:
+            hub.fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
+        ignored = _unread_of_whole(config, data)
+        if ignored is not None:
+            return LoadedRows(None, ignored=ignored)
+    stored = read_file(data.data_files) if data.data_files else StoredRows(hub.fetch(data), {})
+    rows = stored.rows
     key, value = _key(data)
     if not rows:
         raise Refusal(
             "llm.no-rows", f"{key}={value}: holds no rows; give a file with one row or more", key=key, value=value
         )
+    names.check_named(data.columns, f"{key}={value}", rows)
     available, wanted = len(rows), data.rows or len(rows)
     if wanted > available:
         raise Refusal(
@@ -72,41 +83,222 @@ def load(config: LlmConfig) -> tuple[list[Row] | None, int | None]:
             available=available,
         )
     order = Random(config.seed).sample(range(available), wanted)
-    if isinstance(data, ChatConfig):
-        return _chats(config, data, {number: rows[number] for number in order})
-    converted = {number: _convert(config, number, rows[number]) for number in sorted(order)}  # names the first bad row
-    return [converted[number] for number in order], None
+    return _read(config, data, {number: rows[number] for number in order}, stored.ignored)
 
 
-def _chats(config: LlmConfig, data: ChatConfig, rows: dict[int, Any]) -> tuple[list[Row], int | None]:
-    """Rows, by their places in the data set, as the chat template writes them; and how many are left out as broken."""
-    chat_template, converted, broken = chat.template(config), list[Row](), dict[int, str]()
+def _synthetic(config: LlmConfig, data: SyntheticConfig, pairs: bool) -> list[Row]:
+    assert config.template_name is not None
+    reader, rows = RowReader(config), list[Row]()
+    for row in templates.examples(config.template_name, data.rows, config.seed):
+        if pairs:
+            asked: Message = {"role": "user", "content": row.prompt}
+            answers = ([asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong))
+            rows.append(reader.pair(forms.Pair(*answers)))
+        else:
+            rows.append(reader.of_columns(dict(row.columns)))
+    return rows
+
+
+def _read(config: LlmConfig, data: StoredTextConfig, rows: Mapping[int, Any], beside: Mapping[str, int]) -> LoadedRows:
+    """Rows, by their places in the data set, in the form of the engine, and what was left out of them."""
+    reader = RowReader(config)
+    reader.unread.update(beside)
+    converted, broken = dict[int, Row](), dict[int, ValueError]()
     for number, row in rows.items():
         try:
-            converted.append(chat.converted(row, chat_template, data.loss))
+            converted[number] = reader.read(row)
         except ValueError as error:
-            broken[number] = str(error)
-    if broken and not (data.skip_broken and converted):
-        key, value = _key(data)
+            broken[number] = error
+    skips = isinstance(data, ChatConfig) and data.skip_broken
+    key, value = _key(data)
+    if broken and not (skips and converted):
         first = min(broken)
-        hint = ", which `dataset.skip_broken=true` leaves out" if converted else ""
+        error = broken[first]
+        reason = error.message if isinstance(error, Refusal) else str(error)
+        changes = error.key if isinstance(error, Refusal) else None  # another key than that of the data has to change
+        can_skip = converted and isinstance(data, ChatConfig)
+        hint = ", which `dataset.skip_broken=true` leaves out" if can_skip else ""
         raise Refusal(
             "llm.broken-rows",
-            f"{key}={value}: row {first + 1} {broken[first]} ({len(broken)} of {len(rows)} rows are broken{hint})",
-            key=key,
+            f"{key}={value}: row {first + 1} {reason} ({len(broken)} of {len(rows)} rows are broken{hint})",
+            key=changes or key,
             value=value,
             row=first + 1,
-            reason=broken[first],
+            reason=reason,
             broken=len(broken),
             rows=len(rows),
             skippable=len(converted),
         )
-    return converted, len(broken) if data.skip_broken else None
+    kept, equal = list(converted.values()), None
+    if reader.pairs:
+        kept = [row for row in kept if not reader.is_equal(row)]
+        equal = len(converted) - len(kept)
+        if not kept:
+            raise Refusal(
+                "llm.pairs-equal",
+                f"{key}={value}: in each of the {equal} pairs both answers are the same; give pairs that differ",
+                key=key,
+                value=value,
+                pairs=equal,
+            )
+    return LoadedRows(kept, len(broken) if skips else None, equal, dict(reader.unread))
+
+
+class RowReader:
+    """Brings rows into the form of a run's engine, and counts what it does not read."""
+
+    def __init__(self, config: LlmConfig) -> None:
+        self.config, self.pairs, self.unread = config, methods.chosen(config).pairs, Unread()
+        self._data, self._template = config.dataset, templates.chosen(config)
+        self._is_chat = isinstance(self._data, ChatConfig)
+        self._named = self._data.columns if isinstance(self._data, StoredTextConfig) else {}
+        self._written: ChatTemplate | None = None  # by the model's own template: of conversations, and of `model=hf`
+        if self._is_chat or isinstance(config.model, HfConfig):
+            self._written = chat.template(config)
+        template = config.template_name
+        self._reader = f"template={template}" if template else f"dataset={self._data.name}"
+
+    def read(self, row: Any) -> Row:
+        """A stored row. Refuses (ValueError) one that cannot be read as it is meant."""
+        columns, unread = forms.columns_of(row, self._named), Unread()
+        if self.pairs:
+            found = forms.pair(columns, self._reader)
+            self._check_borne(columns)
+            converted = self.pair(found, unread)
+        elif self._is_chat:
+            said = forms.conversation(columns)
+            self._check_borne(columns)
+            converted = self._conversation(said, unread)
+        elif self._template is None or DATASETS[self._data.name].conversations:
+            said = forms.conversation(columns)
+            self._check_borne(columns)
+            converted = self._share_gpt(said, unread)
+        else:
+            held = self._template_columns(columns)
+            self._check_borne(columns)
+            converted = self.of_columns(held)
+        unread.add(columns)
+        self.unread.update(dict.fromkeys(unread, 1))  # each once a row
+        return converted
+
+    def pair(self, found: forms.Pair, unread: Unread | None = None) -> Row:
+        """A pair as torchtune's messages, or as the pieces of both answers."""
+        if self._written is None:
+            if found.tools:
+                raise turns.unwritten("tools", None, instead=FOLDER)
+            return {name: self._plain(said, unread) for name, said in zip(CHOICES, found[:2], strict=True)}
+        row: Row = {}
+        for name, said in zip(CHOICES, found[:2], strict=True):
+            row[name] = self._conversation(Conversation(said, found.tools, name), unread)["pieces"]
+        return row
+
+    def is_equal(self, row: Row) -> bool:
+        """True of a pair whose answers are the same tokens, of which no preference is learnt."""
+        # Llama 3's form has a message without the white space around it
+        strips = self._written is None and not isinstance(self.config.tokenizer, Qwen25TokenizerConfig)
+        texts = ([str(part["content"]) for part in row[name]] for name in CHOICES)
+        first, second = ([text.strip() for text in own] if strips else own for own in texts)
+        return first == second
+
+    def of_columns(self, row: Row) -> Row:
+        """A row in the columns of the template in force."""
+        if self._written is None:
+            return row
+        return self._conversation(chat.from_columns(self.config, row), None)
+
+    def _check_borne(self, columns: Columns) -> None:
+        """Refuse a row with a column that has a meaning, which this run would lose."""
+        name = columns.bearing()
+        if name is None:
+            return
+        remedy = override({name: None})
+        is_read = name.lower().strip() in (*names.SYSTEM, *names.TOOLS, *names.HISTORY)
+        other = ", or use `dataset=chat`, which reads it" if is_read and not (self._is_chat or self.pairs) else ""
+        raise Refusal(
+            "llm.row-bears",
+            f"has {name}, which {self._reader} does not read here; leave it out, as `{remedy}`{other}",
+            column=name,
+            reader=self._reader,
+            remedy=remedy,
+        )
+
+    def _conversation(self, said: Conversation, unread: Unread | None) -> Row:
+        assert self._written is not None
+        loss = self._data.loss if isinstance(self._data, ChatConfig) else ChatLoss.answers
+        row, keys = chat.converted(said, self._written, loss)
+        if unread is not None:
+            unread.update(keys)
+        return row
+
+    def _plain(self, said: list[Message], unread: Unread | None) -> list[Message]:
+        """Messages of role and content alone, as torchtune's forms have them."""
+        settled, keys = turns.settle(said, None, "messages", FOLDER if self.pairs else CHAT)
+        if unread is not None:
+            unread.update(keys)
+        for number, each in enumerate(settled, start=1):
+            if each["role"] not in SHARE_GPT:
+                raise Refusal(
+                    "llm.row-role",
+                    f"message {number} is of the role {each['role']}, which {self._reader} cannot read; "
+                    "leave the row out, or use engine=trl with model=hf",
+                    message=number,
+                    role=each["role"],
+                    reader=self._reader,
+                )
+        turns.check_learnt(settled, everything=False)
+        return [{"role": each["role"], "content": each["content"]} for each in settled]
+
+    def _share_gpt(self, said: Conversation, unread: Unread) -> Row:
+        """A conversation in ShareGPT's form, in which human and gpt take turns; with a template, once each."""
+        if self._written is not None:
+            return self._conversation(said, unread)
+        if said.tools:
+            raise turns.unwritten("tools", None, instead=CHAT)
+        settled = self._plain(said.messages, unread)
+        if any(each.get("weight") == 0 for each in said.messages if each["role"] == "assistant"):
+            raise turns.unwritten("weight", None, instead=CHAT)
+        speakers = [SHARE_GPT[each["role"]] for each in settled]
+        spoken = speakers[1:] if speakers[:1] == ["system"] else speakers
+        takes_turns = len(spoken) > 1 and spoken == (["human", "gpt"] * len(spoken))[: len(spoken)]
+        if not takes_turns:
+            raise Refusal(
+                "llm.row-no-conversation",
+                "holds no conversation in which a user and the assistant take turns; "
+                'write {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, '
+                "or use `dataset=chat`",
+            )
+        if self._template is not None and len(spoken) != 2:
+            raise Refusal(
+                "llm.row-turns",
+                f"holds {len(spoken)} turns, but {self._reader} takes a question and its answer; "
+                "leave out the row, or the template",
+                turns=len(spoken),
+                reader=self._reader,
+            )
+        pairs = zip(speakers, settled, strict=True)
+        return {"conversations": [{"from": speaker, "value": each["content"]} for speaker, each in pairs]}
+
+    def _template_columns(self, columns: Columns) -> Row:
+        """The columns that the template in force reads, with text in each."""
+        assert self._template is not None
+        wanted = self._template.columns
+        missing = [name for name in wanted if not columns.present((name,))]
+        if missing:
+            raise forms.missing_columns(columns, missing, self._reader)
+        row: Row = {name: columns.peek(name) for name in wanted}
+        textless = [name for name, value in row.items() if not isinstance(value, str)]
+        if textless:
+            raise forms.no_text(textless)
+        columns.pass_over(*wanted)
+        if "instruction" in wanted:
+            row["input"] = str(columns.get("input") or "")
+        return row
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:
     """The first `count` rows of a data set of the hub, in torchtune's columns."""
-    return [_convert(config, number, row) for number, row in enumerate(_fetch(_stored(config), count))]
+    reader = RowReader(config)
+    return [reader.read(row) for row in hub.fetch(_stored(config), count)]
 
 
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
@@ -132,256 +324,23 @@ def _stored(config: LlmConfig) -> StoredTextConfig:
 
 def _key(data: StoredTextConfig) -> tuple[str, str]:
     """The key that says where the rows are, and its value."""
-    return ("dataset", data.name) if data.data_files is None else ("dataset.data_files", data.data_files)
+    return ("dataset", data.name) if data.data_files is None else ("dataset.data_files", value_of(data))
 
 
-# ---- local files and data sets of the hub
-
-
-@lru_cache(maxsize=1)  # the cells of a sweep mostly read the same file
-def read_file(data_files: str) -> list[Any]:
-    """The rows of a file of JSON, JSON lines or Parquet."""
-    file, key = Path(data_files).expanduser(), "dataset.data_files"
-    if not file.exists():
-        raise Refusal(
-            "llm.data-file-absent",
-            f"{key}={data_files}: no such file; give a .json, .jsonl or .parquet file",
-            key=key,
-            value=data_files,
-        )
-    if not file.is_file():
-        raise Refusal(
-            "llm.data-file-folder",
-            f"{key}={data_files}: is a folder; give a .json, .jsonl or .parquet file",
-            key=key,
-            value=data_files,
-        )
-    if file.suffix not in READERS:
-        raise Refusal(
-            "llm.data-file-suffix",
-            f"{key}={data_files}: must end in one of {', '.join(READERS)}",
-            key=key,
-            value=data_files,
-        )
-    try:
-        return READERS[file.suffix](file)
-    except (OSError, ValueError, NotImplementedError, RecursionError) as error:  # Arrow's errors are of these types
-        cause = str(error).partition("\n")[0]
-        if isinstance(error, Refusal):
-            cause = error.message
-        elif isinstance(error, RecursionError):
-            cause = "nested too deep"
-        raise Refusal(
-            "llm.data-file-unread",
-            f"{key}={data_files}: cannot be read ({cause}); "
-            "correct it (a .jsonl file has one object a line), or give another file",
-            key=key,
-            value=data_files,
-            reason=cause,
-        ) from None
-
-
-def _read_jsonl(file: Path) -> list[Any]:
-    rows = []
-    for number, line in enumerate(file.read_text("utf-8-sig").split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except (ValueError, RecursionError):
-                raise Refusal("llm.bad-line", f"line {number} is not JSON, or nested too deep", line=number) from None
-    return rows
-
-
-def _read_json(file: Path) -> list[Any]:
-    rows = json.loads(file.read_text("utf-8-sig") or "[]")
-    if not isinstance(rows, list):
-        raise Refusal("llm.no-list", "it holds no list of rows, as [{...}, ...]")
-    return rows
-
-
-def _read_parquet(file: Path) -> list[Any]:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(file).to_pylist()
-
-
-READERS = {".json": _read_json, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
-
-
-def check_source(data: StoredTextConfig) -> None:
-    """Refuse a data set that is neither a file nor on the hub."""
-    if data.source is None:
-        raise Refusal(
-            "llm.no-data-source",
-            f"dataset={data.name}: names neither a file nor a data set of the hub; "
-            "set `dataset.data_files=FILE` (.json, .jsonl or .parquet), or `dataset.source=NAME`",
-            key="dataset",
-            value=data.name,
-        )
-
-
-def hub_revision(source: str) -> str | None:
-    """The latest revision of a data set of the hub in the cache of the `datasets` library; None if it has none."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
-    wanted = _bare(source)  # the library writes a name in its own way: "org/My-Set" as "org___my-set"
-    folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
-    revisions = [path for folder in folders for path in folder.glob("*/*/*") if path.is_dir()]
-    whole = [path for path in revisions if path.suffix != UNFINISHED]
-    return max(whole, key=lambda path: path.stat().st_mtime).name if whole else None
-
-
-def _bare(name: str) -> str:
-    return name.replace("/", "").replace("_", "").lower()
-
-
-def _fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
-    """The training rows of a data set of the hub, from the library's cache where it was fetched before."""
-    check_source(data)
-    import datasets
-    import datasets.config
-    from huggingface_hub import constants, logging
-
-    datasets.logging.set_verbosity_error()  # it tells of each retry, and where it uses its cache
-    logging.set_verbosity_error()
-    source = str(data.source)
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    offline = any(before) or hub_revision(source) is not None
-    why = None if offline else network.problem(constants.ENDPOINT)
-    if why is not None:
-        raise _unfetched(source, why, f"{constants.ENDPOINT}: ")
-    try:
-        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
-        rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
-        return (rows if count is None else rows.select(range(min(count, len(rows))))).to_list()
-    except Exception as error:  # of several libraries, which have no common base
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _unfetched(source, cause) from None
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-
-
-def _unfetched(source: str, reason: str, place: str = "") -> Refusal:
-    return Refusal(
-        "llm.data-unfetched",
-        f"dataset.source={source}: could not be fetched ({place}{reason}); "
-        "check that the machine has network, or set `dataset.data_files=FILE`",
-        key="dataset.source",
-        value=source,
-        reason=reason,
-    )
-
-
-# ---- rows in torchtune's columns
-
-
-def _convert(config: LlmConfig, number: int, row: Any) -> Row:
-    """A row in torchtune's columns."""
-    where = RowPlace(*_key(_stored(config)), number + 1)
+def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:
+    """The columns that torchtune leaves of a whole data set of the hub, with its number of rows; None where the set
+    has to be read by rows, as a column has another name, or a meaning."""
+    if data.columns:
+        return None
     template = templates.chosen(config)
-    reader = f"template={config.template_name}" if template else f"dataset={config.dataset.name}"
-    if methods.chosen(config).pairs:
-        return _preference(where, reader, row)
-    if template is None or DATASETS[config.dataset.name].conversations:
-        return _conversation(where, reader, row, single=template is not None)
-    _check_columns(where, reader, row, template.columns, of_text=True)
-    columns = {name: row[name] for name in template.columns}
-    return columns | {"input": str(row.get("input") or "")} if "instruction" in columns else columns
-
-
-def _check_columns(where: RowPlace, reader: str, row: Any, wanted: tuple[str, ...], of_text: bool = False) -> None:
-    """Refuse a row without the columns, naming those missing and those there, or without text in them."""
-    if not isinstance(row, dict):
-        raise Refusal(
-            "llm.row-no-object",
-            f"{where} is not an object with columns; write each row as {{...}}",
-            **where._asdict(),
-        )
-    missing = [name for name in wanted if name not in row]
-    if missing:
-        raise Refusal(
-            "llm.row-columns",
-            f"{where} has no column {', '.join(missing)} for {reader} (found: {', '.join(row) or 'none'}); "
-            "rename the columns, or choose another template or dataset",
-            **where._asdict(),
-            missing=missing,
-            found=list(row),
-            reader=reader,
-        )
-    textless = [name for name in wanted if of_text and not isinstance(row[name], str)]
-    if textless:
-        raise Refusal(
-            "llm.row-no-text",
-            f"{where} holds no text in {', '.join(textless)}; give text in every row",
-            **where._asdict(),
-            columns=textless,
-        )
-
-
-def _turns(turns: Any, form: tuple[str, str, tuple[str, ...]]) -> list[dict[str, str]]:
-    """The turns of a conversation, their other columns left out; none where they have not this form."""
-    who, text, speakers = form
-    fits = isinstance(turns, list) and all(
-        isinstance(turn, dict) and turn.get(who) in speakers and isinstance(turn.get(text), str) for turn in turns
-    )
-    return [{who: turn[who], text: turn[text]} for turn in turns] if fits else []
-
-
-def _conversation(where: RowPlace, reader: str, row: Any, single: bool) -> Row:
-    """A conversation in ShareGPT's form, in which human and gpt take turns; `single`: once each."""
-    _check_columns(where, reader, row, ("conversations",))
-    turns = _turns(row["conversations"], SHARED)
-    speakers = [turn["from"] for turn in turns if turn["from"] != "system"]
-    takes_turns = len(speakers) > 1 and speakers == (["human", "gpt"] * len(speakers))[: len(speakers)]
-    if not takes_turns:
-        raise Refusal(
-            "llm.row-no-conversation",
-            f"{where} holds no conversation in conversations; "
-            'write [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]',
-            **where._asdict(),
-        )
-    if single and len(speakers) != 2:
-        raise Refusal(
-            "llm.row-turns",
-            f"{where} holds {len(speakers)} turns, but {reader} takes a question and its answer; "
-            "leave out the row, or the template",
-            **where._asdict(),
-            turns=len(speakers),
-            reader=reader,
-        )
-    return {"conversations": turns}
-
-
-def _preference(where: RowPlace, reader: str, row: Any) -> Row:
-    """A pair in torchtune's chat form; flat prompt, chosen, rejected are brought into it."""
-    _check_columns(where, reader, row, CHOICES)
-    if all(isinstance(row[name], str) for name in CHOICES):
-        _check_columns(where, reader, row, ("prompt",), of_text=True)
-        return _pair(row["prompt"], row["chosen"], row["rejected"])
-    pair = {name: _turns(row[name], CHAT) for name in CHOICES}
-    for name, turns in pair.items():
-        if not turns or turns[-1]["role"] != "assistant":
-            raise Refusal(
-                "llm.row-no-answer",
-                f"{where} holds no answered conversation in {name}; "
-                'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text',
-                **where._asdict(),
-                column=name,
-            )
-    return pair
-
-
-def _pair(prompt: str, chosen: str, rejected: str) -> Row:
-    turns = _turns_of_prompt(prompt)
-    answers = zip(CHOICES, (chosen, rejected), strict=True)
-    return {name: [*turns, {"role": "assistant", "content": answer.strip()}] for name, answer in answers}
-
-
-def _turns_of_prompt(prompt: str) -> list[dict[str, str]]:
-    """A prompt as messages; one in HH-RLHF's form ("\\n\\nHuman: ... \\n\\nAssistant:") is split into its turns."""
-    parts = TURN.split(prompt if prompt.startswith("\n") else f"\n\n{prompt}")
-    if len(parts) == 1:
-        return [{"role": "user", "content": prompt.strip()}]
-    roles = {"Human": "user", "Assistant": "assistant"}
-    messages = zip(parts[1::2], parts[2::2], strict=True)
-    return [{"role": roles[speaker], "content": text.strip()} for speaker, text in messages if text.strip()]
+    read = {"conversations"} if template is None or DATASETS[data.name].conversations else {*template.columns, "input"}
+    place = hub.folder_of(str(data.source))
+    try:
+        information = json.loads((place / "dataset_info.json").read_text("utf-8")) if place else {}
+        found, count = information["features"], information["splits"]["train"]["num_examples"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}  # older caches say nothing
+    bears = names.BEARING if "conversations" not in read else (*names.BEARING, *names.CHOSEN)
+    if any(name in bears for name in found) or any(switch in json.dumps(found) for switch in turns.SWITCH_KEYS):
+        return None
+    return {name: count for name in found if name not in read}

@@ -1,0 +1,216 @@
+"""What a row's columns are called in public data, and the account of them: each is read, ignored and counted, or
+refused because its form gives it a meaning that a run would lose.
+"""
+
+import difflib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from multicard.messages import Refusal
+
+KEY = "dataset.columns"
+PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
+
+# Columns by what they mean, in the order in which they are looked for; case does not matter
+LISTS = ("dialog", "turns", "items", "data")  # also names of other lists, beside a question and its answer
+CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
+SYSTEM = ("system", "system_prompt", "system_message")
+TOOLS = ("tools", "functions")
+QUESTION = ("instruction", "prompt", "question", "query", "problem")
+CONTEXT = ("input", "context")
+ANSWER = ("output", "completion", "response", "answer", "solution")
+CHOSEN, REJECTED = ("chosen", "chosen_response"), ("rejected", "rejected_response")
+HISTORY = ("history",)
+TEXT = ("text",)
+SEGMENTS = ("segments",)
+DIALOGUE = ("dialogue", "summary")  # of the template `summarize`
+READ = (*CONVERSATION, *SYSTEM, *TOOLS, *QUESTION, *CONTEXT, *ANSWER, *CHOSEN, *REJECTED, *HISTORY, *TEXT, *SEGMENTS)
+NAMED = (*READ, *DIALOGUE)  # what `dataset.columns` can name
+
+# Columns that a form reads, and that change what is said or learnt: a reader that cannot heed them refuses them
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+REASONING = ("reasoning", "reasoning_content", "thinking")
+OF_TEMPLATES = ("documents", "chat_template_kwargs")
+BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
+
+
+def is_filled(value: Any) -> bool:
+    """False of what holds nothing: null, an empty text, list or object."""
+    return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
+
+
+def quoted(value: str) -> str:
+    """A value as Hydra reads it, for an override that is pasted into a shell."""
+    return value if PLAIN.fullmatch(value) else QuotedString(value, Quote.double).with_quotes()
+
+
+def override(renamed: Mapping[str, str | None]) -> str:
+    """The words of a command that name columns: `'dataset.columns={instruction: question}'`."""
+    pairs = [f"{ours}: {'null' if theirs is None else quoted(theirs)}" for ours, theirs in renamed.items()]
+    return shlex.quote(f"{KEY}={{{', '.join(pairs)}}}")
+
+
+class Columns:
+    """A row, or a message, that notes which of its columns were read.
+
+    Args:
+        row: its columns, by the names that the file has.
+        named: `dataset.columns`: by our name that of the file, or None for a column to be left out.
+    """
+
+    def __init__(self, row: Mapping[str, Any], named: Mapping[str, str | None] | None = None) -> None:
+        named = named or {}
+        taken = {theirs for theirs in named.values() if theirs is not None}
+        self.named = frozenset(ours for ours, theirs in named.items() if theirs is not None)
+        self._values = {name: value for name, value in row.items() if name not in named and name not in taken}
+        self._dropped = [name for name in row if name in named and name not in taken]
+        for ours, theirs in named.items():
+            if theirs is not None and theirs in row:
+                self._values[ours] = row[theirs]
+        self._theirs = {ours: theirs for ours, theirs in named.items() if theirs is not None}
+        self._own = {name.lower().strip(): name for name in reversed(self._values)}
+        self._unread = {name for name, value in self._values.items() if is_filled(value)}
+        self._row = row
+
+    def there(self, names: Sequence[str]) -> list[str]:
+        """Those of the names under which the row holds something. Names that were given win over others of the same
+        meaning."""
+        found = [name for name in names if name in self._own and is_filled(self._values[self._own[name]])]
+        return [name for name in found if name in self.named] or found
+
+    def get(self, *names: str) -> Any:
+        """The value of the first of the names under which the row holds something; None of none. It counts as read."""
+        for name in self.there(names):
+            own = self._own[name]
+            self._unread.discard(own)
+            return self._values[own]
+        return None
+
+    def peek(self, name: str) -> Any:
+        """The value of a column that `there` found, which stays unread."""
+        return self._values[self._own[name]]
+
+    def present(self, names: Sequence[str]) -> list[str]:
+        """Those of the names that the row has, even with nothing in them."""
+        return [name for name in names if name in self._own]
+
+    def values(self) -> dict[str, Any]:
+        """What the row holds, by the names in force."""
+        return dict(self._values)
+
+    def all(self) -> list[str]:
+        """All columns, as the file calls them."""
+        return list(self._row)
+
+    def pass_over(self, *names: str) -> None:
+        """Count columns as read: they say what others say."""
+        self._unread -= {self._own[name] for name in names if name in self._own}
+
+    def unread(self) -> list[str]:
+        """The columns that hold something and were not read, as the file calls them."""
+        own = [self._theirs.get(name, name) for name in self._values if name in self._unread]
+        return own + [name for name in self._dropped if is_filled(self._row[name])]
+
+    def bearing(self, names: Sequence[str] = BEARING) -> str | None:
+        """The first unread column whose name gives it a meaning."""
+        return next((name for name in self._values if name in self._unread and name.lower().strip() in names), None)
+
+
+class Unread(Counter[str]):
+    """The record's `ignored`: by column, or "column.key" of messages, in how many rows it held what nobody read."""
+
+    def add(self, columns: Columns, messages: Sequence[str] = ()) -> None:
+        """Count what a row's reader left."""
+        self.update([*columns.unread(), *sorted(set(messages))])
+
+
+# ---- `dataset.columns`
+
+
+def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]) -> None:
+    """Refuse (ValueError) names that mean nothing here, or that no row has.
+
+    Args:
+        where: the data by its key and value, for the sentence.
+    """
+    found = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+    for ours, theirs in named.items():
+        known = NAMED if theirs is not None else found
+        if ours not in known:
+            near = difflib.get_close_matches(ours, known, n=1)
+            change = {near[0] if near and name == ours else name: value for name, value in named.items()}
+            remedy = override(change) if near else override({known[0]: theirs} if known else {})
+            listed = ", ".join(known)
+            raise Refusal(
+                "llm.columns-unknown",
+                f"{KEY}.{ours}={theirs or 'null'}: is no column of {where} that is read; name one of {listed}, "
+                f"as `{remedy}`",
+                key=KEY,
+                value=ours,
+                known=list(known),
+                remedy=remedy,
+            )
+        if theirs is not None and theirs not in found:
+            near = difflib.get_close_matches(theirs, found, n=1, cutoff=0.3) or found[:1]
+            remedy = override({**named, ours: near[0]}) if near else f"{KEY}={{}}"
+            raise Refusal(
+                "llm.columns-absent",
+                f"{KEY}.{ours}={theirs}: {where} has no such column; it has {', '.join(found) or 'none'}: "
+                f"use `{remedy}`",
+                key=KEY,
+                value=theirs,
+                found=found,
+                remedy=remedy,
+            )
+
+
+# Parts of names by which a column may be guessed, by our name for it
+SIGNS = {
+    "instruction": ("quest", "instr", "prompt", "query", "ask", "problem", "input", "user", "human", "source", "src"),
+    "output": (
+        "answer",
+        "respon",
+        "output",
+        "complet",
+        "solution",
+        "reply",
+        "target",
+        "tgt",
+        "assistant",
+        "gpt",
+        "bot",
+    ),
+    "chosen": ("chosen", "prefer", "accept", "better", "good", "win", "pos"),
+    "rejected": ("reject", "worse", "bad", "los", "neg"),
+}
+SIGNS |= {"prompt": SIGNS["instruction"], "input": SIGNS["instruction"], "dialogue": ("dialog", "text", "article")}
+SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
+
+
+def guessed(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
+    """An override that names the columns of a row that look like those that are wanted, by our names for them; None
+    where they cannot be told."""
+    left = [name for name, value in row.items() if value and isinstance(value, str | list | dict)]
+    found = dict[str, str]()
+    for ours in wanted:
+        theirs = _looks_like(left, SIGNS[ours])
+        if theirs is not None:
+            left.remove(theirs)
+            found[ours] = theirs
+    texts = [name for name in left if isinstance(row[name], str)]
+    for ours in wanted:
+        if ours in found or ours in ("chosen", "rejected") or not texts:
+            continue
+        found[ours] = texts.pop(0 if ours in ("instruction", "prompt", "input", "dialogue") else -1)
+    if len(found) < len(wanted):
+        return None
+    return override({ours: found[ours] for ours in wanted if ours != found[ours]} or found)
+
+
+def _looks_like(names: Sequence[str], signs: Sequence[str]) -> str | None:
+    return next((name for sign in signs for name in names if sign in name.lower()), None)

@@ -1,0 +1,395 @@
+"""Rows of public data in any of their forms, as conversations or pairs: each row by itself, by its columns.
+
+A column is read, or says again what messages say, or is left to the caller: to be counted, or refused by its meaning.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from multicard.llm.data import columns as names
+from multicard.llm.data import turns
+from multicard.llm.data.columns import Columns, guessed, is_filled, override
+from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
+from multicard.llm.data.turns import FORM, Message
+from multicard.messages import Refusal
+
+KTO = ("label", "kto_tag")
+
+
+class Conversation(NamedTuple):
+    """What a row says.
+
+    messages: none of a text. tools: that the assistant may call. column: that held the messages. text: a text alone.
+    segments: a text in parts, with the `label` of those that are learnt.
+    """
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+    column: str = "messages"
+    text: str | None = None
+    segments: list[tuple[str, bool]] | None = None
+
+
+class Pair(NamedTuple):
+    """Two answers to the same messages, each with these before it."""
+
+    chosen: list[Message]
+    rejected: list[Message]
+    tools: list[Any] | None = None
+
+
+def columns_of(row: Any, named: dict[str, str | None]) -> Columns:
+    """The columns of a row; refused (ValueError) where it is no object. A list of messages is a conversation."""
+    if isinstance(row, list) and row and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in row):
+        row = {"messages": row}
+    if not isinstance(row, dict):
+        raise Refusal("llm.row-no-object", "is not an object with columns; write each row as {...}")
+    return Columns(row, named)
+
+
+# ---- conversations
+
+
+def conversation(row: Columns) -> Conversation:
+    """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
+    _refuse_kto(row)
+    held = _held(row)
+    if held is not None:
+        column, said = held
+        _check_said(row, said)
+        return Conversation(_with_system(row, said), _tools(row), column)
+    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
+    if asked and row.present(names.ANSWER):
+        return _answered(row, asked)
+    if row.there(names.CHOSEN) and row.there(names.REJECTED):
+        chosen = row.there(names.CHOSEN)[0]
+        remedy = override({"output" if isinstance(row.peek(chosen), str) else "messages": chosen})
+        raise Refusal(
+            "llm.row-pair",
+            "holds a chosen and a rejected answer; use `dataset=preference method=dpo`, "
+            f"or learn the chosen one, by `{remedy}`",
+            remedy=remedy,
+        )
+    if row.there(names.SEGMENTS):
+        return Conversation([], segments=_segments(row.get(*names.SEGMENTS)))
+    if row.there(("role", "from")) and not row.there(names.QUESTION):
+        raise Refusal(
+            "llm.row-single-message",
+            f"is a message alone; put the messages of a conversation into one row: {FORM}",
+            found=row.all(),
+        )
+    if row.there(names.TEXT):
+        text = row.get(*names.TEXT)
+        if isinstance(text, str) and not asked:
+            return Conversation([], text=text)
+    raise _unknown(row)
+
+
+def _unknown(row: Columns) -> Refusal:
+    remedy = guessed(row.values(), ("instruction", "output"))
+    hint = f", or name the columns, as `{remedy}`" if remedy else ""
+    return Refusal(
+        "llm.chat-no-messages",
+        f"has no list of messages, nor a question and its answer (found: {', '.join(row.all()) or 'no columns'}); "
+        f"{FORM}{hint}",
+        found=row.all(),
+        remedy=remedy,
+    )
+
+
+def _refuse_kto(row: Columns) -> None:
+    for name in row.there(KTO):
+        value = row.peek(name)
+        is_binary = isinstance(value, int) and value in (0, 1)
+        if isinstance(value, bool) or (is_binary and row.there(names.ANSWER)):
+            remedy = override({name: None})
+            raise Refusal(
+                "llm.row-kto",
+                f"says whether its answer is wanted ({name}), as KTO's data do, which no method here reads; "
+                f"keep the wanted answers and `{remedy}`, or make pairs of chosen and rejected",
+                column=name,
+                remedy=remedy,
+            )
+
+
+def _held(row: Columns) -> tuple[str, list[Message]] | None:
+    """The first column that holds messages, and these. Others that hold the same count as read."""
+    found: tuple[str, list[Message]] | None = None
+    is_question = bool(row.there(names.QUESTION) and row.there(names.ANSWER))
+    for name in row.there(names.CONVERSATION):
+        if is_question and name in names.LISTS:
+            continue
+        said = turns.messages(row.peek(name))
+        if not said:
+            continue
+        if found is None:
+            found = name, said
+            row.get(name)
+        elif _texts(said) == _texts(found[1]):
+            row.pass_over(name)
+        else:
+            remedy = override({name: None})
+            raise Refusal(
+                "llm.row-two-conversations",
+                f"holds two conversations, {found[0]} and {name}; leave one out, as `{remedy}`",
+                columns=[found[0], name],
+                remedy=remedy,
+            )
+    return found
+
+
+def _answered(row: Columns, asked: Sequence[str]) -> Conversation:
+    """A question and its answer, with what stands before them."""
+    question = _one(row, asked)
+    answer = _one(row, row.there(names.ANSWER) or row.present(names.ANSWER))
+    said = _prompt(row, question)
+    value = row.get(answer)
+    said += _answer(value if value is not None else "", row, answer, flat=is_dialogue(row.peek(question)))
+    return Conversation(_with_system(row, said), _tools(row), answer)
+
+
+def _one(row: Columns, found: Sequence[str]) -> str:
+    """The column of this meaning; refused where there are several, as what a run learns depends on it."""
+    if len(found) > 1:
+        ours = "instruction" if found[0] in (*names.QUESTION, *names.CONTEXT) else "output"
+        remedy = override({ours: found[-1]})
+        raise Refusal(
+            "llm.row-ambiguous",
+            f"has {' and '.join(found)}, of which one can be read; name it, as `{remedy}`",
+            columns=list(found),
+            remedy=remedy,
+        )
+    return found[0]
+
+
+def _prompt(row: Columns, question: str) -> list[Message]:
+    """What comes before an answer: the history, and the question with its context."""
+    value = row.get(question)
+    past = list[Message]()
+    if row.there(names.HISTORY):
+        held = turns.messages(row.peek("history"))
+        if held is not None:
+            row.get("history")
+            past = held
+    if isinstance(value, list | dict):
+        said = turns.messages(value)
+        if said is None:
+            raise _unknown(row)
+        return past + said
+    contexts = [name for name in row.there(names.CONTEXT) if name != question]
+    texts = [value, *(row.get(name) for name in contexts)]
+    if not all(isinstance(text, str) for text in texts):
+        raise no_text([name for name, text in zip((question, *contexts), texts, strict=True) if type(text) is not str])
+    said = past + flat_turns("\n".join(texts))
+    if said[-1]["role"] == "assistant":
+        raise Refusal(
+            "llm.row-prompt-answered",
+            f"ends its {question} with words of the assistant; put them into the answer, or leave the row out",
+            column=question,
+        )
+    return said
+
+
+def no_text(found: Sequence[str]) -> Refusal:
+    return Refusal(
+        "llm.row-no-text",
+        f"holds no text in {', '.join(found)}; give text in every row",
+        columns=list(found),
+    )
+
+
+def _answer(value: Any, row: Columns, column: str, flat: bool = False) -> list[Message]:
+    """The messages of an answer: a text, a message, or several.
+
+    Args:
+        flat: it follows "Assistant:", and so begins with a space that is not its own.
+    """
+    if isinstance(value, list | dict):
+        said = turns.messages(value)
+        if not said:
+            raise _unanswered(column)
+        return said
+    text = value.removeprefix(" ") if flat and isinstance(value, str) else value
+    return [turns.message(1, {"role": "assistant", "content": text})]
+
+
+def _segments(value: Any) -> list[tuple[str, bool]]:
+    """axolotl's parts of a text, with those that are learnt."""
+    fits = isinstance(value, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) and isinstance(part.get("label"), bool)
+        for part in value
+    )
+    if not fits or not any(part["label"] for part in value):
+        raise Refusal(
+            "llm.row-segments",
+            'holds no segments to learn; write [{"text": "...", "label": true}, ...], of which one has true or more',
+        )
+    return [(part["text"], part["label"]) for part in value]
+
+
+# ---- what stands beside messages
+
+
+def _with_system(row: Columns, said: list[Message]) -> list[Message]:
+    """The messages with the text of a column for the system's before them."""
+    text = row.get(*names.SYSTEM)
+    if text is None:
+        return said
+    system = turns.message(1, {"role": "system", "content": text})
+    if said and said[0]["role"] == "system":
+        if said[0]["content"].strip() != system["content"].strip():
+            remedy = override({row.there(names.SYSTEM)[0]: None})
+            raise Refusal(
+                "llm.row-two-systems",
+                f"has two texts of the system, in a column and as a message; leave one out, as `{remedy}`",
+                remedy=remedy,
+            )
+        return said
+    return [system, *said]
+
+
+def _tools(row: Columns) -> list[Any] | None:
+    """The tools that a row gives, as templates read them; plain functions are OpenAI's earlier form."""
+    name = next(iter(row.there(names.TOOLS)), None)
+    if name is None:
+        return None
+    tools = row.get(name)
+    if isinstance(tools, str):
+        with suppress(ValueError, RecursionError):
+            tools = json.loads(tools)
+    if isinstance(tools, dict):
+        tools = [tools]
+    if not isinstance(tools, list):
+        if not is_filled(tools):
+            return None
+        raise Refusal(
+            "llm.chat-tools",
+            f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
+            tools=str(tools)[:40],
+        )
+    if name == "functions":
+        tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    return tools or None
+
+
+def _check_said(row: Columns, said: Sequence[Message]) -> None:
+    """Pass over columns that say again what messages say; a prompt that is in none of them is refused."""
+    texts = _texts(said)
+    for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
+        value = row.peek(name)
+        own = _texts(turns.messages(value) or ()) if isinstance(value, list) else ()
+        if (isinstance(value, str) and value.strip() in {text for _, text in texts}) or (
+            own and own == texts[: len(own)]
+        ):
+            row.pass_over(name)
+        elif name == "prompt":
+            raise _two_prompts(name)
+
+
+def _two_prompts(name: str) -> Refusal:
+    remedy = override({name: None})
+    return Refusal(
+        "llm.row-two-prompts",
+        f"has a {name} that its messages do not hold; leave it out, as `{remedy}`, or put it into the messages",
+        column=name,
+        remedy=remedy,
+    )
+
+
+def _texts(said: Sequence[Message]) -> list[tuple[str, str]]:
+    return [(each["role"], str(each["content"]).strip()) for each in said]
+
+
+# ---- pairs
+
+
+def pair(row: Columns, reader: str) -> Pair:
+    """The two answers that a row holds, each with all messages before it. Refuses (ValueError) a row without them."""
+    chosen, rejected = row.there(names.CHOSEN)[:1], row.there(names.REJECTED)[:1]
+    if not (chosen and rejected):
+        _refuse_kto(row)
+        missing = [name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found]
+        asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
+        raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))
+    values = [row.get(*chosen), row.get(*rejected)]
+    held = _held(row)
+    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
+    question = None if held or not asked else _one(row, asked)
+    flat = question is not None and is_dialogue(row.peek(question))
+    answers = list[list[Message]]()
+    for name, value in zip((*chosen, *rejected), values, strict=True):
+        whole = isinstance(value, str) and not (held or question) and is_dialogue(value)
+        said = flat_turns(value) if whole else _answer(value, row, name, flat)
+        if said[-1]["role"] != "assistant":
+            raise _unanswered(name)
+        answers.append(said)
+    first = answers[0]
+    if any(each["role"] == "user" for each in first):  # whole conversations
+        _check_prompt(row, held, asked, answers)
+        prompt = list[Message]()
+    elif held:
+        prompt = _open(held[1], first, held[0])
+    elif question:
+        prompt = _prompt(row, question)
+    else:
+        raise missing_columns(row, ["prompt"], reader)
+    chosen_turns, rejected_turns = (_with_system(row, prompt + said) for said in answers)
+    return Pair(chosen_turns, rejected_turns, _tools(row))
+
+
+def _check_prompt(
+    row: Columns, held: tuple[str, list[Message]] | None, asked: Sequence[str], answers: Sequence[list[Message]]
+) -> None:
+    """See that what stands beside two whole conversations is part of them."""
+    own = [_texts(said) for said in answers]
+    if held is not None:
+        texts = _texts(held[1])
+        if not any(texts == said[: len(texts)] for said in own):
+            raise _two_prompts(held[0])
+    for name in asked:
+        value = row.peek(name)
+        texts = _texts(turns.messages(value) or ()) if isinstance(value, list) else _texts(flat_turns(str(value)))
+        if not all(text in said for said in own for text in texts):
+            raise _two_prompts(name)
+        row.pass_over(name)
+
+
+def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[Message]:
+    """The messages before an answer; a conversation that ends with the chosen one already holds it once more."""
+    if said and said[-1]["role"] == "assistant":
+        if _texts(said[-1:]) != _texts(answer[-1:]):
+            raise _two_prompts(column)
+        return said[:-1]
+    return said
+
+
+def _unanswered(column: str) -> Refusal:
+    return Refusal(
+        "llm.row-no-answer",
+        f"holds no answered conversation in {column}; "
+        'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], or plain text',
+        column=column,
+    )
+
+
+def missing_columns(row: Columns, missing: Sequence[str], reader: str, also: Sequence[str] = ()) -> Refusal:
+    """The refusal of a row without the columns that its reader needs, with those that it has.
+
+    Args:
+        also: others that it may need, to be guessed with them.
+    """
+    read = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
+    free = {name: value for name, value in row.values().items() if name in missing or name not in read}
+    remedy = guessed(free, [*also, *missing]) or guessed(free, missing)
+    hint = f"name the columns, as `{remedy}`" if remedy else "rename the columns"
+    return Refusal(
+        "llm.row-columns",
+        f"has no column {', '.join(missing)} for {reader} (found: {', '.join(row.all()) or 'none'}); "
+        f"{hint}, or choose another template or dataset",
+        missing=list(missing),
+        found=row.all(),
+        reader=reader,
+        remedy=remedy,
+    )

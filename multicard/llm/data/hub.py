@@ -1,0 +1,83 @@
+"""Data sets of the Hugging Face hub: fetched, or read from the cache of the `datasets` library. No torch."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from multicard.config.llm import StoredTextConfig
+from multicard.llm.data.files import without_nulls
+from multicard.machine import network
+from multicard.messages import Refusal
+
+Row = dict[str, Any]
+
+UNFINISHED = ".incomplete"  # ends the name of a revision's folder while the library fetches it
+
+
+def check_source(data: StoredTextConfig) -> None:
+    """Refuse a data set that is neither a file nor on the hub."""
+    if data.source is None:
+        raise Refusal(
+            "llm.no-data-source",
+            f"dataset={data.name}: names neither a file nor a data set of the hub; "
+            "set `dataset.data_files=FILE` (.json, .jsonl or .parquet), or `dataset.source=NAME`",
+            key="dataset",
+            value=data.name,
+        )
+
+
+def revision(source: str) -> str | None:
+    """The latest revision of a data set of the hub in the cache of the `datasets` library; None if it has none."""
+    folder = folder_of(source)
+    return None if folder is None else folder.name
+
+
+def folder_of(source: str) -> Path | None:
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
+    wanted = _bare(source)  # the library writes a name in its own way: "org/My-Set" as "org___my-set"
+    folders = [folder for folder in cache.glob("*") if _bare(folder.name) == wanted]
+    revisions = [path for folder in folders for path in folder.glob("*/*/*") if path.is_dir()]
+    whole = [path for path in revisions if path.suffix != UNFINISHED]
+    return max(whole, key=lambda path: path.stat().st_mtime) if whole else None
+
+
+def _bare(name: str) -> str:
+    return name.replace("/", "").replace("_", "").lower()
+
+
+def fetch(data: StoredTextConfig, count: int | None = None) -> list[Row]:
+    """The training rows of a data set of the hub, from the library's cache where it was fetched before."""
+    check_source(data)
+    import datasets
+    import datasets.config
+    from huggingface_hub import constants, logging
+
+    datasets.logging.set_verbosity_error()  # it tells of each retry, and where it uses its cache
+    logging.set_verbosity_error()
+    source = str(data.source)
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    offline = any(before) or revision(source) is not None
+    why = None if offline else network.problem(constants.ENDPOINT)
+    if why is not None:
+        raise _unfetched(source, why, f"{constants.ENDPOINT}: ")
+    try:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = offline
+        rows: Any = datasets.load_dataset(source, revision=data.revision, split="train")
+        return without_nulls((rows if count is None else rows.select(range(min(count, len(rows))))).to_list())
+    except Exception as error:  # of several libraries, which have no common base
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise _unfetched(source, cause) from None
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _unfetched(source: str, reason: str, place: str = "") -> Refusal:
+    return Refusal(
+        "llm.data-unfetched",
+        f"dataset.source={source}: could not be fetched ({place}{reason}); "
+        "check that the machine has network, or set `dataset.data_files=FILE`",
+        key="dataset.source",
+        value=source,
+        reason=reason,
+    )

@@ -1,0 +1,300 @@
+"""The messages of conversations in public forms, in one form: role and content, and what templates read beside them.
+
+Each key of a message is read, passed on to whoever writes the message, or refused.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from multicard.llm.data.columns import Columns, is_filled
+from multicard.messages import Refusal
+
+Message = dict[str, Any]
+
+OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
+CALLS = ("function_call", "tool_call")  # roles of an assistant's turn that is a call, as JSON
+# What public data call them: ShareGPT's, OpenAssistant's, LLaMA-Factory's and ms-swift's names among them
+ROLES: dict[str, str] = {
+    **{name: name for name in OWN_NAMES},
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "chatbot": "assistant",
+    "ai": "assistant",
+    **dict.fromkeys(CALLS, "assistant"),
+    "observation": "tool",
+    "tool_response": "tool",
+    "function_response": "tool",
+}
+FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+
+ROLE_KEYS, CONTENT_KEYS = ("role", "from"), ("content", "value")
+# A turn of two: a question and its answer
+EXCHANGES = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
+EXCHANGES += (("prompt", "response"), ("query", "response"), ("instruction", "output"))
+
+# Keys of a message that say whether it is learnt: OpenAI's `weight`, axolotl's `training` and `train`, ms-swift's
+# `loss` and `loss_scale`; torchtune's `masked` says the opposite
+SWITCHES = ("weight", "train", "training", "trainable", "train_on_turn", "loss", "loss_scale", "masked")
+OPPOSITE = ("masked",)
+PARTLY_LEARNT = ("train_detail", "training_detail", "train_details")  # axolotl's: parts of a message's text
+SWITCH_KEYS = tuple(f'"{name}"' for name in (*SWITCHES, *PARTLY_LEARNT))  # as they stand in JSON
+ON, OFF = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+# Keys that bear text, or change what is learnt: whoever cannot write them refuses them
+BEARING_KEYS = ("tool_calls", "tools", "functions", "reasoning_content", "reasoning", "thinking", "tool_plan")
+BEARING_KEYS += ("refusal", "audio", "image", "images", "video", "videos", "documents", "citations", "prefix")
+
+
+def messages(turns: Any) -> list[Message] | None:
+    """The messages of a column; None where it holds no list of turns.
+
+    Args:
+        turns: objects with a role and a content, objects with a question and its answer, texts by turns, or lists of
+            a question and its answer; also as JSON.
+    """
+    if isinstance(turns, str) and turns.lstrip().startswith(("[", "{")):
+        try:
+            turns = json.loads(turns)  # of CSV, and of Parquet with text columns alone
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(turns, dict) and ({*ROLE_KEYS} & turns.keys()):
+        turns = [turns]
+    if not isinstance(turns, list):
+        return None
+    if turns and all(isinstance(turn, str) for turn in turns):
+        pairs = zip(turns, _alternating(len(turns)), strict=True)
+        return [_checked({"role": role, "content": text}, number) for number, (text, role) in enumerate(pairs, start=1)]
+    if turns and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+        turns = [{"input": question, "output": answer} for question, answer in turns]
+    if not all(isinstance(turn, dict) for turn in turns):
+        return None
+    found = list[Message]()
+    for number, turn in enumerate(turns, start=1):
+        exchange = None
+        if not {*ROLE_KEYS} & turn.keys():
+            exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
+        if exchange is None:
+            found.append(message(number, turn))
+        else:
+            found += _exchanged(turn, exchange, number)
+    return found
+
+
+def _alternating(count: int) -> list[str]:
+    return (["user", "assistant"] * count)[:count]
+
+
+def _exchanged(turn: Mapping[str, Any], names: Sequence[str], number: int) -> list[Message]:
+    """The two messages of an object with a question and its answer."""
+    others = {name: value for name, value in turn.items() if name not in names}
+    asked, answer = (
+        {"role": role, "content": turn[name]} for role, name in zip(("user", "assistant"), names, strict=True)
+    )
+    if is_filled(answer["content"]):
+        return [message(number, asked), message(number, answer | others)]
+    return [message(number, asked | others)]
+
+
+def message(number: int, turn: Mapping[str, Any]) -> Message:
+    """A message with the keys and roles that templates read; `weight` is 0 or 1 where a key says whether it is learnt.
+
+    Other keys that hold something are kept: see `settle`.
+    """
+    columns = Columns(turn)
+    said = columns.get(*ROLE_KEYS)
+    content = next((turn[name] for name in CONTENT_KEYS if turn.get(name) is not None), None)
+    columns.pass_over(*ROLE_KEYS, *CONTENT_KEYS)
+    role = ROLES.get(str(said).lower())
+    if role is None:
+        stated = "no role" if said is None else f"role {said!r}"
+        raise Refusal(
+            "llm.chat-role",
+            f"message {number} has {stated}; use one of {', '.join(ROLES)}",
+            message=number,
+            role=said,
+        )
+    own: Message = {"role": role, "content": content}
+    own |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
+    if str(said).lower() in CALLS:
+        own |= {"content": "", "tool_calls": [_call(content, number)]}
+    elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's earlier form
+        own["tool_calls"] = [_call(own.pop("function_call"), number)]
+    return _checked(own | _weight(number, role, turn), number)
+
+
+def _checked(said: Message, number: int) -> Message:
+    """The message with its content as one text."""
+    role, content = said["role"], said["content"]
+    if isinstance(content, list):  # OpenAI's parts
+        content = "".join(_text_of(part, number, role) for part in content)
+    if not said.get("tool_calls"):
+        if not isinstance(content, str):
+            raise Refusal(
+                "llm.chat-no-text",
+                f"message {number} ({role}) holds no text; give its text as content, or leave the row out",
+                message=number,
+                role=role,
+            )
+        if role == "assistant" and not content.strip():
+            raise Refusal(
+                "llm.chat-empty-answer",
+                f"message {number} (assistant) is empty; give its text as content, or leave the row out",
+                message=number,
+            )
+    return said | {"content": content}
+
+
+def _text_of(part: Any, number: int, role: str) -> str:
+    """The text of a part of a content; parts that hold anything else are refused."""
+    if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
+        others = [name for name, value in part.items() if name not in ("type", "text") and is_filled(value)]
+        if isinstance(part.get("text"), str) and not others:
+            return part["text"]
+    kind = part.get("type") if isinstance(part, dict) else None
+    raise Refusal(
+        "llm.chat-part",
+        f"message {number} ({role}) has a part that is not text ({kind or str(part)[:40]}); leave the row out",
+        message=number,
+        role=role,
+        part=kind,
+    )
+
+
+def _call(content: Any, number: int) -> dict[str, Any]:
+    """A call of a function, with its arguments as an object, as templates read it."""
+    call = content
+    try:
+        call = json.loads(call) if isinstance(call, str) else call
+        arguments = call.get("arguments", call.get("parameters"))
+        call = {"name": call["name"], "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise Refusal(
+            "llm.row-call",
+            f"message {number} holds no call of a function ({str(content)[:40]!r}); "
+            'write {"name": "...", "arguments": {...}}',
+            message=number,
+            content=str(content)[:40],
+        ) from None
+    return {"type": "function", "function": call}
+
+
+# ---- what is learnt
+
+
+def _weight(number: int, role: str, turn: Mapping[str, Any]) -> dict[str, int]:
+    """`weight` of a message that is not to be learnt, 0; nothing of others."""
+    for name in PARTLY_LEARNT:
+        if is_filled(turn.get(name)):
+            raise Refusal(
+                "llm.row-partly-learnt",
+                f"message {number} ({role}) is to be learnt in parts ({name}); "
+                'give the row as {"segments": [{"text": "...", "label": true}, ...]}, or leave it out',
+                message=number,
+                role=role,
+                switch=name,
+            )
+    asked = dict[str, bool]()
+    for name in SWITCHES:
+        value = turn.get(name)
+        if value is None:
+            continue
+        stated = str(value).lower()
+        if stated not in (*ON, *OFF):
+            raise Refusal(
+                "llm.row-switch",
+                f"message {number} ({role}) has {name}={value!r}; only 0 and 1 can be heeded, or false and true",
+                message=number,
+                role=role,
+                switch=name,
+                value=str(value),
+            )
+        asked[name] = (stated in ON) != (name in OPPOSITE)
+    if len({*asked.values()}) > 1:
+        raise Refusal(
+            "llm.row-switches",
+            f"message {number} ({role}) says both that it is learnt and that it is not ({', '.join(asked)}); keep one",
+            message=number,
+            role=role,
+            switches=list(asked),
+        )
+    return {"weight": int(True in asked.values())} if asked else {}
+
+
+def check_learnt(said: Sequence[Message], everything: bool) -> None:
+    """Refuse (ValueError) keys that contradict what is learnt.
+
+    Args:
+        everything: every token is learnt; otherwise the assistant's turns, but those of weight 0.
+    """
+    answers = [each for each in said if each["role"] == "assistant"]
+    for number, each in enumerate(said, start=1):
+        role, weight = each["role"], each.get("weight")
+        if everything and weight == 0:
+            raise Refusal(
+                "llm.row-unlearnt",
+                f"message {number} ({role}) is not to be learnt, but dataset.loss=all learns every token; "
+                "use `dataset.loss=answers`, or leave the key out",
+                key="dataset.loss",
+                message=number,
+                role=role,
+            )
+        if not everything and weight == 1 and role != "assistant":
+            raise Refusal(
+                "llm.row-learns-others",
+                f"message {number} ({role}) is to be learnt, but dataset.loss=answers learns the assistant's alone; "
+                "leave the key out, or use `dataset.loss=all` for every message",
+                key="dataset.loss",
+                message=number,
+                role=role,
+            )
+    if answers and all(each.get("weight") == 0 for each in answers):
+        raise Refusal("llm.row-nothing-learnt", "has no answer that is to be learnt; leave the row out")
+
+
+# ---- what is written
+
+
+def settle(
+    said: Sequence[Message], source: str | None, column: str, instead: str = ""
+) -> tuple[list[Message], list[str]]:
+    """Messages with the keys alone that their writer knows, and those that it does not, as "messages.id".
+
+    Args:
+        source: of the chat template, which names the keys that it writes; None of torchtune's own forms.
+        column: that held the messages. instead: what to use for keys that torchtune's form lacks.
+
+    Raises:
+        Refusal: a key bears text that would be lost.
+    """
+    kept, unread = list[Message](), list[str]()
+    for number, each in enumerate(said, start=1):
+        own: Message = {name: each[name] for name in ("role", "content", "weight") if name in each}
+        for name, value in each.items():
+            if name in own or not is_filled(value):
+                continue
+            if source is not None and re.search(rf"\b{re.escape(name)}\b", source):
+                own[name] = value
+            elif name in BEARING_KEYS:
+                raise unwritten(name, source, number, instead)
+            else:
+                unread.append(f"{column}.{name}")
+        kept.append(own)
+    return kept, unread
+
+
+def unwritten(column: str, source: str | None, number: int | None = None, instead: str = "") -> Refusal:
+    """The refusal of what a form defines and its writer drops."""
+    place = "" if number is None else f"message {number} "
+    other = instead if source is None else ", or give another template"
+    writer = "torchtune's form" if source is None else "the chat template"
+    return Refusal(
+        "llm.chat-unwritten",
+        f"{place}has {column}, which {writer} does not write; leave it out of the row{other}",
+        column=column,
+        message=number,
+    )

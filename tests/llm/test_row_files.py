@@ -1,0 +1,241 @@
+"""Files of rows in each form, alone, several, in folders: read whole, or refused; what is no row is counted."""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from multicard.config.base import plain
+from multicard.llm import preflight
+from multicard.llm.data import files, row_sources
+from multicard.records import content
+from tests.conftest import typed_llm
+from tests.helpers.messages import find, refused
+
+ROWS = [{"input": 'a, "b"\n c', "output": "é"}, {"input": "d", "output": "e"}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def arrow(rows: list[Any], stream: bool) -> bytes:
+    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
+    writer = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with writer(sink, table.schema) as written:
+        written.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def separated(delimiter: str) -> str:
+    quoted = ['"' + text.replace('"', '""') + '"' for row in ROWS for text in row.values()]
+    lines = [["input", "output"], quoted[:2], quoted[2:]]
+    return "".join(delimiter.join(line) + "\r\n" for line in lines)
+
+
+def parquet(folder: Path) -> bytes:
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "x")
+    return (folder / "x").read_bytes()
+
+
+# By the file's name: its bytes
+FORMS: dict[str, bytes | Callable[[Path], bytes]] = {
+    "a.jsonl": LINES.encode(),
+    "a.ndjson": LINES.encode(),
+    "lines.json": LINES.encode(),
+    "list.json": json.dumps(ROWS).encode(),
+    "list.jsonl": json.dumps(ROWS, indent=1).encode(),
+    "bom.jsonl": LINES.encode("utf-8-sig"),
+    "key.json": json.dumps({"version": "1", "data": ROWS}, indent=2).encode(),
+    "a.jsonl.gz": gzip.compress(LINES.encode()),
+    "a.json.bz2": bz2.compress(json.dumps(ROWS).encode()),
+    "a.csv.xz": lzma.compress(separated(",").encode()),
+    "a.csv": separated(",").encode("utf-8-sig"),
+    "semicolons.csv": separated(";").encode(),
+    "a.tsv": separated("\t").encode(),
+    "a.parquet": parquet,
+    "stream.arrow": arrow(ROWS, stream=True),
+    "file.arrow": arrow(ROWS, stream=False),
+    "A.JSONL": LINES.encode(),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
+    held = FORMS[name]
+    (tmp_path / name).write_bytes(held if isinstance(held, bytes) else held(tmp_path))
+    found = files.read_file(str(tmp_path / name))
+    assert found.rows == [{key: text.replace("\r\n", "\n") for key, text in row.items()} for row in ROWS]
+    assert found.ignored == ({"version": 1} if name == "key.json" else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("a.json", {"train": ROWS, "test": ROWS}, "llm.several-lists"),
+        ("a.json", {"a": {"b": 1}}, "llm.no-list"),
+        ("a.csv", "input,output\na,b,c\n", "llm.csv-cells"),
+        ("a.jsonl", '{"a": 1}\n{"a": \n', "llm.bad-line"),
+        ("a.json", "[1,\n2", "llm.bad-line"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code: str, tmp_path: Path):
+    (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))
+    with refused("llm.data-file-unread", value=str(tmp_path / name)) as caught:
+        files.read_file(str(tmp_path / name))
+    assert find(str(caught.value), code)
+
+
+def test_an_object_alone_is_a_row_whatever_lists_it_has(tmp_path: Path):
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    for row in ({"messages": turns, "tools": [{"name": "add"}]}, {"input": "a", "output": "b"}):
+        (tmp_path / "a.json").write_text(json.dumps(row, indent=1))
+        assert files.read_file(str(tmp_path / "a.json")).rows == [row]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"data": [{"input": "a"}]}))
+    assert files.read_file(str(tmp_path / "a.jsonl")).rows == [{"data": [{"input": "a"}]}]
+
+
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    assert len(files.read_file(str(tmp_path / "a.jsonl")).rows) == 1
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    assert len(files.read_file(str(tmp_path / "a.jsonl")).rows) == 2
+
+
+# ---- several files
+
+
+def folder_of(folder: Path, *names: str) -> Path:
+    """Each file has one row, which says its name."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        row = {"input": name, "output": "b"}
+        (folder / name).write_bytes(arrow([row], stream=True) if name.endswith(".arrow") else json.dumps(row).encode())
+    return folder
+
+
+def read_names(place: Any) -> list[str]:
+    return [row["input"] for row in files.read_file(place).rows]
+
+
+def test_a_folder_a_pattern_and_a_list_are_all_of_their_files(tmp_path: Path):
+    folder_of(tmp_path, "a.jsonl", "b/c.jsonl", "README.md", "x.md", ".cache/d.jsonl", "b/e.json")
+    found = files.read_file(str(tmp_path))
+    assert read_names(str(tmp_path)) == ["a.jsonl", "b/c.jsonl", "b/e.json"] and found.ignored == {"*.md": 2}
+    assert read_names(f"{tmp_path}/**/*.jsonl") == ["a.jsonl", "b/c.jsonl"]
+    assert read_names([str(tmp_path / "b"), str(tmp_path / "a.jsonl"), f"{tmp_path}/a*"]) == [
+        "b/c.jsonl",
+        "b/e.json",
+        "a.jsonl",
+    ]
+    config = typed_llm("dataset=grammar", f"dataset.data_files=[{tmp_path}/a.jsonl,{tmp_path}/b]", "dataset.rows=3")
+    inputs = preflight.prepare(config)
+    assert len(inputs.rows or []) == 3 and plain(config)["dataset"]["data_files"] == [
+        f"{tmp_path}/a.jsonl",
+        f"{tmp_path}/b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "read", "ignored"),
+    [
+        (["train.jsonl", "test.jsonl", "validation.jsonl"], ["train.jsonl"], ["test.jsonl", "validation.jsonl"]),
+        (
+            ["data/train-0-of-2.json", "data/train-1-of-2.json", "data/test-0-of-1.json"],
+            ["data/train-0-of-2.json", "data/train-1-of-2.json"],
+            ["data/test-0-of-1.json"],
+        ),
+        (["Training/a.jsonl", "Testing/a.jsonl"], ["Training/a.jsonl"], ["Testing/a.jsonl"]),
+        (["my_data_train.jsonl", "my_data_val.jsonl"], ["my_data_train.jsonl"], ["my_data_val.jsonl"]),
+        (["part.jsonl", "dev.jsonl"], ["part.jsonl"], ["dev.jsonl"]),
+        (["latest.jsonl", "contest.jsonl"], ["contest.jsonl", "latest.jsonl"], []),
+    ],
+)
+def test_of_a_folder_of_splits_the_training_split_is_read_and_the_others_are_named(
+    names: list[str], read: list[str], ignored: list[str], tmp_path: Path
+):
+    folder_of(tmp_path, *names)
+    assert read_names(str(tmp_path)) == read
+    assert files.read_file(str(tmp_path)).ignored == dict.fromkeys(ignored, 1)
+
+
+def test_a_folder_without_a_training_split_is_refused_with_a_file_to_name(tmp_path: Path):
+    folder_of(tmp_path, "test.jsonl", "validation.jsonl")
+    with refused("llm.data-folder-splits", splits=["test", "validation"]) as caught:
+        files.read_file(str(tmp_path))
+    assert read_names(caught.value.facts["remedy"].partition("=")[2]) == ["test.jsonl"]
+    (tmp_path / "empty").mkdir()
+    with refused("llm.data-folder-empty"):
+        files.read_file(str(tmp_path / "empty"))
+    with refused("llm.data-file-absent", value=f"{tmp_path}/*.csv"):
+        files.read_file(f"{tmp_path}/*.csv")
+
+
+def test_of_a_folder_that_datasets_wrote_its_listed_files_alone_are_read(tmp_path: Path):
+    folder_of(tmp_path, "train/data-00000-of-00001.arrow", "train/cache-1a2b.arrow", "test/data-00000-of-00001.arrow")
+    for split in ("train", "test"):
+        listed = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+        (tmp_path / split / "state.json").write_text(json.dumps(listed))
+        (tmp_path / split / "dataset_info.json").write_text("{}")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert read_names(str(tmp_path)) == ["train/data-00000-of-00001.arrow"]
+    found = files.read_file(str(tmp_path))
+    assert found.ignored == {"*.json": 5, "*.arrow": 1, "test/data-00000-of-00001.arrow": 1}
+
+
+def test_several_files_are_identified_by_all_of_them_and_one_as_before(tmp_path: Path):
+    folder_of(tmp_path, "a.jsonl", "b/c.jsonl")
+
+    def parts(place: str) -> dict[str, str]:
+        return content.fingerprint(
+            preflight.data_parts(typed_llm("dataset=grammar", f"dataset.data_files={place}"))
+        ).parts
+
+    both = parts(str(tmp_path))
+    assert both == parts(f"[{tmp_path}/a.jsonl,{tmp_path}/b/c.jsonl]") != parts(f"{tmp_path}/a.jsonl")
+    (tmp_path / "b" / "c.jsonl").write_text("{}")
+    assert parts(str(tmp_path)) != both
+    assert [
+        name
+        for name, _ in files.identified(typed_llm("dataset=grammar", f"dataset.data_files={tmp_path}/a.jsonl").dataset)
+    ] == ["rows"]
+
+
+@pytest.mark.parametrize("value", ["{a: b}", "[]", "3", "[1]"])
+def test_what_is_no_file_is_refused(value: str):
+    with refused("config.data-files", key="dataset.data_files"):
+        typed_llm("dataset=grammar", f"dataset.data_files={value}")
+
+
+# ---- Arrow's nulls
+
+
+def test_nulls_of_arrows_union_of_columns_reach_no_text(tmp_path: Path):
+    """Tools and calls of other parameters: stored together, each has the keys of all."""
+
+    def row(name: str, arguments: Any) -> Any:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        tool = {
+            "type": "function",
+            "function": {"name": name, "parameters": {"properties": {key: {"type": "string"} for key in arguments}}},
+        }
+        turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return {"messages": turns, "tools": [tool]}
+
+    rows = [row("a", {"x": "1"}), row("b", {"y": "2", "z": "3"})]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "r.parquet")
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (tmp_path / "t.jinja").write_text(
+        "{{ tools | tojson }}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{{ (m.tool_calls or '') | tojson }}\n{% endfor %}"
+    )
+
+    def texts(name: str) -> Any:
+        words = ("dataset=chat", f"dataset.data_files={tmp_path / name}", f"dataset.chat_template={tmp_path}/t.jinja")
+        return row_sources.load(typed_llm(*words, "dataset.loss=all")).rows
+
+    assert texts("r.parquet") == texts("r.jsonl") and "null" not in json.dumps(texts("r.parquet"))
