@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multicard.llm import preflight
-from multicard.llm.data import columns, forms, row_sources
+from multicard.llm.data import columns, forms, pairs, row_sources
 from multicard.llm.data.forms import Conversation
 from multicard.messages import Refusal
 from tests.conftest import typed_llm
@@ -134,7 +134,7 @@ CONVERSATIONS: dict[str, tuple[Any, str, list[str]]] = {
 }
 
 
-def said(conversation: Conversation) -> str:
+def said_by(conversation: Conversation) -> str:
     return " | ".join(f"{each['role']}: {each['content']}" for each in conversation.messages)
 
 
@@ -142,7 +142,7 @@ def said(conversation: Conversation) -> str:
 def test_a_public_form_becomes_messages_and_what_it_has_beside_them_is_named(form: str):
     row, expected, left = CONVERSATIONS[form]
     held = forms.columns_of(row, {})
-    assert said(forms.conversation(held)) == expected
+    assert said_by(forms.conversation(held)) == expected
     assert held.unread() == left and held.bearing() is None
 
 
@@ -210,6 +210,19 @@ PAIRS: dict[str, tuple[Any, str]] = {
         "user: Q\nI | assistant: A",
     ),
     "axolotl's chat": ({"messages": [Q], "chosen": A, "rejected": B}, "user: Q | assistant: A"),
+    "openai": (
+        {"input": {"messages": [S, Q]}, "preferred_output": [A], "non_preferred_output": [B]},
+        "system: S | user: Q | assistant: A",
+    ),
+    "swift": ({"messages": [S, Q, A], "rejected_response": "B"}, "system: S | user: Q | assistant: A"),
+    "zephyr, whole": (
+        {"prompt": " Q ", "question": "Q", "chosen": [Q, A], "rejected": [Q, B]},
+        "user: Q | assistant: A",
+    ),
+    "an answer that begins with Human:": (
+        {"question": "Q", "chosen": "Human: a species", "rejected": "B"},
+        "user: Q | assistant: Human: a species",
+    ),
     "code": ({"prompt": "Q", "chosen": "    a\n", "rejected": "B"}, "user: Q | assistant:     a\n"),
     "words before the first Human": (
         {"prompt": "S\n\nHuman: Q\n\nAssistant:", "chosen": " A", "rejected": " B"},
@@ -222,8 +235,8 @@ PAIRS: dict[str, tuple[Any, str]] = {
 def test_pairs_of_each_public_form_hold_all_that_is_before_the_answers(form: str):
     row, expected = PAIRS[form]
     held = forms.columns_of(row, {})
-    found = forms.pair(held, "dataset=preference")
-    assert said(Conversation(found.chosen)) == expected
+    found = pairs.pair(held, "dataset=preference")
+    assert said_by(Conversation(found.chosen)) == expected
     assert found.chosen[:-1] == found.rejected[:-1] and found.rejected[-1]["content"] == "B"
     assert not held.unread()
 
@@ -328,6 +341,8 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
     (CHAT, {"messages": [Q, A], "functions": [{"name": "add"}]}, "llm.chat-unwritten", {"column": "tools"}),
     (CHAT, {"messages": [Q, CALLED, A]}, "llm.chat-unwritten", {"column": "tool_calls"}),
     (CHAT, {"messages": [Q, A | {"train": False}]}, "llm.row-nothing-learnt", {}),
+    (CHAT, {"messages": [Q, A | {"tool_calls": "add(1)"}]}, "llm.row-call", {"message": 2}),
+    (ALPACA, INSTRUCTED | {"input": ["a", "b"]}, "llm.row-no-text", {"columns": ["input"]}),
     (CHAT, {"messages": [Q | {"weight": 1}, A]}, "llm.row-learns-others", {"message": 1}),
     ((*CHAT, "dataset.loss=all"), {"messages": [Q, A | {"loss": False}, Q, B]}, "llm.row-unlearnt", {"message": 2}),
     (CHAT, {"text": "Q"}, "llm.row-text", {"key": "dataset.loss"}),
@@ -345,6 +360,7 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
     ),
     (PREFERENCE, {"prompt": "P", "chosen": [Q, A], "rejected": [Q, B]}, "llm.row-two-prompts", {"column": "prompt"}),
     (PREFERENCE, {"messages": [Q, B], "chosen": "A", "rejected": "B"}, "llm.row-two-prompts", {"column": "messages"}),
+    (PREFERENCE, {"chosen": [Q, A], "rejected": [B]}, "llm.row-no-answer", {"column": "rejected"}),
     (PREFERENCE, {"chosen": "A", "rejected": "B"}, "llm.row-columns", {"missing": ["prompt"]}),
     (PREFERENCE, {"prompt": "Q", "completion": "A", "label": True}, "llm.row-kto", {"column": "label"}),
 ]
@@ -385,6 +401,24 @@ def test_a_message_that_is_not_to_be_learnt_is_read_and_not_learnt_whatever_the_
     assert loaded(tmp_path, [{"conversations": weights}], *SLIMORCA).rows == [{"conversations": [ASKED, GPT]}]
 
 
+@pytest.mark.parametrize(
+    ("template", "said", "message"),
+    [
+        ("{{ m.content.split('</think>')[-1] }}", [Q, {"role": "assistant", "content": "<think>R</think>A"}], 2),
+        ("{% if m.role != 'system' %}{{ m.content }}{% endif %}", [S, Q, A], 1),
+        ("{{ m.content[:2] }}", [{"role": "user", "content": "Quite"}, A], 1),
+    ],
+)
+def test_words_that_a_template_leaves_out_are_refused(template: str, said: Any, message: int, tmp_path: Path):
+    """As DeepSeek R1's leaves out reasoning, and some the system's text."""
+    written_by = f"{{% for m in messages %}}{template}{{% endfor %}}"
+    (tmp_path / "t.jinja").write_text(written_by)
+    words = (*CHAT, "dataset.loss=all", f"dataset.chat_template={tmp_path / 't.jinja'}")
+    with refused("llm.broken-rows") as caught:
+        loaded(tmp_path / "data", [{"messages": said}], *words)
+    assert find(str(caught.value), "llm.chat-unwritten", column="content", message=message)
+
+
 def test_reasoning_reaches_a_template_that_writes_it(tmp_path: Path):
     (tmp_path / "t.jinja").write_text(
         "{% for m in messages %}{{ m.role }}:{% if m.thinking %}<{{ m.thinking }}>{% endif %}{{ m.content }}\n"
@@ -414,8 +448,8 @@ def test_rows_of_several_forms_in_one_file_are_each_read(tmp_path: Path):
     rows += [{"question": "Q", "answer": "A"}, INSTRUCTED, [Q, A], {"prompt": [Q], "completion": [A]}]
     found = loaded(tmp_path, rows, *CHAT).rows or []
     assert len(found) == len(rows) and all(row == found[0] for row in found)
-    pairs = [PAIR, {"prompt": [Q], "chosen": [A], "rejected": [B]}, {"chosen": [Q, A], "rejected": [Q, B]}]
-    found = loaded(tmp_path, pairs, *PREFERENCE).rows or []
+    of_pairs = [PAIR, {"prompt": [Q], "chosen": [A], "rejected": [B]}, {"chosen": [Q, A], "rejected": [Q, B]}]
+    found = loaded(tmp_path, of_pairs, *PREFERENCE).rows or []
     assert found == [{"chosen": [Q, A], "rejected": [Q, B]}] * 3
 
 

@@ -174,6 +174,7 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         raise Refusal(
             "llm.chat-answer-unwritten", "has no answer in what the chat template writes; use another template"
         )
+    turns.check_written(messages, "".join(piece["content"] for piece in pieces), chat_template.source)
     return {"pieces": pieces}, unread
 
 

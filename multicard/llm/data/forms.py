@@ -32,20 +32,15 @@ class Conversation(NamedTuple):
     segments: list[tuple[str, bool]] | None = None
 
 
-class Pair(NamedTuple):
-    """Two answers to the same messages, each with these before it."""
-
-    chosen: list[Message]
-    rejected: list[Message]
-    tools: list[Any] | None = None
-
-
 def columns_of(row: Any, named: dict[str, str | None]) -> Columns:
     """The columns of a row; refused (ValueError) where it is no object. A list of messages is a conversation."""
     if isinstance(row, list) and row and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in row):
         row = {"messages": row}
     if not isinstance(row, dict):
         raise Refusal("llm.row-no-object", "is not an object with columns; write each row as {...}")
+    held = row.get("input")
+    if isinstance(held, dict) and "messages" in held and "input" not in named:  # OpenAI's pairs
+        row = {name: value for name, value in row.items() if name != "input"} | held
     return Columns(row, named)
 
 
@@ -54,12 +49,12 @@ def columns_of(row: Any, named: dict[str, str | None]) -> Columns:
 
 def conversation(row: Columns) -> Conversation:
     """The conversation that a row holds. Refuses (ValueError) a row of another kind, or of none."""
-    _refuse_kto(row)
-    held = _held(row)
+    refuse_kto(row)
+    held = held_messages(row)
     if held is not None:
         column, said = held
         _check_said(row, said)
-        return Conversation(_with_system(row, said), _tools(row), column)
+        return Conversation(with_system(row, said), tools_of(row), column)
     asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
     if asked and row.present(names.ANSWER):
         return _answered(row, asked)
@@ -99,7 +94,7 @@ def _unknown(row: Columns) -> Refusal:
     )
 
 
-def _refuse_kto(row: Columns) -> None:
+def refuse_kto(row: Columns) -> None:
     for name in row.there(KTO):
         value = row.peek(name)
         is_binary = isinstance(value, int) and value in (0, 1)
@@ -114,7 +109,7 @@ def _refuse_kto(row: Columns) -> None:
             )
 
 
-def _held(row: Columns) -> tuple[str, list[Message]] | None:
+def held_messages(row: Columns) -> tuple[str, list[Message]] | None:
     """The first column that holds messages, and these. Others that hold the same count as read."""
     found: tuple[str, list[Message]] | None = None
     is_question = bool(row.there(names.QUESTION) and row.there(names.ANSWER))
@@ -127,7 +122,7 @@ def _held(row: Columns) -> tuple[str, list[Message]] | None:
         if found is None:
             found = name, said
             row.get(name)
-        elif _texts(said) == _texts(found[1]):
+        elif texts_of(said) == texts_of(found[1]):
             row.pass_over(name)
         else:
             remedy = override({name: None})
@@ -142,17 +137,17 @@ def _held(row: Columns) -> tuple[str, list[Message]] | None:
 
 def _answered(row: Columns, asked: Sequence[str]) -> Conversation:
     """A question and its answer, with what stands before them."""
-    question = _one(row, asked)
-    answer = _one(row, row.there(names.ANSWER) or row.present(names.ANSWER))
-    said = _prompt(row, question)
+    question = one_of(row, asked)
+    answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
+    said = prompt_messages(row, question)
     value = row.get(answer)
-    said += _answer(value if value is not None else "", row, answer, flat=is_dialogue(row.peek(question)))
-    return Conversation(_with_system(row, said), _tools(row), answer)
+    said += answer_messages(value if value is not None else "", row, answer, flat=is_dialogue(row.peek(question)))
+    return Conversation(with_system(row, said), tools_of(row), answer)
 
 
-def _one(row: Columns, found: Sequence[str]) -> str:
-    """The column of this meaning; refused where there are several, as what a run learns depends on it."""
-    if len(found) > 1:
+def one_of(row: Columns, found: Sequence[str]) -> str:
+    """The column of this meaning; refused where several say something else, as what a run learns depends on it."""
+    if len(found) > 1 and any(row.peek(name) != row.peek(found[0]) for name in found):
         ours = "instruction" if found[0] in (*names.QUESTION, *names.CONTEXT) else "output"
         remedy = override({ours: found[-1]})
         raise Refusal(
@@ -161,10 +156,11 @@ def _one(row: Columns, found: Sequence[str]) -> str:
             columns=list(found),
             remedy=remedy,
         )
+    row.pass_over(*found)
     return found[0]
 
 
-def _prompt(row: Columns, question: str) -> list[Message]:
+def prompt_messages(row: Columns, question: str) -> list[Message]:
     """What comes before an answer: the history, and the question with its context."""
     value = row.get(question)
     past = list[Message]()
@@ -200,7 +196,7 @@ def no_text(found: Sequence[str]) -> Refusal:
     )
 
 
-def _answer(value: Any, row: Columns, column: str, flat: bool = False) -> list[Message]:
+def answer_messages(value: Any, row: Columns, column: str, flat: bool = False) -> list[Message]:
     """The messages of an answer: a text, a message, or several.
 
     Args:
@@ -209,7 +205,7 @@ def _answer(value: Any, row: Columns, column: str, flat: bool = False) -> list[M
     if isinstance(value, list | dict):
         said = turns.messages(value)
         if not said:
-            raise _unanswered(column)
+            raise unanswered(column)
         return said
     text = value.removeprefix(" ") if flat and isinstance(value, str) else value
     return [turns.message(1, {"role": "assistant", "content": text})]
@@ -232,7 +228,7 @@ def _segments(value: Any) -> list[tuple[str, bool]]:
 # ---- what stands beside messages
 
 
-def _with_system(row: Columns, said: list[Message]) -> list[Message]:
+def with_system(row: Columns, said: list[Message]) -> list[Message]:
     """The messages with the text of a column for the system's before them."""
     text = row.get(*names.SYSTEM)
     if text is None:
@@ -250,7 +246,7 @@ def _with_system(row: Columns, said: list[Message]) -> list[Message]:
     return [system, *said]
 
 
-def _tools(row: Columns) -> list[Any] | None:
+def tools_of(row: Columns) -> list[Any] | None:
     """The tools that a row gives, as templates read them; plain functions are OpenAI's earlier form."""
     name = next(iter(row.there(names.TOOLS)), None)
     if name is None:
@@ -261,7 +257,10 @@ def _tools(row: Columns) -> list[Any] | None:
             tools = json.loads(tools)
     if isinstance(tools, dict):
         tools = [tools]
-    if not isinstance(tools, list):
+    if isinstance(tools, list):
+        with suppress(ValueError, RecursionError):
+            tools = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         if not is_filled(tools):
             return None
         raise Refusal(
@@ -276,19 +275,19 @@ def _tools(row: Columns) -> list[Any] | None:
 
 def _check_said(row: Columns, said: Sequence[Message]) -> None:
     """Pass over columns that say again what messages say; a prompt that is in none of them is refused."""
-    texts = _texts(said)
+    texts = texts_of(said)
     for name in row.there((*names.QUESTION, *names.CONTEXT, *names.ANSWER, *names.SYSTEM)):
         value = row.peek(name)
-        own = _texts(turns.messages(value) or ()) if isinstance(value, list) else ()
+        own = texts_of(turns.messages(value) or ()) if isinstance(value, list) else ()
         if (isinstance(value, str) and value.strip() in {text for _, text in texts}) or (
             own and own == texts[: len(own)]
         ):
             row.pass_over(name)
         elif name == "prompt":
-            raise _two_prompts(name)
+            raise two_prompts(name)
 
 
-def _two_prompts(name: str) -> Refusal:
+def two_prompts(name: str) -> Refusal:
     remedy = override({name: None})
     return Refusal(
         "llm.row-two-prompts",
@@ -298,74 +297,14 @@ def _two_prompts(name: str) -> Refusal:
     )
 
 
-def _texts(said: Sequence[Message]) -> list[tuple[str, str]]:
+def texts_of(said: Sequence[Message]) -> list[tuple[str, str]]:
     return [(each["role"], str(each["content"]).strip()) for each in said]
 
 
-# ---- pairs
+# ---- refusals of both kinds
 
 
-def pair(row: Columns, reader: str) -> Pair:
-    """The two answers that a row holds, each with all messages before it. Refuses (ValueError) a row without them."""
-    chosen, rejected = row.there(names.CHOSEN)[:1], row.there(names.REJECTED)[:1]
-    if not (chosen and rejected):
-        _refuse_kto(row)
-        missing = [name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found]
-        asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
-        raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))
-    values = [row.get(*chosen), row.get(*rejected)]
-    held = _held(row)
-    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
-    question = None if held or not asked else _one(row, asked)
-    flat = question is not None and is_dialogue(row.peek(question))
-    answers = list[list[Message]]()
-    for name, value in zip((*chosen, *rejected), values, strict=True):
-        whole = isinstance(value, str) and not (held or question) and is_dialogue(value)
-        said = flat_turns(value) if whole else _answer(value, row, name, flat)
-        if said[-1]["role"] != "assistant":
-            raise _unanswered(name)
-        answers.append(said)
-    first = answers[0]
-    if any(each["role"] == "user" for each in first):  # whole conversations
-        _check_prompt(row, held, asked, answers)
-        prompt = list[Message]()
-    elif held:
-        prompt = _open(held[1], first, held[0])
-    elif question:
-        prompt = _prompt(row, question)
-    else:
-        raise missing_columns(row, ["prompt"], reader)
-    chosen_turns, rejected_turns = (_with_system(row, prompt + said) for said in answers)
-    return Pair(chosen_turns, rejected_turns, _tools(row))
-
-
-def _check_prompt(
-    row: Columns, held: tuple[str, list[Message]] | None, asked: Sequence[str], answers: Sequence[list[Message]]
-) -> None:
-    """See that what stands beside two whole conversations is part of them."""
-    own = [_texts(said) for said in answers]
-    if held is not None:
-        texts = _texts(held[1])
-        if not any(texts == said[: len(texts)] for said in own):
-            raise _two_prompts(held[0])
-    for name in asked:
-        value = row.peek(name)
-        texts = _texts(turns.messages(value) or ()) if isinstance(value, list) else _texts(flat_turns(str(value)))
-        if not all(text in said for said in own for text in texts):
-            raise _two_prompts(name)
-        row.pass_over(name)
-
-
-def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[Message]:
-    """The messages before an answer; a conversation that ends with the chosen one already holds it once more."""
-    if said and said[-1]["role"] == "assistant":
-        if _texts(said[-1:]) != _texts(answer[-1:]):
-            raise _two_prompts(column)
-        return said[:-1]
-    return said
-
-
-def _unanswered(column: str) -> Refusal:
+def unanswered(column: str) -> Refusal:
     return Refusal(
         "llm.row-no-answer",
         f"holds no answered conversation in {column}; "

@@ -20,7 +20,7 @@ from multicard.config.llm import (
     SyntheticConfig,
 )
 from multicard.llm import methods
-from multicard.llm.data import chat, forms, hub, templates, turns
+from multicard.llm.data import chat, forms, hub, pairs, templates, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.chat import ChatTemplate
 from multicard.llm.data.columns import Columns, Unread, override
@@ -53,9 +53,9 @@ class LoadedRows(NamedTuple):
 
 def load(config: LlmConfig) -> LoadedRows:
     """The run's rows. Refuses (ValueError) data that are not there, and rows that cannot be read as they are meant."""
-    data, pairs = config.dataset, methods.chosen(config).pairs
+    data = config.dataset
     if isinstance(data, SyntheticConfig):
-        return LoadedRows(_synthetic(config, data, pairs))
+        return LoadedRows(_synthetic(config, data))
     data = _stored(config)
     if type(data) is StoredTextConfig and (data.data_files or data.rows) is None and DATASETS[data.name].has_answers:
         hub.check_source(data)
@@ -86,14 +86,14 @@ def load(config: LlmConfig) -> LoadedRows:
     return _read(config, data, {number: rows[number] for number in order}, stored.ignored)
 
 
-def _synthetic(config: LlmConfig, data: SyntheticConfig, pairs: bool) -> list[Row]:
+def _synthetic(config: LlmConfig, data: SyntheticConfig) -> list[Row]:
     assert config.template_name is not None
     reader, rows = RowReader(config), list[Row]()
     for row in templates.examples(config.template_name, data.rows, config.seed):
-        if pairs:
+        if reader.pairs:
             asked: Message = {"role": "user", "content": row.prompt}
             answers = ([asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong))
-            rows.append(reader.pair(forms.Pair(*answers)))
+            rows.append(reader.pair(pairs.Pair(*answers)))
         else:
             rows.append(reader.of_columns(dict(row.columns)))
     return rows
@@ -162,7 +162,7 @@ class RowReader:
         """A stored row. Refuses (ValueError) one that cannot be read as it is meant."""
         columns, unread = forms.columns_of(row, self._named), Unread()
         if self.pairs:
-            found = forms.pair(columns, self._reader)
+            found = pairs.pair(columns, self._reader)
             self._check_borne(columns)
             converted = self.pair(found, unread)
         elif self._is_chat:
@@ -181,7 +181,7 @@ class RowReader:
         self.unread.update(dict.fromkeys(unread, 1))  # each once a row
         return converted
 
-    def pair(self, found: forms.Pair, unread: Unread | None = None) -> Row:
+    def pair(self, found: pairs.Pair, unread: Unread | None = None) -> Row:
         """A pair as torchtune's messages, or as the pieces of both answers."""
         if self._written is None:
             if found.tools:
@@ -291,7 +291,10 @@ class RowReader:
             raise forms.no_text(textless)
         columns.pass_over(*wanted)
         if "instruction" in wanted:
-            row["input"] = str(columns.get("input") or "")
+            context = columns.get("input")
+            if isinstance(context, list | dict):
+                raise forms.no_text(["input"])
+            row["input"] = "" if context is None else str(context)
         return row
 
 

@@ -124,6 +124,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         own |= {"content": "", "tool_calls": [_call(content, number)]}
     elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's earlier form
         own["tool_calls"] = [_call(own.pop("function_call"), number)]
+    if isinstance(own.get("tool_calls"), str):
+        own["tool_calls"] = _calls(str(own["tool_calls"]), number)
     return _checked(own | _weight(number, role, turn), number)
 
 
@@ -165,6 +167,17 @@ def _text_of(part: Any, number: int, role: str) -> str:
     )
 
 
+def _calls(content: str, number: int) -> list[Any]:
+    """Calls that are stored as a text of JSON."""
+    try:
+        calls = json.loads(content)
+    except (ValueError, RecursionError):
+        raise _no_call(content, number) from None
+    if not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise _no_call(content, number)
+    return calls
+
+
 def _call(content: Any, number: int) -> dict[str, Any]:
     """A call of a function, with its arguments as an object, as templates read it."""
     call = content
@@ -173,14 +186,18 @@ def _call(content: Any, number: int) -> dict[str, Any]:
         arguments = call.get("arguments", call.get("parameters"))
         call = {"name": call["name"], "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise Refusal(
-            "llm.row-call",
-            f"message {number} holds no call of a function ({str(content)[:40]!r}); "
-            'write {"name": "...", "arguments": {...}}',
-            message=number,
-            content=str(content)[:40],
-        ) from None
+        raise _no_call(content, number) from None
     return {"type": "function", "function": call}
+
+
+def _no_call(content: Any, number: int) -> Refusal:
+    return Refusal(
+        "llm.row-call",
+        f"message {number} holds no call of a function ({str(content)[:40]!r}); "
+        'write {"name": "...", "arguments": {...}}',
+        message=number,
+        content=str(content)[:40],
+    )
 
 
 # ---- what is learnt
@@ -285,6 +302,21 @@ def settle(
                 unread.append(f"{column}.{name}")
         kept.append(own)
     return kept, unread
+
+
+def check_written(said: Sequence[Message], text: str, source: str) -> None:
+    """Refuse (ValueError) a message whose words are not in what the chat template wrote.
+
+    Reasoning that stands in an earlier answer may be left out, as templates do. The words of tools may be written as
+    JSON.
+    """
+    last = max(place for place, each in enumerate(said) if each["role"] == "assistant")
+    for place, each in enumerate(said):
+        words = str(each["content"] or "")
+        if each["role"] == "assistant" and place < last:
+            words = words.rpartition("</think>")[2]
+        if each["role"] in ("system", "developer", "user", "assistant") and words.strip() not in text:
+            raise unwritten("content", source, place + 1)
 
 
 def unwritten(column: str, source: str | None, number: int | None = None, instead: str = "") -> Refusal:

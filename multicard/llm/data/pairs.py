@@ -1,0 +1,115 @@
+"""Pairs of public data: a chosen and a rejected answer, each with all that was said before it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from multicard.llm.data import columns as names
+from multicard.llm.data import turns
+from multicard.llm.data.columns import Columns
+from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
+from multicard.llm.data.forms import (
+    answer_messages,
+    held_messages,
+    missing_columns,
+    one_of,
+    prompt_messages,
+    refuse_kto,
+    texts_of,
+    tools_of,
+    two_prompts,
+    unanswered,
+    with_system,
+)
+from multicard.llm.data.turns import Message
+
+
+class Pair(NamedTuple):
+    """Two answers to the same messages, each with these before it."""
+
+    chosen: list[Message]
+    rejected: list[Message]
+    tools: list[Any] | None = None
+
+
+def pair(row: Columns, reader: str) -> Pair:
+    """The two answers that a row holds, each with all messages before it. Refuses (ValueError) a row without them."""
+    chosen, rejected = row.there(names.CHOSEN)[:1], row.there(names.REJECTED)[:1]
+    answered = None if chosen or not rejected else held_messages(row)  # ms-swift's: the chosen answer ends the messages
+    if answered is not None and answered[1][-1]["role"] == "assistant":
+        return _pair_of_answered(row, answered[1], rejected[0])
+    if not (chosen and rejected):
+        refuse_kto(row)
+        missing = [name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found]
+        asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
+        raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))
+    values = [row.get(*chosen), row.get(*rejected)]
+    held = held_messages(row)
+    asked = row.there(names.QUESTION) or row.there(names.CONTEXT[:1])
+    is_whole = any(map(_is_whole, values))
+    question = None if held or is_whole or not asked else one_of(row, asked)
+    flat = question is not None and is_dialogue(row.peek(question))
+    answers = list[list[Message]]()
+    for name, value in zip((*chosen, *rejected), values, strict=True):
+        is_text = isinstance(value, str) and is_whole
+        said = flat_turns(value) if is_text else answer_messages(value, row, name, flat)
+        has_user = any(each["role"] == "user" for each in said)
+        if said[-1]["role"] != "assistant" or has_user != is_whole:
+            raise unanswered(name)
+        answers.append(said)
+    first = answers[0]
+    if is_whole:
+        _check_prompt(row, held, asked, answers)
+        prompt = list[Message]()
+    elif held:
+        prompt = _open(held[1], first, held[0])
+    elif question:
+        prompt = prompt_messages(row, question)
+    else:
+        raise missing_columns(row, ["prompt"], reader)
+    chosen_turns, rejected_turns = (with_system(row, prompt + said) for said in answers)
+    return Pair(chosen_turns, rejected_turns, tools_of(row))
+
+
+def _is_whole(value: Any) -> bool:
+    """True of an answer that has the conversation before it."""
+    if isinstance(value, str):
+        return is_dialogue(value) and flat_turns(value)[-1]["role"] == "assistant"
+    said = turns.messages(value) if isinstance(value, list | dict) else None
+    return any(each["role"] == "user" for each in said or ())
+
+
+def _pair_of_answered(row: Columns, said: list[Message], column: str) -> Pair:
+    """The pair of a whole conversation and another answer to it."""
+    other = answer_messages(row.get(column), row, column)
+    if other[-1]["role"] != "assistant":
+        raise unanswered(column)
+    is_whole = any(each["role"] == "user" for each in other)
+    own = other if is_whole else [*said[:-1], *other]
+    return Pair(with_system(row, said), with_system(row, own), tools_of(row))
+
+
+def _check_prompt(
+    row: Columns, held: tuple[str, list[Message]] | None, asked: Sequence[str], answers: Sequence[list[Message]]
+) -> None:
+    """See that what stands beside two whole conversations is part of them."""
+    own = [texts_of(said) for said in answers]
+    if held is not None:
+        texts = texts_of(held[1])
+        if not any(texts == said[: len(texts)] for said in own):
+            raise two_prompts(held[0])
+    for name in asked:
+        value = row.peek(name)
+        texts = texts_of(turns.messages(value) or ()) if isinstance(value, list) else texts_of(flat_turns(str(value)))
+        is_said = all(text in said for said in own for text in texts)
+        if not is_said and not all(str(value).strip() in {text for _, text in said} for said in own):
+            raise two_prompts(name)
+        row.pass_over(name)
+
+
+def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[Message]:
+    """The messages before an answer; a conversation that ends with the chosen one already holds it once more."""
+    if said and said[-1]["role"] == "assistant":
+        if texts_of(said[-1:]) != texts_of(answer[-1:]):
+            raise two_prompts(column)
+        return said[:-1]
+    return said
