@@ -307,11 +307,11 @@ def settle(
 def check_written(said: Sequence[Message], text: str, source: str) -> None:
     """Refuse (ValueError) a message whose words are not in what the chat template wrote.
 
-    Reasoning that stands in an earlier answer may be left out, as templates do. The words of tools may be written as
-    JSON.
+    Reasoning that stands in an earlier answer may be left out, as templates do, and so may what follows the last one.
+    The words of tools may be written as JSON.
     """
     last = max(place for place, each in enumerate(said) if each["role"] == "assistant")
-    for place, each in enumerate(said):
+    for place, each in enumerate(said[: last + 1]):
         words = str(each["content"] or "")
         if each["role"] == "assistant" and place < last:
             words = words.rpartition("</think>")[2]
