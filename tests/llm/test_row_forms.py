@@ -361,6 +361,7 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
     (PREFERENCE, {"prompt": "P", "chosen": [Q, A], "rejected": [Q, B]}, "llm.row-two-prompts", {"column": "prompt"}),
     (PREFERENCE, {"messages": [Q, B], "chosen": "A", "rejected": "B"}, "llm.row-two-prompts", {"column": "messages"}),
     (PREFERENCE, {"chosen": [Q, A], "rejected": [B]}, "llm.row-no-answer", {"column": "rejected"}),
+    (PREFERENCE, PAIR | {"rejected": [B | {"weight": 0}]}, "llm.row-nothing-learnt", {}),
     (PREFERENCE, {"chosen": "A", "rejected": "B"}, "llm.row-columns", {"missing": ["prompt"]}),
     (PREFERENCE, {"prompt": "Q", "completion": "A", "label": True}, "llm.row-kto", {"column": "label"}),
 ]

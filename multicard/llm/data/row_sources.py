@@ -183,6 +183,8 @@ class RowReader:
 
     def pair(self, found: pairs.Pair, unread: Unread | None = None) -> Row:
         """A pair as torchtune's messages, or as the pieces of both answers."""
+        for said in found[:2]:
+            turns.check_learnt(said[-1:], everything=False)
         if self._written is None:
             if found.tools:
                 raise turns.unwritten("tools", None, instead=FOLDER)
