@@ -64,8 +64,8 @@ class LabelledRows(Dataset[dict[str, Any]]):
         if self.read and not self._kept:
             raise Refusal(
                 "llm.answers-cut-off",
-                f"max_seq_len={limit}: cuts the answer, or what tells answers apart, off every one of "
-                f"the {self.read} rows; use a larger one, or `max_seq_len=null` for whole rows",
+                f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {self.read} rows; "
+                "use a larger one, or `max_seq_len=null` for whole rows",
                 key="max_seq_len",
                 value=limit,
                 rows=self.read,
