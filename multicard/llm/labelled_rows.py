@@ -15,8 +15,8 @@ import pyarrow.compute
 from datasets import load_dataset
 from torch.utils.data import Dataset
 from torchtune.config._utils import _get_component_from_path
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages
-from torchtune.datasets import PackedDataset, SFTDataset
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages, ChosenRejectedToMessages
+from torchtune.datasets import PackedDataset, PreferenceDataset, SFTDataset
 from torchtune.models.llama3 import Llama3Tokenizer
 
 from multicard.llm.data.tokenizer import FolderTokenizer
@@ -32,6 +32,9 @@ AROUND_ROW, AROUND_TEXT = 1024, 16
 
 class LabelledRows(Dataset[dict[str, Any]]):
     """torchtune's rows without those that have no label left; refused (ValueError) where no row has one.
+
+    The first token of a row has no label: nothing in the row predicts it, and in a pack it stands behind another row.
+    torchtune's recipes count labels before they shift them, and weigh batches and ranks by these counts.
 
     read, cut, left_out, broken: the record's `text_rows`.
     """
@@ -65,7 +68,10 @@ class LabelledRows(Dataset[dict[str, Any]]):
         return len(self._kept)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._rows[self._kept[index]]
+        row = self._rows[self._kept[index]]
+        if "labels" not in row:
+            return row
+        return {**row, "labels": [CROSS_ENTROPY_IGNORE_IDX, *row["labels"][1:]]}
 
 
 def dataset(
@@ -180,8 +186,37 @@ def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
     return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]
 
 
+def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
+    """How many turns, or pieces of text, of a pair come before its answers differ; no more than `most`."""
+    differ = (place for place in range(most) if chosen[place] != rejected[place])
+    return next(differ, most)
+
+
+def last_learnt(pieces: Sequence[Mapping[str, Any]]) -> int:
+    return max(place for place, piece in enumerate(pieces) if piece["learnt"])
+
+
+class LastAnswers(ChosenRejectedToMessages):
+    """torchtune's messages of a pair, the assistant's turns of the history that both answers share masked."""
+
+    def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        chosen, rejected = sample["chosen"], sample["rejected"]
+        history = shared(chosen, rejected, min(len(chosen), len(rejected)) - 1)
+        pair = super().__call__(sample)
+        for messages in pair.values():
+            for message in messages[:history]:
+                message.masked = True
+        return pair
+
+
+def pairs(tokenizer: Any, *, source: str, **arguments: Any) -> PreferenceDataset:
+    """Pairs for torchtune's recipes, as its own builder makes them; `arguments` are `datasets.load_dataset`'s."""
+    return PreferenceDataset(source=source, message_transform=LastAnswers(), tokenizer=tokenizer, **arguments)
+
+
 class ChatPairs(Dataset[dict[str, Any]]):
-    """Pairs of answers, each in pieces of text; `arguments` are `datasets.load_dataset`'s."""
+    """Pairs of answers, each in pieces of text, of which those that both share are not learnt; `arguments` are
+    `datasets.load_dataset`'s."""
 
     def __init__(self, tokenizer: Any, *, source: str, **arguments: Any) -> None:
         self._data, self._tokenizer = load_dataset(source, **arguments), tokenizer
@@ -190,9 +225,11 @@ class ChatPairs(Dataset[dict[str, Any]]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = {}
-        for name, pieces in self._data[index].items():
-            encoded = chat_tokens(self._tokenizer, {"pieces": pieces})
+        row, pair = {}, self._data[index]
+        history = shared(pair["chosen"], pair["rejected"], min(map(last_learnt, pair.values())))
+        for name, pieces in pair.items():
+            asked = [piece | {"learnt": False} for piece in pieces[:history]]
+            encoded = chat_tokens(self._tokenizer, {"pieces": asked + pieces[history:]})
             labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])
             row |= {f"{name}_input_ids": encoded["tokens"], f"{name}_labels": labels.tolist()}
         return row

@@ -26,18 +26,24 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A folder with a tiny Mistral's configuration, and a tokenizer of bytes."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+def byte_tokenizer(folder: Path, *special: str) -> None:
+    """A tokenizer of bytes with these special tokens, after </s>, in a folder."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("</s>", *special)])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with a tiny Mistral's configuration, and a tokenizer of bytes."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    byte_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mistral", **SIZES}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder

@@ -130,8 +130,7 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
         def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
             super().log(logs, *arguments, **keywords)
             if "loss" in logs and rank.rank == 0:
-                shown = {name: logs[name] for name in ("loss", *REWARDS) if name in logs}
-                probe.log(shown | {"lr": self.lr_scheduler.get_last_lr()[0]})
+                probe.log({name: logs[name] for name in ("loss", *REWARDS) if name in logs})
 
     return Measured
 
