@@ -15,7 +15,7 @@ from multicard.config.llm import (
     SyntheticConfig,
 )
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import engines, methods, models
+from multicard.llm import engines, methods, models, quantised
 from multicard.llm.data import chat, row_sources, templates, tokenizer
 from multicard.messages import Refusal
 from multicard.records.content import Blob, text_blob
@@ -88,6 +88,7 @@ def prepare(config: LlmConfig) -> Inputs:
             )
         token_ranks = train_tokenizer(config, rows)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
+        quantised.check(config)
         models.check_weights(config.model, vocabulary)
         _LATEST.clear()
         _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, broken)
