@@ -36,11 +36,11 @@ class LabelledRows(Dataset[dict[str, Any]]):
     The first token of a row has no label: nothing in the row predicts it, and in a pack it stands behind another row.
     torchtune's recipes count labels before they shift them, and weigh batches and ranks by these counts.
 
-    read, cut, left_out, broken: the record's `text_rows`.
+    read, cut, left_out, broken, last_alone: the record's `text_rows`.
     """
 
-    def __init__(self, rows: Any, tokenizer: Any, broken: int | None = None) -> None:
-        self._rows, self.broken, limit = rows, broken, tokenizer.max_seq_len
+    def __init__(self, rows: Any, tokenizer: Any, broken: int | None = None, last_alone: int = 0) -> None:
+        self._rows, self.broken, self.last_alone, limit = rows, broken, last_alone, tokenizer.max_seq_len
         self._kept: Sequence[int] = range(len(rows))
         self.read, self.cut = len(rows), 0
         unlabelled = set()
@@ -75,15 +75,22 @@ class LabelledRows(Dataset[dict[str, Any]]):
 
 
 def dataset(
-    tokenizer: Any, *, builder: str, packed: bool = False, broken: int | None = None, **arguments: Any
+    tokenizer: Any,
+    *,
+    builder: str,
+    packed: bool = False,
+    broken: int | None = None,
+    last_alone: int = 0,
+    **arguments: Any,
 ) -> LabelledRows | PackedDataset:
     """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
     packed.
 
     Args:
         builder: torchtune's data set, by its path; it takes the other arguments. broken: rows that are not in it.
+        last_alone: rows of whose answers only the last is learnt, for the record.
     """
-    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer, broken)
+    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer, broken, last_alone)
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 
@@ -91,7 +98,7 @@ def counts(data: Any) -> dict[str, int | None]:
     """The record's `text_rows`, of what `dataset` returned."""
     packed = isinstance(data, PackedDataset)
     rows: Any = data.ds if packed else data
-    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken")}
+    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken", "last_alone")}
     return own | {"sequences": len(data) if packed else None}
 
 

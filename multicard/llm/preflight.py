@@ -17,7 +17,7 @@ from multicard.config.llm import (
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import engines, methods, models, quantised
 from multicard.llm.data import chat, row_sources, templates, tokenizer
-from multicard.messages import Refusal
+from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
 
 TOKENIZER_ROWS = 2000  # that the embedded tokenizer is trained on, at most
@@ -29,6 +29,7 @@ class Inputs:
     """Inputs of a run beside its configuration.
 
     rows: None for a whole data set of the hub. broken: rows that `dataset.skip_broken` left out of them.
+    last_alone: rows with several answers, of which only the last is learnt.
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
     """
 
@@ -36,9 +37,11 @@ class Inputs:
     token_ranks: list[bytes] | None
     vocabulary: int
     broken: int | None = None
+    last_alone: int = 0
 
 
 _LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need the same
+_NOTICES: dict[str, list[Message]] = {}  # by identity too, of all cells of a sweep
 
 
 def refuse(config: LlmConfig) -> None:
@@ -75,6 +78,7 @@ def prepare(config: LlmConfig) -> Inputs:
                     value=config.dataset.name,
                 )
             rows = rows if isinstance(config.dataset, ChatConfig) else chat.for_folder(config, rows)
+        last_alone = sum(bool(row.pop("last_alone", False)) for row in rows or ())
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
         # the number of packed rows is only known to the ranks
         if rows is not None and not config.packed and len(rows) < needed:
@@ -91,8 +95,28 @@ def prepare(config: LlmConfig) -> Inputs:
         quantised.check(config)
         models.check_weights(config.model, vocabulary)
         _LATEST.clear()
-        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, broken)
+        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, broken, last_alone)
+        _NOTICES[identity] = _notices(last_alone)
     return _LATEST[identity]
+
+
+def notices(config: LlmConfig) -> list[Message]:
+    """What a person should know of the rows before the run starts; nothing of rows that were not read yet."""
+    return _NOTICES.get(config.identity(), [])
+
+
+def _notices(last_alone: int) -> list[Message]:
+    said = list[Message]()
+    if last_alone:
+        said.append(
+            Message(
+                "llm.last-answers-alone",
+                f"of {last_alone} rows only the last answer is learnt: the chat template writes earlier answers "
+                "otherwise than they were written; see text_rows.last_alone in the record",
+                rows=last_alone,
+            )
+        )
+    return said
 
 
 def train_tokenizer(config: LlmConfig, rows: list[row_sources.Row] | None) -> list[bytes] | None:

@@ -145,6 +145,8 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
         "split": "train",
         "packed": config.packed,
     } | ({} if inputs.broken is None else {"broken": inputs.broken})
+    if inputs.last_alone:
+        component["last_alone"] = inputs.last_alone
     if inputs.rows is None:
         assert isinstance(config.dataset, StoredTextConfig)
         revision = {} if config.dataset.revision is None else {"revision": config.dataset.revision}

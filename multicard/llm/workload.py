@@ -75,5 +75,6 @@ WORKLOAD = Workload(
     summarise=summary.summarise,
     advise=advise,
     unit="tokens",
+    notices=preflight.notices,
     nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host
 )

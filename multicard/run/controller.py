@@ -111,6 +111,8 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
         if not cell.title:  # else the sweep has said what is alike in all its cells, and the title has the rest
             where = run.placement.ranks(run.config.gpus)
             say(Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(link(run.folder)))
+            for notice in run.workload.notices(run.config):
+                say(f"  {notice}")
         cores = environment.cores()
         if run.placement.crowded(cores):
             ranks = run.placement.processes

@@ -7,6 +7,7 @@ from typing import Any
 
 from multicard.config.base import RunConfig
 from multicard.config.placement import Placement
+from multicard.messages import Message
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Repeated
@@ -45,6 +46,7 @@ class Workload:
     unit: what ranks count while they work; nccl: torch's name of the backend where NCCL is chosen.
     joins: whether ranks join a process group before `work`; a script does that itself.
     free: groups of the schema that take keys of any name.
+    notices: what a person should know before a run starts, by its configuration, once it was checked.
     resumable: whether ranks save a checkpoint when they are asked to stop, and resume from it.
     named: by group, the options that have no file, but the name that a library gives them.
     """
@@ -73,6 +75,7 @@ class Workload:
     resumable: bool = False
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
     repeated: Callable[[Any], Repeated | None] = lambda config: None
+    notices: Callable[[Any], list[Message]] = lambda config: []
     named: Mapping[str, Named] = field(default_factory=dict)
 
     def preloaded(self, device: str) -> list[str]:

@@ -204,6 +204,9 @@ class Sweep:
         alike = ", ".join(part for part in described[0] if all(part in parts for parts in described))
         line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
+        notices = [notice for cell in self.left for notice in cell.workload.notices(cell.config)]
+        for notice in dict.fromkeys(notices):
+            say(f"  {notice}")
         self.say_order()
 
     def say_order(self) -> None:

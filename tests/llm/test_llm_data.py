@@ -190,7 +190,14 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
         expected = [all(any(label != IGNORED for label in labels[1:]) for labels in row) for row in cut]
         rows = cut_rows(tmp_path / str(limit), *words, f"max_seq_len={limit}")
         too_long = sum(length > limit for length in lengths)
-        counts = {"read": ROWS, "cut": too_long, "left_out": ROWS - sum(expected), "broken": None, "sequences": None}
+        counts = {
+            "read": ROWS,
+            "cut": too_long,
+            "left_out": ROWS - sum(expected),
+            "broken": None,
+            "last_alone": 0,
+            "sequences": None,
+        }
         assert labelled_rows.counts(rows) == counts and len(rows) == sum(expected)
         kept = [row for row, has_label in zip(whole, expected, strict=True) if has_label]
         for row, original in zip(rows, kept, strict=True):
@@ -206,7 +213,7 @@ def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(
         for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
             assert max(len(tokens) for tokens, _ in parts(row)) <= bound
     monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
-    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "sequences": None}
+    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "last_alone": 0, "sequences": None}
     assert labelled_rows.counts(cut_rows(tmp_path / "again")) == whole
 
 
