@@ -80,7 +80,7 @@ class TextRows(Struct):
     left_out: Annotated[Count, "of those cut: no label remained, or none in one answer of a pair"] = None
     broken: Annotated[Count, "not read: dataset.skip_broken leaves them out; null without that key"] = None
     last_alone: Annotated[
-        Count, "of several answers only the last is learnt, as the chat template writes earlier ones otherwise"
+        Count, "of several answers only the last is learnt, as the chat template rewrites an answer once others follow"
     ] = None
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 

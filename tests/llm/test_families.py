@@ -1,4 +1,4 @@
-"""Eight families of models, tuned as a plain loop of transformers tunes them: the same tokens learnt, the same losses.
+"""Nine families of models, tuned as a plain loop of transformers tunes them: the same tokens learnt, the same losses.
 
 The loop knows no packing, no mask of ours and no engine: it reads each conversation by itself, in the text that stands
 here, and learns what stands here as learnt.
@@ -17,7 +17,7 @@ from multicard.config.llm import ChatLoss
 from multicard.llm import preflight
 from multicard.llm.data import chat
 from tests.conftest import typed_llm
-from tests.helpers.messages import find
+from tests.helpers.messages import find, refused
 from tests.llm.test_chat import written as file_of
 from tests.llm.test_engines import ROUNDING, tuned_here
 from tests.llm.test_folders import SIZES, byte_tokenizer, words_of
@@ -259,6 +259,10 @@ def test_a_family_takes_the_steps_of_a_plain_loop(
     longest = 2 * max(map(len, known)) + 20
     words += ["packed=true", f"max_seq_len={longest}", "batch_size=1"] if packed else ["batch_size=2"]
     words = words_of(folder, "model.weights=own", "warmup_steps=1", *words)
+    if name == "gpt-oss" and packed:  # transformers makes its masks without positions
+        with refused("llm.folder-packed", key="packed"):
+            tuned_here(tmp_path / "run", *words, short=("device=cpu", "max_steps=3"))
+        return
     _, steps = tuned_here(tmp_path / "run", *words, short=("device=cpu", "max_steps=3"))
 
     plain: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from multicard.config.llm import ChatLoss
+from multicard.llm.data import chat
 from multicard.records import run_folder
 from tests.conftest import Tuning, typed_llm
 from tests.llm.test_engines import ROUNDING, tuned_here
@@ -146,3 +148,18 @@ def test_sizes_are_those_of_the_text_part(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": SIZES}))
     model = typed_llm(*words_of(tmp_path)).model
     assert (model.num_layers, model.embed_dim, model.vocab_size) == (2, 64, 300)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_the_template_of_such_a_model_may_stand_in_a_file_of_its_own_and_read_parts(tmp_path: Path, parts: bool):
+    """chat_template.json, as processors leave it; a content is a text, or a list of parts."""
+    byte_tokenizer(tmp_path)
+    content = "{% for part in m.content %}{{ part.text }}{% endfor %}" if parts else "{{ m.content }}"
+    source = TEMPLATE.replace("{{ m.content }}", content)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": source}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": SIZES}))
+    config = typed_llm(*words_of(tmp_path, "dataset=chat", "dataset.data_files=x"))
+    said = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes"}]
+    pieces = chat.template(config).pieces(said, None, ChatLoss.answers).pieces
+    assert [piece["content"] for piece in pieces] == ["<user>Is it?</s>\n<assistant>", "Yes</s>", "\n"]
+    assert [piece["learnt"] for piece in pieces] == [False, True, False]

@@ -20,8 +20,8 @@ from tests.llm.test_folders import built, checkpoint, words_of  # noqa: F401  (a
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
-# NF4 keeps the first two digits or so of a weight: a loss of 5.7 is off by that of its rounding, not by a tenth
-QUANTISED = 0.05
+# Of what three steps take off the loss; packed weights took off two thirds of LoRA's, and NF4 as it is 96 %
+QUANTISED = 0.15
 
 
 class Leaver(nn.Module):
@@ -116,7 +116,8 @@ def test_qlora_follows_the_loss_of_lora(
     own = words_of(checkpoint, "model.weights=own", "dataset.rows=40", "lr=1e-3", "warmup_steps=0", *words)
     runs = {method: tuned(*own, f"method={method}") for method in ("lora", "qlora")}
     assert {run["status"] for run in runs.values()} == {"ok"}, [run["cause"] for run in runs.values()]
-    assert np.abs(losses(runs["qlora"]) - losses(runs["lora"])).max() < QUANTISED * losses(runs["lora"])[0]
+    fall, quantised = (losses(runs[method])[0] - losses(runs[method])[-1] for method in ("lora", "qlora"))
+    assert fall > 0 and quantised == pytest.approx(fall, rel=QUANTISED)
     for run in runs.values():
         for file in Path(run["folder"]).glob("*.pt"):
             found = torch.load(file)

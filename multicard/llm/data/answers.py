@@ -72,13 +72,15 @@ class Writer:
         one = "|".join(map(re.escape, sorted(filter(None, special), key=len, reverse=True))) or r"(?!)"
         self._one, self._run = re.compile(one), re.compile(rf"(?:{one})+")
         self._at_end = re.compile(rf"((?:{one})+)\s+\Z")
+        self._begun: dict[tuple[int, bool], str] = {}
+        self._parts: dict[int, list[str]] = {}
         self.answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         # OpenAI's: an answer of weight 0 is not to be learnt
         self.turns = [place for place in self.answers if messages[place].get("weight") != 0]
 
     def written(self, loss: ChatLoss) -> Written:
         """The conversation in pieces: the answers with loss, or all of it. Refuses (ValueError) what cannot be told."""
-        whole = self._text(self._messages)
+        whole = self._upto(len(self._messages))
         if loss is ChatLoss.all:
             return Written([{"content": whole.replace(MARK, ""), "learnt": True}])
         by_marks = self._of_marks(whole)
@@ -96,6 +98,12 @@ class Writer:
 
     def _text(self, messages: list[Row], prompt: bool = False) -> str:
         return self._render(messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt)
+
+    def _upto(self, turns: int, prompt: bool = False) -> str:
+        """The text of the first turns, which is written once."""
+        if (turns, prompt) not in self._begun:
+            self._begun[turns, prompt] = self._text(self._messages[:turns], prompt)
+        return self._begun[turns, prompt]
 
     def _of_marks(self, whole: str, prompt: str = "") -> list[Row] | None:
         """The pieces of a text whose answers the template marks; None where it marks none.
@@ -132,14 +140,17 @@ class Writer:
         content, around = self._messages[turn].get("content"), self._around(turn)
         if around is None or len(around) > 1 or not isinstance(content, str):
             return False
-        return content.strip() not in self._text(self._messages[: turn + 1])
+        return content.strip() not in self._upto(turn + 1)
 
     def _around(self, turn: int) -> list[str] | None:
         """What the template writes before and after an answer's content; None of an answer that calls tools."""
-        message, before = self._messages[turn], self._messages[:turn]
+        message = self._messages[turn]
         if not isinstance(message.get("content"), str) or message.get("tool_calls"):
             return None
-        return self._text([*before, message | {"content": CONTENT}]).split(CONTENT)
+        if turn not in self._parts:
+            text = self._text([*self._messages[:turn], message | {"content": CONTENT}])
+            self._parts[turn] = text.split(CONTENT)
+        return self._parts[turn]
 
     def _each(self, whole: str) -> list[Span] | None:
         """Where each answer is in a text; None where one is written differently there than before others follow."""
@@ -158,7 +169,7 @@ class Writer:
 
     def _find(self, turn: int) -> Found | None:
         """An answer, in the text that ends with it; None where it cannot be told from what stands before."""
-        text, prompt = self._text(self._messages[: turn + 1]), self._text(self._messages[:turn], prompt=True)
+        text, prompt = self._upto(turn + 1), self._upto(turn, prompt=True)
         around = self._around(turn)
         if not text.startswith(prompt):  # it may end with what this answer does not have: DeepSeek's begins thoughts
             if around is None or not text.startswith(around[0]):

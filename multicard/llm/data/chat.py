@@ -129,6 +129,9 @@ def _read(place: Path) -> tuple[str | None, dict[str, str]]:
     source = settings.get("chat_template")
     if isinstance(source, list):  # several, with names
         source = {each["name"]: each["template"] for each in source}["default"]
+    beside = file.with_name("chat_template.json")  # of models that read images
+    if source is None and beside.is_file() and not file.is_file():
+        source = json.loads(beside.read_text("utf-8"))["chat_template"]
     return (file.read_text("utf-8") if file.is_file() and file != settings_file else source), tokens
 
 
