@@ -12,7 +12,6 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 
 from multicard.llm import labelled_rows
 from multicard.llm.batches import COUNTS, count, counted, stacked
-from multicard.llm.data import row_sources
 from multicard.llm.data.row_sources import CHOICES
 from tests.llm.test_chat import ROWS, written
 from tests.llm.test_engines import tuned_here
@@ -32,7 +31,6 @@ def rows_of(name: str) -> list[Any]:
 def test_no_row_of_a_pack_predicts_the_next_rows_first_token(name: str, tmp_path: Path):
     """Every token is learnt but each row's first one, which nothing in its row predicts."""
     words = (f"dataset={name}", written(tmp_path, *rows_of(name)), "batch_size=1", *LEARN_ALL[name])
-    row_sources.read_file.cache_clear()
     rows = list(read(tmp_path / "rows", *words)[1])
     length = 3 * max(len(row["tokens"]) for row in rows)
     packs = list(read(tmp_path / "packs", *words, "packed=true", f"max_seq_len={length}")[1])
@@ -52,7 +50,6 @@ def test_no_row_of_a_pack_predicts_the_next_rows_first_token(name: str, tmp_path
 def test_labels_are_counted_as_they_are_predicted(tmp_path: Path):
     """torchtune's recipes weigh batches by the labels that they count before the first of each row is shifted away."""
     words = ("dataset=chat", written(tmp_path, *ROWS), "dataset.loss=all")
-    row_sources.read_file.cache_clear()
     for row in read(tmp_path / "rows", *words)[1]:
         assert row["labels"][0] == IGNORED and list(row["labels"][1:]) == list(row["tokens"][1:])
 
@@ -70,7 +67,6 @@ PAIR = {
 
 def test_of_a_pairs_turns_only_those_after_the_shared_history_are_learnt(tmp_path: Path):
     words = ("dataset=preference", "method=dpo", written(tmp_path, PAIR, PAIR))
-    row_sources.read_file.cache_clear()
     tokenizer, data = read(tmp_path / "run", *words)
     for name, answer in zip(CHOICES, ("Better", "Worse"), strict=True):
         labels = [label for label in data[0][f"{name}_labels"] if label != IGNORED]
@@ -107,7 +103,6 @@ def test_a_history_that_differs_is_an_answer(tmp_path: Path):
     """All turns of the assistant count from the first difference on."""
     changed = [HISTORY[0], {"role": "assistant", "content": "Other"}, *PAIR["rejected"][2:]]
     words = ("dataset=preference", "method=dpo", written(tmp_path, PAIR | {"rejected": changed}))
-    row_sources.read_file.cache_clear()
     tokenizer, data = read(tmp_path / "run", *words, "batch_size=1")
     learnt = {
         name: tokenizer.decode([label for label in data[0][f"{name}_labels"] if label != IGNORED]) for name in CHOICES

@@ -63,7 +63,11 @@ def written(folder: Path, kind: str) -> Path:
     special = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
     values = {**KINDS[kind], "text_config": {**SIZES, **special, **KINDS[kind]["text_config"]}}
     sizes = transformers.AutoConfig.for_model(kind, **values)
-    reader_of(sizes).from_config(sizes).save_pretrained(folder)
+    model = reader_of(sizes).from_config(sizes)
+    for parameter in model.parameters():  # as transformers draws them, some gradients are nothing but rounding
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
     byte_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
@@ -117,7 +121,7 @@ def test_the_text_part_is_tuned_and_the_rest_is_frozen(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("gemma3", "lora"), ("gemma3", "full"), ("qwen2_5_vl", "full"), ("qwen3_vl", "lora")],
+    [("gemma3", "lora"), ("gemma3", "full"), ("qwen2_5_vl", "lora"), ("qwen3_vl", "lora")],
 )
 def test_two_ranks_tune_the_text_part_to_the_losses_of_one(tmp_path: Path, tuned: Tuning, kind: str, method: str):
     """Sharded and copied."""

@@ -20,8 +20,8 @@ from tests.llm.test_folders import built, checkpoint, words_of  # noqa: F401  (a
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
 
-# Of what three steps take off the loss; packed weights took off two thirds of LoRA's, and NF4 as it is 96 %
-QUANTISED = 0.15
+# What NF4's rounding may change of what a few steps take off the loss: 0.03 here; packed weights lost 0.08 of 0.23
+QUANTISED = 0.04
 
 
 class Leaver(nn.Module):
@@ -117,7 +117,7 @@ def test_qlora_follows_the_loss_of_lora(
     runs = {method: tuned(*own, f"method={method}") for method in ("lora", "qlora")}
     assert {run["status"] for run in runs.values()} == {"ok"}, [run["cause"] for run in runs.values()]
     fall, quantised = (losses(runs[method])[0] - losses(runs[method])[-1] for method in ("lora", "qlora"))
-    assert fall > 0 and quantised == pytest.approx(fall, rel=QUANTISED)
+    assert fall > 0 and quantised == pytest.approx(fall, abs=QUANTISED)
     for run in runs.values():
         for file in Path(run["folder"]).glob("*.pt"):
             found = torch.load(file)

@@ -295,7 +295,8 @@ def adapter_weights(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], de
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
     """Fake quantisation of the linears, the output too where it has weights of its own, as torchtune's."""
     if isinstance(config.method, methods.QatConfig):
-        part = model.base_model if model.config.get_text_config().tie_word_embeddings else model
+        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        part = model.base_model if is_tied else model
         dtype = DTYPES[config.precision.name]
         Int8DynActInt4WeightQATQuantizer(config.method.groupsize, precision=dtype).prepare(part)
 
