@@ -111,7 +111,7 @@ def _notices(last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.last-answers-alone",
-                f"of {last_alone} rows only the last answer is learnt: the chat template rewrites an answer "
+                f"only the last answer is learnt in {last_alone} rows: the chat template rewrites an answer "
                 "once others follow; see text_rows.last_alone in the record",
                 rows=last_alone,
             )

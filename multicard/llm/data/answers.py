@@ -227,7 +227,7 @@ class Writer:
         if found is None:
             raise Refusal(
                 "llm.chat-message-changes",
-                f"message {turn + 1} cannot be told from what the chat template writes before it; "
+                f"message {turn + 1} does not continue the prompt that the chat template writes for it; "
                 "use `dataset.loss=all`, or a template with {% generation %} around answers",
                 message=turn + 1,
             )
