@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from multicard.config.llm import Engine, HfConfig, LlmConfig, Recipe, Sharding
-from multicard.llm.methods import LoraConfig
+from multicard.llm.method_options import LoraConfig
 from multicard.messages import Refusal
 
 # By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's

@@ -15,12 +15,13 @@ import pyarrow.compute
 from datasets import load_dataset
 from torch.utils.data import Dataset
 from torchtune.config._utils import _get_component_from_path
-from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages
-from torchtune.datasets import PackedDataset, SFTDataset
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, AlpacaToMessages, ChosenRejectedToMessages
+from torchtune.datasets import PackedDataset, PreferenceDataset, SFTDataset
 from torchtune.models.llama3 import Llama3Tokenizer
 
 from multicard.llm.data.tokenizer import FolderTokenizer
 from multicard.messages import Refusal
+from multicard.records.schema_parts import Ignored
 
 Turn = Mapping[str, str]  # ShareGPT's: `from` (system, human, gpt) and `value`
 pc: Any = pyarrow.compute  # makes its functions as it is imported
@@ -33,7 +34,10 @@ AROUND_ROW, AROUND_TEXT = 1024, 16
 class LabelledRows(Dataset[dict[str, Any]]):
     """torchtune's rows without those that have no label left; refused (ValueError) where no row has one.
 
-    read, cut, left_out, broken, equal, ignored: the record's `text_rows`.
+    The first token of a row has no label: nothing in the row predicts it, and in a pack it stands behind another row.
+    torchtune's recipes count labels before they shift them, and weigh batches and ranks by these counts.
+
+    read, cut, left_out, broken, equal, last_alone: the record's `text_rows`. ignored: the record's, by name.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class LabelledRows(Dataset[dict[str, Any]]):
         tokenizer: Any,
         broken: int | None = None,
         equal: int | None = None,
+        last_alone: int = 0,
         ignored: Mapping[str, int] | None = None,
     ) -> None:
         self._rows, limit = rows, tokenizer.max_seq_len
-        self.broken, self.equal, self.ignored = broken, equal, dict(ignored or {})
+        self.broken, self.equal, self.last_alone = broken, equal, last_alone
+        self.ignored = dict(ignored or {})
         self._kept: Sequence[int] = range(len(rows))
         self.read, self.cut = len(rows), 0
         unlabelled = set()
@@ -75,7 +81,10 @@ class LabelledRows(Dataset[dict[str, Any]]):
         return len(self._kept)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._rows[self._kept[index]]
+        row = self._rows[self._kept[index]]
+        if "labels" not in row:
+            return row
+        return {**row, "labels": [CROSS_ENTROPY_IGNORE_IDX, *row["labels"][1:]]}
 
 
 def dataset(
@@ -85,6 +94,7 @@ def dataset(
     packed: bool = False,
     broken: int | None = None,
     equal: int | None = None,
+    last_alone: int = 0,
     ignored: Mapping[str, int] | None = None,
     **arguments: Any,
 ) -> LabelledRows | PackedDataset:
@@ -94,16 +104,28 @@ def dataset(
     Args:
         builder: torchtune's data set, by its path; it takes the other arguments.
         broken, equal, ignored: what was left out of it before, for the record.
+        last_alone: rows of whose answers only the last is learnt, for the record.
     """
-    rows = LabelledRows(_get_component_from_path(builder)(tokenizer, **arguments), tokenizer, broken, equal, ignored)
+    read = _get_component_from_path(builder)(tokenizer, **arguments)
+    rows = LabelledRows(read, tokenizer, broken, equal, last_alone, ignored)
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
+
+
+def _rows_of(data: Any) -> Any:
+    """The labelled rows of what `dataset` returned."""
+    return data.ds if isinstance(data, PackedDataset) else data
+
+
+def ignored(data: Any) -> list[Ignored]:
+    """The record's `ignored`, of what `dataset` returned: columns, keys of messages and files that were not read."""
+    return [Ignored(what, count) for what, count in _rows_of(data).ignored.items()]
 
 
 def counts(data: Any) -> dict[str, Any]:
     """The record's `text_rows`, of what `dataset` returned."""
     packed = isinstance(data, PackedDataset)
-    rows: Any = data.ds if packed else data
-    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken", "equal", "ignored")}
+    rows = _rows_of(data)
+    own = {name: getattr(rows, name) for name in ("read", "cut", "left_out", "broken", "equal", "last_alone")}
     return own | {"sequences": len(data) if packed else None}
 
 
@@ -204,8 +226,37 @@ def chats(tokenizer: Any, *, source: str, **arguments: Any) -> SFTDataset:
     return SFTDataset(source=source, message_transform=None, model_transform=transform, **arguments)  # pyright: ignore[reportArgumentType]
 
 
+def shared(chosen: Sequence[Any], rejected: Sequence[Any], most: int) -> int:
+    """How many turns, or pieces of text, of a pair come before its answers differ; no more than `most`."""
+    differ = (place for place in range(most) if chosen[place] != rejected[place])
+    return next(differ, most)
+
+
+def last_learnt(pieces: Sequence[Mapping[str, Any]]) -> int:
+    return max(place for place, piece in enumerate(pieces) if piece["learnt"])
+
+
+class LastAnswers(ChosenRejectedToMessages):
+    """torchtune's messages of a pair, the assistant's turns of the history that both answers share masked."""
+
+    def __call__(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
+        chosen, rejected = sample["chosen"], sample["rejected"]
+        history = shared(chosen, rejected, min(len(chosen), len(rejected)) - 1)
+        pair = super().__call__(sample)
+        for messages in pair.values():
+            for message in messages[:history]:
+                message.masked = True
+        return pair
+
+
+def pairs(tokenizer: Any, *, source: str, **arguments: Any) -> PreferenceDataset:
+    """Pairs for torchtune's recipes, as its own builder makes them; `arguments` are `datasets.load_dataset`'s."""
+    return PreferenceDataset(source=source, message_transform=LastAnswers(), tokenizer=tokenizer, **arguments)
+
+
 class ChatPairs(Dataset[dict[str, Any]]):
-    """Pairs of answers, each in pieces of text; `arguments` are `datasets.load_dataset`'s."""
+    """Pairs of answers, each in pieces of text, of which those that both share are not learnt; `arguments` are
+    `datasets.load_dataset`'s."""
 
     def __init__(self, tokenizer: Any, *, source: str, **arguments: Any) -> None:
         self._data, self._tokenizer = load_dataset(source, **arguments), tokenizer
@@ -214,9 +265,11 @@ class ChatPairs(Dataset[dict[str, Any]]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = {}
-        for name, pieces in self._data[index].items():
-            encoded = chat_tokens(self._tokenizer, {"pieces": pieces})
+        row, pair = {}, self._data[index]
+        history = shared(pair["chosen"], pair["rejected"], min(map(last_learnt, pair.values())))
+        for name, pieces in pair.items():
+            asked = [piece | {"learnt": False} for piece in pieces[:history]]
+            encoded = chat_tokens(self._tokenizer, {"pieces": asked + pieces[history:]})
             labels = np.where(encoded["mask"], CROSS_ENTROPY_IGNORE_IDX, encoded["tokens"])
             row |= {f"{name}_input_ids": encoded["tokens"], f"{name}_labels": labels.tolist()}
         return row

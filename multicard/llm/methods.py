@@ -1,4 +1,4 @@
-"""The tuning methods: their options, what they add to torchtune's configuration, and what they refuse. No torch."""
+"""The tuning methods: what they add to torchtune's configuration, and what they refuse. No torch."""
 
 import math
 from collections.abc import Callable
@@ -7,77 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multicard.config.keys import key
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
-from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.llm import models
+from multicard.llm.method_options import (
+    ALL_LINEAR,
+    ATTENTION,
+    FEED_FORWARD,
+    DpoConfig,
+    LoraConfig,
+    QatConfig,
+)
 from multicard.messages import Refusal
 
 NF4_BLOCK = 64 * 256  # weights that share torchao's two levels of scales
-ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
-FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
-
-
-@dataclass
-class LoraConfig(MethodConfig):
-    """Low-rank adapters (Hu et al., 2021) beside the named linears."""
-
-    lora_rank: int = key(8, "rank of the adapters", WAY_TO_TRAIN, least=1)
-    lora_alpha: float = key(
-        16.0, "adapters are scaled by lora_alpha / lora_rank", Role.identity | Role.learning, above=0
-    )
-    lora_dropout: float = key(
-        0.0,
-        "share of inputs that an adapter drops, in [0, 1)",
-        WAY_TO_TRAIN,
-    )
-    lora_attn_modules: list[str] = key(
-        list,
-        "layers with adapters: q_proj, k_proj, v_proj, output_proj; of model=hf any",
-        WAY_TO_TRAIN,
-    )
-    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too", WAY_TO_TRAIN)
-    apply_lora_to_output: bool = key(False, "an adapter in the output layer too", WAY_TO_TRAIN)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lora_dropout < 1:
-            raise Refusal(
-                "llm.lora-dropout",
-                f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)",
-                key="method.lora_dropout",
-                value=self.lora_dropout,
-            )
-        if not self.lora_attn_modules:
-            raise Refusal(
-                "llm.no-adapted-layers",
-                "method.lora_attn_modules=[]: name one or more layers, "
-                f"for example `method.lora_attn_modules=[{ATTENTION[0]}]`",
-                key="method.lora_attn_modules",
-            )
-
-
-@dataclass
-class DpoConfig(LoraConfig):
-    """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
-
-    beta: float = key(
-        0.1,
-        "how strongly the tuned model is held to the base model",
-        Role.identity | Role.learning | Role.loss,
-        above=0,
-    )
-
-
-@dataclass
-class QatConfig(MethodConfig):
-    """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
-
-    groupsize: int = key(
-        256,
-        "weights that share a scale; must divide the width of every linear layer",
-        WAY_TO_TRAIN,
-        least=1,
-    )
 
 
 @dataclass(frozen=True)
@@ -237,7 +179,7 @@ def chosen(config: LlmConfig) -> Method:
 
 def adapted(options: LoraConfig) -> list[str]:
     """The linears of a layer that have an adapter."""
-    attention = [f"attn.{name}" for name in options.lora_attn_modules]
+    attention = [f"attn.{name}" for name in options.attention]
     return [*attention, *(FEED_FORWARD if options.apply_lora_to_mlp else ())]
 
 
@@ -259,7 +201,7 @@ def model_component(config: LlmConfig, vocabulary: int) -> dict[str, Any]:
     if isinstance(options, LoraConfig):
         component = {
             "_component_": f"{family.package}.lora_{family.name}",
-            "lora_attn_modules": list(options.lora_attn_modules),
+            "lora_attn_modules": options.attention,
             "apply_lora_to_mlp": options.apply_lora_to_mlp,
             "apply_lora_to_output": options.apply_lora_to_output,
             "lora_rank": options.lora_rank,
@@ -285,11 +227,12 @@ def check(config: LlmConfig) -> None:
 def _check_layers(config: LlmConfig) -> None:
     if not isinstance(config.method, LoraConfig) or isinstance(config.model, HfConfig):
         return
-    modules = config.method.lora_attn_modules
+    modules = config.method.attention
     if not {*modules} <= {*ATTENTION}:
         raise Refusal(
             "llm.unknown-layers",
-            f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}",
+            f"method.lora_attn_modules={modules}: name one or more of {', '.join(ATTENTION)}, "
+            f"or `method.lora_attn_modules={ALL_LINEAR}`",
             key="method.lora_attn_modules",
             value=list(modules),
             known=list(ATTENTION),

@@ -17,7 +17,7 @@ from multicard.config.llm import (
     SyntheticConfig,
 )
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import engines, methods, models
+from multicard.llm import engines, methods, models, quantised
 from multicard.llm.data import chat, files, hub, row_sources, templates, tokenizer
 from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
@@ -31,6 +31,7 @@ class Inputs:
     """Inputs of a run beside its configuration.
 
     rows: None for a whole data set of the hub. broken, equal, ignored: what was left out of them (`LoadedRows`).
+    last_alone: rows with several answers, of which only the last is learnt.
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
     """
 
@@ -40,12 +41,21 @@ class Inputs:
     broken: int | None = None
     equal: int | None = None
     ignored: Mapping[str, int] = field(default_factory=dict)
+    last_alone: int = 0
 
     @property
     def left(self) -> dict[str, Any]:
-        """What was left out, for the record: of the ranks' data set the arguments that say something."""
-        found = {"broken": self.broken, "equal": self.equal, "ignored": dict(self.ignored)}
-        return {name: value for name, value in found.items() if value not in (None, {})}
+        """What was left out or is not learnt, as arguments of the ranks' data set: those that say something."""
+        said: dict[str, Any] = {}
+        if self.broken is not None:
+            said["broken"] = self.broken
+        if self.equal is not None:
+            said["equal"] = self.equal
+        if self.ignored:
+            said["ignored"] = dict(self.ignored)
+        if self.last_alone:
+            said["last_alone"] = self.last_alone
+        return said
 
 
 _LATEST: dict[str, Inputs] = {}  # by identity: checking and writing a run need the same
@@ -87,6 +97,7 @@ def prepare(config: LlmConfig) -> Inputs:
                 key="dataset",
                 value=config.dataset.name,
             )
+        last_alone = sum(bool(row.pop("last_alone", False)) for row in rows or ())
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
         # the number of packed rows is only known to the ranks
         if rows is not None and not config.packed and len(rows) < needed:
@@ -100,10 +111,13 @@ def prepare(config: LlmConfig) -> Inputs:
             )
         token_ranks = train_tokenizer(config, rows)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
+        quantised.check(config)
         models.check_weights(config.model, vocabulary)
         _LATEST.clear()
-        _LATEST[identity] = Inputs(rows, token_ranks, vocabulary, loaded.broken, loaded.equal, loaded.ignored)
-        _NOTICES[identity] = _notices(loaded)
+        _LATEST[identity] = Inputs(
+            rows, token_ranks, vocabulary, loaded.broken, loaded.equal, loaded.ignored, last_alone
+        )
+        _NOTICES[identity] = _notices(loaded, last_alone)
     return _LATEST[identity]
 
 
@@ -112,7 +126,7 @@ def notices(config: LlmConfig) -> list[Message]:
     return _NOTICES.get(config.identity(), [])
 
 
-def _notices(loaded: row_sources.LoadedRows) -> list[Message]:
+def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
     said = list[Message]()
     if loaded.ignored:
         counted = [f"{name} ({number})" for name, number in loaded.ignored.items()]
@@ -120,7 +134,7 @@ def _notices(loaded: row_sources.LoadedRows) -> list[Message]:
         said.append(
             Message(
                 "llm.ignored",
-                f"not read: {', '.join(counted[:SHOWN])}{more}; see text_rows.ignored in the record",
+                f"not read: {', '.join(counted[:SHOWN])}{more}; see `ignored` in the record",
                 ignored=dict(loaded.ignored),
             )
         )
@@ -130,6 +144,15 @@ def _notices(loaded: row_sources.LoadedRows) -> list[Message]:
                 "llm.equal-pairs",
                 f"left out: {loaded.equal} pairs whose answers are the same; see text_rows.equal in the record",
                 pairs=loaded.equal,
+            )
+        )
+    if last_alone:
+        said.append(
+            Message(
+                "llm.last-answers-alone",
+                f"only the last answer is learnt in {last_alone} rows: the chat template rewrites an answer "
+                "once others follow; see text_rows.last_alone in the record",
+                rows=last_alone,
             )
         )
     return said

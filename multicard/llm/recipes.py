@@ -99,6 +99,7 @@ def note(loader: Any, probe: Probe, pad_id: int) -> None:
     """Have the probe count the loader's rows and tokens. Refuses (ValueError) less than one step."""
     probe.pad_id = pad_id
     probe.report.content.text_rows = TextRows(**labelled_rows.counts(loader.dataset))
+    probe.report.content.ignored = labelled_rows.ignored(loader.dataset)
     check_steps(loader, probe.config)
 
 

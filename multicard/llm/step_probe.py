@@ -4,7 +4,7 @@ A step lasts from asking for its first batch to asking for the next step's. The 
 the end of each step, so the device has done its work by then, and the probe never waits for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,8 @@ class Probe:
         self.paused_s = 0.0  # so far, which no clock of the steps counts
         self.stopped = False
         self.pad_id = -1
+        self.lr_now: Callable[[], float] = lambda: config.lr  # of the optimiser, at the time of the call
+        self.lr = float("nan")  # of the step that is under way
         self.steps_per_epoch = 0
         self.started_s = 0.0
         self.steps = self.tokens = 0
@@ -114,6 +116,7 @@ class Probe:
         while True:
             if len(self.counts) % per_step == 0:
                 self.window.step()
+                self.lr = self.lr_now()
             self.requested_s.append(self._clock_s())
             if self.probing is not None and not self.counts:
                 self.probing.start_epoch()
@@ -155,10 +158,11 @@ class Probe:
         return mapped(batch, lambda tensor: tensor.to(self.rank.device, non_blocking=True))
 
     def log(self, payload: Mapping[str, Any]) -> None:
-        """A step's figures, as the recipe logs them on rank 0."""
+        """A step's figures, as the recipe logs them on rank 0: after its schedule has gone on, so that the learning
+        rate among them is that of the next step."""
         if self.substitute is not None:
             return
-        figures = {key: float(payload[key]) for key in ("loss", "lr", *REWARDS) if key in payload}
+        figures = {key: float(payload[key]) for key in ("loss", *REWARDS) if key in payload} | {"lr": self.lr}
         if self.pairs and self.config.distributed and self.config.engine is Engine.torchtune:
             figures["loss"] /= self.rank.world_size  # its recipe sums it over the ranks
         self.logged.append(figures)

@@ -134,7 +134,7 @@ def _dataset(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[
     template = templates.chosen(config)
     builder = f"torchtune.datasets.{template.builder if template else 'slimorca_dataset'}"
     if methods.chosen(config).pairs:
-        builder = "torchtune.datasets.preference_dataset"
+        builder = "multicard.llm.labelled_rows.pairs"
     elif template and DATASETS[config.dataset.name].conversations:
         builder = "multicard.llm.labelled_rows.conversations"
     elif isinstance(config.dataset, ChatConfig):

@@ -55,6 +55,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     engine = importlib.import_module(engines.WORK[config.engine])
     with traffic.all_reduces(), engine.prepared(probe, cfg, run_configuration(cfg, cache)) as recipe:
         probe.steps_per_epoch = recipe._steps_per_epoch
+        if (schedule := getattr(recipe, "_lr_scheduler", None)) is not None:
+            probe.lr_now = lambda: schedule.get_last_lr()[0]
         if config.probe.enabled:
             probe.probing = probing(recipe, probe)
         report.built(engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})

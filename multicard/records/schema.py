@@ -385,7 +385,7 @@ class LlmSteps(CommonSteps):
     loss_bearing: int
     attended: Annotated[int, "sum over tokens of their row's length, packed or not: the work of attention"]
     h2d_bytes: Annotated[int, "of the batch; packed=true: with each token's row number, or the mask on an old GPU"]
-    lr: Annotated[float, "learning rate"]
+    lr: Annotated[float, "learning rate with which the step was taken"]
     rewards_chosen: float
     rewards_rejected: float
     rewards_accuracies: float

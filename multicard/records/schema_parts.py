@@ -82,16 +82,18 @@ class TextRows(Struct):
     ] = None
     broken: Annotated[Count, "not read: dataset.skip_broken leaves them out; null without that key"] = None
     equal: Annotated[Count, "pairs not read: both answers are the same; null of other rows"] = None
-    ignored: Annotated[
-        dict[str, int], "what was not read, by name: columns, keys of messages and files, with how many rows had it"
-    ] = {}
+    last_alone: Annotated[
+        Count, "of several answers only the last is learnt, as the chat template rewrites an answer once others follow"
+    ] = None
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 
 class Ignored(Struct):
     """What is there beside the data that was read, and was not read itself."""
 
-    what: Annotated[str, "a kind of files, a folder, a column or a key, as .heic, notes/ or column width"]
+    what: Annotated[
+        str, "files by their ending, a folder, a column or a key of messages, as .heic, notes/, id or messages.name"
+    ]
     count: Annotated[Int, "of files, or of rows that have it"]
 
 

@@ -17,6 +17,7 @@ from multicard.llm import after_tuning, compiling, recipes, tune
 from multicard.llm.step_probe import Probe, TuningReport
 from multicard.observe import diagnosis
 from multicard.ranks.process import Rank
+from tests.helpers import traces
 from tests.helpers.rank_work import leave_listeners, lose_the_compiler
 
 
@@ -103,3 +104,19 @@ def tune_and_count_graphs(rank: Rank, config: LlmConfig, folder: Path, cfg: dict
 def tune_without_a_compiler(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
     lose_the_compiler(folder)
     tune.tune(rank, config, folder, cfg)
+
+
+def tune_and_compare(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
+    """As `tune.tune`; what the checks before training changed of the model, and how much of it there is to change."""
+    from multicard.llm.trl import checks
+
+    check, found = checks.check_rows, {}
+
+    def compared(model: Any, config: LlmConfig) -> None:
+        before = traces.snapshot(model)
+        check(model, config)
+        found.update(changed=traces.changes(before, traces.snapshot(model)), compared=len(before))
+
+    with mock.patch.object(checks, "check_rows", compared):
+        tune.tune(rank, config, folder, cfg)
+    torch.save(found, folder / f"{rank.rank}.pt")

@@ -131,7 +131,7 @@ def test_the_tokens_are_those_of_transformers_and_answers_are_learnt_whole(name:
     runs = [run for row in data for run in learnt(row, decode)]
     assert sorted(run.removeprefix(" ") for run in runs) == sorted(answer + end for answer in answers(ROWS))
     everything = read(tmp_path / "all", *words, "dataset.loss=all")[1]
-    assert [list(row["labels"]) for row in everything] == [list(row["tokens"]) for row in everything]
+    assert [list(row["labels"][1:]) for row in everything] == [list(row["tokens"][1:]) for row in everything]
     assert sorted(list(row["tokens"]) for row in everything) == sorted(expected)
 
 
@@ -222,8 +222,15 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path: Path):
     words = ("dataset=chat", written(tmp_path, row))
     (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
     assert "A<|eot_id|>" in pieces[0]["content"] and [each["learnt"] for each in pieces] == [False, True]
+    (pieces,) = [
+        row["pieces"]
+        for row in row_sources.load(typed_llm(*words, with_template(tmp_path / "m", "generation")))[0] or []
+    ]
+    assert [each["content"] for each in pieces if each["learnt"]] == ["B<|eom_id|>"]
+    twice = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    (tmp_path / "m" / "twice.jinja").write_text(twice)
     with refused("llm.broken-rows", row=1) as caught:
-        row_sources.load(typed_llm(*words, with_template(tmp_path / "m", "generation")))
+        row_sources.load(typed_llm(*words, f"dataset.chat_template={tmp_path / 'm' / 'twice.jinja'}"))
     assert find(str(caught.value), "llm.chat-weight")
 
 
@@ -281,7 +288,11 @@ def test_a_row_that_no_file_can_have_is_left_out_too(tmp_path: Path):
     [
         (None, "llm.chat-template-absent", {"key": "dataset.chat_template"}),
         ("{% if %}", "llm.chat-template-unread", {"key": "dataset.chat_template"}),
-        ("{{ messages | length }} {{ messages[-1].content }}", "llm.chat-message-changes", {"message": 2}),
+        (
+            "{{ messages | map(attribute='content') | join | reverse }} {{ messages[-1].content }}",
+            "llm.chat-message-changes",
+            {"message": 2},
+        ),
         ("no answer", "llm.chat-answer-unwritten", {}),
         ("{{ messages.x.y }}", "llm.chat-refused-by-template", {}),
         ("{{ messages.append(1) }}", "llm.chat-refused-by-template", {}),
@@ -314,7 +325,7 @@ def test_rows_are_cut_and_packed_and_the_longest_is_predicted(tmp_path: Path):
     assert facts.sizes(typed_llm(*words)).length == pytest.approx(longest, abs=3)  # type: ignore[union-attr]
     first = min(i for row in rows for i, label in enumerate(row["labels"]) if label != IGNORED)
     cut = read(tmp_path / "cut", *words, f"max_seq_len={first + 1}")[1]
-    counts = {"read": 2, "cut": 2, "left_out": 1, "broken": None, "equal": None, "ignored": {}, "sequences": None}
+    counts = {"read": 2, "cut": 2, "left_out": 1, "broken": None, "equal": None, "last_alone": 0, "sequences": None}
     assert labelled_rows.counts(cut) == counts and len(cut[0]["tokens"]) == first + 1
     packs = read(tmp_path / "packs", *words, f"max_seq_len={2 * longest}", "packed=true")[1]
     labels = sorted(int(label) for pack in packs for label in pack["labels"] if label != IGNORED)
@@ -330,9 +341,10 @@ def test_a_run_on_chats_counts_what_it_left_out(tuned: Measured, tmp_path: Path)
         "left_out": 0,
         "broken": 1,
         "equal": None,
-        "ignored": {},
+        "last_alone": 0,
         "sequences": None,
     }
+    assert record["ignored"] == []
     assert record["tokens"]["loss_bearing"] < record["tokens"]["non_padding"] / 2
 
 

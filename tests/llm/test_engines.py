@@ -36,11 +36,11 @@ Steps = dict[str, np.ndarray]
 Both = Callable[..., tuple[Any, Any]]
 
 
-def tuned_here(folder: Path, *words: str) -> tuple[LlmReport, Steps]:
+def tuned_here(folder: Path, *words: str, short: tuple[str, ...] = SHORT) -> tuple[LlmReport, Steps]:
     """A run of one CPU rank in this process: its report and its steps."""
     from multicard.llm import tune
 
-    config = typed_llm(*SHORT, *words)
+    config = typed_llm(*short, *words)
     preflight.refuse(config)
     (folder / "ranks").mkdir(parents=True)
     (folder / "steps").mkdir()

@@ -26,18 +26,24 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A folder with a tiny Mistral's configuration, and a tokenizer of bytes."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+def byte_tokenizer(folder: Path, *special: str) -> None:
+    """A tokenizer of bytes with these special tokens, after </s>, in a folder."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("</s>", *special)])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with a tiny Mistral's configuration, and a tokenizer of bytes."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    byte_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mistral", **SIZES}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
@@ -140,6 +146,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},  # has experts' names for linears too
     "llama4_text": EXPERTS | {"head_dim": 16, "intermediate_size_mlp": 128},
     "bert": {},
+    "qwen2": {},
 }
 SIX = [*KINDS][:6]
 
@@ -230,40 +237,40 @@ def test_ranks_that_read_their_shards_take_the_steps_of_whole_models(
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("kind", "packs"), [("gpt2", True), ("gemma2", True), ("opt", False), ("mamba", False)])
 def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind: str, packs: bool):
-    from multicard.llm.trl import models
+    from multicard.llm.trl import checks
 
     model, config = with_head(built(kind)), typed_llm(*words_of(checkpoint, "packed=true", "max_seq_len=64"))
     if packs:
-        models.check_rows(model, config)
+        checks.check_rows(model, config)
     else:
         with refused("llm.folder-packed", key="packed"):
-            models.check_rows(model, config)
-    models.check_rows(model, typed_llm(*words_of(checkpoint)))
+            checks.check_rows(model, config)
+    checks.check_rows(model, typed_llm(*words_of(checkpoint)))
     assert model.training
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 def test_a_model_that_reads_later_tokens_is_refused(checkpoint: Path):
-    from multicard.llm.trl import models
+    from multicard.llm.trl import checks
 
     with refused("llm.folder-not-causal", key="model.path", value=str(checkpoint)):
-        models.check_rows(with_head(built("bert")), typed_llm(*words_of(checkpoint)))
+        checks.check_rows(with_head(built("bert")), typed_llm(*words_of(checkpoint)))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 def test_a_model_that_trls_loss_does_not_read_as_it_is_is_refused(checkpoint: Path):
-    from multicard.llm.trl import models
+    from multicard.llm.trl import checks
 
     config = typed_llm(*words_of(checkpoint))
     with refused("llm.folder-unread", key="model.path", value=str(checkpoint), reader="TRL") as caught:
-        models.check_rows(with_head(built("llama4_text")), config)
+        checks.check_rows(with_head(built("llama4_text")), config)
     assert "last_hidden_state" in caught.value.facts["reason"]
     capped = with_head(built("llama"))
     capped.lm_head.register_forward_hook(lambda _, __, logits: 10 * (logits / 10).tanh())
     with refused("llm.folder-logits", key="model.path", value=str(checkpoint)):
-        models.check_rows(capped, config)
+        checks.check_rows(capped, config)
 
 
 @pytest.mark.slow
@@ -280,18 +287,18 @@ def test_a_model_that_trls_loss_does_not_read_as_it_is_is_refused(checkpoint: Pa
 def test_layers_that_a_method_would_not_quantise_are_refused(
     checkpoint: Path, kind: str, words: list[str], left: str | None, count: int
 ):
-    from multicard.llm.trl import models
+    from multicard.llm.trl import checks, models
 
     model = built(kind)
     config = typed_llm(*words_of(checkpoint, "method=qat", "method.groupsize=32", *words))
     models.simulate_quantisation(model, config)
     if left is None:
-        models.check_quantised(model, config)
+        checks.check_quantised(model, config)
     else:
         with refused(
             "llm.folder-unquantised", key="method", value="qat", first=left, count=count, groups=True
         ) as caught:
-            models.check_quantised(model, config)
+            checks.check_quantised(model, config)
         assert remedies(caught.value) == ["method=lora", "method=full"]
 
 
@@ -307,7 +314,7 @@ def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(ch
     assert caught.value.facts["asked"][0] == "Wqkv" and caught.value.facts["has"][: len(first)] == first
     named, *others = remedies(caught.value)
     assert named.startswith(f"method.lora_attn_modules=[{names}")
-    assert others == ["method.apply_lora_to_mlp=false", "method=full"]
+    assert others == ["method.apply_lora_to_mlp=false", "method.lora_attn_modules=all-linear", "method=full"]
 
 
 @pytest.mark.parametrize(

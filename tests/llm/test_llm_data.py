@@ -199,7 +199,7 @@ def test_rows_without_a_label_are_left_out(words: list[str], tmp_path: Path):
             "left_out": ROWS - sum(expected),
             "broken": None,
             "equal": None,
-            "ignored": {},
+            "last_alone": 0,
             "sequences": None,
         }
         assert labelled_rows.counts(rows) == counts and len(rows) == sum(expected)
@@ -217,7 +217,7 @@ def test_no_row_has_more_tokens_than_its_bound_and_short_ones_are_not_tokenized(
         for bound, row in zip(labelled_rows.most_tokens(rows._rows._data), rows, strict=True):
             assert max(len(tokens) for tokens, _ in parts(row)) <= bound
     monkeypatch.setattr(labelled_rows, "labels", lambda _: pytest.fail("tokenized"))
-    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "equal": None, "ignored": {}, "sequences": None}
+    whole = {"read": ROWS, "cut": 0, "left_out": 0, "broken": None, "equal": None, "last_alone": 0, "sequences": None}
     assert labelled_rows.counts(cut_rows(tmp_path / "again")) == whole
 
 
@@ -240,7 +240,7 @@ def test_pairs_that_are_cut_until_both_answers_are_equal_are_left_out(tmp_path: 
     whole = read(tmp_path / "whole", *words)[1]
     assert (len(whole), labelled_rows.counts(whole)["left_out"]) == (3, 0)
     cut = read(tmp_path / "cut", *words, "max_seq_len=30")[1]
-    counts = {"read": 3, "cut": 3, "left_out": 1, "broken": None, "equal": 0, "ignored": {}, "sequences": None}
+    counts = {"read": 3, "cut": 3, "left_out": 1, "broken": None, "equal": 0, "last_alone": 0, "sequences": None}
     assert labelled_rows.counts(cut) == counts and len(cut) == 2
     assert all(row["chosen_input_ids"] != row["rejected_input_ids"] for row in cut)
     with refused("llm.answers-cut-off", rows=1):

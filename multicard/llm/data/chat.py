@@ -5,7 +5,6 @@ that a run can be repeated.
 """
 
 import json
-import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache, partial
@@ -17,17 +16,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from multicard.config.llm import ChatLoss, HfConfig, LlmConfig, Qwen25TokenizerConfig
 from multicard.llm.data import templates, turns
+from multicard.llm.data.answers import MARK, Writer, Written, for_training, marked, reads_parts
 from multicard.llm.data.forms import Conversation
-from multicard.llm.data.tokenizer import FILE
+from multicard.llm.data.tokenizer import FILE, SPECIAL
 from multicard.llm.data.turns import FORM
 from multicard.messages import Refusal
 
 Row = dict[str, Any]
 
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
-AFTER_TURN = re.compile(r"(?<=\|>)\s+\Z")  # whitespace behind the special token that ends a turn: never generated
-# `{% generation %}`, by which a template says what the model writes: a filter that puts MARK before and after it
-GENERATION, MARK = re.compile(r"({%[-+]?\s*)(end)?generation\b"), "\0generation\0"
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -42,46 +39,22 @@ JINJA.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template; `render` writes messages. `around`: the special tokens before and after a text without any."""
+    """A chat template; `render` writes messages, with `MARK` around what the template itself marks as answers.
+
+    around: the special tokens before and after a text without any. special: those that its text may have.
+    training: renders TRL's form of it for training, if any.
+    """
 
     source: str
     render: Callable[..., str]
     around: Callable[[], tuple[str, str]]
+    special: tuple[str, ...] = ()
+    training: Callable[..., str] | None = None
 
-    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> list[Row]:
+    def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> Written:
         """The text of a conversation in pieces, `content`; those `learnt` bear loss: the assistant's turns with the
         token that ends them, or all."""
-
-        def written(turns: int, prompt: bool = False) -> str:
-            return self.render(messages=messages[:turns], tools=tools, documents=None, add_generation_prompt=prompt)
-
-        whole = written(len(messages))
-        parts = whole.split(MARK)
-        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        turns = [place for place in answers if messages[place].get("weight") != 0]  # OpenAI's: 0 is not to be learnt
-        if loss is ChatLoss.all:
-            parts = ["", "".join(parts)]
-        elif len(parts) > 1:
-            if turns != answers:
-                raise Refusal(
-                    "llm.chat-weight",
-                    "has a message of weight 0, but the chat template marks the answers itself; "
-                    "use a template without {% generation %}, or leave the row out",
-                )
-        else:
-            parts = list[str]()
-            for turn in turns:
-                start, end = written(turn, prompt=True), written(turn + 1)
-                if not (whole.startswith(end) and end.startswith(start)):
-                    raise Refusal(
-                        "llm.chat-message-changes",
-                        f"message {turn + 1} is written differently by the chat template once others follow; "
-                        "use `dataset.loss=all`, or a template with {% generation %} around answers",
-                        message=turn + 1,
-                    )
-                parts += [start[len("".join(parts)) :], AFTER_TURN.sub("", end[len(start) :])]
-            parts.append(whole[len("".join(parts)) :])
-        return [{"content": part, "learnt": place % 2 == 1} for place, part in enumerate(parts) if part]
+        return Writer(self.render, self.training, self.special, messages, tools).written(loss)
 
 
 def template(config: LlmConfig) -> ChatTemplate:
@@ -98,12 +71,18 @@ def template(config: LlmConfig) -> ChatTemplate:
         try:
             source, named = _read(Path(place).expanduser())
             if source is not None:
-                known = GENERATION.sub(lambda tag: tag[1] + ("endfilter" if tag[2] else "filter generation"), source)
                 special = tokens | named
                 around: Any = partial(tuple[str, str], (special["bos_token"], special["eos_token"]))
                 if isinstance(config.model, HfConfig):
                     around = partial(_around_text, str(config.model.path), named.get("eos_token", ""))
-                return ChatTemplate(source, JINJA.from_string(known, globals=special).render, around)
+                training = for_training(source)
+                return ChatTemplate(
+                    source,
+                    _renders(source, special),
+                    around,
+                    (*_special(config), *special.values()),
+                    None if training is None else _renders(training, special),
+                )
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise Refusal(
                 "llm.chat-template-unread",
@@ -130,6 +109,22 @@ def template(config: LlmConfig) -> ChatTemplate:
     )
 
 
+def _renders(source: str, special: dict[str, str]) -> Callable[..., str]:
+    """A template that writes messages, with marks around what it marks as answers."""
+    return reads_parts(JINJA.from_string(marked(source), globals=special).render)
+
+
+def _special(config: LlmConfig) -> tuple[str, ...]:
+    """The special tokens of the run's tokenizer, as text writes them."""
+    if isinstance(config.tokenizer, Qwen25TokenizerConfig):
+        return ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
+    if not isinstance(config.model, HfConfig):
+        return SPECIAL
+    file = Path(str(config.model.path)).expanduser() / FILE
+    added = json.loads(file.read_text("utf-8")).get("added_tokens") or [] if file.is_file() else []
+    return tuple(token["content"] for token in added if token.get("special"))
+
+
 def _read(place: Path) -> tuple[str | None, dict[str, str]]:
     """The template of a file or a folder (None: there is none), and the special tokens that it may name."""
     file = place if place.is_file() else place / "chat_template.jinja"
@@ -140,12 +135,16 @@ def _read(place: Path) -> tuple[str | None, dict[str, str]]:
     source = settings.get("chat_template")
     if isinstance(source, list):  # several, with names
         source = {each["name"]: each["template"] for each in source}["default"]
+    beside = file.with_name("chat_template.json")  # of models that read images
+    if source is None and beside.is_file() and not file.is_file():
+        source = json.loads(beside.read_text("utf-8"))["chat_template"]
     return (file.read_text("utf-8") if file.is_file() and file != settings_file else source), tokens
 
 
 def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -> tuple[Row, list[str]]:
     """A conversation as the pieces of its text, and the keys of its messages that are not written, as "messages.id".
 
+    last_alone, beside the pieces: of several answers only the last is learnt.
     Refuses (ValueError) a broken one, and one that bears what the template does not write.
     """
     if said.segments is not None:
@@ -162,7 +161,7 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         raise Refusal("llm.chat-no-answer", f"has no message of the assistant, and so nothing to learn; {FORM}")
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
-        pieces = chat_template.pieces(messages, said.tools, loss)
+        pieces, last_alone = chat_template.pieces(messages, said.tools, loss)
         json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise Refusal(
@@ -175,7 +174,7 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
             "llm.chat-answer-unwritten", "has no answer in what the chat template writes; use another template"
         )
     turns.check_written(messages, "".join(piece["content"] for piece in pieces), chat_template.source)
-    return {"pieces": pieces}, unread
+    return {"pieces": pieces} | ({"last_alone": True} if last_alone else {}), unread
 
 
 @lru_cache(maxsize=1)

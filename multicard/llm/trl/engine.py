@@ -37,7 +37,7 @@ from multicard.config.llm import HfConfig, LlmConfig, Sharding
 from multicard.llm import batches, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.llm.step_probe import REWARDS, Batches, Probe
-from multicard.llm.trl import models
+from multicard.llm.trl import checks, models, text_part
 from multicard.messages import Message
 from multicard.ranks.process import Rank
 
@@ -130,8 +130,7 @@ def trainer_class(base: type, probe: Probe, feed: Feed) -> type:
         def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
             super().log(logs, *arguments, **keywords)
             if "loss" in logs and rank.rank == 0:
-                shown = {name: logs[name] for name in ("loss", *REWARDS) if name in logs}
-                probe.log(shown | {"lr": self.lr_scheduler.get_last_lr()[0]})
+                probe.log({name: logs[name] for name in ("loss", *REWARDS) if name in logs})
 
     return Measured
 
@@ -181,7 +180,8 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     if not getattr(model.config.get_text_config(), "output_router_logits", False):
         args.router_aux_loss_coef = 0.0  # TRL would add the loss that balances a mixture's experts unasked
     models.simulate_quantisation(model, config)
-    models.check_quantised(model, config)
+    checks.check_quantised(model, config)
+    text_part.freeze_others(model)
     if fsdp(config):  # accelerate knows FSDP of GPUs, and copies the model of CPU ranks in silence
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
@@ -195,6 +195,8 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         peft_config=models.adapters(model, config),
     )
     trainer.remove_callback(transformers.PrinterCallback)
+    if fsdp(config):
+        trainer.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = text_part.layer_classes(model)
     models.adapt(trainer.model, config, cfg, rank.device)
     if fsdp(config) and any(parameter.is_meta for parameter in model.parameters()):
         shard(trainer)
@@ -202,7 +204,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     trainer.train()
     models.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
-        models.check_rows(trainer.model_wrapped, config)
+        checks.check_rows(trainer.model_wrapped, config)
     yield Recipe(trainer, probe, feed)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from transformers import core_model_loading
 from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
 from multicard.llm import methods, models
 from multicard.llm.torchtune_components import RandomWeight, random_weights
+from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
 
@@ -63,14 +64,15 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
 def hollow(sizes: Any, device: torch.device, options: dict[str, Any]) -> Any:
     """The model with its parameters on "meta", and what it computes of its sizes on the device."""
     with device, init_empty_weights():
-        model = transformers.AutoModelForCausalLM.from_config(sizes, **options)
+        model = reader_of(sizes).from_config(sizes, **options)
     model.tie_weights()
     return model
 
 
 def stored(model: DecoderConfig, options: dict[str, Any]) -> Any:
     """The model of a folder with its own weights. Refuses (ValueError) a folder that does not hold all of them."""
-    folder, auto = Path(str(model.folder)).expanduser(), transformers.AutoModelForCausalLM
+    folder = Path(str(model.folder)).expanduser()
+    auto = reader_of(transformers.AutoConfig.from_pretrained(folder))
     options = options | {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     # it keeps errors, memory's too, for a report of its own
     with mock.patch.object(core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()):
@@ -148,7 +150,7 @@ def read(model: DecoderConfig, dtype: torch.dtype, place: Callable[[str, torch.T
 
 def drawn(sizes: Any, device: torch.device, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """The model of these weights, each of them read, and quantised, by itself."""
-    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(sizes)]
+    kind: Any = reader_of(sizes)._model_mapping[type(sizes)]
     return kind.from_pretrained(None, config=sizes, state_dict=state, device_map={"": device}, **options)
 
 
@@ -177,13 +179,14 @@ def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str,
     """The model of a folder, which transformers knows from its config.json."""
     if own.folder is not None and not empty:
         return stored(own, options | {"device_map": {"": device}})
-    sizes = transformers.AutoConfig.from_pretrained(Path(str(own.path)).expanduser())
+    sizes: Any = transformers.AutoConfig.from_pretrained(Path(str(own.path)).expanduser())
     if own.folder is not None:
         return hollow(sizes, device, options)
+    vars(sizes).pop("quantization_config", None)  # of the weights that are not read
     transformers.set_seed(seed)  # the same on all ranks
     quantised = options.pop("quantization_config", None)
     with device:
-        model = transformers.AutoModelForCausalLM.from_config(sizes, **options)
+        model = reader_of(sizes).from_config(sizes, **options)
     if quantised is None:
         return model
     return drawn(sizes, device, options | {"quantization_config": quantised}, model.state_dict())
@@ -219,36 +222,46 @@ def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor
 
 
 def linears(model: Any) -> dict[str, nn.Module]:
-    """The linears of the layers, by name; GPT-2's are convolutions in name. The output, past which TRL reads, is none
-    of them."""
+    """The linears of the layers that are tuned, by name; GPT-2's are convolutions in name. The output, past which TRL
+    reads, is none of them."""
     output, kinds = model.get_output_embeddings(), (nn.Linear, transformers.pytorch_utils.Conv1D)
-    return {name: part for name, part in model.named_modules() if isinstance(part, kinds) and part is not output}
+    tuned = text_modules(model)
+    return {name: part for name, part in tuned.items() if isinstance(part, kinds) and part is not output}
 
 
 def adapters(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
-    """PEFT's configuration of the method's adapters. Refuses (ValueError) a model without the named linears."""
+    """PEFT's configuration of the method's adapters, in the text part. Refuses (ValueError) a model without the named
+    linears."""
     options = config.method
     if not isinstance(options, methods.LoraConfig):
         return None
-    names = [models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)]
-    has = sorted(filter(str.isidentifier, {name.rpartition(".")[2] for name in linears(model)}))
-    if not {*names} <= {*has}:
-        own = ",".join("output_proj" if name == "o_proj" else name for name in has)
-        raise Refusal(
-            "llm.folder-layers",
-            f"method={config.method.name}: has adapters for {', '.join(names)}, but the model has {', '.join(has)}; "
-            f"name some of them by `method.lora_attn_modules=[{own}]` and `method.apply_lora_to_mlp=false`, "
-            "or use `method=full`",
-            key="method",
-            value=config.method.name,
-            asked=names,
-            has=has,
-        )
+    found = linears(model)
+    kinds = {name: name.rpartition(".")[2] for name in found}
+    if options.adapts_all:
+        targets = list(found)
+    else:
+        names = [
+            models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2] for name in methods.adapted(options)
+        ]
+        has = sorted(filter(str.isidentifier, set(kinds.values())))
+        if not {*names} <= {*has}:
+            own = ",".join("output_proj" if name == "o_proj" else name for name in has)
+            raise Refusal(
+                "llm.folder-layers",
+                f"method={config.method.name}: has adapters for {', '.join(names)}, but the model has "
+                f"{', '.join(has)}; name some of them by `method.lora_attn_modules=[{own}]` and "
+                "`method.apply_lora_to_mlp=false`, or use `method.lora_attn_modules=all-linear` or `method=full`",
+                key="method",
+                value=config.method.name,
+                asked=names,
+                has=has,
+            )
+        targets = [name for name in found if kinds[name] in names]
     return LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  of any number
         lora_dropout=options.lora_dropout,
-        target_modules=names,
+        target_modules=targets,
         task_type="CAUSAL_LM",
     )
 
@@ -282,71 +295,10 @@ def adapter_weights(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], de
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
     """Fake quantisation of the linears, the output too where it has weights of its own, as torchtune's."""
     if isinstance(config.method, methods.QatConfig):
-        part = model.base_model if model.config.get_text_config().tie_word_embeddings else model
+        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        part = model.base_model if is_tied else model
         dtype = DTYPES[config.precision.name]
         Int8DynActInt4WeightQATQuantizer(config.method.groupsize, precision=dtype).prepare(part)
-
-
-def check_quantised(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the weights of experts
-    that are one tensor, and torchao passes over linears whose width no group divides."""
-    method = methods.chosen(config)
-    if method.nf4 or method.fake_quantised:
-        kind = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
-        left = [name for name, part in linears(model).items() if not isinstance(part, kind)]
-        left += [name for name, weight in model.named_parameters() if weight.dim() == 3 and "conv" not in name]
-        if left:
-            another = ", or another method.groupsize" if method.fake_quantised else ""
-            raise Refusal(
-                "llm.folder-unquantised",
-                f"method={config.method.name}: would not quantise {left[0]} ({len(left)} such); "
-                f"use `method=lora` or `method=full`{another}",
-                key="method",
-                value=config.method.name,
-                first=left[0],
-                count=len(left),
-                groups=method.fake_quantised,
-            )
-
-
-def check_rows(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another row: many that
-    transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions. Refuse one too whose own logits are
-    not those of TRL's loss, which scales and caps them by the names that configurations have for it."""
-    tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
-    options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
-    others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
-    assert isinstance(config.model, HfConfig)
-    path = config.model.path
-    model.eval()
-    with torch.no_grad(), reading(config.model, "TRL"):
-        own, *changed = (model(input_ids=each, **options).logits[0].float() for each in (tokens, *others))
-        scored = model(input_ids=tokens, labels=tokens, fused_lm_head=True, **options).log_probs[0]
-    model.train()
-    rounding = (1e-3 if config.precision.name == "fp32" else 0.05) * own.std()
-    first, second = ((own - other).abs().amax(1) < rounding for other in changed)
-    if not second[:4].all():
-        raise Refusal(
-            "llm.folder-not-causal",
-            f"model.path={path}: the model is not causal, as its tokens attend to later ones; "
-            "give the folder of a causal language model",
-            key="model.path",
-            value=path,
-        )
-    if config.packed and not first[4:].all():
-        raise Refusal(
-            "llm.folder-packed",
-            "packed=true: the model reads all rows of a packed sequence as one row; use `packed=false`",
-            key="packed",
-        )
-    expected = own[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
-    if not ((scored - expected).abs() < rounding).all():
-        raise Refusal(
-            "llm.folder-logits",
-            f"model.path={path}: TRL's loss reads other logits than the model's own; give another folder",
-            key="model.path",
-            value=path,
-        )
 
 
 def quantise_output(model: Any) -> None:
@@ -371,22 +323,28 @@ def quantise_output(model: Any) -> None:
 def counts(model: nn.Module) -> dict[str, int]:
     """Weights held in NF4, linears that simulate quantisation, and parameters beyond those that tensors say, each of
     which has several in NF4."""
-    packed = [part for part in model.modules() if isinstance(part, Linear4bit)]
-    fake = sum(isinstance(part, Int8DynActInt4WeightQATLinear) for part in model.modules())
-    hidden = sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
-    return {"nf4_tensors": len(packed), "fake_quantised_linears": fake, "hidden": hidden}
+    parts = list(model.modules())
+    packed = sum(isinstance(part, Linear4bit) for part in parts)
+    fake = sum(isinstance(part, Int8DynActInt4WeightQATLinear) for part in parts)
+    return {"nf4_tensors": packed, "fake_quantised_linears": fake, "hidden": hidden(parts)}
+
+
+def hidden(parts: Iterable[nn.Module]) -> int:
+    """Parameters of these modules beyond those that tensors say: each of a tensor in NF4 holds several."""
+    packed = (part for part in parts if isinstance(part, Linear4bit))
+    return sum(part.in_features * part.out_features - part.weight.numel() for part in packed)
 
 
 def linear_weights(model: Any) -> int | None:
-    """Weights that products with a token read, without adapters: all that are matrices, and shared embeddings as the
-    output's. None of mixtures of experts, which read a part."""
+    """Weights of the text part that products with a token read, without adapters: all that are matrices, and shared
+    embeddings as the output's. None of mixtures of experts, which read a part."""
     sizes = model.config.get_text_config()
     if any(getattr(sizes, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return None
-    parts = ((name, part) for name, part in model.named_modules() if not isinstance(part, nn.Embedding))
-    weights = ((name, part._parameters.get("weight")) for name, part in parts)
+    parts = {name: part for name, part in text_modules(model).items() if not isinstance(part, nn.Embedding)}
+    weights = ((name, part._parameters.get("weight")) for name, part in parts.items())
     read = (weight for name, weight in weights if weight is not None and weight.dim() == 2 and "lora_" not in name)
-    return sum(weight.numel() for weight in read) + counts(model)["hidden"]
+    return sum(weight.numel() for weight in read) + hidden(parts.values())
 
 
 def attention_width(model: Any) -> int:

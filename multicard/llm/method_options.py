@@ -1,0 +1,109 @@
+"""The options of the tuning methods, as under `conf/method/`. No torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from multicard.config.keys import key
+from multicard.config.llm import MethodConfig
+from multicard.config.roles import WAY_TO_TRAIN, Role
+from multicard.messages import Refusal
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
+ALL_LINEAR = "all-linear"  # PEFT's word for every linear of the layers; the output layer is none of them
+FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
+
+
+@dataclass
+class LoraConfig(MethodConfig):
+    """Low-rank adapters (Hu et al., 2021) beside the named linears."""
+
+    lora_rank: int = key(8, "rank of the adapters", WAY_TO_TRAIN, least=1)
+    lora_alpha: float = key(
+        16.0, "adapters are scaled by lora_alpha / lora_rank", Role.identity | Role.learning, above=0
+    )
+    lora_dropout: float = key(
+        0.0,
+        "share of inputs that an adapter drops, in [0, 1)",
+        WAY_TO_TRAIN,
+    )
+    lora_attn_modules: Any = key(
+        list,
+        "layers with adapters: q_proj, k_proj, v_proj, output_proj, or all-linear; of model=hf any",
+        WAY_TO_TRAIN,
+    )
+    apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too", WAY_TO_TRAIN)
+    apply_lora_to_output: bool = key(False, "an adapter in the output layer too", WAY_TO_TRAIN)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lora_dropout < 1:
+            raise Refusal(
+                "llm.lora-dropout",
+                f"method.lora_dropout={self.lora_dropout}: is a share; give a value in [0, 1)",
+                key="method.lora_dropout",
+                value=self.lora_dropout,
+            )
+        named = self.lora_attn_modules
+        if isinstance(named, str):  # as PEFT takes it, and one layer without brackets
+            self.lora_attn_modules = [named]
+        elif not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+            raise Refusal(
+                "llm.no-adapted-layers",
+                f"method.lora_attn_modules={named}: name one or more layers, for example "
+                f"`method.lora_attn_modules=[{ATTENTION[0]}]` or `method.lora_attn_modules={ALL_LINEAR}`",
+                key="method.lora_attn_modules",
+            )
+        self._check_all_linear()
+
+    def _check_all_linear(self) -> None:
+        if not self.adapts_all:
+            return
+        others = [name for name in self.lora_attn_modules if name != ALL_LINEAR]
+        if others:
+            raise Refusal(
+                "llm.all-linear-and-others",
+                f"method.lora_attn_modules={self.lora_attn_modules}: {ALL_LINEAR} names {', '.join(others)} too; "
+                f"use `method.lora_attn_modules={ALL_LINEAR}`",
+                key="method.lora_attn_modules",
+                others=others,
+            )
+        if not self.apply_lora_to_mlp:
+            raise Refusal(
+                "llm.all-linear-without-mlp",
+                f"method.apply_lora_to_mlp=false: method.lora_attn_modules={ALL_LINEAR} adapts these layers too; "
+                f"use `method.apply_lora_to_mlp=true`, or `method.lora_attn_modules=[{','.join(ATTENTION)}]`",
+                key="method.apply_lora_to_mlp",
+            )
+
+    @property
+    def adapts_all(self) -> bool:
+        """True where every linear of the layers has an adapter, whatever its name."""
+        return ALL_LINEAR in self.lora_attn_modules
+
+    @property
+    def attention(self) -> list[str]:
+        """The linears of the attention that have adapters, of a decoder that torchtune builds."""
+        return list(ATTENTION) if self.adapts_all else list(self.lora_attn_modules)
+
+
+@dataclass
+class DpoConfig(LoraConfig):
+    """Direct preference optimisation (Rafailov et al., 2023) of the adapters; the base model is the reference."""
+
+    beta: float = key(
+        0.1,
+        "how strongly the tuned model is held to the base model",
+        Role.identity | Role.learning | Role.loss,
+        above=0,
+    )
+
+
+@dataclass
+class QatConfig(MethodConfig):
+    """All weights, with int4 weights in groups of `groupsize` and int8 activations simulated in each linear."""
+
+    groupsize: int = key(
+        256,
+        "weights that share a scale; must divide the width of every linear layer",
+        WAY_TO_TRAIN,
+        least=1,
+    )

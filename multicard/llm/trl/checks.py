@@ -1,0 +1,120 @@
+"""What is tried of a model before it is tuned: refusals of models that would be tuned otherwise than asked for.
+
+What is tried leaves no trace: the model is afterwards as it was built (`tried`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from bitsandbytes.nn.modules import Linear4bit
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
+
+from multicard.config.llm import HfConfig, LlmConfig
+from multicard.llm import methods
+from multicard.llm.trl.models import linears, reading
+from multicard.llm.trl.text_part import text_parameters
+from multicard.messages import Refusal
+
+PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))  # attributes of a module that nothing changes in place
+
+
+@contextmanager
+def tried(model: nn.Module) -> Iterator[None]:
+    """Call a model without dropout and without gradients, and leave it as it was.
+
+    Layers of bitsandbytes are called in training mode. On CPUs with AVX512-BF16, those in evaluation mode, as they are
+    read, pack their weights for inference, and what is packed is not what a backward pass reads. They have no dropout.
+    """
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    plain = [{name: value for name, value in vars(module).items() if isinstance(value, PLAIN)} for module in modules]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
+    for module in modules:
+        module.training = type(module).__module__.startswith("bitsandbytes.")
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module in modules:
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        for module, name, buffer, values in buffers:
+            buffer.copy_(values)
+            module._buffers[name] = buffer
+        for module, before, training in zip(modules, plain, modes, strict=True):
+            vars(module).update(before | {"training": training})
+
+
+def check_quantised(model: Any, config: LlmConfig) -> None:
+    """Refuse (ValueError) a method that would leave layers as they are: it knows linears, not the weights of experts
+    that are one tensor, and torchao passes over linears whose width no group divides."""
+    method = methods.chosen(config)
+    if method.nf4 or method.fake_quantised:
+        kind = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
+        own = text_parameters(model)
+        left = [name for name, part in linears(model).items() if not isinstance(part, kind)]
+        left += [
+            name
+            for name, weight in model.named_parameters()
+            if weight.dim() == 3 and "conv" not in name and id(weight) in own
+        ]
+        if left:
+            another = ", or another method.groupsize" if method.fake_quantised else ""
+            raise Refusal(
+                "llm.folder-unquantised",
+                f"method={config.method.name}: would not quantise {left[0]} ({len(left)} such); "
+                f"use `method=lora` or `method=full`{another}",
+                key="method",
+                value=config.method.name,
+                first=left[0],
+                count=len(left),
+                groups=method.fake_quantised,
+            )
+
+
+def check_rows(model: Any, config: LlmConfig) -> None:
+    """Refuse (ValueError) a model whose tokens read later ones or, of packed rows, those of another row: many that
+    transformers has (Falcon, OPT, Mamba) do not tell rows apart by their positions. Refuse one too whose own logits are
+    not those of TRL's loss, which scales and caps them by the names that configurations have for it."""
+    tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # two rows of four
+    options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
+    others = [torch.where(part, tokens + 8, tokens) for part in (tokens < 4, tokens >= 4)]
+    assert isinstance(config.model, HfConfig)
+    path = config.model.path
+    with tried(model), reading(config.model, "TRL"):
+        own, *changed = (model(input_ids=each, **options).logits[0].float() for each in (tokens, *others))
+        scored = model(input_ids=tokens, labels=tokens, fused_lm_head=True, **options).log_probs[0]
+    rounding = (1e-3 if config.precision.name == "fp32" else 0.05) * own.std()
+    first, second = ((own - other).abs().amax(1) < rounding for other in changed)
+    if not second[:4].all():
+        raise Refusal(
+            "llm.folder-not-causal",
+            f"model.path={path}: the model is not causal, as its tokens attend to later ones; "
+            "give the folder of a causal language model",
+            key="model.path",
+            value=path,
+        )
+    if config.packed and not first[4:].all():
+        raise Refusal(
+            "llm.folder-packed",
+            "packed=true: the model reads all rows of a packed sequence as one row; use `packed=false`",
+            key="packed",
+        )
+    expected = own[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
+    if not ((scored - expected).abs() < rounding).all():
+        raise Refusal(
+            "llm.folder-logits",
+            f"model.path={path}: TRL's loss reads other logits than the model's own; give another folder",
+            key="model.path",
+            value=path,
+        )
