@@ -1,5 +1,6 @@
 """The summary of a run of a script, from the files of its ranks."""
 
+import shlex
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -23,7 +24,8 @@ def axes(config: Any, device: str) -> dict[str, Any]:
     """The settings that tell runs of a sweep apart: the script's arguments are called as they are typed."""
     args = {key: value for key, value in (getattr(config, "args", None) or {}).items() if key != STYLE}
     own = {f"args.{key}": value if not isinstance(value, list) else str(value) for key, value in flat(args).items()}
-    return settings(config, AXES) | own | {"device": device}
+    words = {"words": shlex.join(getattr(config, "words", None) or [])}
+    return settings(config, AXES) | words | own | {"device": device}
 
 
 def summarise(
