@@ -67,10 +67,11 @@ def _alone(word: str) -> Iterator[Any]:
 
 
 def _primitives(tree: Any, in_list: bool) -> Iterator[Any]:
-    if isinstance(tree, OverrideParser.FunctionContext) and tree.getChild(0).getText() != "choice":
+    if isinstance(tree, OverrideParser.FunctionContext) and not tree.getText().startswith("choice("):
         return  # its arguments are numbers, as those of range()
     if isinstance(tree, OverrideParser.PrimitiveContext):
-        tokens = [child.symbol for child in tree.getChildren() if child.symbol.type != OverrideLexer.WS]
+        children: list[Any] = [*tree.getChildren()]
+        tokens = [child.symbol for child in children if child.symbol.type != OverrideLexer.WS]
         if len(tokens) == 1:
             tokens[0].in_list = in_list
             yield tokens[0]

@@ -6,7 +6,6 @@ there. They are read when the device has passed them, and nothing waits for it b
 
 import math
 import sys
-import weakref
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,6 +28,7 @@ from multicard.run.rank_report import Report
 from multicard.script import seen
 from multicard.script.attribution import Pass, StepData
 from multicard.script.batches import Draws, Source
+from multicard.script.gaps import Gaps
 from multicard.script.losses import Losses
 from multicard.script.marks import step
 from multicard.script.step_times import Lap, StepTimes
@@ -68,11 +68,8 @@ class Recorder:
         self._started_s: float | None = None
         self._closing = Lock()
         self.is_stopped = self.is_marked = self._in_step = self._evaluating = self._with_gradients = False
-        self._is_between = False  # a pass over the training's data has ended, and no other has begun
-        self._eval_mode: Any = None  # a module that was set to it since the last step
-        self._evaluated_in_mode = False  # by a loader
-        self._evaluated = 0  # evaluations since the last step
-        self._in_mode = 0  # those of them that drew no batches
+        self._gaps = Gaps(self._end_lap)
+        self._evaluated = 0  # evaluations that drew batches since the last step
         self.is_grouped = True
         self._times = StepTimes()
         self._counted: list[bool] = []  # of each step of an optimiser
@@ -105,12 +102,11 @@ class Recorder:
 
     def begins_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: its workers start."""
-        if self.is_over or self._started_s is None or not (self._is_between or self._eval_mode):
+        if self.is_over or self._started_s is None or not self._gaps.seems_open:
             return
         is_of_training = self.draws.is_known(Source(loader.dataset, loader._index_sampler))
         if is_of_training and torch.is_grad_enabled() and not self._evaluating:
-            self._leave_mode()
-            self._end_gap()
+            self._training_draws()
 
     def asks(self, one: Pass) -> bool:
         """A batch is asked for. Returns True where it is for training."""
@@ -128,13 +124,12 @@ class Recorder:
         if self._evaluating:
             self._laps.end(Lap.evaluate)
         elif self._started_s is not None and trains:
-            self._leave_mode()
-            self._end_gap()
+            self._training_draws()
             self._laps.end(self._work())
         elif self._started_s is not None:
-            self._laps.end(self._work())
+            self._laps.end(self._gaps.work(self._work()))
             self._evaluating, self._with_gradients = True, with_gradients
-            self._evaluated_in_mode = self._eval_mode is not None
+            self._gaps.draws_evaluation()
             self._evaluated += 1
             self.evaluations += 1
         return trains
@@ -158,7 +153,7 @@ class Recorder:
             return
         if trains:
             self._laps.end(Lap.data)
-            self._is_between = self.steps > 0
+            self._gaps.is_between = self.steps > 0
         elif self._evaluating:
             self._end_evaluation(Lap.evaluated)
 
@@ -166,37 +161,23 @@ class Recorder:
         """A module is set to training, or to evaluation: what lies between may be an evaluation without a loader."""
         if self.steps == 0 or self.is_marked or self._evaluating:
             return
-        if not trains and self._eval_mode is None:
-            self._laps.end(self._work())
-            self._eval_mode, self._evaluated_in_mode = weakref.ref(module), False
-        elif trains and self._eval_mode is not None and self._eval_mode() is module:
-            self._leave_mode(is_evaluation=True)
+        if self._gaps.sets_mode(module, trains, self._work()):
+            self._evaluation_without_loader()
+
+    def _end_lap(self, label: Lap) -> None:
+        self._laps.end(label)
+
+    def _training_draws(self) -> None:
+        if self._gaps.training_draws():
+            self._evaluation_without_loader()
+
+    def _evaluation_without_loader(self) -> None:
+        self.evaluations += 1
+        if self.gate is not None:
+            self.gate.start_epoch()
 
     def _work(self) -> Lap:
-        """What has been done since the last lap."""
-        if self._eval_mode is not None:
-            return Lap.eval_mode
-        if self._is_between:
-            return Lap.between
         return Lap.work if self._in_step or not self.is_marked else Lap.apart
-
-    def _end_gap(self) -> None:
-        if self._is_between:
-            self._laps.end(Lap.pass_begins)
-            self._is_between = False
-
-    def _leave_mode(self, is_evaluation: bool = False) -> None:
-        """No module is in evaluation mode any more, or the training goes on all the same."""
-        if self._eval_mode is None:
-            return
-        is_evaluation |= self._evaluated_in_mode
-        self._laps.end(Lap.train_mode if is_evaluation else Lap.left_mode)
-        self._eval_mode = None
-        if is_evaluation and not self._evaluated_in_mode:
-            self._in_mode += 1
-            self.evaluations += 1
-            if self.gate is not None:
-                self.gate.start_epoch()
 
     def steps_now(self) -> None:
         """An optimiser begins a step: where neither a batch nor a mark came before, the clock starts here."""
@@ -231,7 +212,7 @@ class Recorder:
         self.others.add(id(optimizer))
         self.draws.step_uncounted()
         if may_count and not self.is_marked and not self.is_over and self.steps:
-            self._laps.end(Lap.part if self._eval_mode is None and not self._is_between else Lap.resumed)
+            self._laps.end(self._gaps.part())
             self._counted.append(False)
             self.draws.may_end_step()
 
@@ -253,7 +234,7 @@ class Recorder:
         if self._evaluating:
             self._end_evaluation()
         self._laps.end(Lap.apart)
-        self._eval_mode, self._is_between = None, False
+        self._gaps.step_ended(resumed=True)
         self.is_marked = self._in_step = True
 
     def end_step(self, mark: step) -> None:
@@ -304,9 +285,7 @@ class Recorder:
         drawn, resumed = self.draws.take()
         self._laps.end(Lap.resumed if resumed else Lap.step)
         self._counted.append(True)
-        self._eval_mode = None
         if resumed:
-            self._is_between = False
             self.evaluations -= 1
             self._evaluated -= 1
         self._told.append((samples, tokens))
@@ -314,9 +293,9 @@ class Recorder:
         self._tokens += tokens or 0
         if self._evaluated > 0:
             self._left_out.append(self.steps)
-        elif self._in_mode:
+        elif self._gaps.evaluations:
             self._left_out_by_mode.append(self.steps)
-        self._in_mode = 0
+        self._gaps.step_ended(resumed)
         self._evaluated, self._pending_loss = 0, None
         if loss is not None:
             self._keep_loss(self.steps, loss)

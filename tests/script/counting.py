@@ -2,8 +2,11 @@
 
 It shares nothing with multicard. The contents of each batch that a loader hands out are hashed, and so are the tensors
 that reach a module from outside of any other while gradients are recorded. Where they are the same, the module trains
-on that batch. A step is the step of an optimiser since which before a batch was trained on; of a script without a
-loader, that of its first optimiser. What was counted is written to `rank0.json` and so on, in the folder.
+on that batch. With BY_INPUTS before the folder, each such call is a batch, of as many samples as its first tensor has
+rows: for models that get what a script makes of a batch, as images with noise.
+
+A step is the step of an optimiser since which before a batch was trained on; of a script without a loader, that of its
+first optimiser. What was counted is written to `rank0.json` and so on, in the folder.
 """
 
 import functools
@@ -24,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+BY_INPUTS = "--by-inputs"
 FEWEST = 4  # elements of a tensor that can be told from others
 
 
@@ -47,7 +51,8 @@ def digest(tensor: torch.Tensor) -> str | None:
 class Counter:
     """Samples and batches that each step trained on, in the order of the steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_inputs: bool = False) -> None:
+        self.by_inputs = by_inputs
         self.steps: list[tuple[int, int]] = []
         self.optimizer_steps = 0
         self._handed_out: dict[str, tuple[int, int]] = {}  # number and samples of a batch, by what is in it
@@ -65,7 +70,9 @@ class Counter:
                 self._handed_out[mark] = (self._batches, sizes[0])
 
     def enters(self, module: Any, arguments: Any, keywords: Any = None) -> None:
-        if self._depth == 0 and torch.is_grad_enabled():
+        if self._depth == 0 and torch.is_grad_enabled() and self.by_inputs:
+            self._trained_on[len(self._trained_on)] = next(tensors((arguments, keywords or {}))).shape[0]
+        elif self._depth == 0 and torch.is_grad_enabled():
             for tensor in tensors((arguments, keywords or {})):
                 number, size = self._handed_out.get(digest(tensor) or "", (0, 0))
                 if number:
@@ -89,9 +96,9 @@ class Counter:
 
 
 @contextmanager
-def counting() -> Iterator[Counter]:
+def counting(by_inputs: bool = False) -> Iterator[Counter]:
     """Count what is trained within."""
-    counter = Counter()
+    counter = Counter(by_inputs)
     call, next_batch = modules.Module.__call__, _BaseDataLoaderIter.__next__
 
     @functools.wraps(call)
@@ -119,10 +126,11 @@ def counting() -> Iterator[Counter]:
 
 
 def main() -> None:
-    folder, script = sys.argv[1:3]
-    sys.argv = sys.argv[2:]
+    by_inputs = sys.argv[1] == BY_INPUTS
+    folder, script = sys.argv[1 + by_inputs : 3 + by_inputs]
+    sys.argv = sys.argv[2 + by_inputs :]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    with counting() as counter:
+    with counting(by_inputs) as counter:
         try:
             runpy.run_path(script, run_name="__main__")
         finally:

@@ -2,8 +2,8 @@
 
 `python -m tests.script.harness FOLDER` does so for the scripts that FOLDER/scripts.json lists, which are not of this
 project: objects with `name`, `script` (relative to the folder), and where they need them `words` (of the script's
-command line), `overrides`, `cwd`, `commit`, `gpus` (list) and `steps_only` (for one without a loader). It prints a
-table and exits with 1 where a count differs.
+command line), `overrides`, `cwd`, `commit`, `gpus` (list), `steps_only` (for one without a loader) and `by_inputs`
+(see `counting.py`). It prints a table and exits with 1 where a count differs.
 """
 
 import json
@@ -20,6 +20,7 @@ from multicard.records.schema import ScriptRecord
 from multicard.run import controller
 from multicard.script.workload import WORKLOAD
 from tests.conftest import composed
+from tests.script.counting import BY_INPUTS
 
 DRIVER = Path(__file__).with_name("counting.py")
 Step = tuple[int, int]  # samples and batches
@@ -48,7 +49,14 @@ class Comparison:
                     break
 
 
-def compare(script: Path, folder: Path, words: Sequence[str] = (), gpus: int = 1, overrides: Sequence[str] = ()):
+def compare(
+    script: Path,
+    folder: Path,
+    words: Sequence[str] = (),
+    gpus: int = 1,
+    overrides: Sequence[str] = (),
+    by_inputs: bool = False,
+) -> Comparison:
     """Run a script on CPU ranks.
 
     Args:
@@ -57,7 +65,8 @@ def compare(script: Path, folder: Path, words: Sequence[str] = (), gpus: int = 1
         overrides: of multicard's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    quoted = ",".join(json.dumps(word) for word in (str(folder.absolute()), str(script), *words))
+    options = [BY_INPUTS] if by_inputs else []
+    quoted = ",".join(json.dumps(word) for word in (*options, str(folder.absolute()), str(script), *words))
     own = [f"script={DRIVER}", f"words=[{quoted}]", "device=cpu", "tracker.mode=disabled", f"gpus={gpus}", *overrides]
     cfg = composed(*own, entry="measure_script")
     run = controller.measure(WORKLOAD, cfg, (folder / "run" / "cell").absolute(), keep_refused=True)
@@ -91,11 +100,12 @@ def main(folder: Path) -> bool:
 
 def _compare_entry(folder: Path, entry: dict[str, Any], gpus: int) -> bool:
     script = (folder / entry["script"]).resolve()
+    more = entry.get("overrides", ()), entry.get("by_inputs", False)
     before = Path.cwd()
     os.chdir(folder / entry.get("cwd", str(script.parent)))
     try:
         with tempfile.TemporaryDirectory() as place:
-            found = compare(script, Path(place), entry.get("words", ()), gpus, entry.get("overrides", ()))
+            found = compare(script, Path(place), entry.get("words", ()), gpus, *more)
     finally:
         os.chdir(before)
     agrees = found.agrees

@@ -366,4 +366,4 @@ def main(name: str, evaluation: str = "none", first: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2])

@@ -11,8 +11,11 @@ from tests.script.test_recorder import column, recorded
 UNLOADED = ("no-loader", "layer-by-layer")  # nothing tells their samples
 
 
-@pytest.mark.parametrize("evaluation", patterns.EVALUATIONS)
-@pytest.mark.parametrize("name", patterns.PATTERNS)
+CASES = [(name, "trainer") for name in patterns.PATTERNS]
+CASES += [(name, how) for name in ("plain", "one-ahead", "streamed") for how in ("none", "no-grad", "no-loader")]
+
+
+@pytest.mark.parametrize(("name", "evaluation"), CASES)
 def test_a_step_has_the_samples_that_it_trained_on(tmp_path: Path, name: str, evaluation: str):
     with counting() as counter, recorded(tmp_path):
         patterns.main(name, evaluation, first=name not in UNLOADED)
