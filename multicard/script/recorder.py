@@ -25,12 +25,12 @@ from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.records.trained_weights import Held
 from multicard.run.rank_report import Report
-from multicard.script import seen
 from multicard.script.attribution import Pass, StepData
 from multicard.script.batches import Draws, Source
 from multicard.script.gaps import Gaps
 from multicard.script.losses import Losses
 from multicard.script.marks import step
+from multicard.script.seen import Seen, sentences
 from multicard.script.step_times import Lap, StepTimes
 from multicard.script.weights import Trained
 
@@ -67,10 +67,10 @@ class Recorder:
         self._laps = Laps(torch.device("cpu"))
         self._started_s: float | None = None
         self._closing = Lock()
-        self.is_stopped = self.is_marked = self._in_step = self._evaluating = self._with_gradients = False
+        self._stopped = self._marked = self._in_step = self._evaluating = self._with_gradients = False
         self._gaps = Gaps(self._end_lap)
         self._evaluated = 0  # evaluations that drew batches since the last step
-        self.is_grouped = True
+        self._grouped = True
         self._times = StepTimes()
         self._counted: list[bool] = []  # of each step of an optimiser
         self._told: list[tuple[int | None, int | None]] = []  # samples and tokens of each step, by its mark
@@ -159,7 +159,7 @@ class Recorder:
 
     def sets_mode(self, module: Any, trains: bool) -> None:
         """A module is set to training, or to evaluation: what lies between may be an evaluation without a loader."""
-        if self.steps == 0 or self.is_marked or self._evaluating:
+        if self.steps == 0 or self._marked or self._evaluating:
             return
         if self._gaps.sets_mode(module, trains, self._work()):
             self._evaluation_without_loader()
@@ -177,7 +177,7 @@ class Recorder:
             self.gate.start_epoch()
 
     def _work(self) -> Lap:
-        return Lap.work if self._in_step or not self.is_marked else Lap.apart
+        return Lap.work if self._in_step or not self._marked else Lap.apart
 
     def steps_now(self) -> None:
         """An optimiser begins a step: where neither a batch nor a mark came before, the clock starts here."""
@@ -204,21 +204,21 @@ class Recorder:
     def end_counted_step(self) -> None:
         """The optimiser that counts has ended a step, or left it out."""
         self.trained.stepped()
-        if not self.is_marked and not self.is_over:
+        if not self._marked and not self.is_over:
             self._end_step(None, None, self._pending_loss)
 
     def ends_uncounted(self, optimizer: torch.optim.Optimizer, may_count: bool) -> None:
         """Another optimiser has ended a step, which does not count, or not yet."""
         self.others.add(id(optimizer))
         self.draws.step_uncounted()
-        if may_count and not self.is_marked and not self.is_over and self.steps:
+        if may_count and not self._marked and not self.is_over and self.steps:
             self._laps.end(self._gaps.part())
             self._counted.append(False)
             self.draws.may_end_step()
 
     def count_part(self) -> None:
         """The last step that did not count was the first of a phase."""
-        if self.is_marked or self.is_over or not self._counted or self._counted[-1]:
+        if self._marked or self.is_over or not self._counted or self._counted[-1]:
             return
         self._counted[-1] = True
         self.draws.ends_step()
@@ -235,7 +235,7 @@ class Recorder:
             self._end_evaluation()
         self._laps.end(Lap.apart)
         self._gaps.step_ended(resumed=True)
-        self.is_marked = self._in_step = True
+        self._marked = self._in_step = True
 
     def end_step(self, mark: step) -> None:
         """The marked step has ended."""
@@ -311,7 +311,7 @@ class Recorder:
             self._laps.end(Lap.pause)
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
-            self.is_stopped, self.is_over = True, True
+            self._stopped, self.is_over = True, True
             raise EndedError
 
     def _see_model(self) -> None:
@@ -321,7 +321,7 @@ class Recorder:
             self._take()
             self._laps = Laps(torch.device("cuda", torch.cuda.current_device()))
         is_grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self.is_grouped = is_grouped or any(name in sys.modules for name in EXCHANGING)
+        self._grouped = is_grouped or any(name in sys.modules for name in EXCHANGING)
 
     def _take(self, wait: bool = False) -> None:
         """Add the laps that are known by now."""
@@ -343,7 +343,7 @@ class Recorder:
         """What this rank has trained so far."""
         if self.rank.world_size == 1:
             return Held()
-        return Held(self.is_grouped, self.trained.digests())
+        return Held(self._grouped, self.trained.digests())
 
     def _post(self) -> None:
         """Show the controller how far this rank is."""
@@ -405,14 +405,14 @@ class Recorder:
         content.threads = torch.get_num_threads()
         content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
         content.test_accuracy, content.logged = self._figures()
-        messages = seen.of(self, data, self._times, bool(told.any()))
+        messages = sentences(self._seen(bool(told.any())), data, self._times)
         content.seen = [str(message) for message in messages]
         content.seen_codes = [message.code for message in messages]
         if self.gate is not None:
             content.probe = self.gate.result()
             content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
         content.profile = self.window.close()
-        content.grouped, content.stopped = self.is_grouped, self.is_stopped or not is_whole
+        content.grouped, content.stopped = self._grouped, self._stopped or not is_whole
         if is_whole:
             content.weights = self._held().weights
         self.report.write()
@@ -426,6 +426,19 @@ class Recorder:
         if not self.draws.ever:
             data.unknown = data.samples == 0
         return data
+
+    def _seen(self, tells_loss: bool) -> Seen:
+        return Seen(
+            steps=self.steps,
+            step_names=["multicard.step"] if self._marked else self.optimizers,
+            stopped_after=self.steps if self._stopped and self.config.steps == self.steps else None,
+            others=len(self.others),
+            skipped=self.skipped,
+            evaluations=self.evaluations,
+            trained_alone=self.rank.world_size > 1 and not self._grouped,
+            loads=self.draws.ever,
+            tells_loss=tells_loss,
+        )
 
     def _figures(self) -> tuple[float | None, dict[str, float]]:
         """The accuracy, where it is a share, and the other figures that are numbers."""
