@@ -71,7 +71,9 @@ class Counter:
 
     def enters(self, module: Any, arguments: Any, keywords: Any = None) -> None:
         if self._depth == 0 and torch.is_grad_enabled() and self.by_inputs:
-            self._trained_on[len(self._trained_on)] = next(tensors((arguments, keywords or {}))).shape[0]
+            first = next(tensors((arguments, keywords or {})), None)
+            if first is not None and any(True for _ in module.parameters()):  # no transform of an image
+                self._trained_on[len(self._trained_on)] = first.shape[0]
         elif self._depth == 0 and torch.is_grad_enabled():
             for tensor in tensors((arguments, keywords or {})):
                 number, size = self._handed_out.get(digest(tensor) or "", (0, 0))
