@@ -39,7 +39,7 @@ class ScriptConfig(RunConfig):
     args: dict[str, Any] = key(
         lambda: {STYLE: str(Style.argparse)},
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
-        "args.style=equals: --lr=0.1; args.style=hydra: lr=0.1; args.style=env: variable LR",
+        "args.style: equals (--lr=0.1), hydra (lr=0.1), env (variable LR)",
         Role.identity | Role.learning | Role.memory | Role.speed,
     )
     words: list[str] = key(
@@ -49,8 +49,8 @@ class ScriptConfig(RunConfig):
     )
     launch: Launch = key(
         Launch.torchrun,
-        "how a script on one GPU is started: torchrun sets RANK and the like, as a script needs that always joins "
-        "a process group; python leaves them out, as some scripts take them for several GPUs",
+        "how a script on one GPU is started: torchrun sets RANK and the like; python does not, "
+        "for scripts that take them for several GPUs",
         Role.identity | Role.speed,
         since=("words", Launch.torchrun),
     )
