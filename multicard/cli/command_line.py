@@ -14,7 +14,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
 from multicard import workloads
-from multicard.cli import value_quoting
+from multicard.cli import as_typed, value_quoting
 from multicard.config import schema
 from multicard.config.base import GLOBAL
 from multicard.config.job import AUTO
@@ -30,11 +30,14 @@ TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to 
 
 
 def switched(words: list[str], workload: Workload) -> list[str]:
-    """The words with `predict=VALUE` as `predict.enabled=VALUE`, and the like; with `gpus=auto` and the like as
-    their keys; with what tells that a rank's batch follows from the global one, whatever an experiment or a preset
-    has for it; with the options that `glob()` matches; with `-m` first; and with `+experiment=NAME`, as it is written
-    where the defaults do not have the group, as `experiment=NAME`. `glob()` that matches nothing and several
-    keys that are `auto` are refused."""
+    """The words as Hydra is to read them.
+
+    `predict=VALUE` becomes `predict.enabled=VALUE`, and the like; `gpus=auto` and the like become their keys; values
+    of texts stay as they are typed; `glob()` becomes the options that it matches; `-m` comes first. A word tells that a
+    rank's batch follows from the global one, whatever an experiment or a preset has for it. `+experiment=NAME`, as it
+    is written where the defaults do not have the group, becomes `experiment=NAME`. `glob()` that matches nothing and
+    several keys that are `auto` are refused.
+    """
     words = _once([_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)])
     given = {word.lstrip("+").partition("=")[0] for word in words}
     # no roles: the keys that say what global_batch_size sets
@@ -49,7 +52,7 @@ def switched(words: list[str], workload: Workload) -> list[str]:
         )
     words = [part for word in words for part in AUTO.get(word, (word,))]
     parted = [word.partition("=") for word in words]
-    words = [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted]
+    words = as_typed.kept([f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted], workload)
     if not any(word.startswith("+") for word in words):
         return words
     added = tuple(f"+{group}=" for group in workloads.optional_groups(workload))

@@ -41,6 +41,7 @@ class Role(Flag):
     forecast: of predictions, and of probes that feed them: says nothing of a run.
     sweeps: of several cells or runs: means nothing in the command of a single one.
     once: of one command: left out of one that measures the same again.
+    trial: ends early, for a measurement, what would go on by itself: left out of a command that is to train.
     one_value: takes one value for all cells of a sweep.
     planned: a plan sets it for its jobs.
 
@@ -75,6 +76,7 @@ class Role(Flag):
     forecast = auto()
     sweeps = auto()
     once = auto()
+    trial = auto()
     one_value = auto()
     planned = auto()
 

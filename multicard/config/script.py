@@ -12,10 +12,17 @@ from multicard.messages import Refusal
 STYLE = "style"  # the key of `args` that says how the others reach the script
 
 
-Style = StrEnum("Style", ["argparse", "hydra", "env"])
+Style = StrEnum("Style", ["argparse", "equals", "hydra", "env"])
 
 
-AXES = ("script", "gpus", "nodes", "scale")  # of a run's record, in the order of tables
+class Launch(StrEnum):
+    """What starts a script on one GPU."""
+
+    torchrun = "torchrun"
+    python = "python"
+
+
+AXES = ("script", "words", "gpus", "nodes", "scale")  # of a run's record, in the order of tables
 
 
 @dataclass
@@ -32,18 +39,25 @@ class ScriptConfig(RunConfig):
     args: dict[str, Any] = key(
         lambda: {STYLE: str(Style.argparse)},
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
-        "args.style=hydra: lr=0.1; args.style=env: variable LR",
+        "args.style: equals (--lr=0.1), hydra (lr=0.1), env (variable LR)",
         Role.identity | Role.learning | Role.memory | Role.speed,
     )
     words: list[str] = key(
         list,
         "words between the script and its args, as they are: subcommands, positionals, flags",
-        Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
+        Role.identity | Role.learning | Role.memory | Role.speed,
+    )
+    launch: Launch = key(
+        Launch.torchrun,
+        "how a script on one GPU is started: torchrun sets RANK and the like; python does not, "
+        "for scripts that take them for several GPUs",
+        Role.identity | Role.speed,
+        since=("words", Launch.torchrun),
     )
     steps: Optional[int] = key(
         None,
         "end the script after so many optimiser steps; null: at its own end",
-        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        Role.identity | Role.work | Role.length | Role.part | Role.learning | Role.trial,
         least=1,
     )
     warmup_steps: int = key(

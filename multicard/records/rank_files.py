@@ -127,10 +127,12 @@ class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
     """All steps are one epoch, whose `train_s` leaves out evaluations. `evaluate_s`: those between and after steps.
 
     grouped: it joined a process group. stopped: it did not end by itself. weights: what it trained, where known.
+    samples_unknown: steps, from 0, that trained on nobody knows how many samples, beside others that are known.
     """
 
     epochs: list[CountedEpoch] = []
     left_out: list[int] = []
+    samples_unknown: list[int] = []
     evaluate_s: float = 0.0
     loads: bool = False
     test_accuracy: float | None = None

@@ -47,6 +47,10 @@ class Counted:
     def statistics(self) -> Statistics:
         return msgspec.convert(formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics)
 
+    def counts(self, number: int) -> bool:
+        """True for a step, by its number in the run, that statistics count."""
+        return number < len(self.steps_s) and not (self.warmup[number] or self.stalls[number])
+
     def by_rank(self, column: str) -> list[float]:
         """The sum of a column over the measured steps of each rank (ranks,)."""
         ranks, values = self._rank[self.measured], self._table[column][self.measured]

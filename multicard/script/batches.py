@@ -1,28 +1,49 @@
 """The batches that DataLoaders hand out: for a step of training or for an evaluation, and of how many samples."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from multicard.script.attribution import UNKNOWN, Pass, StepData, StepEnd, attribute
+
 
 class Source:  # noqa: PLW1641  compared, and never hashed
     """A data set, and how a loader draws from it: what is trained on may be evaluated too, in other batches.
 
     Args:
-        batches: an iterator of a DataLoader.
+        data: the data set.
+        index_sampler: of the loader, or of an iterator of it.
     """
 
-    def __init__(self, batches: Any) -> None:
-        drawn_by = getattr(batches._index_sampler, "batch_sampler", batches._index_sampler)  # within Accelerate's shard
+    def __init__(self, data: Any, index_sampler: Any) -> None:
+        drawn_by = getattr(index_sampler, "batch_sampler", index_sampler)  # within Accelerate's shard
         size = getattr(drawn_by, "batch_size", None)
         self.batch_size = size if isinstance(size, int) else None
-        self._data, self._how = batches._dataset, (size, type(getattr(drawn_by, "sampler", None)))
+        self._data, self._how = data, (size, type(getattr(drawn_by, "sampler", None)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source) and self._data is other._data and self._how == other._how
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A batch that was handed out: the so many-th of its pass."""
+
+    of: Pass
+    number: int
+
+    @property
+    def source(self) -> Source:
+        return self.of.source
+
+    @property
+    def size(self) -> int | None:
+        size = self.of.sizes[self.number]
+        return None if size == UNKNOWN else size
 
 
 class Draws:
@@ -32,30 +53,44 @@ class Draws:
     had no batches but of a new source, training goes on with that. A new source whose loader had ended before another
     was drawn from was not of the step: it was evaluated, in the first step as well. So was a source that is drawn from
     anew after a whole pass without a step.
+
+    Attributes:
+        ever: any batch for training, in the whole run. backwards: calls of backward so far.
     """
 
     def __init__(self) -> None:
         self._known: list[Source] = []
         self._first_step = True
-        self.ever = False  # any batch for training, in the whole run
+        self.ever = False
+        self.backwards = self._handed_out = 0
+        self._passes: list[Pass] = []  # with batches of the training
+        self._ends: list[StepEnd] = []
+        self._part_end = StepEnd(0, 0)
         self._clear()
 
     def _clear(self) -> None:
         self.asked = False  # for a batch of the training
         self._trained_on = 0  # batches, by an optimiser that does not count
-        self._sizes: list[tuple[Source, int | None]] = []  # of batches of known sources
-        self._new: list[tuple[Source, int | None]] = []  # with gradients, of other sources
+        self._pending: list[Drawn] = []  # of known sources
+        self._new: list[Drawn] = []  # with gradients, of other sources
         self._ended: list[Source] = []  # whose loader had no more
         self.without_step: list[tuple[Source, int]] = []  # after a whole pass since the last step of so many batches
 
-    def source(self, batches: Any) -> Source:
-        """The source of an iterator of a DataLoader, which keeps it: of those that training draws from the same object,
-        as lists find an object without a comparison."""
-        source = Source(batches)
+    def begins(self, data: Any, index_sampler: Any) -> Pass:
+        """A loader begins a pass. Its source is, of those that training draws from, the same object, as lists find an
+        object without a comparison."""
+        source = Source(data, index_sampler)
         if self._first_step:  # `next(iter(loader))` for a look at a batch came before
-            self._new = [each for each in self._new if each[0] != source]
-        batches.multicard_source = next((known for known in self._known if known == source), source)
-        return batches.multicard_source
+            self._new = [each for each in self._new if each.source != source]
+        return Pass(next((known for known in self._known if known == source), source))
+
+    def is_known(self, source: Source) -> bool:
+        """True for a source that training draws from."""
+        return source in self._known
+
+    def is_new_batch(self) -> bool:
+        """True where a batch that may be of the training was handed out since the last step."""
+        return bool(self._pending or self._new)
 
     def begins_anew(self, source: Source) -> bool:
         """True where a source is drawn from once more after a whole pass without a step that seemed to train: it was an
@@ -64,8 +99,9 @@ class Draws:
         if not count:
             return False
         self.without_step = [each for each in self.without_step if each[0] != source]
-        for drawn in (self._sizes, self._new):
-            for place in [place for place, (one, _) in enumerate(drawn) if one == source][: -count - 1 : -1]:
+        for drawn in (self._pending, self._new):
+            of_source = [place for place, one in enumerate(drawn) if one.source == source]
+            for place in of_source[: -count - 1 : -1]:
                 del drawn[place]
         return self._first_step or source in self._known
 
@@ -76,53 +112,80 @@ class Draws:
         self.asked = True
         return True
 
-    def add(self, source: Source, trains: bool, size: int | None) -> None:
+    def add(self, of: Pass, trains: bool, size: int | None) -> None:
         """Count a batch of so many samples."""
         if trains:
             self.ever = True
-        if source in self._known:
+        of.sizes.append(UNKNOWN if size is None else size)
+        of.places.append(self._handed_out)
+        of.backwards.append(self.backwards)
+        of.trains.append(0)
+        self._handed_out += 1
+        batch = Drawn(of, len(of.sizes) - 1)
+        if of.source in self._known:
             if trains:
-                self._sizes.append((source, size))
+                self._pending.append(batch)
         elif torch.is_grad_enabled():
-            self._leave_ended(source)
-            self._new.append((source, size))
+            self._leave_ended(of.source)
+            self._new.append(batch)
 
     def _leave_ended(self, source: Source) -> None:
         """New sources that ended before this one is drawn from are not of the step."""
-        self._new = [each for each in self._new if each[0] == source or each[0] not in self._ended]
+        self._new = [each for each in self._new if each.source == source or each.source not in self._ended]
 
     def step_uncounted(self) -> None:
         """An optimiser that does not count has ended a step: no pass up to here was an evaluation."""
-        self._trained_on = len(self._sizes) + len(self._new)
+        self._trained_on = len(self._pending) + len(self._new)
 
-    def ends(self, source: Source, handed_out: int) -> None:
+    def ends(self, of: Pass, handed_out: int) -> None:
         """The loader has no more batches, after so many in this pass over the data."""
+        source = of.source
+        if of.ended is None:
+            of.ended = (self.backwards, self._handed_out)
         if source in self._known:
             self._leave_ended(source)
         self._ended.append(source)
-        since_step = sum(one == source for one, _ in (*self._sizes, *self._new)) - self._trained_on
+        since_step = sum(one.source == source for one in (*self._pending, *self._new)) - self._trained_on
         self.without_step += [(source, handed_out)] if 0 < handed_out <= since_step else []
         self.asked = self.asked and source not in self._known
 
-    def take(self) -> tuple[int | None, int, bool]:
-        """The samples (None: not known) and batches of the step that has ended, and whether they were of a source that
-        seemed to be evaluated."""
+    def take(self) -> tuple[list[Drawn], bool]:
+        """The batches that were handed out for the step that has ended, and whether they were of a source that seemed
+        to be evaluated."""
         seemed_evaluated = bool(self._new) and self._moves() and not self._first_step
-        drawn, batches = 0, len(self._sizes)
-        for _, size in self._sizes:
-            drawn = None if drawn is None or size is None else drawn + size
+        drawn = self._pending
+        for one in drawn:
+            if not any(one.of.trains):
+                self._passes.append(one.of)
+            one.of.trains[one.number] = 1
+        self._ends.append(self._now())
         self._first_step = False
         self._clear()
-        return drawn, batches, seemed_evaluated
+        return drawn, seemed_evaluated
+
+    def _now(self) -> StepEnd:
+        return StepEnd(self.backwards, self._handed_out)
+
+    def may_end_step(self) -> None:
+        """The next step may turn out to be two: the first of them has ended here."""
+        self._part_end = self._now()
+
+    def ends_step(self) -> None:
+        """It was two."""
+        self._ends.append(self._part_end)
+
+    def of_steps(self) -> StepData:
+        """What each step trained on, as far as it is known by now."""
+        return attribute(self._passes, self._ends)
 
     def _moves(self) -> bool:
         """Go on with the new sources, where the step was of them. Returns whether it was."""
         if not self._first_step and not self._known:  # steps without a loader go on without it
-            self._new = [each for each in self._new if each[0] not in self._ended]
+            self._new = [each for each in self._new if each.source not in self._ended]
         if not self._new or (self.asked and not self._first_step):
             return False
-        self._known, self.ever = [source for source, _ in self._new], True
-        self._sizes += self._new
+        self._known, self.ever = [each.source for each in self._new], True
+        self._pending += self._new
         return True
 
 

@@ -1,14 +1,14 @@
-"""What torch calls while a script trains: the iterators of DataLoaders, and the steps of optimisers. The script is not
-changed, and no hook waits for a device."""
+"""What torch calls while a script trains: the iterators of DataLoaders, backward, the steps of optimisers, and the
+modes of modules. The script is not changed, and no hook waits for a device."""
 
 import os
-import weakref
-from collections import Counter
+import threading
 from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -16,16 +16,55 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from multicard.script import marks
 from multicard.script.batches import samples
+from multicard.script.optimizers import Steps
 from multicard.script.recorder import Recorder
 
-TAKES_OVER = 20  # steps of another optimiser in which the first takes none, as it was of a phase that has ended
+Replaced = dict[tuple[Any, str], Any]  # by the object and its attribute: what stands there meanwhile
 
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
     """Have this process's training tell the recorder of itself; processes that it forks do not."""
-    steps, next_batch, scaled_step = Steps(recorder), _BaseDataLoaderIter.__next__, GradScaler.step
-    next_indices = _BaseDataLoaderIter._next_index
+    steps = Steps(recorder)
+    handles = [register_optimizer_step_pre_hook(steps.begins), register_optimizer_step_post_hook(steps.ends)]
+    marks.listen(recorder)
+    os.register_at_fork(after_in_child=recorder.leave)
+    replaced = _passes(recorder) | _batches(recorder) | _backward(recorder) | _modes(recorder) | _scaler(steps)
+    try:
+        with ExitStack() as patches:
+            for (owner, name), measured in replaced.items():
+                patches.enter_context(mock.patch.object(owner, name, measured))
+            yield
+    finally:
+        marks.listen(None)
+        for handle in handles:
+            handle.remove()
+
+
+def _passes(recorder: Recorder) -> Replaced:
+    """Where loaders begin a pass: with a new iterator, or with one that is kept for its workers."""
+    begin, begin_again = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter._reset
+
+    def measured_begin(batches: Any, loader: Any) -> None:
+        recorder.begins_pass(loader)
+        begin(batches, loader)
+
+    def measured_begin_again(batches: Any, loader: Any, first_iter: bool = False) -> None:
+        batches.__dict__.pop("multicard_pass", None)
+        if not first_iter:
+            recorder.begins_pass(loader)
+        begin_again(batches, loader, first_iter)
+
+    return {
+        (_BaseDataLoaderIter, "__init__"): measured_begin,
+        (_BaseDataLoaderIter, "_reset"): measured_begin_again,
+    }
+
+
+def _batches(recorder: Recorder) -> Replaced:
+    """Where iterators hand out batches, and draw the indices of their samples."""
+    next_batch, next_indices = _BaseDataLoaderIter.__next__, _BaseDataLoaderIter._next_index
+    trains_in = threading.get_ident()
 
     def measured_indices(batches: Any) -> Any:
         number = getattr(batches, "_send_idx", batches._num_yielded)  # of the batch in this pass
@@ -37,16 +76,63 @@ def installed(recorder: Recorder) -> Iterator[None]:
     def measured_batch(batches: Any) -> Any:
         if recorder.is_over:
             return next_batch(batches)
-        source = getattr(batches, "multicard_source", None) or recorder.draws.source(batches)
-        trains = recorder.asks(source)
+        one = getattr(batches, "multicard_pass", None)
+        if one is None:
+            one = batches.multicard_pass = recorder.draws.begins(batches._dataset, batches._index_sampler)
+        one.in_thread = threading.get_ident() != trains_in
+        trains = recorder.asks(one)
         try:
             batch = next_batch(batches)
         except StopIteration:
-            recorder.exhausted(source, trains, batches._num_yielded)
+            recorder.exhausted(one, trains, batches._num_yielded)
             raise
         drawn = getattr(batches, "multicard_drawn", {}).pop(batches._num_yielded - 1, None)
-        recorder.receives(source, trains, samples(batch, source.batch_size) if drawn is None else drawn)
+        recorder.receives(one, trains, samples(batch, one.source.batch_size) if drawn is None else drawn)
         return batch
+
+    return {
+        (_BaseDataLoaderIter, "__next__"): measured_batch,
+        (_BaseDataLoaderIter, "_next_index"): measured_indices,
+    }
+
+
+def _backward(recorder: Recorder) -> Replaced:
+    """Where gradients are computed: that says which batch is trained on."""
+    backward, is_within = torch.autograd.backward, [False]
+
+    def measured_backward(*arguments: Any, **keywords: Any) -> Any:
+        if is_within[0]:  # a checkpoint computes its part within a call
+            return backward(*arguments, **keywords)
+        recorder.draws.backwards += 1
+        is_within[0] = True
+        try:
+            return backward(*arguments, **keywords)
+        finally:
+            is_within[0] = False
+
+    return {(torch.autograd, "backward"): measured_backward}
+
+
+def _modes(recorder: Recorder) -> Replaced:
+    """Where modules are set to training, or to evaluation."""
+    set_mode, is_within = torch.nn.Module.train, [False]
+
+    def measured_mode(module: Any, mode: bool = True) -> Any:
+        if is_within[0] or recorder.is_over:  # a module sets those in it
+            return set_mode(module, mode)
+        is_within[0] = True
+        try:
+            recorder.sets_mode(module, mode)
+            return set_mode(module, mode)
+        finally:
+            is_within[0] = False
+
+    return {(torch.nn.Module, "train"): measured_mode}
+
+
+def _scaler(steps: Steps) -> Replaced:
+    """Where a GradScaler leaves out a step."""
+    scaled_step = GradScaler.step
 
     def measured_step(scaler: GradScaler, optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
         before = steps.calls
@@ -55,65 +141,4 @@ def installed(recorder: Recorder) -> Iterator[None]:
             steps.skipped(optimizer)
         return result
 
-    handles = [register_optimizer_step_pre_hook(steps.begins), register_optimizer_step_post_hook(steps.ends)]
-    marks.listen(recorder)
-    os.register_at_fork(after_in_child=recorder.leave)
-    try:
-        with (
-            mock.patch.object(_BaseDataLoaderIter, "__next__", measured_batch),
-            mock.patch.object(_BaseDataLoaderIter, "_next_index", measured_indices),
-            mock.patch.object(GradScaler, "step", measured_step),
-        ):
-            yield
-    finally:
-        marks.listen(None)
-        for handle in handles:
-            handle.remove()
-
-
-class Steps:
-    """Steps of the first optimiser that steps. One that steps within another's step (a wrapper's, as of ZeRO) is not
-    counted beside it; one that takes the place of a deleted one, or of one that steps no more, goes on with its
-    count."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.calls = recorder, 0
-        self._passed = Counter[int]()  # steps of others, by id, since the last that counted
-        self._first: Any = lambda: None
-        self._within: list[int] = []
-
-    def begins(self, optimizer: Optimizer, *_: Any) -> None:
-        """Before a step of any optimiser."""
-        if id(optimizer) in self._within:  # its last step ended by an exception
-            self._within.clear()
-        self._within.append(id(optimizer))
-        if not self.calls:
-            self.recorder.steps_now()
-
-    def ends(self, optimizer: Optimizer, *_: Any) -> None:
-        """After a step of any optimiser."""
-        self.calls += 1
-        if id(optimizer) in self._within:
-            del self._within[self._within.index(id(optimizer)) :]
-        if not self._within and (self._first() is optimizer or self._is_first(optimizer)):
-            self._passed.clear()
-            self.recorder.end_counted_step()
-
-    def skipped(self, optimizer: Optimizer) -> None:
-        """A step that a GradScaler left out: its batches were trained on all the same."""
-        if not self._within and self._is_first(optimizer):
-            self._passed.clear()
-            self.recorder.skipped += 1
-            self.recorder.steps_now()
-            self.recorder.end_counted_step()
-
-    def _is_first(self, optimizer: Optimizer) -> bool:
-        late = self._passed[id(optimizer)] == TAKES_OVER
-        if self._first() is None or late:
-            self._first = weakref.ref(optimizer)
-            self.recorder.counts_steps_of(optimizer, 1 + TAKES_OVER if late else 1)
-        elif self._first() is not optimizer:
-            self._passed[id(optimizer)] += 1
-            self.recorder.others.add(id(optimizer))
-            self.recorder.draws.step_uncounted()
-        return self._first() is optimizer
+    return {(GradScaler, "step"): measured_step}

@@ -6,7 +6,6 @@ there. They are read when the device has passed them, and nothing waits for it b
 
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,12 +14,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from multicard.config.job import count
 from multicard.config.script import ScriptConfig
 from multicard.config.sweeps import pauses
 from multicard.measure import memory
 from multicard.measure.timing import Laps, Ranges, clock_s
-from multicard.messages import Message
 from multicard.observe.profiles.capture import TrainingWindow
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
@@ -28,14 +25,15 @@ from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.records.trained_weights import Held
 from multicard.run.rank_report import Report
+from multicard.script.attribution import Pass, StepData
 from multicard.script.batches import Draws, Source
+from multicard.script.gaps import Gaps
+from multicard.script.losses import Losses
 from multicard.script.marks import step
+from multicard.script.seen import Seen, sentences
+from multicard.script.step_times import Lap, StepTimes
 from multicard.script.weights import Trained
 
-# Labels of laps. STEP is work that ends a step, RESUMED as well, of new data: what seemed an evaluation belongs to it;
-# WAIT is for a batch of an evaluation, EVALUATED its end, APART what lies between steps that are marked, PAUSE a race's
-WORK, DATA, STEP, RESUMED, EVALUATE, WAIT, EVALUATED, APART, PAUSE = range(9)
-TOGETHER = 256  # losses on the device that become one tensor
 TAKEN = 32  # steps whose laps are read together
 UNKNOWN_STEPS = 0  # of an epoch
 EXCHANGING = ("horovod.torch", "byteps.torch")  # by which ranks train together without a process group
@@ -43,36 +41,6 @@ EXCHANGING = ("horovod.torch", "byteps.torch")  # by which ranks train together 
 
 class EndedError(BaseException):
     """Ends a script after the step at which it is to stop. Frameworks let it pass, as it is no `Exception`."""
-
-
-class Losses:
-    """Losses of steps. Those on a device stay there, in a tensor for many, until they are read at the end."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-        self._chunks: list[tuple[list[int], torch.Tensor]] = []
-        self._last: dict[int, torch.Tensor] = {}
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._known or number in self._last
-
-    def add(self, number: int, loss: Any) -> None:
-        """Keep the loss of a step."""
-        if not isinstance(loss, torch.Tensor) or loss.device.type == "cpu":
-            self._known[number] = float(loss)
-            return
-        self._last[number] = loss.detach().to(torch.float32, copy=True).reshape(-1)[:1]
-        if len(self._last) == TOGETHER:
-            self._chunks.append(([*self._last], torch.cat([*self._last.values()])))
-            self._last = {}
-
-    def read(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of each step (steps,), NaN where none was told, and whether one was. Waits for the device."""
-        last = [([*self._last], torch.cat([*self._last.values()]))] if self._last else []
-        for numbers, chunk in [*self._chunks, *last]:
-            self._known |= dict(zip(numbers, chunk.tolist(), strict=True))
-        told = np.array([number in self._known for number in range(steps)], dtype=bool)
-        return np.array([self._known.get(number, math.nan) for number in range(steps)]), told
 
 
 class Recorder:
@@ -100,16 +68,15 @@ class Recorder:
         self._started_s: float | None = None
         self._closing = Lock()
         self._stopped = self._marked = self._in_step = self._evaluating = self._with_gradients = False
-        self._evaluated = 0  # evaluations since the last step
+        self._gaps = Gaps(self._end_lap)
+        self._evaluated = 0  # evaluations that drew batches since the last step
         self._grouped = True
-        self._times: list[tuple[float, float]] = []  # of each step: seconds, and those of waiting for data
-        self._counts: list[tuple[int, int, int]] = []  # samples, tokens, batches
-        self._samples = self._tokens = self._unknown_samples = 0  # the last: steps of which they are not known
+        self._times = StepTimes()
+        self._counted: list[bool] = []  # of each step of an optimiser
+        self._told: list[tuple[int | None, int | None]] = []  # samples and tokens of each step, by its mark
+        self._samples = self._tokens = 0  # as they are posted
         self._left_out: list[int] = []
-        self._pass_from = 0  # the step at which the last pass over the data ended
-        self._step_s = self._data_s = self._evaluate_s = 0.0
-        self._seemed_s = self._seemed_wait_s = 0.0  # of what seems an evaluation
-        self._total_s = self._span_s = self._lapsed_s = self._paused_s = 0.0
+        self._left_out_by_mode: list[int] = []  # alone
         self._pending_loss: Any = None
         self._accuracy: Any = None
         self._logged: dict[str, Any] = {}
@@ -133,47 +100,84 @@ class Recorder:
 
     # ---- what the hooks and marks tell
 
-    def asks(self, source: Source) -> bool:
+    def begins_pass(self, loader: Any) -> None:
+        """A loader is about to begin a pass: its workers start."""
+        if self.is_over or self._started_s is None or not self._gaps.seems_open:
+            return
+        is_of_training = self.draws.is_known(Source(loader.dataset, loader._index_sampler))
+        if is_of_training and torch.is_grad_enabled() and not self._evaluating:
+            self._training_draws()
+
+    def asks(self, one: Pass) -> bool:
         """A batch is asked for. Returns True where it is for training."""
-        trains = self.draws.asks(source)
-        if self.draws.without_step and self.draws.begins_anew(source):
+        trains = self.draws.asks(one.source)
+        if self.draws.without_step and self.draws.begins_anew(one.source):
             self._evaluated += 1
             self.evaluations += 1
         if trains and self._started_s is None:
             self._start()
+        if one.in_thread:
+            return trains  # no time of the training's
         with_gradients = torch.is_grad_enabled()
         if self._evaluating and (trains or with_gradients > self._with_gradients):  # one without them has ended before
-            self._end_evaluation(EVALUATED)
+            self._end_evaluation(Lap.evaluated)
         if self._evaluating:
-            self._laps.end(EVALUATE)
+            self._laps.end(Lap.evaluate)
+        elif self._started_s is not None and trains:
+            self._training_draws()
+            self._laps.end(self._work())
         elif self._started_s is not None:
-            self._laps.end(WORK if self._in_step or not self._marked else APART)
-            if not trains:
-                self._evaluating, self._with_gradients = True, with_gradients
-                self._evaluated += 1
-                self.evaluations += 1
+            self._laps.end(self._gaps.work(self._work()))
+            self._evaluating, self._with_gradients = True, with_gradients
+            self._gaps.draws_evaluation()
+            self._evaluated += 1
+            self.evaluations += 1
         return trains
 
-    def receives(self, source: Source, trains: bool, size: int | None) -> None:
+    def receives(self, one: Pass, trains: bool, size: int | None) -> None:
         """The batch is there, of so many samples."""
         if self.is_over:
             return
-        if trains or self._evaluating:
-            self._laps.end(DATA if trains else WAIT)
+        if (trains or self._evaluating) and not one.in_thread:
+            self._laps.end(Lap.data if trains else Lap.evaluate_wait)
         if trains and self.window.recording:
             self.window.ranges.close()
-        self.draws.add(source, trains, size)
+        self.draws.add(one, trains, size)
 
-    def exhausted(self, source: Source, trains: bool, handed_out: int) -> None:
+    def exhausted(self, one: Pass, trains: bool, handed_out: int) -> None:
         """There is no further batch, after so many."""
         if self.is_over:
             return
-        self.draws.ends(source, handed_out)
+        self.draws.ends(one, handed_out)
+        if one.in_thread:
+            return
         if trains:
-            self._laps.end(DATA)
-            self._pass_from = self.steps
+            self._laps.end(Lap.data)
+            self._gaps.is_between = self.steps > 0
         elif self._evaluating:
-            self._end_evaluation(EVALUATED)
+            self._end_evaluation(Lap.evaluated)
+
+    def sets_mode(self, module: Any, trains: bool) -> None:
+        """A module is set to training, or to evaluation: what lies between may be an evaluation without a loader."""
+        if self.steps == 0 or self._marked or self._evaluating:
+            return
+        if self._gaps.sets_mode(module, trains, self._work()):
+            self._evaluation_without_loader()
+
+    def _end_lap(self, label: Lap) -> None:
+        self._laps.end(label)
+
+    def _training_draws(self) -> None:
+        if self._gaps.training_draws():
+            self._evaluation_without_loader()
+
+    def _evaluation_without_loader(self) -> None:
+        self.evaluations += 1
+        if self.gate is not None:
+            self.gate.start_epoch()
+
+    def _work(self) -> Lap:
+        return Lap.work if self._in_step or not self._marked else Lap.apart
 
     def steps_now(self) -> None:
         """An optimiser begins a step: where neither a batch nor a mark came before, the clock starts here."""
@@ -185,15 +189,41 @@ class Recorder:
         """Another optimiser's steps count from this one on, which has so many of them in it."""
         self.others.discard(id(optimizer))
         name = f"{type(optimizer).__name__}.step" + (f" (its first {together} as one)" if together > 1 else "")
-        self.optimizers += [name] if name not in self.optimizers[-1:] else []
+        if name not in self.optimizers:
+            self.optimizers.append(name)
         self._evaluated += together > 1  # and is left out
         self.trained.counts(optimizer)
+
+    def counts_turn_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of another optimiser counts, in its turn with the one whose steps count."""
+        self.others.discard(id(optimizer))
+        name = f"{type(optimizer).__name__}.step"
+        if name not in self.optimizers:
+            self.optimizers.append(name)
 
     def end_counted_step(self) -> None:
         """The optimiser that counts has ended a step, or left it out."""
         self.trained.stepped()
         if not self._marked and not self.is_over:
             self._end_step(None, None, self._pending_loss)
+
+    def ends_uncounted(self, optimizer: torch.optim.Optimizer, may_count: bool) -> None:
+        """Another optimiser has ended a step, which does not count, or not yet."""
+        self.others.add(id(optimizer))
+        self.draws.step_uncounted()
+        if may_count and not self._marked and not self.is_over and self.steps:
+            self._laps.end(self._gaps.part())
+            self._counted.append(False)
+            self.draws.may_end_step()
+
+    def count_part(self) -> None:
+        """The last step that did not count was the first of a phase."""
+        if self._marked or self.is_over or not self._counted or self._counted[-1]:
+            return
+        self._counted[-1] = True
+        self.draws.ends_step()
+        self._told.append((None, None))
+        self.steps += 1
 
     def begin_step(self) -> None:
         """The script begins a step that it marks."""
@@ -203,7 +233,8 @@ class Recorder:
             self._start()
         if self._evaluating:
             self._end_evaluation()
-        self._laps.end(APART)
+        self._laps.end(Lap.apart)
+        self._gaps.step_ended(resumed=True)
         self._marked = self._in_step = True
 
     def end_step(self, mark: step) -> None:
@@ -242,7 +273,7 @@ class Recorder:
             self.gate.start_epoch()
         self._laps = Laps(torch.device("cpu"))
 
-    def _end_evaluation(self, label: int = EVALUATE) -> None:
+    def _end_evaluation(self, label: Lap = Lap.evaluate) -> None:
         self._laps.end(label)
         self._evaluating = False
         if self.gate is not None:
@@ -251,17 +282,20 @@ class Recorder:
     def _end_step(self, samples: int | None, tokens: int | None, loss: Any) -> None:
         if self._evaluating:
             self._end_evaluation()
-        drawn, batches, resumed = self.draws.take()
-        self._laps.end(RESUMED if resumed else STEP)
+        drawn, resumed = self.draws.take()
+        self._laps.end(Lap.resumed if resumed else Lap.step)
+        self._counted.append(True)
         if resumed:
             self.evaluations -= 1
             self._evaluated -= 1
-        samples = drawn if samples is None else samples
-        self._unknown_samples += samples is None or (batches == 0 and not self.draws.ever and not samples)
-        self._counts.append((samples or 0, tokens or 0, batches))
-        self._samples, self._tokens = self._samples + (samples or 0), self._tokens + (tokens or 0)
+        self._told.append((samples, tokens))
+        self._samples += sum(one.size or 0 for one in drawn) if samples is None else samples
+        self._tokens += tokens or 0
         if self._evaluated > 0:
             self._left_out.append(self.steps)
+        elif self._gaps.evaluations:
+            self._left_out_by_mode.append(self.steps)
+        self._gaps.step_ended(resumed)
         self._evaluated, self._pending_loss = 0, None
         if loss is not None:
             self._keep_loss(self.steps, loss)
@@ -274,7 +308,7 @@ class Recorder:
             self.window.step()
         self._post()
         if self.gate is not None and self.gate.step_ended(self.steps):
-            self._laps.end(PAUSE)
+            self._laps.end(Lap.pause)
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
             self._stopped, self.is_over = True, True
@@ -292,22 +326,7 @@ class Recorder:
     def _take(self, wait: bool = False) -> None:
         """Add the laps that are known by now."""
         for label, seconds in self._laps.known(wait):
-            self._lapsed_s += seconds
-            self._paused_s += seconds if label == PAUSE else 0.0
-            self._seemed_s += seconds if label in (EVALUATE, WAIT, EVALUATED) else 0.0
-            self._seemed_wait_s += seconds if label == WAIT else 0.0
-            self._data_s += seconds if label == DATA else 0.0
-            self._step_s += seconds if label in (WORK, DATA, STEP, RESUMED) else 0.0
-            if label == RESUMED:
-                self._step_s, self._data_s = self._step_s + self._seemed_s, self._data_s + self._seemed_wait_s
-            elif label in (STEP, EVALUATED):
-                self._evaluate_s += self._seemed_s
-            if label in (STEP, RESUMED, EVALUATED):
-                self._seemed_s = self._seemed_wait_s = 0.0
-            if label in (STEP, RESUMED):
-                self._times.append((self._step_s, self._data_s))
-                self._step_s = self._data_s = 0.0
-                self._total_s, self._span_s = self._lapsed_s - self._paused_s, self._lapsed_s
+            self._times.add(label, seconds)
 
     def _keep_loss(self, number: int, loss: Any) -> None:
         self.losses.add(number, loss)
@@ -354,35 +373,41 @@ class Recorder:
 
     def _write(self, started_s: float, is_whole: bool) -> None:
         self._take(wait=True)
-        self._evaluate_s += self._seemed_s
+        self._times.close()
         self.report.counters.read()
-        content, steps = self.report.content, len(self._times)
-        times = np.array(self._times).reshape(-1, 2)
-        counts = np.array(self._counts[:steps], dtype=np.int64).reshape(-1, 3)
-        usual = 0 if self._marked else self._usual_batches()
-        ahead = [number for number in range(self._pass_from, steps)[:2] if counts[number, 2] > usual > 0]
-        for number in ahead[:1]:  # the loader was a batch ahead, as Accelerate's is, and that was not trained on
-            counts[number] = [counts[number, 0] * usual // counts[number, 2], counts[number, 1], usual]
+        content = self.report.content
+        times = self._times.of_steps(self._counted)
+        steps = len(times)
+        left_out = self._left_out
+        if 2 * len(self._left_out_by_mode) > steps:  # as where rollouts come before each update
+            times[:, 0] += times[:, 2]
+        else:
+            left_out = sorted({*left_out, *self._left_out_by_mode})
+            self._times.evaluate_s += float(times[:, 2].sum())
+        data = self.data()
         losses, told = self.losses.read(steps)
         columns = {
             "step_s": times[:, 0],
             "data_s": times[:, 1],
             "loss": losses,
-            **{name: counts[:, place] for place, name in enumerate(("samples", "tokens", "batches"))},
+            "samples": data.samples[:steps],
+            "tokens": np.array([tokens or 0 for _, tokens in self._told[:steps]], dtype=np.int64),
+            "batches": data.batches[:steps],
             "loss_told": told.astype(np.int8),
         }
         if steps:
             self.report.write_steps(0, columns)
-            content.epochs = [CountedEpoch(0, float(times[:, 0].sum()), self._total_s, steps=steps)]
-        content.spans_s = [(started_s, started_s + self._span_s)]
-        content.left_out = [number for number in self._left_out if number < steps]
-        content.evaluate_s, content.loads = self._evaluate_s, self.draws.ever
+            content.epochs = [CountedEpoch(0, float(times[:, 0].sum()), self._times.total_s, steps=steps)]
+        content.spans_s = [(started_s, started_s + self._times.span_s)]
+        content.left_out = [number for number in left_out if number < steps]
+        content.samples_unknown = np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
+        content.evaluate_s, content.loads = self._times.evaluate_s, self.draws.ever
         content.threads = torch.get_num_threads()
         content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
-        content.test_accuracy, content.logged = self._told()
-        seen = self._seen(bool(told.any()))
-        content.seen = [str(message) for message in seen]
-        content.seen_codes = [message.code for message in seen]
+        content.test_accuracy, content.logged = self._figures()
+        messages = sentences(self._seen(bool(told.any())), data, self._times)
+        content.seen = [str(message) for message in messages]
+        content.seen_codes = [message.code for message in messages]
         if self.gate is not None:
             content.probe = self.gate.result()
             content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
@@ -392,63 +417,33 @@ class Recorder:
             content.weights = self._held().weights
         self.report.write()
 
-    def _usual_batches(self) -> int:
-        """The median of batches a step; of two, the larger: a pass may end in a step of fewer."""
-        return int(np.percentile([each[2] for each in self._counts or [(0, 0, 0)]], 50, method="higher"))
+    def data(self) -> StepData:
+        """What each step trained on, by the batches and as the script's marks tell it."""
+        data = self.draws.of_steps()
+        for number, (samples, _) in enumerate(self._told):
+            if samples is not None:
+                data.samples[number], data.unknown[number] = samples, False
+        if not self.draws.ever:
+            data.unknown = data.samples == 0
+        return data
 
-    def _told(self) -> tuple[float | None, dict[str, float]]:
+    def _seen(self, tells_loss: bool) -> Seen:
+        return Seen(
+            steps=self.steps,
+            step_names=["multicard.step"] if self._marked else self.optimizers,
+            stopped_after=self.steps if self._stopped and self.config.steps == self.steps else None,
+            others=len(self.others),
+            skipped=self.skipped,
+            evaluations=self.evaluations,
+            trained_alone=self.rank.world_size > 1 and not self._grouped,
+            loads=self.draws.ever,
+            tells_loss=tells_loss,
+        )
+
+    def _figures(self) -> tuple[float | None, dict[str, float]]:
         """The accuracy, where it is a share, and the other figures that are numbers."""
         told = {name: float(value) for name, value in self._logged.items()}
         accuracy = None if self._accuracy is None else float(self._accuracy)
         if accuracy is not None and not 0 <= accuracy <= 1:
             accuracy, told["accuracy"] = None, accuracy
         return accuracy, {name: value for name, value in told.items() if math.isfinite(value)}
-
-    def _seen(self, loss_told: bool) -> list[Message]:
-        """What was counted, and what could not be."""
-        return [*self._counted(), *self._not_known(loss_told)]
-
-    def _counted(self) -> Iterator[Message]:
-        if self.steps:
-            names = ["multicard.step"] if self._marked else self.optimizers
-            yield Message("script.steps-of", f"steps are those of {', then of '.join(names)}", names=names)
-        if self._stopped and self.config.steps == self.steps:
-            yield Message("script.stopped", f"stopped after step {self.steps}, as asked", step=self.steps)
-        if self.others:
-            others = len(self.others)
-            yield Message(
-                "script.further-optimisers",
-                f"{count(others, 'further optimiser')} took steps, which do not count",
-                optimisers=others,
-            )
-        if self.skipped:
-            yield Message(
-                "script.scaler-skipped",
-                f"a GradScaler skipped {count(self.skipped, 'step')}, which count as steps here",
-                steps=self.skipped,
-            )
-        batches = self._usual_batches()
-        if batches > 1:
-            yield Message("script.accumulated", f"gradients of {batches} batches make a step", batches=batches)
-        if self.evaluations:
-            yield Message(
-                "script.evaluations",
-                f"{count(self.evaluations, 'evaluation')} between or after steps",
-                evaluations=self.evaluations,
-            )
-
-    def _not_known(self, loss_told: bool) -> Iterator[Message]:
-        if self.rank.world_size > 1 and not self._grouped:
-            yield Message(
-                "script.no-process-group", "no process group: each rank trained by itself, on whatever data it read"
-            )
-        if not self.draws.ever:
-            yield Message("script.no-loader", "no DataLoader: how long steps waited for data is not known")
-        if self._unknown_samples:
-            yield Message(
-                "script.samples-unknown",
-                "the number of samples is not known: the script can give it by multicard.step(samples=...)",
-                steps=self._unknown_samples,
-            )
-        if not loss_told:
-            yield Message("script.no-loss", "no loss is known: the script can give it by multicard.log(loss=...)")

@@ -21,7 +21,7 @@ from multicard.machine.private import ROOT
 from multicard.messages import Refusal
 from multicard.ranks import os_calls
 from multicard.ranks.process import Rank, end_children
-from multicard.script import hooks, words
+from multicard.script import hooks, launch, words
 from multicard.script.recorder import EndedError, Recorder
 
 NO_PARENT = "no known parent package"  # Python's words for a relative import in a file that is run by its path
@@ -112,13 +112,16 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     recorder = Recorder(rank, config, folder)
     os_calls.before_end += [recorder.close, end_children]  # a process that hangs would outlive a rank that is killed
     try:
-        with hooks.installed(recorder):
+        with hooks.installed(recorder), launch.variables(config, rank):
             _call(config)
             atexit._run_exitfuncs()
-    except BaseException:
+    except BaseException as error:
         with suppress(Exception):  # what was measured before; a broken device may not tell it
             recorder.close()
-        raise
+        other = None if recorder.steps else launch.failed_at_start(config, rank, error)
+        if other is None:
+            raise
+        raise other from error
     recorder.close(is_whole=True)
     gc.collect()  # loaders end their own workers
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

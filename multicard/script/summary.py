@@ -1,5 +1,6 @@
 """The summary of a run of a script, from the files of its ranks."""
 
+import shlex
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -10,7 +11,7 @@ from multicard.config.keys import flat
 from multicard.config.placement import Placement
 from multicard.config.script import AXES, STYLE, ScriptConfig
 from multicard.measure import formulas
-from multicard.messages import UNCODED
+from multicard.messages import UNCODED, Message
 from multicard.records.rank_files import ScriptReport, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, Loss, ScriptRecord, TokenRates, Tokens
 from multicard.records.schema_parts import Divergence, Segment
@@ -18,12 +19,15 @@ from multicard.records.steps import Counted
 from multicard.records.trained_weights import Relation, apart_by, compared
 from multicard.run.workload import settings
 
+OF_NO_DRAWS = ("script.no-loader", "script.samples-unknown")  # of a rank that is sent its batches
+
 
 def axes(config: Any, device: str) -> dict[str, Any]:
     """The settings that tell runs of a sweep apart: the script's arguments are called as they are typed."""
     args = {key: value for key, value in (getattr(config, "args", None) or {}).items() if key != STYLE}
     own = {f"args.{key}": value if not isinstance(value, list) else str(value) for key, value in flat(args).items()}
-    return settings(config, AXES) | own | {"device": device}
+    words = {"words": shlex.join(getattr(config, "words", None) or [])}
+    return settings(config, AXES) | words | own | {"device": device}
 
 
 def summarise(
@@ -40,7 +44,8 @@ def summarise(
     codes: dict[str, str] = {}  # by sentence: ranks mostly see the same
     for rank in ranks:
         codes |= dict(zip_longest(rank.seen, rank.seen_codes, fillvalue=UNCODED))
-    record.seen, record.seen_codes = list(codes), list(codes.values())
+    if _one_draws_for_all(ranks):
+        codes = {sentence: code for sentence, code in codes.items() if code not in OF_NO_DRAWS}
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
     _relate(record, placement, ranks)
     _rate(record, ranks, table)
@@ -53,6 +58,9 @@ def summarise(
         record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
         record.test_accuracy, record.logged = ranks[0].test_accuracy, ranks[0].logged
         _judge(record, table)
+    if (message := _no_rate(record, table)) is not None:
+        codes[str(message)] = message.code
+    record.seen, record.seen_codes = list(codes), list(codes.values())
     record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in record.epochs), trained_s=record.total_s)]
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.threads = ranks[0].threads if ranks else None
@@ -80,14 +88,37 @@ def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, 
     record.batches_per_step = float(np.median(table["batches"]))
 
     def rate(column: str) -> float | None:
-        return counted.per_s(column) if all(counted.by_rank(column)) else None
+        of_ranks = counted.by_rank(column)
+        return counted.per_s(column) if all(of_ranks) or (any(of_ranks) and _one_draws_for_all(ranks)) else None
 
-    record.samples_per_s = rate("samples")
+    unknown = {number for rank in ranks for number in rank.samples_unknown}
+    is_known = not any(counted.counts(number) for number in unknown)
+    record.samples_per_s = rate("samples") if is_known else None
     if table["tokens"].any():
         record.tokens, record.tokens_per_s = Tokens(), TokenRates(non_padding=rate("tokens"))
         record.tokens.non_padding = int(table["tokens"].sum())
     if any(rank.loads for rank in ranks):
         record.data_s = counted.mean("data_s")
+
+
+def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
+    """True where a rank draws batches and sends others theirs, as Accelerate's dispatcher of streams does."""
+    return any(rank.loads for rank in ranks) and any(not rank.loads and rank.grouped for rank in ranks)
+
+
+def _no_rate(record: ScriptRecord, table: dict[str, np.ndarray]) -> Message | None:
+    """Why no step counts; None where some do, or none was taken."""
+    if not table or record.step_s is None or record.step_s.count:
+        return None
+    steps, left_out = record.epochs[0].steps if record.epochs else 0, len(record.left_out)
+    return Message(
+        "script.no-step-counts",
+        f"no step counts of {steps}: the first are the warm-up, and {left_out} follow an evaluation; "
+        "train for longer, or use `warmup_steps=1`",
+        key="warmup_steps",
+        steps=steps,
+        left_out=left_out,
+    )
 
 
 def _judge(record: ScriptRecord, table: dict[str, np.ndarray]) -> None:

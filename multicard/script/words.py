@@ -16,6 +16,7 @@ from multicard.messages import Refusal
 
 PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")  # negative ones, which argparse does not take for an option
+RESERVED = ("null", "true", "false")  # texts that Hydra would read as something else
 # Variables by which ranks find one another
 LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -51,10 +52,14 @@ def words(config: ScriptConfig) -> list[str]:
     """The words of the script's command line, after its name: a subcommand takes only the options behind it, and one
     with a list of values would take words behind it. What follows a word `--` is no option, and comes last."""
     style, args = _style_and_args(config)
-    if style is Style.argparse:
-        own = [word for name, value in args.items() for word in _options(f"--{name}", value)]
-    else:
-        own = [f"{name}={_grammar(value)}" for name, value in args.items()] if style is Style.hydra else []
+    own = list[str]()
+    for name, value in args.items():
+        if style is Style.argparse:
+            own += _options(f"--{name}", value)
+        elif style is Style.equals and value is not None:
+            own.append(f"--{name}={_literal(value)}")
+        elif style is Style.hydra:
+            own.append(f"{name}={_grammar(value)}")
     last = config.words.index("--") if "--" in config.words else len(config.words)
     return [*config.words[:last], *own, *config.words[last:]]
 
@@ -80,6 +85,15 @@ def variables(config: ScriptConfig) -> dict[str, str]:
     return found
 
 
+def overrides(config: ScriptConfig) -> list[str]:
+    """The words of a command of multicard that starts the script as this configuration does, on one GPU."""
+    own = [f"script={_grammar(config.script)}"]
+    own += [f"words={_grammar(config.words)}"] if config.words else []
+    own += [f"args.{name}={_grammar(value)}" for name, value in flat(config.args).items() if value != Style.argparse]
+    own += [f"steps={config.steps}"] if config.steps is not None else []
+    return own
+
+
 def _style_and_args(config: ScriptConfig) -> tuple[Style, dict[str, Any]]:
     return Style(config.args[STYLE]), flat({key: value for key, value in config.args.items() if key != STYLE})
 
@@ -96,13 +110,22 @@ def _options(option: str, value: Any) -> Sequence[str]:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _literal(value: Any) -> str:
+    """A value as Python writes it, which scripts that take `--key=value` alone read by `literal_eval`."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_literal, value))}]"
+    return str(value)
 
 
 def _grammar(value: Any) -> str:
     """A value as Hydra reads it."""
     if isinstance(value, list):
         return f"[{','.join(map(_grammar, value))}]"
-    if isinstance(value, str) and not PLAIN.fullmatch(value):
+    if isinstance(value, str) and (value.lower() in RESERVED or not PLAIN.fullmatch(value)):
         return QuotedString(value, Quote.single).with_quotes()
     return "null" if value is None else _text(value)

@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from multicard.cli import command_line
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.config.script import ScriptConfig
+from multicard.decide.race import command
 from multicard.script import words
-from multicard.script.workload import check, code, describe
+from multicard.script.summary import axes
+from multicard.script.workload import WORKLOAD, check, code, describe
 from tests.conftest import composed
 from tests.helpers.messages import refused
 
@@ -38,6 +43,54 @@ def test_hydra_gets_keys_and_reads_them_back():
     assert own[4:6] == ["sizes=[1,2]", "optim.name=sgd"]
     (read,) = OverridesParser.create().parse_overrides(own[6:])
     assert read.value() == 'a "b", c=d'
+
+
+def test_equals_gives_keys_and_values_in_one_word():
+    config = typed("args.style=equals", "args.lr=1e-3", "args.compile=false", "args.none=null", "args.sizes=[1,2]")
+    assert words.words(config) == ["--lr=0.001", "--compile=False", "--sizes=[1,2]"]
+
+
+def test_texts_that_hydra_reads_as_something_else_stay_texts():
+    assert words.words(typed("args.style=hydra", "args.a='null'", "args.b='True'")) == ["a='null'", "b='True'"]
+    assert words.words(typed("args.a=[null,x]")) == ["--a", "null", "x"]
+
+
+@pytest.mark.parametrize(
+    ("typed_word", "own"),
+    [
+        *((f"args.x={value}", ["--x", value]) for value in ("1.10", "1e3", "12e4567", "007", "0x10", "yes", ".5")),
+        *((f"args.x={value}", ["--x", value]) for value in ("1_000", "-1e3", "5.", "NaN", "1.10-rc", "3", "0.1")),
+        ("args.x=null", []),
+        ("args.x=[1.10,True,null]", ["--x", "1.10", "True", "null"]),
+        ("args.x={a: 1e3}", ["--x.a", "1e3"]),
+        ("words=[--x,1e3,true,null,007]", ["--x", "1e3", "true", "null", "007"]),
+    ],
+)
+def test_values_reach_a_script_as_they_are_typed(typed_word: str, own: list[str]):
+    assert words.words(typed(*command_line.switched([typed_word], WORKLOAD))) == own
+
+
+def test_values_of_a_sweep_and_of_literals_are_as_they_are_typed():
+    assert command_line.switched(["args.x=1e3,0.1,2"], WORKLOAD) == ["args.x='1e3',0.1,2"]
+    read = command_line.switched(["args.style=equals", "args.compile=False,true", "gpus=1,2"], WORKLOAD)
+    assert words.words(typed(*read[:1], "args.compile='False'")) == ["--compile=False"]
+    assert read[1:] == ["args.compile='False','true'", "gpus=1,2"]
+    assert command_line.switched(["args.x=range(1,3)"], WORKLOAD) == ["args.x=range(1,3)"]
+
+
+def test_words_are_an_axis_and_ways_to_do_the_same_work():
+    assert axes(typed("words=[--amp,'a b']"), "cpu")["words"] == "--amp 'a b'"
+    assert Role.work not in schema.of("words")
+
+
+def test_a_command_that_trains_on_has_no_length_of_a_trial():
+    assert command._is_of_the_race("steps=20") and not command._is_of_the_race("args.lr=0.1")
+
+
+def test_the_command_of_a_configuration_makes_it_again():
+    config = typed("args.lr='1e3'", "args.text='a b'", "args.style=equals", "words=[fit,--,-x]", "steps=5")
+    again = typed(*command_line.switched(words.overrides(config)[1:], WORKLOAD))
+    assert again.identity() == config.identity()
 
 
 def test_variables_are_set_by_env():

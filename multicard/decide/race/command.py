@@ -202,9 +202,9 @@ def _command(winner: Cell) -> Message:
 
 
 def _is_of_the_race(word: str) -> bool:
-    """True for words of the race's command that say nothing of its cells."""
+    """True for words of the race's command that say nothing of its cells, or only how long it tried them."""
     key = re.split("[=/]", word.lstrip("+~"))[0].partition(".")[0]
-    return key == "name" or bool(schema.of(key) & (Role.once | Role.sweeps))
+    return key == "name" or bool(schema.of(key) & (Role.once | Role.sweeps | Role.trial))
 
 
 def _labels(race: LiveRace, places: Sequence[int]) -> str:

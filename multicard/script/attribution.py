@@ -1,0 +1,184 @@
+"""Which step trained on which batch, also where a loader reads ahead of the training.
+
+A batch is handed out before the step that trains on it; how long before depends on the loader. One that knows which of
+its batches is the last (Accelerate, and so Hugging Face's Trainer, TRL and diffusers) or copies the next batch while
+the model computes (a prefetcher) holds one back, or several. Calls of backward show it: the first batches of a pass are
+handed out with none between them, and some come after the pass has ended. They also say when a batch is trained on.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+UNKNOWN = -1  # samples of a batch that does not show them
+NO_STEP = -1
+
+
+def _numbers() -> "array[int]":
+    return array("q")
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One pass over the data of a loader, as far as it got. Lists have an entry for each batch.
+
+    Attributes:
+        source: what is drawn from; passes of equal sources have the same loader.
+        sizes: samples, or UNKNOWN.
+        places: the number of each batch among all that were handed out, from 0.
+        backwards: calls of backward before the batch was handed out.
+        trains: 1 for a batch of the training, 0 for one of an evaluation, or of nobody.
+        in_thread: the batches are drawn by another thread than that which trains.
+        ended: the calls of backward, and the batches of all loaders, before the loader had no more; None: it was left.
+    """
+
+    source: Any
+    sizes: "array[int]" = field(default_factory=_numbers)
+    places: "array[int]" = field(default_factory=_numbers)
+    backwards: "array[int]" = field(default_factory=_numbers)
+    trains: bytearray = field(default_factory=bytearray)
+    in_thread: bool = False
+    ended: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class StepEnd:
+    """How far the run was when a step ended: calls of backward, and batches that were handed out."""
+
+    backwards: int
+    handed_out: int
+
+
+@dataclass
+class StepData:
+    """What each step trained on: samples, 0 where they are not known, and batches (steps,).
+
+    unknown: flags of the steps whose samples are not known: their batches do not show them, or they computed gradients
+        without a batch that was handed out for them.
+    """
+
+    samples: np.ndarray
+    batches: np.ndarray
+    unknown: np.ndarray
+
+
+def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
+    """Give each step the batches that it trained on.
+
+    Args:
+        passes: those that training draws from, in the order of their first batches.
+        ends: of the steps, in their order.
+    """
+    backwards = np.array([end.backwards for end in ends], dtype=np.int64)
+    handed_out = np.array([end.handed_out for end in ends], dtype=np.int64)
+    samples, batches = (np.zeros(len(ends), dtype=np.int64) for _ in range(2))
+    unknown = np.zeros(len(ends), dtype=bool)
+    total = int(backwards[-1]) if len(ends) else 0
+    consumed_by = _consumption(passes, total)
+    for one, by in zip(passes, consumed_by, strict=True):
+        trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
+        if by is None:
+            steps = np.searchsorted(handed_out, np.array(one.places), side="right")
+        else:
+            steps = np.searchsorted(backwards, by, side="left")
+            trains |= trains.any()  # a pass is one loop's: its last batches may follow the last known step
+        for step, size in zip(steps[trains], np.array(one.sizes)[trains], strict=True):
+            if step == len(ends):
+                continue  # read ahead when the run ended
+            batches[step] += 1
+            unknown[step] |= size == UNKNOWN
+            samples[step] += max(0, size)
+    computes = np.diff(backwards, prepend=0) > 0
+    if passes:
+        unknown |= computes & (batches == 0)
+    samples[unknown] = 0
+    return StepData(samples, batches, unknown)
+
+
+def _consumption(passes: Sequence[Pass], total: int) -> list[np.ndarray | None]:
+    """Of each pass the call of backward, from 1, that first trains on each batch; None for a pass whose batches are
+    trained on as they are handed out."""
+    nexts = _next_training(passes, total)
+    found = dict[int, np.ndarray]()
+    depths = defaultdict[int, list[int]](list)  # by source, of whole passes
+    for number, (one, next_backwards) in enumerate(zip(passes, nexts, strict=True)):
+        if one.ended is not None and any(one.trains):
+            consumed = _of_whole_pass(one, next_backwards)
+            if consumed is not None:
+                found[number] = consumed
+            depths[id(one.source)].append(0 if consumed is None else _depth(one) or 1)
+    for number, one in enumerate(passes):
+        if one.ended is None and any(one.trains):
+            known = depths[id(one.source)]
+            depth = _depth(one)
+            if depth is None or (known and not max(known)):
+                depth = known[-1] if known else 0
+            if depth and len(one.places) > depth:
+                found[number] = _after(one, depth)
+    return [found.get(number) for number in range(len(passes))]
+
+
+def _next_training(passes: Sequence[Pass], total: int) -> list[int]:
+    """The calls of backward before the first batch that was handed out after each pass had ended."""
+    drawn = [
+        (place, backwards)
+        for one in passes
+        for place, backwards, trains in zip(one.places, one.backwards, one.trains, strict=True)
+        if trains
+    ]
+    drawn.sort()
+    places = np.array([place for place, _ in drawn], dtype=np.int64)
+    following = []
+    for one in passes:
+        place = np.searchsorted(places, one.ended[1]) if one.ended is not None else len(drawn)
+        following.append(drawn[place][1] if place < len(drawn) else total)
+    return following
+
+
+def _of_whole_pass(one: Pass, next_backwards: int) -> np.ndarray | None:
+    """As `_consumption`, of a pass whose loader ended."""
+    assert one.ended is not None
+    count, first, end = len(one.places), one.backwards[0], one.ended[0]
+    reads_ahead = sum(each == first for each in one.backwards) > 1 or (count == 1 and end == first)
+    if not reads_ahead and not one.in_thread:
+        return None
+    if next_backwards == end:  # nothing was trained on after the end
+        return None
+    order = np.arange(count)
+    calls, rest = divmod(next_backwards - first, count)
+    if end == first:  # all were there before the first was trained on
+        return first + order + 1
+    consumed = first + calls * order + 1
+    if calls and not rest and bool((consumed > np.array(one.backwards)).all()):
+        return consumed
+    depth = _depth(one)
+    if depth == 0:  # the batches of a step are drawn at once, and so the end is seen before the last is trained on
+        return None
+    return _after(one, 1 if depth is None else depth)
+
+
+def _depth(one: Pass) -> int | None:
+    """How many batches a pass was ahead: those before the first call of backward, less those before a later one. None
+    where there was no later one."""
+    values, counts = np.unique(np.array(one.backwards), return_counts=True)
+    if len(values) < 2:
+        return None
+    usual = int(np.bincount(counts[1:]).argmax())
+    return max(0, int(counts[0]) - usual)
+
+
+def _after(one: Pass, depth: int) -> np.ndarray:
+    """The first call of backward after so many further batches were handed out, of each batch; of the last ones after
+    the end, one after the other. Past any call where nobody knows."""
+    backwards = np.array(one.backwards, dtype=np.int64)
+    if one.ended is None:
+        return np.append(backwards[depth:] + 1, np.full(min(depth, len(backwards)), np.iinfo(np.int64).max))
+    end = one.ended[0]
+    ahead = max(1, len(backwards) - depth)
+    calls = max(1, round((end - int(backwards[0])) / ahead))
+    last = end + 1 + calls * np.arange(min(depth, len(backwards)))
+    return np.append(backwards[depth:] + 1, last)

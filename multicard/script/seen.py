@@ -1,0 +1,98 @@
+"""What was seen of a script on a rank, and what could not be, in sentences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from multicard.config.job import count
+from multicard.measure.timing import in_hours
+from multicard.messages import Message
+from multicard.script.attribution import StepData
+from multicard.script.step_times import StepTimes
+
+NOTABLE = 0.02  # of the run's time
+
+
+@dataclass
+class Seen:
+    """What a rank's hooks saw.
+
+    Attributes:
+        step_names: what ended the steps. stopped_after: the step after which the script was to end, where it did.
+        others: optimisers whose steps do not count. skipped: steps that a GradScaler left out.
+        trained_alone: no process group, though there are several ranks. loads: batches of a DataLoader were trained on.
+    """
+
+    steps: int
+    step_names: Sequence[str]
+    stopped_after: int | None
+    others: int
+    skipped: int
+    evaluations: int
+    trained_alone: bool
+    loads: bool
+    tells_loss: bool
+
+
+def sentences(seen: Seen, data: StepData, times: StepTimes) -> list[Message]:
+    """What was counted, and what is not known."""
+    return [*_counted(seen, data, times), *_not_known(seen, data)]
+
+
+def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
+    if seen.steps:
+        names = [*seen.step_names]
+        yield Message("script.steps-of", f"steps are those of {', then of '.join(names)}", names=names)
+    if seen.stopped_after is not None:
+        yield Message("script.stopped", f"stopped after step {seen.steps}, as asked", step=seen.steps)
+    if seen.others:
+        others = seen.others
+        yield Message(
+            "script.further-optimisers",
+            f"{count(others, 'further optimiser')} took steps, which do not count",
+            optimisers=others,
+        )
+    if seen.skipped:
+        yield Message(
+            "script.scaler-skipped",
+            f"a GradScaler skipped {count(seen.skipped, 'step')}, which count as steps here",
+            steps=seen.skipped,
+        )
+    # the median of batches a step; of two, the larger: a pass may end in a step of fewer
+    batches = int(np.percentile(data.batches, 50, method="higher")) if len(data.batches) else 0
+    if batches > 1:
+        yield Message("script.accumulated", f"gradients of {batches} batches make a step", batches=batches)
+    if seen.evaluations:
+        yield Message(
+            "script.evaluations",
+            f"{count(seen.evaluations, 'evaluation')} between or after steps",
+            evaluations=seen.evaluations,
+        )
+    if times.between_s > NOTABLE * times.total_s:
+        seconds = round(times.between_s, 3)
+        yield Message(
+            "script.between-passes",
+            f"{in_hours(seconds) if seconds >= 60 else f'{seconds:.3g} s'} between passes over the data "
+            "are in no step, as of evaluating or saving",
+            seconds=seconds,
+        )
+
+
+def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:
+    if seen.trained_alone:
+        yield Message(
+            "script.no-process-group", "no process group: each rank trained by itself, on whatever data it read"
+        )
+    if not seen.loads:
+        yield Message("script.no-loader", "no DataLoader: how long steps waited for data is not known")
+    unknown = int(data.unknown.sum())
+    if unknown:
+        steps = "" if unknown == len(data.unknown) else f" of {count(unknown, 'step')}"
+        yield Message(
+            "script.samples-unknown",
+            f"the number of samples{steps} is not known: the script can give it by multicard.step(samples=...)",
+            steps=unknown,
+        )
+    if not seen.tells_loss:
+        yield Message("script.no-loss", "no loss is known: the script can give it by multicard.log(loss=...)")

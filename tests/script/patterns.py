@@ -1,0 +1,369 @@
+"""Loops that people write, each of which trains on small data: `patterns.py NAME [EVALUATION]`.
+
+The names are those of `PATTERNS` and `EVALUATIONS`. Under torchrun, ranks train together on CPU.
+"""
+
+import collections
+import itertools
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+BATCH = 8
+Batch = list[torch.Tensor]
+
+
+def rows(count: int) -> TensorDataset:
+    return TensorDataset(torch.randn(count, 4), torch.randint(0, 2, (count,)))
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without a length."""
+
+    def __init__(self, count: int) -> None:
+        self.rows = rows(count)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (self.rows[number] for number in range(len(self.rows)))
+
+
+class Loop:
+    """A model and its data, of six batches and a smaller one."""
+
+    def __init__(self, evaluate: "Evaluation") -> None:
+        torch.manual_seed(int(os.environ.get("RANK", "0")))
+        self.data, self.held_out = rows(6 * BATCH + 3), rows(2 * BATCH + 1)
+        self.model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        if dist.is_initialized():
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.evaluate = lambda: evaluate(self)
+
+    def loader(self, **how: Any) -> DataLoader[Any]:
+        return DataLoader(self.data, BATCH, shuffle=True, **how)
+
+    def backward(self, batch: Batch) -> None:
+        torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1]).backward()
+
+    def step(self, batch: Batch) -> None:
+        self.backward(batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+Evaluation = Callable[[Loop], None]
+
+# ---- ways to read batches
+
+
+def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """As Accelerate reads, to know the last batch."""
+    source = iter(batches)
+    try:
+        current = next(source)
+    except StopIteration:
+        return
+    for following in source:
+        yield current
+        current = following
+    yield current
+
+
+def copied_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """As a prefetcher reads that copies the next batch to the GPU: what is handed on is a copy."""
+    source = iter(batches)
+
+    def load() -> Any:
+        batch = next(source, None)
+        return None if batch is None else [tensor.clone() for tensor in batch]
+
+    ahead = load()
+    while (batch := ahead) is not None:
+        ahead = load()
+        yield batch
+
+
+def three_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    waiting = collections.deque[Any]()
+    for batch in batches:
+        waiting.append(batch)
+        if len(waiting) > 3:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def in_thread(batches: Iterable[Any]) -> Iterator[Any]:
+    """As a background generator reads, two ahead."""
+    waiting, end = queue.Queue[Any](2), object()
+
+    def load() -> None:
+        for batch in batches:
+            waiting.put(batch)
+        waiting.put(end)
+
+    threading.Thread(target=load, daemon=True).start()
+    yield from iter(waiting.get, end)
+
+
+def in_groups(batches: Iterable[Any], of: int) -> Iterator[list[Any]]:
+    """As Hugging Face's Trainer draws the batches of a step at once."""
+    source = iter(batches)
+    while group := list(itertools.islice(source, of)):
+        yield group
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from batches
+
+
+# ---- loops
+
+
+def read_by(read: Callable[[Iterable[Any]], Iterator[Any]], **how: Any) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        for _ in range(3):
+            for batch in read(loop.loader(**how)):
+                loop.step(batch)
+            loop.evaluate()
+
+    return train
+
+
+def accumulated_by(read: Callable[[Iterable[Any]], Iterator[Any]], at_once: bool) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        for _ in range(3):
+            groups = in_groups(read(loop.loader()), 3)
+            for group in groups if at_once else map(iter, in_groups(read(loop.loader()), 3)):
+                for batch in group:
+                    loop.backward(batch)
+                loop.optimizer.step()
+            loop.evaluate()
+
+    return train
+
+
+def accumulated(loop: Loop) -> None:
+    for _ in range(3):
+        for number, batch in enumerate(one_ahead(loop.loader()), 1):
+            loop.backward(batch)
+            if number % 3 == 0 or number == len(loop.loader()):
+                loop.optimizer.step()
+        loop.evaluate()
+
+
+def left_early(loop: Loop) -> None:
+    for _ in range(3):
+        for _, batch in zip(range(5), one_ahead(loop.loader()), strict=False):
+            loop.step(batch)
+        loop.evaluate()
+
+
+def evaluated_within(loop: Loop) -> None:
+    for _ in range(2):
+        for number, batch in enumerate(one_ahead(loop.loader())):
+            if number == 4:
+                loop.evaluate()
+            loop.step(batch)
+
+
+def iter_next(loop: Loop) -> None:
+    batches = iter(loop.loader())
+    for number in range(15):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            batches = iter(loop.loader())
+            batch = next(batches)
+        loop.step(batch)
+        if number == 7:
+            loop.evaluate()
+
+
+def infinite(loop: Loop) -> None:
+    batches = endless(loop.loader())
+    for number in range(16):
+        loop.step(next(batches))
+        if number % 5 == 4:
+            loop.evaluate()
+
+
+def two_of_a_step(loop: Loop) -> None:
+    """The losses of two batches are added."""
+    for _ in range(2):
+        for pair in in_groups(loop.loader(), 2):
+            losses = [torch.nn.functional.cross_entropy(loop.model(inputs), labels) for inputs, labels in pair]
+            sum(losses[1:], losses[0]).backward()
+            loop.optimizer.step()
+        loop.evaluate()
+
+
+def streamed(loop: Loop) -> None:
+    for _ in range(3):
+        for batch in one_ahead(DataLoader(Stream(5 * BATCH + 2), BATCH)):
+            loop.step(batch)
+        loop.evaluate()
+
+
+def adversarial_by(read: Callable[[Iterable[Any]], Iterator[Any]], every: int) -> Callable[[Loop], None]:
+    """A discriminator is trained on real and on made samples, and every so many batches the generator."""
+
+    def train(loop: Loop) -> None:
+        generator = torch.nn.Linear(4, 4)
+        of_generator = torch.optim.Adam(generator.parameters())
+        for _ in range(2):
+            for number, batch in enumerate(read(loop.loader())):
+                made = generator(torch.randn(BATCH, 4))
+                loop.backward(batch)
+                loop.step([made.detach(), torch.zeros(BATCH, dtype=torch.long)])
+                if number % every == 0:
+                    loop.model(made).square().sum().backward()
+                    of_generator.step()
+            loop.evaluate()
+
+    return train
+
+
+def alternating(loop: Loop) -> None:
+    """Two optimisers in turn, each with a batch of its own."""
+    optimizers = [loop.optimizer, torch.optim.Adam(loop.model.parameters())]
+    for epoch in range(2):
+        for number, batch in enumerate(loop.loader()):
+            loop.backward(batch)
+            optimizers[(epoch + number) % 2].step()
+        loop.evaluate()
+
+
+def in_phases(loop: Loop) -> None:
+    """An optimiser after the other, on few batches."""
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        optimizer = kind(loop.model.parameters(), 0.01)
+        for batch in loop.loader():
+            loop.backward(batch)
+            optimizer.step()
+        loop.evaluate()
+
+
+def by_parameter(loop: Loop) -> None:
+    """Each parameter has an optimiser."""
+    optimizers = [torch.optim.SGD([one], 0.1) for one in loop.model.parameters()]
+    for batch in one_ahead(loop.loader()):
+        loop.backward(batch)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def with_closure(loop: Loop) -> None:
+    optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=3)
+    for batch in loop.loader():
+
+        def closure(batch: Batch = batch) -> torch.Tensor:
+            loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def no_loader(loop: Loop) -> None:
+    for number in range(12):
+        loop.step([part[number : number + BATCH] for part in loop.data.tensors])
+        if number % 5 == 4:
+            loop.evaluate()
+
+
+def layer_by_layer(loop: Loop) -> None:
+    """Each layer has an optimiser, which takes all of its steps before the next one does."""
+    inputs, _ = loop.data.tensors
+    for layer in (torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)):
+        optimizer = torch.optim.Adam(layer.parameters())
+        for _ in range(12):
+            layer(inputs).square().mean().backward()
+            optimizer.step()
+        inputs = layer(inputs).detach()
+
+
+PATTERNS: dict[str, Callable[[Loop], None]] = {
+    "plain": read_by(iter),
+    "workers": read_by(one_ahead, num_workers=1, persistent_workers=True),
+    "one-ahead": read_by(one_ahead),
+    "copied-ahead": read_by(copied_ahead),
+    "three-ahead": read_by(three_ahead),
+    "in-thread": read_by(in_thread),
+    "accumulated": accumulated,
+    "accumulated-at-once": accumulated_by(one_ahead, at_once=True),
+    "accumulated-plainly": accumulated_by(iter, at_once=True),
+    "left-early": left_early,
+    "evaluated-within": evaluated_within,
+    "iter-next": iter_next,
+    "infinite": infinite,
+    "two-of-a-step": two_of_a_step,
+    "streamed": streamed,
+    "adversarial": adversarial_by(iter, 1),
+    "adversarial-ahead": adversarial_by(one_ahead, 1),
+    "adversarial-every-third": adversarial_by(one_ahead, 3),
+    "alternating": alternating,
+    "in-phases": in_phases,
+    "by-parameter": by_parameter,
+    "with-closure": with_closure,
+    "no-loader": no_loader,
+    "layer-by-layer": layer_by_layer,
+}
+
+# ---- evaluations
+
+
+def none(loop: Loop) -> None:
+    pass
+
+
+def without_gradients(loop: Loop) -> None:
+    with torch.no_grad():
+        for batch in DataLoader(loop.held_out, BATCH):
+            loop.model(batch[0])
+
+
+def in_trainers_way(loop: Loop) -> None:
+    """As Hugging Face's Trainer does: batches are drawn with gradients, one ahead."""
+    loop.model.eval()
+    for batch in one_ahead(DataLoader(loop.held_out, BATCH)):
+        with torch.no_grad():
+            loop.model(batch[0])
+    loop.model.train()
+
+
+def without_loader(loop: Loop) -> None:
+    loop.model.eval()
+    with torch.no_grad():
+        loop.model(loop.held_out.tensors[0])
+    loop.model.train()
+
+
+EVALUATIONS: dict[str, Evaluation] = {
+    "none": none,
+    "no-grad": without_gradients,
+    "trainer": in_trainers_way,
+    "no-loader": without_loader,
+}
+
+
+def main(name: str, evaluation: str = "none", first: bool = False) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    loop = Loop(EVALUATIONS[evaluation])
+    if first:
+        loop.evaluate()
+    PATTERNS[name](loop)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

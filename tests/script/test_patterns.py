@@ -1,0 +1,36 @@
+"""What each step trained on, in the loops of `patterns.py`, as multicard and as `counting.py` count it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.script import harness, patterns
+from tests.script.counting import counting
+from tests.script.test_recorder import column, recorded
+
+UNLOADED = ("no-loader", "layer-by-layer")  # nothing tells their samples
+
+
+CASES = [(name, "trainer") for name in patterns.PATTERNS]
+CASES += [(name, how) for name in ("plain", "one-ahead", "streamed") for how in ("none", "no-grad", "no-loader")]
+
+
+@pytest.mark.parametrize(("name", "evaluation"), CASES)
+def test_a_step_has_the_samples_that_it_trained_on(tmp_path: Path, name: str, evaluation: str):
+    with counting() as counter, recorded(tmp_path):
+        patterns.main(name, evaluation, first=name not in UNLOADED)
+    found = list(zip(column(tmp_path, "samples"), column(tmp_path, "batches"), strict=True))
+    if name in UNLOADED:
+        assert found == [(0, 0)] * counter.optimizer_steps
+    else:
+        assert found == counter.steps
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("name", ["one-ahead", "accumulated-at-once"])
+def test_ranks_count_the_samples_that_they_trained_on(tmp_path: Path, name: str, gpus: int):
+    found = harness.compare(Path(patterns.__file__), tmp_path / "run", [name, "trainer"], gpus, ["warmup_steps=1"])
+    assert found.record.cause is None and found.counted == found.by_hand
+    assert all(found.counted)
