@@ -35,6 +35,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from multicard import messages, workloads
 from multicard.config.llm import LlmConfig
+from multicard.config.script import ScriptConfig
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
 from multicard.machine import devices, shares
@@ -101,6 +102,13 @@ def typed_llm(*overrides: str) -> LlmConfig:
     """As `tune_llm.py` gets it."""
     typed_config = OmegaConf.to_object(composed(*overrides, entry="tune_llm"))
     assert isinstance(typed_config, LlmConfig)
+    return typed_config
+
+
+def typed_script(*overrides: str) -> ScriptConfig:
+    """As `measure_script.py` gets it."""
+    typed_config = OmegaConf.to_object(composed(*overrides, entry="measure_script"))
+    assert isinstance(typed_config, ScriptConfig)
     return typed_config
 
 

@@ -134,7 +134,7 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
         said.append(
             Message(
                 "llm.ignored",
-                f"not read: {', '.join(counted[:SHOWN])}{more}; see `ignored` in the record",
+                f"not read: {', '.join(counted[:SHOWN])}{more}; see ignored in the record",
                 ignored=dict(loaded.ignored),
             )
         )

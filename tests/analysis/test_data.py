@@ -206,6 +206,9 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
     assert f"failed (2 runs): {message}" in whole and "list.no-room" not in codes(" ".join(whole))
 
 
+SEEN = {"in_both": 5, "two_labels": 0, "tested": 100, "compared": 500, "images": 500}
+
+
 def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     apart = {kind.sign: msgspec.to_builtins(kind.limit()) for kind in (APART, OTHER_WEIGHTS, OTHER_STEPS)}
     marked = {
@@ -220,6 +223,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
         "t": records.vision(profile__window="start"),
         "z": records.vision(step_s={"mean": 1.0, "count": 100, "warmup_count": 5, "stalled_count": 1}),
         "m": records.vision(data=records.data() | {"changed": "dataset 1a2b, now 3c4d"}),
+        "e": records.vision(data=records.data() | {"repeated": SEEN}),
         **{sign: records.llm(model__weights="models/llama", limits=[limit]) for sign, limit in apart.items()},
         "+": records.vision(segments=[records.segment(), records.segment(6)]),
         "d": records.vision(dirty=True),
@@ -249,7 +253,7 @@ def test_runs_in_folders_with_names_of_any_bytes_are_shown(tmp_path: Path, said:
     table, page = tmp_path / "runs.csv", tmp_path / "page.html"
     assert said("list", tmp_path, "--columns", "folder", "--csv", table).count("caf") == 1
     said("report", tmp_path, "--out", page)
-    assert "caf?" in table.read_text() and "caf" in page.read_text() and folder.exists()
+    assert r"caf\xe9" in table.read_text() and "caf" in page.read_text() and folder.exists()
 
 
 def test_refused_cells_are_counted_and_shown_where_their_status_is_asked_for(tmp_path: Path, said: Said):

@@ -19,7 +19,7 @@ from analysis.runs import load
 from multicard.llm.data import row_sources
 from multicard.observe.profiles import metrics as profiles
 from multicard.records import run_folder
-from multicard.records.run_folder import finite
+from multicard.records.json_values import readable
 from multicard.records.schema_environment import Environment
 from tests.helpers import records
 from tests.helpers.messages import says
@@ -81,7 +81,7 @@ def draw_places(value: Any, count: int, seed: int) -> list[Place]:
 def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
     """Each kind of mutation at three places of each kind of record, and in the environment beside it."""
     # figures are made whole, and not drawn
-    monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(finite(figure.spec), allow_nan=False))
+    monkeypatch.setattr(vega, "save", lambda figure, path: json.dumps(readable(figure.spec), allow_nan=False))
     root, steps = tmp_path, records.steps([0.1 + 0.01 * (step % 4) for step in range(20)])
     for name, record in (WHOLE | OTHERS).items():
         records.write(root / "whole" / name, record, steps)

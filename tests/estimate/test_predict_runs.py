@@ -28,7 +28,7 @@ from multicard.run import attempts, outcome, prepare
 from multicard.run.peers import Peers
 from multicard.tracking.upload import Mirror
 from multicard.vision.workload import WORKLOAD
-from tests.conftest import SMALL, composed, typed, typed_llm
+from tests.conftest import SMALL, composed, typed, typed_llm, typed_script
 from tests.helpers import records
 from tests.helpers.messages import codes, find, says, told
 from tests.helpers.nvml_stand_in import Gpu, Nvml, install
@@ -166,7 +166,8 @@ def test_a_key_that_came_later_has_the_value_of_what_earlier_runs_did():
     """Each key that came later, in the records that may lack it, and in no other."""
     words = "dataset=samsum", "template=summarize", "profile=kineto"
     images = typed("dataset=images", "dataset.root=x")
-    cells = [typed("layout=nhwc", "profile=kineto"), images, typed_llm(*words), typed_llm()]
+    script = typed_script("script=train.py")
+    cells = [typed("layout=nhwc", "profile=kineto"), images, typed_llm(*words), typed_llm(), script]
     filled: set[str] = set()
     for cell in cells:
         whole, older = history.setting(plain(cell)), plain(cell)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from multicard.cli import command_line
 from multicard.config import schema
@@ -14,14 +13,12 @@ from multicard.decide.race import command
 from multicard.script import words
 from multicard.script.summary import axes
 from multicard.script.workload import WORKLOAD, check, code, describe
-from tests.conftest import composed
+from tests.conftest import typed_script
 from tests.helpers.messages import refused
 
 
 def typed(*overrides: str) -> ScriptConfig:
-    config = OmegaConf.to_object(composed("script=train.py", *overrides, entry="measure_script"))
-    assert isinstance(config, ScriptConfig)
-    return config
+    return typed_script("script=train.py", *overrides)
 
 
 ARGS = ("args.lr=0.1", "args.bf16=true", "args.off=false", "args.none=null", "args.sizes=[1,2]", "args.optim.name=sgd")
