@@ -147,7 +147,10 @@ class Answer:
             runs = f"{' and '.join(map(str, counts))} runs"
         if self._bounds is None:
             return runs
-        ends = " to ".join(times(end).removesuffix("x") for end in self._bounds)
+        low, high = self._bounds
+        if self.speedup is not None and self.speedup.ratio < 1:  # the sentence says how many times slower
+            low, high = 1 / high, 1 / low
+        ends = " to ".join(times(end).removesuffix("x") for end in (low, high))
         return f"{CONFIDENCE:.0%} interval {ends}, {runs}"
 
     @property
@@ -197,7 +200,10 @@ class Answer:
         assert self.speedup is not None and self.against is not None
         ratio = self.speedup.ratio
         else_equal = ", all else equal" if {*self.apart} < {*self.ranking.keys} else ""
-        factor = f"{faster(ratio)} than {self.compared_with}{else_equal} ({self.evidence})"
+        factor = faster(ratio)
+        if ratio < 1 and not self.ranking.cheaper(self.against, self.best):
+            factor = "not clearly slower"
+        factor = f"{factor} than {self.compared_with}{else_equal} ({self.evidence})"
         if self.failings:
             said = f"No recommendation yet: {self.setting} is {factor}"
             return Message("answer.none", said, **self._comparison)

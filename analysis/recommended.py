@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 
 from analysis.commands.best import RankedSetting, Ranking
 from analysis.runs import grouping
+from analysis.runs.columns import STEPS
 from analysis.runs.grouping import MEMORY, of_setting
 from analysis.stats.between_runs import is_less
 from multicard.config.job import count
 from multicard.measure.repeated_runs import Ratio, student_quantile
 from multicard.messages import Message
 from multicard.records import figures
+from multicard.records.schema import ScriptRecord
 
 LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
 NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
@@ -91,7 +93,12 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
         target = setting.runs[0]["target_accuracy"]
         said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
         yield Message("answer.missed-target", said, target=target)
-    steps = int(min(run["steps"] or 0 for run in setting.runs))
+    steps_of_runs = [int(run["steps"] or 0) for run in setting.runs]
+    steps, most_steps = min(steps_of_runs), max(steps_of_runs)
+    is_whole_script = setting.runs[0]["kind"] == ScriptRecord.kind and setting.runs[0][STEPS] is None
+    if is_whole_script and steps < (1 - grouping.LEFT_OUT) * most_steps:  # as one that finds what an earlier run left
+        said = f"its runs did unequal work ({steps:,} to {most_steps:,} steps)"
+        yield Message("answer.unequal-runs", said, steps=steps, most_steps=most_steps)
     if steps < LEAST_STEPS:
         said = f"it is too short to tell ({count(steps, 'measured step')})"
         yield Message("answer.too-short", said, steps=steps)

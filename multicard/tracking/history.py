@@ -131,7 +131,10 @@ def step_figures(columns: Columns) -> Columns:
         unknown = ~first if tuning else columns["samples"] == 0  # in tuning rank 0 alone knows the loss
         weights = columns["loss_told"] if "loss_told" in columns else np.where(unknown, 0, columns["samples"])
         losses = np.where(weights > 0, columns["loss"], 0.0)
-        figures["train/loss"] = np.bincount(step, losses * weights) / np.bincount(step, weights)
+        told = np.bincount(step, weights)
+        sums = np.bincount(step, losses * weights)
+        unknown_loss = np.full(len(told), math.nan)
+        figures["train/loss"] = np.divide(sums, told, out=unknown_loss, where=told > 0)
     counted = {"train/tokens_per_s": "non_padding"} if tuning else {"train/images_per_s": "samples"}
     if "batches" in columns:  # of a script
         counted = {"train/samples_per_s": "samples", "train/tokens_per_s": "tokens"}

@@ -434,3 +434,31 @@ def test_repetitions_are_advised_where_a_setting_has_one_undisturbed_run(
         return
     assert says(only.next.sentence, "answer.repeat", runs=calm + disturbed, disturbed=disturbed)
     assert only.next.command == f"python train_vision.py -m gpus=1,2 name=s repeat={repetitions}"
+
+
+@pytest.mark.parametrize(("counts", "is_unequal"), [((640, 1920), True), ((1910, 1920), False)])
+def test_a_script_whose_repetitions_did_unequal_work_is_not_ranked_by_their_mean(
+    tmp_path: Path, counts: tuple[int, int], is_unequal: bool
+):
+    """As one that goes on from a file that its first run left."""
+    each = [records.script(**DEFAULT, repetition=n, steps=None) for n in (1, 2)]
+    for one, number in zip(each, counts, strict=True):
+        one["step_s"] = one["step_s"] | {"count": number}
+    failings = answer(tmp_path, *each).failings
+    found = [message.facts for message in failings if message.code == "answer.unequal-runs"]
+    assert found == ([{"steps": 640, "most_steps": 1920}] if is_unequal else [])
+
+
+def test_a_slower_setting_has_the_interval_of_how_much_slower(tmp_path: Path):
+    """It is recommended as it is more accurate, and is called slower only if runs show that."""
+    for spread, is_told in ((0.01, True), (0.6, False)):
+        times = [(1, 60.0), (1, 60.0 * (1 + spread)), (2, 100.0), (2, 100.0 * (1 + spread))]
+        each = [
+            run(0.9 if gpus == 1 else 0.99, gpus=gpus, total_s=time_s, repetition=n % 2 + 1)
+            for n, (gpus, time_s) in enumerate(times)
+        ]
+        found = answer(tmp_path / str(spread), *each)
+        facts = found.lead.facts
+        assert found.lead.code == "answer.run" and facts["ratio"] == pytest.approx(0.6)
+        assert f"interval {1 / facts['high']:.2f} to {1 / facts['low']:.2f}" in found.evidence
+        assert ("not clearly" not in found.lead.sentence) is is_told

@@ -281,6 +281,9 @@ def test_a_step_is_by_the_slowest_ranks_clock_and_its_loss_the_weighted_mean():
     # a mean over the ranks that are well would hide it
     first, second = step_figures(columns(loss=[1.0, 2.0, NAN, NAN]))["train/loss"]
     assert np.isnan(first) and second == 2.0
+    with np.errstate(all="raise"):  # a script that tells its loss once an epoch
+        first, second = step_figures(columns(loss_told=[0, 1, 0, 0]))["train/loss"]
+    assert np.isnan(first) and second == 2.0
     tuning = step_figures(columns(tokens=[1] * 4, non_padding=[6, 5, 6, 5]))
     assert tuning["train/loss"].tolist() == [1.0, 2.0]
     assert tuning["train/tokens_per_s"].tolist() == [4.0, 10.0] and "train/images_per_s" not in tuning
