@@ -17,7 +17,9 @@ from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row,
 
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
 LABELS = ("label", "labels", "class", "target")
-SPLIT = "split"  # the column that names the part of a row
+# Columns that name the part of a row. All but the first do so only where each value is the name of a part, or a boolean
+SPLITS = ("split", "set", "subset", "partition", "is_valid", "is_val", "is_test")
+BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 PARQUET = ".parquet"
 ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}  # what `datasets` writes of its files
 
@@ -25,12 +27,14 @@ ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}  # what `datase
 # ---- files of `datasets`
 
 
-def stored_parts(root: Path, whole: bool = False) -> Source | None:
+def stored_parts(root: Path, whole: bool = False, any_name: bool = False) -> Source | None:
     """Parts by the names of files, as train-00000-of-00002.parquet, else of their folders, as train/data-*.arrow. They
     are in the folder and those of parts, its only one, or its `data/`. None where there is no such file.
 
+    Files of one name, or of none that is a part's, have parts by a column as a table has (`table_parts`).
+
     Args:
-        whole: take all files together, whatever they are called.
+        whole: take all files together, whatever they are called. any_name: as `table_parts` has it.
     """
     files, ignored = dict[str, list[Path]](), Counter[str]()
     folders = class_folders(root)
@@ -50,9 +54,12 @@ def stored_parts(root: Path, whole: bool = False) -> Source | None:
     for folder in folders:
         if folder not in places:
             ignored[f"{folder.name}/"] += count_files(folder)
-    if whole or not known:
-        every = sorted(path for paths in files.values() for path in paths)
+    every = sorted(path for paths in files.values() for path in paths)
+    if whole:
         return Source([Part(WHOLE, None, partial(_read_files, every))], ignored)
+    if not known or (len(files) == 1 and _splits_rows(every)):
+        found = table_parts(every, any_name=any_name)
+        return Source(found.parts, ignored + found.ignored)
     for name in files.keys() - known:
         ignored.update(f"{path.name}, of no part" for path in files[name])
     parts = []
@@ -99,8 +106,16 @@ def _part_of(path: Path) -> str:
 
 
 def _read_files(paths: list[Path]) -> Samples:
-    (part,) = table_parts(paths, by_split=False).parts
-    return part.read()
+    source = table_parts(paths, by_split=False)
+    (part,) = source.parts
+    return part.read()._replace(ignored=source.ignored)
+
+
+def _splits_rows(paths: list[Path]) -> bool:
+    """True where a column splits the rows of these files into parts to train and to test on: `datasets` calls a file
+    of all rows train-00000-of-00001.parquet."""
+    parts = [part_names.parsed(part) for part in {*(_columns(paths, by_split=True).parts or ())}]
+    return None not in parts and len({part.kind for part in parts if part is not None}) > 1
 
 
 # ---- tables
@@ -110,8 +125,8 @@ def _read_files(paths: list[Path]) -> Samples:
 class Columns:
     """What is read of a table, a value a row.
 
-    labels: "" where a row has no class. parts: None without a column `split`. classes: in their order, where `datasets`
-    declared them in the file. ignored: rows of each other column.
+    labels: "" where a row has no class. parts: None without a column of `SPLITS`. classes: in their order, where
+    `datasets` declared them in the file. ignored: rows of each other column.
     """
 
     images: list[Encoded]
@@ -122,7 +137,7 @@ class Columns:
 
 
 def table_parts(paths: list[Path], by_split: bool = True, any_name: bool = False) -> Source:
-    """The rows of a table in one or more files; parts by its column `split`, where there is one.
+    """The rows of a table in one or more files; parts by its column `split`, or another of `SPLITS`.
 
     Args:
         any_name: take parts of any name, of which `dataset.parts` chooses.
@@ -214,12 +229,14 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
                 key="dataset.root",
                 columns=shown,
             )
-        split = SPLIT if by_split else ""
-        wanted = {label, split, image} & fields.keys() - inside
+        splits = [name for name in SPLITS if by_split and name in fields]
+        wanted = {label, *splits, image} & fields.keys() - inside
         table = stored.to_table([fields[name].name for name in wanted])
         columns = {name: table[fields[name].name].to_pylist() for name in wanted}
         counts = [opened([path]).count_rows() for path in paths] if inside else []
-        read = {fields[name].name for name in {*wanted, image}}
+        texts = {name: _texts(columns[name], _declared(stored, fields[name].name)) for name in wanted}
+        split, parts = _named_parts({name: texts[name] for name in splits})
+        read = {fields[name].name for name in {image, label, split} & fields.keys()}
         others = [field.name for field in stored.schema if field.name not in read]
         ignored = Counter({f"column {name}": stored.count_rows() for name in others})
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
@@ -233,18 +250,36 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
             file=str(paths[0]),
             why=why,
         ) from None
-    declared = None
-    with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a label without names
-        declared = json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][fields[label].name]["names"]
-    if declared:
-        columns[label] = [declared[number] if number in range(len(declared)) else None for number in columns[label]]
-    texts = {
-        name: ["" if value is None or str(value) in ("nan", "NaN") else str(value).strip() for value in columns[name]]
-        for name in wanted
-    }
     folder = paths[0].parent.absolute()  # as some paths in the table may be
     images: list[Encoded] = [folder / path for path in texts.get(image, ())]
     for path, count in zip(paths, counts, strict=bool(inside)):
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
-    return Columns(images, texts[label], texts.get(SPLIT), declared or [], ignored)
+    return Columns(images, texts[label], parts, _declared(stored, fields[label].name), ignored)
+
+
+def _declared(stored: Any, name: str) -> list[str]:
+    """The names that `datasets` declared for the numbers of a column; none where it did not."""
+    with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a column without names
+        return [*json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]]
+    return []
+
+
+def _texts(values: list[Any], declared: list[str]) -> list[str]:
+    """Values as texts, "" where there is none: numbers by their declared names, where there are some."""
+    if declared:
+        values = [declared[number] if number in range(len(declared)) else None for number in values]
+    return ["" if value is None or str(value) in ("nan", "NaN") else str(value).strip() for value in values]
+
+
+def _named_parts(columns: dict[str, list[str]]) -> tuple[str, list[str] | None]:
+    """The first of these columns that names the part of each row, and the parts. "" and None where none does."""
+    for name, values in columns.items():
+        if name == SPLITS[0]:
+            return name, values
+        if name.startswith("is_") and all(value.lower() in BOOLEANS for value in values):
+            kind = name.removeprefix("is_")
+            return name, [kind if BOOLEANS[value.lower()] else "train" for value in values]
+        if not name.startswith("is_") and all(part_names.parsed(value) for value in {*values}):
+            return name, values
+    return "", None

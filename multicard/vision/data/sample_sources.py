@@ -30,7 +30,7 @@ def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
         )
     whole = chosen is not None and not chosen
     if root.is_dir():
-        source = stored_parts(root, whole)
+        source = stored_parts(root, whole, any_name=bool(chosen))
         if source is None:
             return parts_of(root, chosen)
     elif root.suffix.lower() in TABLES:
