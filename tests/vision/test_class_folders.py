@@ -14,7 +14,7 @@ from PIL import Image
 
 from multicard.config.vision import ImagesConfig
 from multicard.messages import Refusal
-from multicard.vision.data import class_folders, datasets, part_names
+from multicard.vision.data import class_folders, datasets, folder_contents, part_names
 from tests.conftest import typed
 from tests.helpers.messages import find, refused, remedies, told
 from tests.vision.test_sample_sources import hub_files, write
@@ -265,8 +265,7 @@ def test_what_is_not_read_is_counted_by_its_kind(tmp_path: Path, capsys: pytest.
     for name in ("train/1.png", "val/0.png", "val/1.png"):
         (root / name).unlink()
     expected |= {"masks/": 6}
-    with refused("photographs.part-without-classes"):
-        left(root)
+    assert left(root) == expected | {".png outside of classes": 1}
     (root / "train" / "odd.png").rename(root / "odd.png")
     assert left(root) == expected | {".png outside of classes": 1}
     datasets.check(options(root))
@@ -350,7 +349,7 @@ def test_a_look_into_a_folder_ends_at_its_first_image(tmp_path: Path, monkeypatc
                 seen.append(self.path)
                 yield entry
 
-    monkeypatch.setattr(class_folders.os, "scandir", Counting)
+    monkeypatch.setattr(folder_contents.os, "scandir", Counting)
     class_folders.parts_of(root)
     assert max(seen.count(str(root / part / name)) for part in ("train", "val") for name in ("cat", "dog")) <= 3
 
@@ -372,3 +371,36 @@ def test_a_run_says_what_it_does_not_read_and_records_it(measured: Any, tmp_path
     said = capfd.readouterr().out
     assert find(said, "photographs.ignored").facts["ignored"] == {".heic": 1}
     assert said.index("photographs.ignored") < said.index("started")
+
+
+@pytest.mark.parametrize("place", ["train", "val", "."])
+@pytest.mark.parametrize("above", ["", "data", "a/data"])
+def test_a_stray_image_beside_folders_of_classes_or_of_parts_is_counted(above: str, place: str, tmp_path: Path):
+    root = put(tmp_path / "root", *within(*(str(Path(above) / name) for name in ("train", "val"))))
+    (root / above / place / "stray.png").write_bytes((root / above / "val/cat/0.png").read_bytes())
+    assert parts(root) == ("train", "val", 4, 4, ["cat", "dog"])
+    assert left(root) == {".png outside of classes": 1}
+
+
+def test_a_part_with_one_class_and_a_stray_image_is_read_where_the_class_is_known(tmp_path: Path):
+    root = put(tmp_path / "root", *within("train"), "val/cat", "val")
+    with refused("photographs.other-classes", classes=["dog"]):
+        parts(root)
+    (root / "val/cat").rename(root / "val/thumbs")
+    assert left(root, "dataset.split=0.5") == {"val/": 4}
+    alone = put(tmp_path / "alone", "train", *within("train"), count=4)
+    (alone / "notes").mkdir()
+    assert parts(alone, "dataset.split=0.5") == ("train", "0.5 of train", 4, 4, ["cat", "dog"])
+
+
+@pytest.mark.parametrize("others", [[], ["notes"]])
+def test_named_parts_are_found_in_the_only_folder_of_data(others: list[str], tmp_path: Path):
+    root = put(tmp_path / "root", *within("data/train", "data/val"))
+    for name in others:
+        (root / name).mkdir()
+    assert parts(root, "dataset.parts=[train]", "dataset.split=0.5")[:3] == ("train", "0.5 of train", 2)
+    assert parts(root, "dataset.parts=[VAL,train]")[:2] == ("val", "train")
+    assert left(root, "dataset.parts=[train]", "dataset.split=0.5") == {"val/": 4}
+    assert parts(root, "dataset.parts=[]", "dataset.split=0.5")[4] == ["train", "val"]
+    with refused("photographs.no-folder-of-part", absent=["x"]):
+        parts(root, "dataset.parts=[x]")

@@ -3,66 +3,29 @@
 What only looks like parts is refused with the overrides that read it in one way or the other.
 """
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.vision.data import part_names
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests, train_on
+from multicard.vision.data.folder_contents import (
+    Look,
+    beside,
+    class_folders,
+    count_files,
+    filled_names,
+    holds_images,
+    images_in,
+    in_words,
+    look,
+)
 from multicard.vision.data.part_names import Kind
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
-# What systems and programs leave in folders; it counts as hidden, as all whose name begins with a dot does
-LEFT_BY_OTHERS = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
-LEFT_BY_OTHERS |= {"thumbs.db", "desktop.ini", "icon\r"}
-OWN = ".multicard"  # holds decoded images
-LONGEST_ENDING = 8  # letters; what is longer is a part of a name
 AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
-
-
-def is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in LEFT_BY_OTHERS
-
-
-def kind_of_file(name: str) -> str:
-    """The kind under which a file that is not read is counted: its ending."""
-    ending = Path(name).suffix.lower()
-    is_ending = 1 < len(ending) <= LONGEST_ENDING and ending[1:].isalnum()
-    return ending if is_ending else "files without an ending"
-
-
-class Look(NamedTuple):
-    """What lies directly in a folder: whether an image does, and its folders but for hidden ones."""
-
-    has_images: bool
-    folders: list[Path]
-
-    @property
-    def names(self) -> set[str]:
-        return {folder.name for folder in self.folders}
-
-
-def look(folder: Path) -> Look:
-    """A look into a folder, up to its first image: folders of classes may hold a million."""
-    folders = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if is_hidden(entry.name):
-                continue
-            if entry.is_dir():
-                folders.append(Path(entry.path))
-            elif entry.name.lower().endswith(SUFFIXES):
-                return Look(True, [])
-    return Look(False, sorted(folders))
-
-
-def class_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
 
 
 # ---- the parts
@@ -106,18 +69,29 @@ def _parts(root: Path) -> Source:
     if len(named) == len(folders) or (Kind.train in kinds and len(kinds) > 1):
         return _by_name(root, named, looks)
     filled = {folder: inside for folder, inside in looks.items() if inside.has_images or holds_images(folder)}
-    split = {folder: kind for folder, kind in named.items() if len(look(unwrapped(folder)).folders) > 1}
+    split = {folder: kind for folder, kind in named.items() if _holds_classes(folder)}
     if len(filled) == 1:
         (only,) = filled
         if only in split:
             return _by_name(root, split, looks)
-        if len(kinds_within(filled[only])) > 1:  # the data set itself, beside folders of other things
+        if _holds_parts(only):  # the data set itself, beside folders of other things
             found = _parts(only)
-            others = Counter({f"{each.name}/": count_files(each) for each in folders if each != only})
-            return Source(found.parts, found.ignored + others + beside(root))
+            return Source(found.parts, found.ignored + _beside_folder(root, only))
     _refuse_what_looks_like_parts(root, filled, [*split])
     by_class = _parts_within_classes(root, filled)
     return by_class or Source([Part(WHOLE, None, partial(read_classes, root))])
+
+
+def _holds_classes(folder: Path) -> bool:
+    """True where a folder holds several folders, or the only one within does; beside images, several that hold some."""
+    inside = look(unwrapped(folder))
+    return len(inside.folders) > 1 or (inside.has_images and len(filled_names(unwrapped(folder))) > 1)
+
+
+def _holds_parts(folder: Path) -> bool:
+    """True where the folders of a folder are called as parts of several kinds, whatever files lie beside them."""
+    names = part_names.named(each.name for each in class_folders(folder))
+    return len({part.kind for part in names.values()}) > 1
 
 
 def unwrapped(folder: Path) -> Path:
@@ -129,7 +103,7 @@ def unwrapped(folder: Path) -> Path:
 
 def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> Source:
     """Parts by the names of their folders. One to test on that holds images without classes is not read."""
-    with_images = [folder for folder in looks if looks[folder].has_images]
+    with_images = _without_classes([folder for folder in looks if looks[folder].has_images], looks, named)
     if any(named.get(folder) is Kind.train for folder in with_images):
         raise _images_in_part(root, with_images)
     read = sorted({*named} - {*with_images}, key=lambda folder: order_of_tests(folder.name))
@@ -138,6 +112,19 @@ def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> So
         if folder not in read:
             ignored[f"{folder.name}/"] += count_files(folder)
     return Source([Part(folder.name, named[folder], partial(read_classes, folder)) for folder in read], ignored)
+
+
+def _without_classes(with_images: list[Path], looks: Mapping[Path, Look], named: Mapping[Path, Kind]) -> list[Path]:
+    """Those of these folders with images that hold no folders of classes beside them.
+
+    Of a part to test on, a single folder is a class where a part without such images has a class of that name, or a
+    part to train on has.
+    """
+    classes = {folder: filled_names(folder) for folder in with_images}
+    others = [inside.names for folder, inside in looks.items() if folder not in classes]
+    trained = [names for folder, names in classes.items() if named.get(folder) is Kind.train]
+    known = set[str]().union(*others, *trained)
+    return [folder for folder, names in classes.items() if len(names) < 2 and not names & known]
 
 
 def _images_in_part(root: Path, parts: Sequence[Path]) -> Refusal:
@@ -239,11 +226,23 @@ def _parts_within_classes(root: Path, filled: dict[Path, Look]) -> Source | None
 
 
 def _chosen(root: Path, chosen: Sequence[str]) -> Source:
-    """The folders that `dataset.parts` names, as parts; without a name, all folders as classes."""
+    """The folders that `dataset.parts` names, as parts; without a name, all folders as classes.
+
+    They are looked for where `parts_of` finds parts, too: in the only folder, or the only one that holds parts.
+    """
+    ignored = Counter[str]()
+    below = root
+    while not any(path.is_dir() for path in _folders_called(below, chosen)):
+        found = _only_folder(below) or _only_with_parts(below)
+        if found is None:
+            break
+        ignored += _beside_folder(below, found)
+        below = found
     if not chosen:
-        return Source([Part(WHOLE, None, partial(read_classes, root))])
-    by_name = {folder.name.lower(): folder for folder in class_folders(root)}
-    folders = [path if (path := root / name).is_dir() else by_name.get(name.lower(), path) for name in chosen]
+        return Source([Part(WHOLE, None, partial(read_classes, below))], ignored)
+    if any(path.is_dir() for path in _folders_called(below, chosen)):
+        root = below
+    folders = _folders_called(root, chosen)
     absent = [name for name, folder in zip(chosen, folders, strict=True) if not folder.is_dir()]
     if absent:
         names = [folder.name for folder in class_folders(root)]
@@ -254,12 +253,30 @@ def _chosen(root: Path, chosen: Sequence[str]) -> Source:
             absent=absent,
             parts=names,
         )
-    ignored = beside(root)
+    ignored += beside(root)
     for folder in class_folders(root):
         if not any(folder == each or folder in each.parents for each in folders):
             ignored[f"{folder.name}/"] += count_files(folder)
     parts = zip(chosen, (Kind.train, Kind.test), folders, strict=False)
     return Source([Part(name, kind, partial(read_classes, folder)) for name, kind, folder in parts], ignored)
+
+
+def _folders_called(root: Path, names: Sequence[str]) -> list[Path]:
+    """The folders of these names in a folder, in any case where there is none of that very name."""
+    by_name = {folder.name.lower(): folder for folder in class_folders(root)}
+    return [path if (path := root / name).is_dir() else by_name.get(name.lower(), path) for name in names]
+
+
+def _only_with_parts(folder: Path) -> Path | None:
+    """The only folder in a folder that holds images, where these are in parts."""
+    filled = [each for each in class_folders(folder) if holds_images(each)]
+    return filled[0] if len(filled) == 1 and _holds_parts(filled[0]) else None
+
+
+def _beside_folder(folder: Path, read: Path) -> Counter[str]:
+    """What lies in a folder beside the one that is read, by kind."""
+    others = Counter({f"{each.name}/": count_files(each) for each in class_folders(folder) if each != read})
+    return +others + beside(folder)
 
 
 # ---- the images of a part
@@ -297,75 +314,6 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
         samples.labels.extend([name] * len(images))
         samples.ignored.update(others)
     return samples
-
-
-def images_in(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name; and how many
-    other files lie there, by kind.
-
-    Circles of links and pipes are refused; an OSError is of a folder that cannot be read.
-    """
-    images, others, seen, folders = [], Counter[str](), set(), [os.fspath(folder)]
-    while folders:
-        part = folders.pop()
-        real = os.path.realpath(part)
-        if real in seen:
-            raise Refusal(
-                "photographs.circle",
-                f"{part}: leads to a folder of {folder} that is read already; remove this link",
-                path=part,
-                folder=str(folder),
-            )
-        seen.add(real)
-        with os.scandir(part) as entries:  # tells files without a call for each
-            for entry in entries:
-                if is_hidden(entry.name):
-                    others["hidden"] += entry.name != OWN
-                elif entry.is_dir():
-                    folders.append(entry.path)
-                elif not entry.name.lower().endswith(SUFFIXES):
-                    others[kind_of_file(entry.name)] += 1
-                elif entry.is_file():
-                    images.append((part, entry.name))
-                else:
-                    raise Refusal(
-                        "photographs.no-file",
-                        f"{entry.path}: is no file, or a link that leads nowhere; remove it",
-                        path=entry.path,
-                    )
-    return [Path(*image) for image in sorted(images)], +others
-
-
-def holds_images(folder: Path) -> bool:
-    """True where an image lies anywhere below a folder."""
-    for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        if any(name.lower().endswith(SUFFIXES) and not is_hidden(name) for name in files):
-            return True
-    return False
-
-
-def beside(folder: Path) -> Counter[str]:
-    """The files directly in a folder, beside its folders, by kind."""
-    found = Counter[str]()
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if is_hidden(entry.name):
-                found["hidden"] += entry.name != OWN
-            elif not entry.is_dir():
-                kind = kind_of_file(entry.name)
-                found[f"{kind} outside of classes" if kind in SUFFIXES else kind] += 1
-    return +found
-
-
-def count_files(folder: Path) -> int:
-    """The files below a folder that is not read."""
-    return sum(len(files) for _, _, files in os.walk(folder))
-
-
-def in_words(counts: Counter[str]) -> str:
-    """What is not read: "50 .heic, 3 .txt"."""
-    return ", ".join(f"{number:,} {kind}" for kind, number in counts.most_common())
 
 
 def no_classes(folder: Path) -> Refusal:

@@ -1,0 +1,129 @@
+"""What lies in folders: images, folders and files that are not read, by their kind. Hidden ones are left out."""
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from multicard.messages import Refusal
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
+# What systems and programs leave in folders; it counts as hidden, as all whose name begins with a dot does
+LEFT_BY_OTHERS = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
+LEFT_BY_OTHERS |= {"thumbs.db", "desktop.ini", "icon\r"}
+OWN = ".multicard"  # holds decoded images
+LONGEST_ENDING = 8  # letters; what is longer is a part of a name
+
+
+def is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in LEFT_BY_OTHERS
+
+
+def kind_of_file(name: str) -> str:
+    """The kind under which a file that is not read is counted: its ending."""
+    ending = Path(name).suffix.lower()
+    is_ending = 1 < len(ending) <= LONGEST_ENDING and ending[1:].isalnum()
+    return ending if is_ending else "files without an ending"
+
+
+class Look(NamedTuple):
+    """What lies directly in a folder: whether an image does, and its folders but for hidden ones."""
+
+    has_images: bool
+    folders: list[Path]
+
+    @property
+    def names(self) -> set[str]:
+        return {folder.name for folder in self.folders}
+
+
+def look(folder: Path) -> Look:
+    """A look into a folder, up to its first image: folders of classes may hold a million."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_hidden(entry.name):
+                continue
+            if entry.is_dir():
+                folders.append(Path(entry.path))
+            elif entry.name.lower().endswith(SUFFIXES):
+                return Look(True, [])
+    return Look(False, sorted(folders))
+
+
+def class_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+
+
+def images_in(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and name; and how many
+    other files lie there, by kind.
+
+    Circles of links and pipes are refused; an OSError is of a folder that cannot be read.
+    """
+    images, others, seen, folders = [], Counter[str](), set(), [os.fspath(folder)]
+    while folders:
+        part = folders.pop()
+        real = os.path.realpath(part)
+        if real in seen:
+            raise Refusal(
+                "photographs.circle",
+                f"{part}: leads to a folder of {folder} that is read already; remove this link",
+                path=part,
+                folder=str(folder),
+            )
+        seen.add(real)
+        with os.scandir(part) as entries:  # tells files without a call for each
+            for entry in entries:
+                if is_hidden(entry.name):
+                    others["hidden"] += entry.name != OWN
+                elif entry.is_dir():
+                    folders.append(entry.path)
+                elif not entry.name.lower().endswith(SUFFIXES):
+                    others[kind_of_file(entry.name)] += 1
+                elif entry.is_file():
+                    images.append((part, entry.name))
+                else:
+                    raise Refusal(
+                        "photographs.no-file",
+                        f"{entry.path}: is no file, or a link that leads nowhere; remove it",
+                        path=entry.path,
+                    )
+    return [Path(*image) for image in sorted(images)], +others
+
+
+def holds_images(folder: Path) -> bool:
+    """True where an image lies anywhere below a folder."""
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        if any(name.lower().endswith(SUFFIXES) and not is_hidden(name) for name in files):
+            return True
+    return False
+
+
+def beside(folder: Path) -> Counter[str]:
+    """The files directly in a folder, beside its folders, by kind."""
+    found = Counter[str]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if is_hidden(entry.name):
+                found["hidden"] += entry.name != OWN
+            elif not entry.is_dir():
+                kind = kind_of_file(entry.name)
+                found[f"{kind} outside of classes" if kind in SUFFIXES else kind] += 1
+    return +found
+
+
+def count_files(folder: Path) -> int:
+    """The files below a folder that is not read."""
+    return sum(len(files) for _, _, files in os.walk(folder))
+
+
+def in_words(counts: Counter[str]) -> str:
+    """What is not read: "50 .heic, 3 .txt"."""
+    return ", ".join(f"{number:,} {kind}" for kind, number in counts.most_common())
+
+
+def filled_names(folder: Path) -> set[str]:
+    """The names of the folders in a folder that hold images."""
+    return {each.name for each in class_folders(folder) if holds_images(each)}
