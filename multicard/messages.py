@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BY_CODE = os.environ.get("MULTICARD_MESSAGES") == "codes"
 REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
+LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)  # one message by its code
 UNCODED = "other"  # the code of what libraries and the system say
 NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
@@ -118,7 +119,7 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
     """What a user can mend, refused in one line. Its text is a `Message`; the arguments are those of a message."""
 
     def __init__(self, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> None:
-        self.message = Message(code, sentence, key=key, **facts)
+        self.message = Message(code, in_one_line(sentence), key=key, **facts)
         super().__init__(self.message)
 
     @classmethod
@@ -162,6 +163,11 @@ class Refusal(ValueError):  # noqa: N818 (the word that users read)
 
 def _refusal(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -> Refusal:
     return Refusal(code, sentence, key=key, **facts)
+
+
+def in_one_line(sentence: str) -> str:
+    r"""A sentence with the line breaks of names in it, as of folders, as escapes: `\n`."""
+    return LINE_BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), sentence)
 
 
 def code_of(text: str) -> str:

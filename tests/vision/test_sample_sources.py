@@ -395,37 +395,3 @@ def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(target: str
     with refused(code) as refusal:
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
     assert refusal.value.facts["path"].startswith(str(path)) and "\n" not in refusal.value.message.sentence
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "parts"),
-    [
-        ("split", ["train", "test"], ("train", "test")),
-        ("Set", ["Training", "val"], ("training", "val")),
-        ("is_valid", [False, True], ("train", "valid")),
-        ("set", ["a", "b"], None),
-    ],
-)
-@pytest.mark.parametrize("name", ["a.parquet", "data/train-00000-of-00001.parquet"])
-def test_columns_of_files_of_datasets_split_their_rows_or_are_counted(
-    name: str, column: str, values: list[Any], parts: tuple[str, str] | None, tmp_path: Path
-):
-    file = hub_files(tmp_path / "hub", name) / name
-    table = pq.read_table(file).append_column("mask", pa.array([0] * 15))
-    halves = pa.array([values[row % 5 > 2] for row in range(15)])
-    pq.write_table(table.append_column(column, halves), file)
-    data = loaded(tmp_path / "hub", *([] if parts else ["dataset.split=0.4"]))
-    found = {part.what: part.count for part in data.ignored}
-    if parts is None:
-        assert found == {"column mask": 15, f"column {column}": 15}
-        return
-    assert (data.facts["parts"]["train"], data.facts["parts"]["test"]) == parts
-    assert len(data.train) + len(data.test) == 15 and found == {"column mask": 15}
-
-
-def test_further_columns_of_each_part_of_files_are_counted(tmp_path: Path):
-    root = hub_files(tmp_path / "hub", "train.parquet", "test.parquet")
-    for name in ("train.parquet", "test.parquet"):
-        table = pq.read_table(root / name)
-        pq.write_table(table.append_column("mask", pa.array([0] * 15)), root / name)
-    assert loaded(root).ignored == [Ignored("column mask", 30)]

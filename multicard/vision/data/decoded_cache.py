@@ -155,19 +155,22 @@ class SplitCache:
         for partial in self.folder.glob(f".{self.name}-*.u8.*"):  # of a process that was killed
             partial.unlink()
         skipped: list[dict[str, Any]] = []
+        first: Refusal | None = None
         with run_folder.replacing(path) as file:
             for index, image in enumerate(self._decoded()):
                 if isinstance(image, Refusal):
+                    first = first or image
                     why = str(image.message.sentence)  # which stays in the entry
                     skipped.append({"index": index, "path": str(self.images[index]), "why": why})
                 else:
                     file.write(image.tobytes())
         written, size, status = len(self.images) - len(skipped), self.config.image_size, path.stat()
         if not written:
-            why = f"; {skipped[0]['why']}" if skipped else ""
+            # The refusal of one image offers to leave such images out, which would leave none
+            why = f"; {skipped[0]['path']}: {first.facts['why'] or 'broken'}" if first else ""
             raise Refusal(
                 "cache.nothing-decoded",
-                f"dataset.root={self.config.root}: no image of {self.name} can be decoded{why}",
+                f"dataset.root={self.config.root}: no image of {self.name} can be decoded{why}; replace the images",
                 key="dataset.root",
                 split=self.name,
                 image=skipped[0]["path"] if skipped else None,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from multicard.config.shards import missing_shards
 from multicard.messages import Message, Refusal
 from multicard.vision.data import part_names
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
@@ -20,6 +21,7 @@ LABELS = ("label", "labels", "class", "target")
 # Columns that name the part of a row. All but the first do so only where each value is the name of a part, or a boolean
 SPLITS = ("split", "set", "subset", "partition", "is_valid", "is_val", "is_test")
 BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+HOLDS_BYTES = re.compile("struct<.*bytes: |(large_)?binary")  # types of encoded images
 PARQUET = ".parquet"
 ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}  # what `datasets` writes of its files
 
@@ -43,6 +45,7 @@ def stored_parts(root: Path, whole: bool = False, any_name: bool = False) -> Sou
     places = [root, *(within or [root / "data"])]
     for place in filter(Path.is_dir, places):
         taken, others = _stored_files(place)
+        _require_all_shards(place, taken)
         ignored += others
         for path in taken:
             files.setdefault(_part_of(path), []).append(path)
@@ -86,6 +89,21 @@ def _stored_files(folder: Path) -> tuple[list[Path], Counter[str]]:
         left = sum(path not in taken for path in paths)
         others[f"{ending} not in state.json" if listed and ending == STREAM else ending] += left
     return taken, +others
+
+
+def _require_all_shards(folder: Path, files: list[Path]) -> None:
+    """Refuse numbered files, as train-00000-of-00002.parquet, of which some are missing."""
+    missing = missing_shards(path.name for path in files)
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
+        raise Refusal(
+            "photographs.missing-shards",
+            f"dataset.root={folder}: {missing[0]}{more} is missing beside {files[0].name}; put it there, or rename the "
+            "files, without -of- and the number behind it, to use them alone",
+            key="dataset.root",
+            folder=str(folder),
+            missing=missing,
+        )
 
 
 def _listed_files(folder: Path) -> set[str]:
@@ -209,17 +227,14 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
         text = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
         form = dataset.CsvFileFormat(csv.ParseOptions(delimiter=max(",;\t", key=header.count)), convert_options=text)
     try:
+        if paths[1:]:
+            _require_same_columns(paths, form)
         stored = opened(paths, form)
-        holds_bytes = re.compile("struct<.*bytes: |(large_)?binary").match
-        usable = [field for field in stored.schema if not field.type.num_fields or holds_bytes(str(field.type))]
-        fields = {field.name.strip().lower(): field for field in usable}
-        inside = [name for name in PATHS if name in fields and holds_bytes(str(fields[name].type))]
-        image = next((name for name in (*inside, *PATHS) if name in fields), "")
-        label = next((name for name in LABELS if name in fields), "")
+        fields, inside, image, label = _usable(stored.schema)
         if not image or not label:
             shown = list[str]()
             for each in stored.schema:
-                kind = "" if each in usable else f" ({str(each.type).partition('<')[0]})"
+                kind = "" if each in fields.values() else f" ({str(each.type).partition('<')[0]})"
                 shown.append(f"{each.name}{kind}")
             raise Refusal(
                 "photographs.columns",
@@ -230,6 +245,8 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
                 columns=shown,
             )
         splits = [name for name in SPLITS if by_split and name in fields]
+        if inside:
+            _require_bytes(paths)
         wanted = {label, *splits, image} & fields.keys() - inside
         table = stored.to_table([fields[name].name for name in wanted])
         columns = {name: table[fields[name].name].to_pylist() for name in wanted}
@@ -256,6 +273,56 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
     return Columns(images, texts[label], parts, _declared(stored, fields[label].name), ignored)
+
+
+def _usable(schema: Any) -> tuple[dict[str, Any], set[str], str, str]:
+    """The fields of a table that may be read, by name in lower case; those of encoded images; which of them holds the
+    images, and which the labels, or ""."""
+    usable = [field for field in schema if not field.type.num_fields or HOLDS_BYTES.match(str(field.type))]
+    fields = {field.name.strip().lower(): field for field in usable}
+    inside = [name for name in PATHS if name in fields and HOLDS_BYTES.match(str(fields[name].type))]
+    image = next((name for name in (*inside, *PATHS) if name in fields), "")
+    label = next((name for name in LABELS if name in fields), "")
+    return fields, {*inside}, image, label
+
+
+def _require_same_columns(paths: list[Path], form: Any) -> None:
+    """Refuse files of one part whose images or labels are in columns of other names, or of which some are paths."""
+    first: list[Any] = []
+    for path in paths:
+        schema = opened([path], form).schema
+        fields, inside, image, label = _usable(schema)
+        found = [fields[name].name if name else "" for name in (image, label)]
+        first = first or [*found, image in inside]
+        if [*found, image in inside] != first:
+            raise Refusal(
+                "photographs.other-columns",
+                f"dataset.root={path}: has the columns {', '.join(schema.names)}, and {paths[0].name} has its images "
+                f"in {first[0] or 'none'} and its classes in {first[1] or 'none'}; give the files of a part the same "
+                "columns, of one type",
+                key="dataset.root",
+                file=str(path),
+                columns=schema.names,
+                expected=first[:2],
+            )
+
+
+def _require_bytes(paths: list[Path]) -> None:
+    """Refuse files of encoded images that hold none: only paths, with the type null in place of bytes."""
+    from pyarrow import types
+
+    for path in paths:
+        fields, _, image, _ = _usable(opened([path]).schema)
+        kind = fields[image].type
+        if types.is_null(kind.field("bytes").type if kind.num_fields else kind):
+            raise Refusal(
+                "photographs.only-paths",
+                f"dataset.root={path}: the bytes of its images in {fields[image].name} are all null; save it with "
+                "them, as Dataset.to_parquet does, or give a table of paths",
+                key="dataset.root",
+                file=str(path),
+                column=fields[image].name,
+            )
 
 
 def _declared(stored: Any, name: str) -> list[str]:

@@ -1,5 +1,6 @@
 """`dataset=images`: photographs of any of `sample_sources`, split, and decoded as `dataset.cache` says."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,7 @@ from multicard.config.job import count
 from multicard.config.pasting import override
 from multicard.config.vision import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
-from multicard.messages import Message, Refusal, say
+from multicard.messages import Message, Refusal, in_one_line, say
 from multicard.records.schema_parts import Ignored, Repeated
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import class_folders, decoded_cache, decoding, repeated_images, sample_sources
@@ -21,6 +22,7 @@ from multicard.vision.data.splits import Data, Split, held_out
 from multicard.vision.data.stored_images import files_of
 
 NAMED_CLASSES = 1000  # at most, in a record
+FIFTH = 0.2  # the share to test on that remedies offer (`train_on`)
 SHOWN_KINDS = 8  # of what is not read, in a line
 _say_once = cache(say)  # the cells of a sweep have the same data
 
@@ -116,11 +118,10 @@ def _require_classes(samples: list[Samples], taken: list[Part], place: str) -> N
     differ = sorted({*names} ^ {*samples[-1].classes})[:20]
     if differ:
         parts = [part.name for part in taken]
-        alone = train_on(parts[0], None)
         raise Refusal(
             "photographs.other-classes",
             f"{place}: only in one of {' and '.join(parts)}: {', '.join(differ)}; both need the same "
-            f"classes; `{alone}` tests on a fifth of {parts[0]} instead",
+            f"classes; {_one_part_alone(samples, parts)}",
             key="dataset.root",
             parts=[name.lower() for name in parts],
             classes=differ,
@@ -132,6 +133,15 @@ def _require_classes(samples: list[Samples], taken: list[Part], place: str) -> N
             key="dataset.root",
             classes=names,
         )
+
+
+def _one_part_alone(samples: list[Samples], parts: list[str]) -> str:
+    """What to do where parts differ: use the first that has several classes alone, or add one where none has."""
+    for part, name in zip(samples, parts, strict=True):
+        few = any(round(FIFTH * images) == 0 for images in Counter(part.labels).values())
+        if len(part.classes) > 1 and not few:
+            return f"`{train_on(name, None)}` trains on four fifths of {name} alone and tests on the others"
+    return "add images of the classes that are missing"
 
 
 def finish(data: Data, config: ImagesConfig) -> Data:
@@ -226,7 +236,7 @@ def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
     more = [f"{others:,} of other kinds"] if others else []
     return Message(
         "photographs.ignored",
-        f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}",
+        in_one_line(f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}"),
         key="dataset.root",
         root=str(config.root),
         ignored={part.what: part.count for part in ignored},
