@@ -84,9 +84,9 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     total = int(backwards[-1]) if len(ends) else 0
     computes = np.diff(backwards, prepend=0) > 0
     consumed_by = _consumption(passes, total)
-    left_at = (
-        _left_at(passes) if 2 * computes.sum() > len(ends) else [None] * len(passes)
-    )  # else backward shows nothing
+    left_at: list[int | None] = [None] * len(passes)
+    if 2 * computes.sum() > len(ends):  # else calls of backward show nothing
+        left_at = _left_at(passes)
     for one, by, last_call in zip(passes, consumed_by, left_at, strict=True):
         trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
         if by is None:
@@ -136,7 +136,8 @@ def _left_at(passes: Sequence[Pass]) -> list[int | None]:
     last one before its loader was drawn from in another pass. None of other passes.
 
     A later pass counts from its first batch. One that was begun before and goes on counts only where no backward came
-    between the batches of the pass: two iterators that are read in turn are not left.
+    between the batches of the pass: two iterators that are read in turn are not left. Such batches may also lie between
+    one of that pass and its training: a look, unless most batches of that pass have others beside them.
     """
     draws = defaultdict[int, list[tuple[int, int, int]]](list)  # by source: place, calls of backward, number of pass
     for number, one in enumerate(passes):
@@ -145,15 +146,26 @@ def _left_at(passes: Sequence[Pass]) -> list[int | None]:
     for of_source in draws.values():
         of_source.sort()
     found: list[int | None] = [None] * len(passes)
+    beside = defaultdict[int, list[int]](list)  # by the pass within which they are: passes that may be looks
     for number, one in enumerate(passes):
         if one.ended is not None or one.in_thread:  # a thread may begin the next pass before the last is trained on
             continue
         of_source = draws[id(one.source)]
         is_look = one.backwards[0] == one.backwards[-1]
-        for _, calls, other in of_source[bisect_right(of_source, one.places[-1], key=lambda draw: draw[0]) :]:
+        following = bisect_right(of_source, one.places[-1], key=lambda draw: draw[0])
+        for _, calls, other in of_source[following:]:
             if is_look or passes[other].places[0] > one.places[-1]:
                 found[number] = calls
                 break
+        preceding = following - len(one.places) - 1
+        if is_look and preceding >= 0:
+            _, calls, other = of_source[preceding]
+            if calls == one.backwards[0] and passes[other].places[-1] > one.places[-1]:
+                beside[other].append(number)
+    for other, looks in beside.items():
+        if 2 * len(looks) <= len(passes[other].places) and not passes[other].in_thread:
+            for number in looks:
+                found[number] = passes[number].backwards[0]
     return found
 
 

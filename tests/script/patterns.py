@@ -192,6 +192,28 @@ def looked_at(count: int, epochs: int, between: bool, read: Read = iter, keep: b
     return train
 
 
+def looked_at_before_a_step(loop: Loop) -> None:
+    """A picture is drawn of others, between a batch and its step."""
+    for _ in range(3):
+        loader = loop.loader()
+        for number, batch in enumerate(loader):
+            if number in (0, 4):
+                next(iter(loader))
+            loop.step(batch)
+        loop.evaluate()
+
+
+def two_of_an_iteration(loop: Loop) -> None:
+    """Each batch is trained on with one of a new iterator."""
+    for _ in range(2):
+        loader = loop.loader()
+        for batch in loader:
+            other = next(iter(loader))
+            loop.backward(batch)
+            loop.step(other)
+        loop.evaluate()
+
+
 def broken_off(read: Read) -> Callable[[Loop], None]:
     """The batch at which the loop ends is drawn, and not trained on."""
 
@@ -384,6 +406,8 @@ PATTERNS: dict[str, Callable[[Loop], None]] = {
     "looked-at-ahead": looked_at(1, epochs=3, between=False, read=one_ahead),
     "looked-at-three-ahead": looked_at(2, epochs=3, between=False, read=three_ahead),
     "looked-at-between": looked_at(2, epochs=3, between=True),
+    "looked-at-before-a-step": looked_at_before_a_step,
+    "two-of-an-iteration": two_of_an_iteration,
     "broken-off": broken_off(iter),
     "broken-off-ahead": broken_off(one_ahead),
     "sliced": sliced,
