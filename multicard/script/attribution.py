@@ -4,9 +4,13 @@ A batch is handed out before the step that trains on it; how long before depends
 its batches is the last (Accelerate, and so Hugging Face's Trainer, TRL and diffusers) or copies the next batch while
 the model computes (a prefetcher) holds one back, or several. Calls of backward show it: the first batches of a pass are
 handed out with none between them, and some come after the pass has ended. They also say when a batch is trained on.
+
+A pass that is left before its end may leave batches that nobody trains on: a look by `next(iter(loader))`, or the batch
+at which a loop breaks. No call of backward comes after those before the same loader is drawn from in another pass.
 """
 
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,21 +82,26 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     samples, batches = (np.zeros(len(ends), dtype=np.int64) for _ in range(2))
     unknown = np.zeros(len(ends), dtype=bool)
     total = int(backwards[-1]) if len(ends) else 0
+    computes = np.diff(backwards, prepend=0) > 0
     consumed_by = _consumption(passes, total)
-    for one, by in zip(passes, consumed_by, strict=True):
+    left_at: list[int | None] = [None] * len(passes)
+    if 2 * computes.sum() > len(ends):  # else calls of backward show nothing
+        left_at = _left_at(passes)
+    for one, by, last_call in zip(passes, consumed_by, left_at, strict=True):
         trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
         if by is None:
             steps = np.searchsorted(handed_out, np.array(one.places), side="right")
         else:
             steps = np.searchsorted(backwards, by, side="left")
             trains |= trains.any()  # a pass is one loop's: its last batches may follow the last known step
+        if last_call is not None:
+            trains &= (np.array(one.backwards) + 1 if by is None else by) <= last_call
         for step, size in zip(steps[trains], np.array(one.sizes)[trains], strict=True):
             if step == len(ends):
                 continue  # read ahead when the run ended
             batches[step] += 1
             unknown[step] |= size == UNKNOWN
             samples[step] += max(0, size)
-    computes = np.diff(backwards, prepend=0) > 0
     if passes:
         unknown |= computes & (batches == 0)
     samples[unknown] = 0
@@ -120,6 +129,44 @@ def _consumption(passes: Sequence[Pass], total: int) -> list[np.ndarray | None]:
             if depth and len(one.places) > depth:
                 found[number] = _after(one, depth)
     return [found.get(number) for number in range(len(passes))]
+
+
+def _left_at(passes: Sequence[Pass]) -> list[int | None]:
+    """Of each pass that was left before its end the last call of backward that can have trained on its batches: the
+    last one before its loader was drawn from in another pass. None of other passes.
+
+    A later pass counts from its first batch. One that was begun before and goes on counts only where no backward came
+    between the batches of the pass: two iterators that are read in turn are not left. Such batches may also lie between
+    one of that pass and its training: a look, unless most batches of that pass have others beside them.
+    """
+    draws = defaultdict[int, list[tuple[int, int, int]]](list)  # by source: place, calls of backward, number of pass
+    for number, one in enumerate(passes):
+        of_pass = zip(one.places, one.backwards, strict=True)
+        draws[id(one.source)] += [(place, calls, number) for place, calls in of_pass]
+    for of_source in draws.values():
+        of_source.sort()
+    found: list[int | None] = [None] * len(passes)
+    beside = defaultdict[int, list[int]](list)  # by the pass within which they are: passes that may be looks
+    for number, one in enumerate(passes):
+        if one.ended is not None or one.in_thread:  # a thread may begin the next pass before the last is trained on
+            continue
+        of_source = draws[id(one.source)]
+        is_look = one.backwards[0] == one.backwards[-1]
+        following = bisect_right(of_source, one.places[-1], key=lambda draw: draw[0])
+        for _, calls, other in of_source[following:]:
+            if is_look or passes[other].places[0] > one.places[-1]:
+                found[number] = calls
+                break
+        preceding = following - len(one.places) - 1
+        if is_look and preceding >= 0:
+            _, calls, other = of_source[preceding]
+            if calls == one.backwards[0] and passes[other].places[-1] > one.places[-1]:
+                beside[other].append(number)
+    for other, looks in beside.items():
+        if 2 * len(looks) <= len(passes[other].places) and not passes[other].in_thread:
+            for number in looks:
+                found[number] = passes[number].backwards[0]
+    return found
 
 
 def _next_training(passes: Sequence[Pass], total: int) -> list[int]:

@@ -77,12 +77,11 @@ class Draws:
         self.without_step: list[tuple[Source, int]] = []  # after a whole pass since the last step of so many batches
 
     def begins(self, data: Any, index_sampler: Any) -> Pass:
-        """A loader begins a pass. Its source is, of those that training draws from, the same object, as lists find an
-        object without a comparison."""
+        """A loader begins a pass. Its source is, of those drawn from before, the same object, as lists find an object
+        without a comparison, and passes of a source are told from others by it."""
         source = Source(data, index_sampler)
-        if self._first_step:  # `next(iter(loader))` for a look at a batch came before
-            self._new = [each for each in self._new if each.source != source]
-        return Pass(next((known for known in self._known if known == source), source))
+        before = (*self._known, *(each.source for each in self._new))
+        return Pass(next((each for each in before if each == source), source))
 
     def is_known(self, source: Source) -> bool:
         """True for a source that training draws from."""

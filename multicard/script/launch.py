@@ -1,11 +1,16 @@
 """How a script on one GPU is started, and what is said of one that fails so."""
 
 import os
+import re
 import shlex
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
 
 from multicard.config.script import Launch, ScriptConfig
+from multicard.machine.private import ROOT
 from multicard.messages import Message, Refusal
 from multicard.ranks.failures import in_a_line, is_oom
 from multicard.ranks.process import Rank
@@ -26,6 +31,12 @@ VARIABLES = (
     "MASTER_PORT",
 )
 AGENT = "TORCHELASTIC_"  # begins the names of the agent's own
+OF_VARIABLES = re.compile(rf"\b({'|'.join(VARIABLES)}|{AGENT}\w+)\b|init_process_group|init_device_mesh")
+OF_GROUP = r"process[ _]group|local[ _-]?rank|world[ _]size|\bnccl|\bgloo\b|\bc10d\b|TCPStore|rendezvous"
+OF_GPU = r"No CUDA GPUs|device ordinal|not compiled with CUDA|NVIDIA driver"
+OF_START = re.compile(f"{OF_VARIABLES.pattern}|(?i:{OF_GROUP}|{OF_GPU})")
+OF_FILES = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {str(ROOT / "multicard")}
 OWN = ("script.relative-import", "script.own-ranks", "script.replaced", "script.no-step")  # whatever starts the script
 
 
@@ -44,14 +55,15 @@ def variables(config: ScriptConfig, rank: Rank) -> Iterator[None]:
 
 def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> Refusal | None:
     """What is said of a script on one GPU that failed before its first step: how else it can be started. None where
-    that would not help."""
+    nothing shows that the start has to do with it."""
     if rank.world_size > 1 or not isinstance(error, Exception) or is_oom(error):
         return None
-    if getattr(error, "code", None) in OWN or getattr(error, "facts", {}).get("exit_code") == 2:
+    if getattr(error, "code", None) in OWN or not any(map(_is_of_start, _chain(error))):
         return None
     reason = str(error) if isinstance(error, Message | Refusal) else in_a_line(error)
     other = Launch.python if config.launch is Launch.torchrun else Launch.torchrun
-    command = shlex.join(["multicard", "script", *words.overrides(config), f"launch={other}"])
+    own = [word for word in words.overrides(config) if not word.startswith("launch=")]
+    command = shlex.join(["multicard", "script", *own, f"launch={other}"])
     return Refusal(
         "script.failed-at-start",
         f"{reason}; started by {config.launch} it failed before its first step: if it starts by {other} alone, "
@@ -61,3 +73,26 @@ def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> R
         reason=reason,
         command=command,
     )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those from which it was raised."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _is_of_start(error: BaseException) -> bool:
+    """True for an error of the variables, of the group that a script joins by them, or of the GPU that it takes by
+    them: by its text, or by the line of the script that failed. What a file is called says nothing."""
+    if isinstance(error, OF_FILES):
+        return False
+    if OF_START.search(str(error)):
+        return True
+    lines = [frame.line or "" for frame in extract_tb(error.__traceback__) if not _is_of_library(frame.filename)]
+    return bool(lines and OF_VARIABLES.search(lines[-1]))
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in LIBRARIES)

@@ -3,20 +3,26 @@
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from datetime import datetime
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from multicard.config import schema
+from multicard.config.base import ProfileName
 from multicard.config.keys import flat
+from multicard.config.roles import Role
 from multicard.config.script import STYLE, ScriptConfig, Style
 from multicard.messages import Refusal
 
 PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")  # negative ones, which argparse does not take for an option
 RESERVED = ("null", "true", "false")  # texts that Hydra would read as something else
+TIME = "%Y-%m-%d_%H-%M-%S"  # as conf/common.yaml names runs
 # Variables by which ranks find one another
 LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -86,12 +92,38 @@ def variables(config: ScriptConfig) -> dict[str, str]:
 
 
 def overrides(config: ScriptConfig) -> list[str]:
-    """The words of a command of multicard that starts the script as this configuration does, on one GPU."""
+    """The words of a command of multicard that runs this configuration once: the script, and each key that has another
+    value than its default. Keys that mean nothing for a single run, and a name that is a time, are left out."""
+    values = flat(asdict(config))
+    usual = flat({each.name: _default(each, config) for each in fields(config)})
     own = [f"script={_grammar(config.script)}"]
-    own += [f"words={_grammar(config.words)}"] if config.words else []
-    own += [f"args.{name}={_grammar(value)}" for name, value in flat(config.args).items() if value != Style.argparse]
-    own += [f"steps={config.steps}"] if config.steps is not None else []
+    if config.profile.name != ProfileName.none:  # an option, and then its keys
+        own.append(f"profile={config.profile.name}")
+    for key, value in values.items():
+        is_named = key in ("script", "profile.name") or (key == "name" and _is_time(config.name))
+        group = key.partition(".")[0]
+        if is_named or Role.sweeps in schema.of(key) or Role.sweeps in schema.of(group):
+            continue
+        if key not in usual or value != usual[key] or key == "name":
+            own.append(f"{key}={_grammar(value)}")
     return own
+
+
+def _default(field: Field[Any], config: ScriptConfig) -> Any:
+    """The default of a key, or those of a group as the option that was chosen has them, as `asdict` gives them."""
+    value = getattr(config, field.name)
+    if is_dataclass(value):
+        return {each.name: _default(each, cast(Any, value)) for each in fields(value)}
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _is_time(name: str) -> bool:
+    """True for the name that a command without one has."""
+    try:
+        datetime.strptime(name, TIME)
+    except ValueError:
+        return False
+    return True
 
 
 def _style_and_args(config: ScriptConfig) -> tuple[Style, dict[str, Any]]:

@@ -59,6 +59,7 @@ class Loop:
 
 
 Evaluation = Callable[[Loop], None]
+Read = Callable[[Iterable[Any]], Iterator[Any]]
 
 # ---- ways to read batches
 
@@ -163,6 +164,103 @@ def left_early(loop: Loop) -> None:
     for _ in range(3):
         for _, batch in zip(range(5), one_ahead(loop.loader()), strict=False):
             loop.step(batch)
+        loop.evaluate()
+
+
+def looked_at(count: int, epochs: int, between: bool, read: Read = iter, keep: bool = False) -> Callable[[Loop], None]:
+    """So many batches are read and not trained on: before each epoch, as PyTorch's tutorials do for the batch size or
+    a picture, or in each epoch between two steps. Their iterator may be kept."""
+
+    def train(loop: Loop) -> None:
+        kept = []
+        loader = loop.loader()
+        for _ in range(epochs):
+            for number, batch in enumerate(read(loader)) if between else [(0, None)]:
+                if batch is not None:
+                    loop.step(batch)
+                if number in (0, 3):
+                    looks = iter(loader)
+                    for _ in range(count):
+                        next(looks)
+                    kept += [looks] if keep else []
+                    del looks
+            if not between:
+                for batch in read(loader):
+                    loop.step(batch)
+            loop.evaluate()
+
+    return train
+
+
+def looked_at_before_a_step(loop: Loop) -> None:
+    """A picture is drawn of others, between a batch and its step."""
+    for _ in range(3):
+        loader = loop.loader()
+        for number, batch in enumerate(loader):
+            if number in (0, 4):
+                next(iter(loader))
+            loop.step(batch)
+        loop.evaluate()
+
+
+def two_of_an_iteration(loop: Loop) -> None:
+    """Each batch is trained on with one of a new iterator."""
+    for _ in range(2):
+        loader = loop.loader()
+        for batch in loader:
+            other = next(iter(loader))
+            loop.backward(batch)
+            loop.step(other)
+        loop.evaluate()
+
+
+def broken_off(read: Read) -> Callable[[Loop], None]:
+    """The batch at which the loop ends is drawn, and not trained on."""
+
+    def train(loop: Loop) -> None:
+        for _ in range(3):
+            for number, batch in enumerate(read(loop.loader())):
+                if number == 4:
+                    break
+                loop.step(batch)
+            loop.evaluate()
+
+    return train
+
+
+def sliced(loop: Loop) -> None:
+    for _ in range(3):
+        list(itertools.islice(loop.loader(), 2))  # for a picture
+        for batch in itertools.islice(loop.loader(), 4):
+            loop.step(batch)
+        loop.evaluate()
+
+
+def anew_for_each_step(loop: Loop) -> None:
+    """Each step draws a batch of a new iterator, which is trained on."""
+    for number in range(12):
+        loop.step(next(iter(loop.loader())))
+        if number % 5 == 4:
+            loop.evaluate()
+
+
+def sliced_for_each_step(loop: Loop) -> None:
+    """The batches of a step are all drawn, of an iterator that is then gone."""
+    for _ in range(4):
+        for batch in list(itertools.islice(loop.loader(), 3)):
+            loop.backward(batch)
+        loop.optimizer.step()
+        loop.evaluate()
+
+
+def two_in_turn(loop: Loop) -> None:
+    """Two iterators of a loader are read in turn, and left."""
+    for _ in range(2):
+        pairs = zip(loop.loader(), loop.loader(), strict=True)
+        for pair in itertools.islice(pairs, 4):
+            for batch in pair:
+                loop.backward(batch)
+            loop.optimizer.step()
         loop.evaluate()
 
 
@@ -301,6 +399,21 @@ PATTERNS: dict[str, Callable[[Loop], None]] = {
     "accumulated-at-once": accumulated_by(one_ahead, at_once=True),
     "accumulated-plainly": accumulated_by(iter, at_once=True),
     "left-early": left_early,
+    "looked-at": looked_at(1, epochs=3, between=False),
+    "looked-at-once": looked_at(1, epochs=1, between=False),
+    "looked-at-several": looked_at(3, epochs=3, between=False),
+    "looked-at-and-kept": looked_at(1, epochs=3, between=False, keep=True),
+    "looked-at-ahead": looked_at(1, epochs=3, between=False, read=one_ahead),
+    "looked-at-three-ahead": looked_at(2, epochs=3, between=False, read=three_ahead),
+    "looked-at-between": looked_at(2, epochs=3, between=True),
+    "looked-at-before-a-step": looked_at_before_a_step,
+    "two-of-an-iteration": two_of_an_iteration,
+    "broken-off": broken_off(iter),
+    "broken-off-ahead": broken_off(one_ahead),
+    "sliced": sliced,
+    "anew-for-each-step": anew_for_each_step,
+    "sliced-for-each-step": sliced_for_each_step,
+    "two-in-turn": two_in_turn,
     "evaluated-within": evaluated_within,
     "iter-next": iter_next,
     "infinite": infinite,

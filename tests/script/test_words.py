@@ -7,6 +7,7 @@ import pytest
 
 from multicard.cli import command_line
 from multicard.config import schema
+from multicard.config.base import plain
 from multicard.config.roles import Role
 from multicard.config.script import ScriptConfig
 from multicard.decide.race import command
@@ -88,6 +89,21 @@ def test_the_command_of_a_configuration_makes_it_again():
     config = typed("args.lr='1e3'", "args.text='a b'", "args.style=equals", "words=[fit,--,-x]", "steps=5")
     again = typed(*command_line.switched(words.overrides(config)[1:], WORKLOAD))
     assert again.identity() == config.identity()
+
+
+def test_the_command_of_a_configuration_has_all_that_was_typed():
+    own = ["device=cpu", "name=trial", "warmup_steps=2", "gpus=2", "malloc=system", "tracker.mode=disabled"]
+    profile = ["profile=kineto", "profile.window=start", "profile.steps=3"]
+    config = typed(*own, *profile, "args.lr=0.1", "launch=python", "repeat=2")
+    found = words.overrides(config)
+    assert {*own, *profile, "launch=python", "args.lr=0.1"} < {*found} and "repeat=2" not in found
+    again = typed(*command_line.switched(found[1:], WORKLOAD))
+    assert plain(again) | {"repeat": config.repeat} == plain(config)
+
+
+@pytest.mark.parametrize("names", [[], ["name=trial-2"]])
+def test_the_command_of_a_configuration_has_a_name_that_was_typed(names: list[str]):
+    assert words.overrides(typed(*names)) == ["script=train.py", *names]
 
 
 def test_variables_are_set_by_env():
