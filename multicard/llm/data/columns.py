@@ -18,6 +18,9 @@ PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 
 # Columns by what they mean, in the order in which they are looked for; case does not matter
 LISTS = ("dialog", "turns", "items", "data")  # also names of other lists, beside a question and its answer
+# Columns whose public forms have turns without names, which are the user's and the assistant's in turn: LIMA's,
+# DailyDialog's, UltraChat's. MT-Bench's `turns` are questions alone.
+BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
 CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
 SYSTEM = ("system", "system_prompt", "system_message")
 TOOLS = ("tools", "functions")

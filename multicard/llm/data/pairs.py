@@ -100,7 +100,7 @@ def _check_prompt(
     for name in asked:
         value = row.peek(name)
         texts = texts_of(turns.messages(value) or ()) if isinstance(value, list) else texts_of(flat_turns(str(value)))
-        is_said = all(text in said for said in own for text in texts)
+        is_said = bool(texts) and all(text in said for said in own for text in texts)
         if not is_said and not all(str(value).strip() in {text for _, text in said} for said in own):
             raise two_prompts(name)
         row.pass_over(name)

@@ -50,12 +50,13 @@ BEARING_KEYS = ("tool_calls", "tools", "functions", "reasoning_content", "reason
 BEARING_KEYS += ("refusal", "audio", "image", "images", "video", "videos", "documents", "citations", "prefix")
 
 
-def messages(turns: Any) -> list[Message] | None:
-    """The messages of a column; None where it holds no list of turns.
+def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
+    """The messages of a column; None if it holds no list of turns.
 
     Args:
-        turns: objects with a role and a content, objects with a question and its answer, texts by turns, or lists of
-            a question and its answer; also as JSON.
+        turns: objects with a role and a content, or objects with a question and its answer; also as JSON.
+        by_place: the column's form has turns without names too: texts by turns, or lists of a question and its answer.
+            In any other column a list of texts is several answers, or a column of several rows.
     """
     if isinstance(turns, str) and turns.lstrip().startswith(("[", "{")):
         try:
@@ -66,10 +67,10 @@ def messages(turns: Any) -> list[Message] | None:
         turns = [turns]
     if not isinstance(turns, list):
         return None
-    if turns and all(isinstance(turn, str) for turn in turns):
+    if by_place and turns and all(isinstance(turn, str) for turn in turns):
         pairs = zip(turns, _alternating(len(turns)), strict=True)
         return [_checked({"role": role, "content": text}, number) for number, (text, role) in enumerate(pairs, start=1)]
-    if turns and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+    if by_place and turns and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
         turns = [{"input": question, "output": answer} for question, answer in turns]
     if not all(isinstance(turn, dict) for turn in turns):
         return None
