@@ -5,13 +5,11 @@ Nothing is dropped in silence: what lies in a folder, or stands beside the rows 
 
 import bz2
 import csv
-import glob
 import gzip
 import io
 import json
 import lzma
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,15 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multicard.config.llm import StoredTextConfig
-from multicard.llm.data.columns import READ, is_filled, quoted
+from multicard.llm.data.columns import READ, is_filled
+from multicard.llm.data.row_folders import KEY, found_files, kind_of
 from multicard.messages import Refusal
 
-KEY = "dataset.data_files"
 OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
-GLOB = re.compile(r"[*?\[]")
-# Splits by the first word of a file's or a folder's name, or the last: "test-00000-of-00001", "my_data_val"
-TRAINING, OTHER_SPLITS = ("train", "training"), ("test", "testing", "val", "valid", "validation", "dev", "eval")
-ARROW_STATE = "state.json"  # names the files of a data set that `save_to_disk` wrote
 DELIMITERS = ",;\t|"
 
 
@@ -51,12 +45,12 @@ def value_of(data: StoredTextConfig) -> str:
 
 def paths(data: StoredTextConfig) -> list[Path]:
     """The files that `dataset.data_files` names, in their order; refused (ValueError) where there is none."""
-    return list(_found(_typed(data)).files)
+    return list(found_files(_typed(data)).files)
 
 
 def read_file(data_files: str | Sequence[str]) -> StoredRows:
     """The rows of a file, of several, of those that a pattern matches, or of a folder's training split."""
-    found = _found((data_files,) if isinstance(data_files, str) else tuple(map(str, data_files)))
+    found = found_files((data_files,) if isinstance(data_files, str) else tuple(map(str, data_files)))
     rows, ignored = _read_all(tuple((file, _stamp(file)) for file in found.files))
     return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)))
 
@@ -85,139 +79,14 @@ def _typed(data: StoredTextConfig) -> tuple[str, ...]:
     return tuple(map(str, files)) if isinstance(files, list | tuple) else (str(files),)
 
 
-# ---- which files
-
-
-class FoundFiles(NamedTuple):
-    files: tuple[Path, ...]
-    ignored: dict[str, int]
-
-
-def _found(typed: Sequence[str]) -> FoundFiles:
-    """The files of each value that was typed, each file once."""
-    files, ignored = dict[Path, None](), Counter[str]()
-    for value in typed:
-        place = Path(value).expanduser()
-        if place.is_dir():
-            own, beside = _of_folder(value, place)
-            ignored.update(beside)
-        elif place.exists():
-            own = [place]
-        else:
-            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (of absolute patterns too)
-            own = [Path(name) for name in matching if Path(name).is_file()]
-        if not own:
-            pattern = ", and no file matches it" if GLOB.search(value) else ""
-            raise Refusal(
-                "llm.data-file-absent",
-                f"{KEY}={value}: no such file{pattern}; give {_kinds()}, or a folder of them",
-                key=KEY,
-                value=value,
-            )
-        for file in own:
-            if _kind(file) is None:
-                raise Refusal(
-                    "llm.data-file-suffix",
-                    f"{KEY}={file}: must be {_kinds()}",
-                    key=KEY,
-                    value=str(file),
-                )
-        files |= dict.fromkeys(own)
-    return FoundFiles(tuple(files), dict(ignored))
-
-
-def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The files of a folder's training split, or all where no name says which split a file is of."""
-    every = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
-    listed = _of_arrow(folder, every)
-    files = [path for path in every if _kind(path) is not None and path.name not in ("dataset_info.json", ARROW_STATE)]
-    files = [path for path in files if path.name != "dataset_dict.json" and (listed is None or path in listed)]
-    if not files:
-        raise Refusal(
-            "llm.data-folder-empty",
-            f"{KEY}={value}: is a folder without {_kinds()}; give one of these files, or a folder of them",
-            key=KEY,
-            value=value,
-        )
-    splits = {path: _split(path.relative_to(folder)) for path in files}
-    read = [path for path in files if splits[path] in TRAINING]
-    others = [path for path in files if splits[path] in OTHER_SPLITS]
-    if others and not read and len(others) == len(files):
-        remedy = f"{KEY}={quoted(str(others[0]))}"
-        raise Refusal(
-            "llm.data-folder-splits",
-            f"{KEY}={value}: holds no training split but {', '.join(sorted({str(splits[path]) for path in others}))}; "
-            f"name the files to tune on, as `{remedy}`",
-            key=KEY,
-            value=value,
-            splits=sorted({str(splits[path]) for path in others}),
-            remedy=remedy,
-        )
-    read = read or [path for path in files if path not in others]
-    ignored = Counter[str]()
-    for path in every:
-        if path not in read:
-            name = str(path.relative_to(folder))
-            ignored[name if path in files else f"*{path.suffix}"] += 1
-    return read, ignored
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
-    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the library's caches. None
-    where nothing was written by it."""
-    states = [path for path in every if path.name == ARROW_STATE]
-    if not states:
-        return None
-    listed = set[Path]()
-    for state in states:
-        try:
-            listed |= {state.parent / each["filename"] for each in json.loads(state.read_text("utf-8"))["_data_files"]}
-        except (ValueError, LookupError, TypeError) as error:
-            raise Refusal(
-                "llm.data-folder-state",
-                f"{KEY}={folder}: {state.name} cannot be read ({error}); give the data files themselves",
-                key=KEY,
-                value=str(folder),
-                reason=str(error),
-            ) from None
-    return listed
-
-
-def _split(path: Path) -> str | None:
-    """The split that a path's name tells, of its folders from the file up; None where it tells none."""
-    names = [path.name.partition(".")[0], *reversed(path.parent.parts)]
-    for name in names:
-        words = re.split(r"[-_. ]+", name.lower())
-        for word in (words[0], words[-1]):
-            if word in (*TRAINING, *OTHER_SPLITS):
-                return word
-    return None
-
-
 # ---- one file
-
-
-def _kind(file: Path) -> str | None:
-    """The key in READERS; None of a file that cannot be read."""
-    suffix = file.suffix.lower()
-    if suffix in OPENERS:
-        suffix = Path(file.stem).suffix.lower()
-    return suffix if suffix in READERS else None
-
-
-def _kinds() -> str:
-    return f"a file of {', '.join(READERS)}, also as {', '.join(OPENERS)}"
 
 
 def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
     try:
         content = file.read_bytes()
         opener = OPENERS.get(file.suffix.lower())
-        return READERS[str(_kind(file))](content if opener is None else opener(content))
+        return READERS[str(kind_of(file))](content if opener is None else opener(content))
     except (OSError, EOFError, ValueError, NotImplementedError, RecursionError, lzma.LZMAError) as error:
         cause = str(error).partition("\n")[0]  # Arrow's errors are of these types
         if isinstance(error, Refusal):

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data import part_names
+from multicard.records import part_names
+from multicard.records.part_names import Kind
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests, train_on
-from multicard.vision.data.part_names import Kind
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".jfif", ".avif")
 # What systems and programs leave in folders; it counts as hidden, as all whose name begins with a dot does

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.messages import Message, Refusal
-from multicard.vision.data import part_names
+from multicard.records import part_names
 from multicard.vision.data.class_folders import beside, class_folders, count_files, holds_images
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
 from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row, opened
