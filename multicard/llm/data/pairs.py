@@ -39,6 +39,9 @@ def pair(row: Columns, reader: str) -> Pair:
         return _pair_of_answered(row, answered[1], rejected[0])
     if not (chosen and rejected):
         refuse_kto(row)
+        for empty in (*row.present(names.CHOSEN)[:1], *row.present(names.REJECTED)[:1]):
+            if not row.there((empty,)):
+                raise unanswered(empty)
         missing = [name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found]
         asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
         raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))

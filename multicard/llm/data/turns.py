@@ -108,8 +108,19 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     """
     columns = Columns(turn)
     said = columns.get(*ROLE_KEYS)
-    content = next((turn[name] for name in CONTENT_KEYS if turn.get(name) is not None), None)
-    columns.pass_over(*ROLE_KEYS, *CONTENT_KEYS)
+    speaker = turn.get("from")
+    if ROLES.get(str(speaker).lower()) is not None:  # another name is a key that nobody reads
+        if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(str(said).lower()):
+            raise _two_values(number, ROLE_KEYS)
+        columns.pass_over("from")
+    given = [name for name in CONTENT_KEYS if turn.get(name) is not None]
+    filled = columns.there(CONTENT_KEYS) or given
+    content = turn[filled[0]] if filled else None
+    columns.pass_over(*filled[:1])
+    if len(filled) > 1 and isinstance(turn["value"], str | list):  # a number is no text of the message
+        if turn["value"] != content:
+            raise _two_values(number, CONTENT_KEYS)
+        columns.pass_over("value")
     role = ROLES.get(str(said).lower())
     if role is None:
         stated = "no role" if said is None else f"role {said!r}"
@@ -128,6 +139,15 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     if isinstance(own.get("tool_calls"), str):
         own["tool_calls"] = _calls(str(own["tool_calls"]), number)
     return _checked(own | _weight(number, role, turn), number)
+
+
+def _two_values(number: int, keys: Sequence[str]) -> Refusal:
+    return Refusal(
+        "llm.row-two-values",
+        f"message {number} has {' and '.join(keys)}, which contradict each other; keep one of them",
+        message=number,
+        columns=list(keys),
+    )
 
 
 def _checked(said: Message, number: int) -> Message:
