@@ -82,6 +82,9 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
         ("a.csv", "input,output\na,b,c\n", "llm.csv-cells"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "llm.bad-line"),
         ("a.json", "[1,\n2", "llm.bad-line"),
+        ("a.csv", "input,input\na,b\n", "llm.csv-header"),
+        ("a.csv", "input,,\na,b,c\n", "llm.csv-header"),
+        ("a.json", '[{"input": "a", "input": "b"}]', "llm.json-key-twice"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code: str, tmp_path: Path):
@@ -89,6 +92,41 @@ def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code:
     with refused("llm.data-file-unread", value=str(tmp_path / name)) as caught:
         files.read_file(str(tmp_path / name))
     assert find(str(caught.value), code)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "line"),
+    [
+        ("a.csv", 'input,output\na,b\n"c,d\ne,f\n', "llm.csv-quotes", 3),
+        ("a.csv", 'input,output\na,b\n"c,d\ne,f\n"g",h\n', "llm.csv-quotes", 3),
+        ("a.csv", 'input,output\n"c" d,e\n', "llm.csv-quotes", 2),
+        ("a.tsv", 'input\toutput\n"c\td\ne"\tf\n', "llm.csv-quotes", 2),
+        ("a.tsv", 'input\toutput\n"c\td\ne\n', "llm.csv-quotes", 2),
+        ("a.jsonl", '{"a": 1}\n{"a": {"b": 1, "b": 2}}\n', "llm.json-key-twice", 2),
+        ("a.jsonl", '{"a": 1, "a": 2}\n', "llm.json-key-twice", 1),
+    ],
+)
+def test_rows_that_would_be_swallowed_are_refused_with_their_line(
+    name: str, text: str, code: str, line: int, tmp_path: Path
+):
+    (tmp_path / name).write_text(text)
+    with refused("llm.data-file-unread") as caught:
+        files.read_file(str(tmp_path / name))
+    assert find(str(caught.value), code, line=line)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cells"),
+    [
+        ("a.tsv", 'input\toutput\n"c" d\te\n"f\tg\n', [('"c" d', "e"), ('"f', "g")]),
+        ("a.tsv", 'input\toutput\n"c"\t"d\te"\n"f\n""g"\th\n', [("c", "d\te"), ('f\n"g', "h")]),
+        ("a.csv", 'input\toutput\n"c" d\te\n', [('"c" d', "e")]),
+        ("a.csv", 'input,output,,\n5" pipe,b,,\n\n', [('5" pipe', "b")]),
+    ],
+)
+def test_quotes_are_read_as_they_are_meant(name: str, text: str, cells: list[tuple[str, str]], tmp_path: Path):
+    (tmp_path / name).write_text(text)
+    assert [(row["input"], row["output"]) for row in files.read_file(str(tmp_path / name)).rows] == cells
 
 
 def test_an_object_alone_is_a_row_whatever_lists_it_has(tmp_path: Path):

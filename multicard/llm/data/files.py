@@ -4,13 +4,10 @@ Nothing is dropped in silence: what lies in a folder, or stands beside the rows 
 """
 
 import bz2
-import csv
 import gzip
-import io
 import json
 import lzma
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,12 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multicard.config.llm import StoredTextConfig
+from multicard.llm.data import separated_rows
 from multicard.llm.data.columns import READ, is_filled
 from multicard.llm.data.row_folders import KEY, found_files, kind_of
 from multicard.messages import Refusal
 
 OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
-DELIMITERS = ",;\t|"
 
 
 class StoredRows(NamedTuple):
@@ -124,7 +121,7 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
         if (is_whole and (follows or is_lines)) or not (is_whole or _is_json(text)):
             return _json_lines(lines), {}  # which names the line that is not JSON
     try:
-        return _rows_of(json.loads(text))
+        return _rows_of(_loaded(text))
     except (json.JSONDecodeError, RecursionError) as error:
         if _is_json(first):  # lines that are lists
             return _json_lines(lines), {}
@@ -140,12 +137,37 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def _loaded(text: str, line: int | None = None) -> Any:
+    """The value of JSON. Refuses (ValueError) an object with a key twice, of which one value would be lost.
+
+    Args:
+        line: of the file, if the text is one.
+    """
+
+    def without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) == len(pairs):
+            return made
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        start = "" if line is None else f"line {line}: "
+        raise Refusal(
+            "llm.json-key-twice",
+            f"{start}an object has the key {twice!r} twice; keep one of them",
+            line=line,
+            twice=twice,
+        )
+
+    return json.loads(text, object_pairs_hook=without_twice)
+
+
 def _json_lines(lines: Sequence[str]) -> list[Any]:
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(json.loads(line))
+                rows.append(_loaded(line, number))
+            except Refusal:
+                raise
             except (ValueError, RecursionError):
                 raise _bad_line(number) from None
     return rows
@@ -184,31 +206,6 @@ def _is_table(value: Any) -> bool:
     return not all({"role", "from"} & row.keys() for row in value)
 
 
-def _separated(content: bytes, delimiter: str | None = None) -> tuple[list[Any], dict[str, int]]:
-    text = content.decode("utf-8-sig")
-    header = text.lstrip().partition("\n")[0]
-    found = delimiter or max(DELIMITERS, key=header.count)
-    csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
-    rows = []
-    for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), delimiter=found), start=1):
-        if None in row:
-            raise Refusal(
-                "llm.csv-cells",
-                f"row {number} has more cells than the header has columns; quote cells that hold {found!r}",
-                row=number,
-            )
-        rows.append(row)
-    return rows, {}
-
-
-def _read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    return _separated(content)
-
-
-def _read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    return _separated(content, "\t")
-
-
 def _read_parquet(content: bytes) -> tuple[list[Any], dict[str, int]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -237,8 +234,8 @@ READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {
     ".json": _read_json,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": separated_rows.read_csv,
+    ".tsv": separated_rows.read_tsv,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
 }
