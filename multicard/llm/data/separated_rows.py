@@ -78,7 +78,7 @@ def _open_quote(line: int, reason: str) -> Refusal:
     return Refusal(
         "llm.csv-quotes",
         f"the row of line {line} has a quote that does not end its cell ({reason}); "
-        "put a cell with quotes into quotes, and write each of its own twice, or give the rows as JSON lines",
+        "quote the cell and double its own quotes, or give JSON lines",
         line=line,
         reason=reason,
     )
