@@ -101,14 +101,7 @@ def prepare(config: LlmConfig) -> Inputs:
         needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
         # the number of packed rows is only known to the ranks
         if rows is not None and not config.packed and len(rows) < needed:
-            raise Refusal(
-                "llm.rows-below-a-step",
-                f"dataset.rows={len(rows)}: is less than one step "
-                f"(batch_size x gpus x gradient_accumulation_steps = {needed}); use `dataset.rows={needed}` or more",
-                key="dataset.rows",
-                value=len(rows),
-                needed=needed,
-            )
+            raise _below_a_step(config, loaded, needed)
         token_ranks = train_tokenizer(config, rows)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         quantised.check(config)
@@ -119,6 +112,33 @@ def prepare(config: LlmConfig) -> Inputs:
         )
         _NOTICES[identity] = _notices(loaded, last_alone)
     return _LATEST[identity]
+
+
+def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int) -> Refusal:
+    """The refusal of rows that fill no step, with more rows if the data have them, or else a smaller step."""
+    rows = loaded.rows or []
+    each = config.world_size * config.gradient_accumulation_steps
+    data = config.dataset
+    asked = data.rows if isinstance(data, StoredTextConfig) else None
+    enough = needed + (asked or len(rows)) - len(rows)  # some of them are left out
+    if loaded.available is None or loaded.available >= enough:
+        remedy = f"dataset.rows={enough}"
+    elif len(rows) >= each:
+        remedy = f"batch_size={len(rows) // each}"
+    elif len(rows) >= config.world_size:
+        remedy = f"batch_size=1 gradient_accumulation_steps={len(rows) // config.world_size}"
+    else:
+        remedy = None
+    hint = f"use `{remedy}`" if remedy else f"give data of {config.world_size} rows or more"
+    return Refusal(
+        "llm.rows-below-a-step",
+        f"dataset.rows={len(rows)}: is less than one step "
+        f"(batch_size x gpus x gradient_accumulation_steps = {needed}); {hint}",
+        key="dataset.rows",
+        value=len(rows),
+        needed=needed,
+        remedy=remedy,
+    )
 
 
 def notices(config: LlmConfig) -> list[Message]:

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
         ("a.csv", "input,output\na,b,c\n", "llm.csv-cells"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "llm.bad-line"),
         ("a.json", "[1,\n2", "llm.bad-line"),
+        ("a.csv", "input,input\na,b\n", "llm.csv-header"),
+        ("a.csv", "input,,\na,b,c\n", "llm.csv-header"),
+        ("a.json", '[{"input": "a", "input": "b"}]', "llm.json-key-twice"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code: str, tmp_path: Path):
@@ -88,6 +92,41 @@ def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code:
     with refused("llm.data-file-unread", value=str(tmp_path / name)) as caught:
         files.read_file(str(tmp_path / name))
     assert find(str(caught.value), code)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "line"),
+    [
+        ("a.csv", 'input,output\na,b\n"c,d\ne,f\n', "llm.csv-quotes", 3),
+        ("a.csv", 'input,output\na,b\n"c,d\ne,f\n"g",h\n', "llm.csv-quotes", 3),
+        ("a.csv", 'input,output\n"c" d,e\n', "llm.csv-quotes", 2),
+        ("a.tsv", 'input\toutput\n"c\td\ne"\tf\n', "llm.csv-quotes", 2),
+        ("a.tsv", 'input\toutput\n"c\td\ne\n', "llm.csv-quotes", 2),
+        ("a.jsonl", '{"a": 1}\n{"a": {"b": 1, "b": 2}}\n', "llm.json-key-twice", 2),
+        ("a.jsonl", '{"a": 1, "a": 2}\n', "llm.json-key-twice", 1),
+    ],
+)
+def test_rows_that_would_be_swallowed_are_refused_with_their_line(
+    name: str, text: str, code: str, line: int, tmp_path: Path
+):
+    (tmp_path / name).write_text(text)
+    with refused("llm.data-file-unread") as caught:
+        files.read_file(str(tmp_path / name))
+    assert find(str(caught.value), code, line=line)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cells"),
+    [
+        ("a.tsv", 'input\toutput\n"c" d\te\n"f\tg\n', [('"c" d', "e"), ('"f', "g")]),
+        ("a.tsv", 'input\toutput\n"c"\t"d\te"\n"f\n""g"\th\n', [("c", "d\te"), ('f\n"g', "h")]),
+        ("a.csv", 'input\toutput\n"c" d\te\n', [('"c" d', "e")]),
+        ("a.csv", 'input,output,,\n5" pipe,b,,\n\n', [('5" pipe', "b")]),
+    ],
+)
+def test_quotes_are_read_as_they_are_meant(name: str, text: str, cells: list[tuple[str, str]], tmp_path: Path):
+    (tmp_path / name).write_text(text)
+    assert [(row["input"], row["output"]) for row in files.read_file(str(tmp_path / name)).rows] == cells
 
 
 def test_an_object_alone_is_a_row_whatever_lists_it_has(tmp_path: Path):
@@ -125,7 +164,10 @@ def read_names(place: Any) -> list[str]:
 def test_a_folder_a_pattern_and_a_list_are_all_of_their_files(tmp_path: Path):
     folder_of(tmp_path, "a.jsonl", "b/c.jsonl", "README.md", "x.md", ".cache/d.jsonl", "b/e.json")
     found = files.read_file(str(tmp_path))
-    assert read_names(str(tmp_path)) == ["a.jsonl", "b/c.jsonl", "b/e.json"] and found.ignored == {"*.md": 2}
+    assert read_names(str(tmp_path)) == ["a.jsonl", "b/c.jsonl", "b/e.json"] and found.ignored == {
+        "*.md": 2,
+        ".cache/": 1,
+    }
     assert read_names(f"{tmp_path}/**/*.jsonl") == ["a.jsonl", "b/c.jsonl"]
     assert read_names([str(tmp_path / "b"), str(tmp_path / "a.jsonl"), f"{tmp_path}/a*"]) == [
         "b/c.jsonl",
@@ -153,6 +195,21 @@ def test_a_folder_a_pattern_and_a_list_are_all_of_their_files(tmp_path: Path):
         (["my_data_train.jsonl", "my_data_val.jsonl"], ["my_data_train.jsonl"], ["my_data_val.jsonl"]),
         (["part.jsonl", "dev.jsonl"], ["part.jsonl"], ["dev.jsonl"]),
         (["latest.jsonl", "contest.jsonl"], ["contest.jsonl", "latest.jsonl"], []),
+        (
+            ["train2024.jsonl", "test2024.jsonl", "val2024.jsonl"],
+            ["train2024.jsonl"],
+            ["test2024.jsonl", "val2024.jsonl"],
+        ),
+        (["wiki.train.jsonl", "wiki.test.jsonl"], ["wiki.train.jsonl"], ["wiki.test.jsonl"]),
+        (["squad_train_v1.json", "squad_dev_v1.json"], ["squad_train_v1.json"], ["squad_dev_v1.json"]),
+        (["trainset.jsonl", "testset.jsonl"], ["trainset.jsonl"], ["testset.jsonl"]),
+        (["TrainData.jsonl", "TestData.jsonl"], ["TrainData.jsonl"], ["TestData.jsonl"]),
+        (["a_dev_kit.jsonl", "b_test_kit.jsonl"], ["a_dev_kit.jsonl", "b_test_kit.jsonl"], []),
+        (
+            ["train-00000-of-00002-a09b74b3ef9c3b56.json", "train-00001-of-00002-b09b74b3ef9c3b57.json"],
+            ["train-00000-of-00002-a09b74b3ef9c3b56.json", "train-00001-of-00002-b09b74b3ef9c3b57.json"],
+            [],
+        ),
     ],
 )
 def test_of_a_folder_of_splits_the_training_split_is_read_and_the_others_are_named(
@@ -161,6 +218,42 @@ def test_of_a_folder_of_splits_the_training_split_is_read_and_the_others_are_nam
     folder_of(tmp_path, *names)
     assert read_names(str(tmp_path)) == read
     assert files.read_file(str(tmp_path)).ignored == dict.fromkeys(ignored, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "splits", "first"),
+    [
+        (
+            ["train_prefs-0.json", "train_prefs-1.json", "train_sft-0.json", "test_prefs-0.json"],
+            ["train_prefs-0.json", "train_sft-0.json"],
+            ["train_prefs-0.json", "train_prefs-1.json"],
+        ),
+        (["main/train.json", "socratic/train.json"], ["main/train.json", "socratic/train.json"], ["main/train.json"]),
+        (["en/train/a.json", "fr/train/a.json"], ["en/train/", "fr/train/"], ["en/train/a.json"]),
+        (["train.json", "train.jsonl"], ["train.json", "train.jsonl"], ["train.json"]),
+    ],
+)
+def test_several_training_splits_are_refused_with_the_files_of_one(
+    names: list[str], splits: list[str], first: list[str], tmp_path: Path
+):
+    folder_of(tmp_path, *names)
+    with refused("llm.data-two-trains", key="dataset.data_files", splits=splits) as caught:
+        files.read_file(str(tmp_path))
+    (word,) = shlex.split(caught.value.facts["remedy"])
+    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
+    assert sorted(row["input"] for row in found) == first
+
+
+def test_a_file_is_read_once_and_links_and_hidden_files_are_named(tmp_path: Path):
+    folder_of(tmp_path / "data", "a.jsonl", ".b.jsonl", ".DS_Store")
+    folder_of(tmp_path / "other", "c.jsonl")
+    (tmp_path / "data" / "A.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "data" / "hard.jsonl").hardlink_to(tmp_path / "data" / "a.jsonl")
+    (tmp_path / "data" / "gone.jsonl").symlink_to("nothing")
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "other")
+    found = files.read_file(str(tmp_path / "data"))
+    assert [row["input"] for row in found.rows] == ["a.jsonl"]
+    assert found.ignored == dict.fromkeys(["A.jsonl", "hard.jsonl", ".b.jsonl", "gone.jsonl", "more/"], 1)
 
 
 def test_a_folder_without_a_training_split_is_refused_with_a_file_to_name(tmp_path: Path):

@@ -294,6 +294,34 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "llm.row-prompt-answered",
         {"column": "prompt"},
     ),
+    "two roles": (
+        {"messages": [Q, A | {"from": "human"}]},
+        "llm.row-two-values",
+        {"message": 2, "columns": ["role", "from"]},
+    ),
+    "two contents": (
+        {"messages": [Q, A | {"value": "B"}]},
+        "llm.row-two-values",
+        {"message": 2, "columns": ["content", "value"]},
+    ),
+    "several answers": (
+        {"question": "Q", "answer": ["A", "B"]},
+        "llm.row-list",
+        {"column": "answer", "length": 2},
+    ),
+    "an answer in a list": ({"question": "Q", "answer": ["A"]}, "llm.row-list", {"column": "answer"}),
+    "several prompts": ({"prompt": ["P", "Q"], "completion": "A"}, "llm.row-list", {"column": "prompt"}),
+    "a file by columns": (
+        {"instruction": ["P", "Q"], "output": ["A", "B"]},
+        "llm.row-list",
+        {"column": "instruction", "length": 2},
+    ),
+    "answers with their kinds": (
+        {"question": "Q", "answer": [["A", "name"], ["B", "name"]]},
+        "llm.row-list",
+        {"column": "answer"},
+    ),
+    "mt-bench": ({"question_id": 1, "turns": ["P", "Q"]}, "llm.chat-no-messages", {"found": ["question_id", "turns"]}),
     "segments": ({"segments": [{"text": "Q"}]}, "llm.row-segments", {}),
     "shp": (
         {"post": "Q", "human_ref_A": "A", "human_ref_B": "B"},
@@ -361,6 +389,16 @@ BORNE: list[tuple[tuple[str, ...], Any, str, dict[str, Any]]] = [
     (PREFERENCE, {"prompt": "P", "chosen": [Q, A], "rejected": [Q, B]}, "llm.row-two-prompts", {"column": "prompt"}),
     (PREFERENCE, {"messages": [Q, B], "chosen": "A", "rejected": "B"}, "llm.row-two-prompts", {"column": "messages"}),
     (PREFERENCE, {"chosen": [Q, A], "rejected": [B]}, "llm.row-no-answer", {"column": "rejected"}),
+    (PREFERENCE, PAIR | {"rejected": ""}, "llm.row-no-answer", {"column": "rejected"}),
+    (PREFERENCE, PAIR | {"chosen": None}, "llm.row-no-answer", {"column": "chosen"}),
+    (PREFERENCE, PAIR | {"chosen": ["A", "B"]}, "llm.row-list", {"column": "chosen"}),
+    (PREFERENCE, PAIR | {"prompt": ["P", "Q"]}, "llm.row-list", {"column": "prompt"}),
+    (
+        PREFERENCE,
+        {"prompt": ["P", "Q"], "chosen": [Q, A], "rejected": [Q, B]},
+        "llm.row-two-prompts",
+        {"column": "prompt"},
+    ),
     (PREFERENCE, PAIR | {"rejected": [B | {"weight": 0}]}, "llm.row-nothing-learnt", {}),
     (PREFERENCE, {"chosen": "A", "rejected": "B"}, "llm.row-columns", {"missing": ["prompt"]}),
     (PREFERENCE, {"prompt": "Q", "completion": "A", "label": True}, "llm.row-kto", {"column": "label"}),
@@ -444,6 +482,15 @@ def test_what_is_not_read_is_counted_and_said_before_the_start(tmp_path: Path):
     assert inputs.left == {"ignored": inputs.ignored}
 
 
+def test_a_key_that_another_form_reads_is_passed_over_if_it_says_the_same_and_else_named(tmp_path: Path):
+    both = [Q | ASKED, A | {"content": "", "value": "A"}]
+    named = [Q | {"from": "Ann"}, A | {"value": 0.5}]
+    for said, ignored in ((both, {}), (named, {"messages.from": 1, "messages.value": 1})):
+        found = loaded(tmp_path, [{"messages": said}], *CHAT)
+        assert found.ignored == ignored
+        assert found.rows == loaded(tmp_path, [{"messages": [Q, A]}], *CHAT).rows
+
+
 def test_rows_of_several_forms_in_one_file_are_each_read(tmp_path: Path):
     rows = [{"messages": [Q, A]}, {"conversations": [ASKED, GPT]}, {"prompt": "Q", "completion": "A"}]
     rows += [{"question": "Q", "answer": "A"}, INSTRUCTED, [Q, A], {"prompt": [Q], "completion": [A]}]
@@ -462,6 +509,25 @@ def test_a_text_is_learnt_whole_and_segments_as_they_say(tmp_path: Path):
         [("<s>Q", False), ("A</s>", True)],
         [("<|begin_of_text|>Q<|end_of_text|>", True)],
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "remedy"),
+    [
+        (8, ("batch_size=4", "dataset.rows=2"), "dataset.rows=4"),
+        (3, ("batch_size=4", "dataset.rows=2"), "batch_size=2"),
+        (3, ("batch_size=4",), "batch_size=3"),
+        (3, ("batch_size=4", "gradient_accumulation_steps=8"), "batch_size=1 gradient_accumulation_steps=3"),
+    ],
+)
+def test_too_few_rows_for_a_step_name_what_the_data_can_fill(
+    rows: int, words: tuple[str, ...], remedy: str, tmp_path: Path
+):
+    """More rows than there are would be refused in turn."""
+    place = written(tmp_path, *[{"messages": [Q, A]}] * rows)
+    with refused("llm.rows-below-a-step", remedy=remedy):
+        preflight.prepare(typed_llm(place, *CHAT, *words))
+    assert preflight.prepare(typed_llm(place, *CHAT, *words, *remedy.split())).rows
 
 
 def test_pairs_with_the_same_answers_are_left_out_and_counted(tmp_path: Path):
@@ -504,6 +570,28 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
     else:
         assert found.rows == [expected]
     assert found.ignored == ({"id": 1} if "id" in row else {})
+
+
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        (CHAT, {"post": "Q", "human_ref_A": "A", "human_ref_B": "B"}),
+        (CHAT, {"prompts": ["P", "Q"], "answers": ["A", "B"]}),
+        (CHAT, {"prompt_id": "x", "reply": "A"}),
+        (CHAT, {"source": "web", "reply": "A"}),
+        (CHAT, {"tasks": "sum", "bottom": "x", "body": "y"}),
+        (CHAT, {"ask": "Q", "answers": {"text": ["A"]}}),
+        (CHAT, {"a": "Q", "b": "A"}),
+        (ALPACA, {"instruction": "Q", "score": "A"}),
+        (PREFERENCE, {"prompt": "Q", "a": "A", "b": "B"}),
+    ],
+)
+def test_columns_that_cannot_be_told_are_not_guessed(words: tuple[str, ...], row: Any, tmp_path: Path):
+    """A list, an identifier or one of several equal names would be learnt as what it is not."""
+    with refused("llm.broken-rows") as caught:
+        loaded(tmp_path, [row], *words)
+    code = "llm.chat-no-messages" if words == CHAT else "llm.row-columns"
+    assert find(str(caught.value), code, found=[*row]).facts.get("remedy") is None
 
 
 def test_a_name_that_means_nothing_is_refused_with_the_columns_that_are_there(tmp_path: Path):

@@ -62,6 +62,8 @@ TINY = {"model=llama3_8b": "model=llama3_tiny", "max_seq_len=512": "max_seq_len=
 FILES = {
     "rows.jsonl": SHARED / "text" / "alpaca_cleaned_500.jsonl",
     "chats.jsonl": ROOT / "tests/fixtures/chats.jsonl",
+    "faq.csv": ROOT / "tests/fixtures/faq.csv",
+    "helpdesk.csv": ROOT / "tests/fixtures/helpdesk.csv",
     "pairs.jsonl": SHARED / "text" / "hh_helpful_500.jsonl",
     "Meta-Llama-3-8B/original/tokenizer.model": SHARED / "tokenizer" / "tokenizer.model",
 }

@@ -14,7 +14,8 @@ from PIL import Image
 
 from multicard.config.vision import ImagesConfig
 from multicard.messages import Refusal
-from multicard.vision.data import class_folders, datasets, folder_contents, part_names
+from multicard.records import part_names
+from multicard.vision.data import class_folders, datasets, folder_contents
 from tests.conftest import typed
 from tests.helpers.messages import find, refused, remedies, told
 from tests.vision.test_sample_sources import hub_files, write

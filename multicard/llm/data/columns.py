@@ -18,6 +18,9 @@ PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
 
 # Columns by what they mean, in the order in which they are looked for; case does not matter
 LISTS = ("dialog", "turns", "items", "data")  # also names of other lists, beside a question and its answer
+# Columns whose public forms have turns without names, which are the user's and the assistant's in turn: LIMA's,
+# DailyDialog's, UltraChat's. MT-Bench's `turns` are questions alone.
+BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
 CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
 SYSTEM = ("system", "system_prompt", "system_message")
 TOOLS = ("tools", "functions")
@@ -170,7 +173,7 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
             )
 
 
-# Parts of names by which a column may be guessed, by our name for it
+# Words with which the name of a column begins, by our name for it; short ones are whole words
 SIGNS = {
     "instruction": ("quest", "instr", "prompt", "query", "ask", "problem", "input", "user", "human", "source", "src"),
     "output": (
@@ -186,32 +189,60 @@ SIGNS = {
         "gpt",
         "bot",
     ),
-    "chosen": ("chosen", "prefer", "accept", "better", "good", "win", "pos"),
-    "rejected": ("reject", "worse", "bad", "los", "neg"),
+    "chosen": ("chosen", "prefer", "accept", "better", "good", "win", "winner", "winning", "pos", "positive"),
+    "rejected": ("reject", "worse", "bad", "lose", "loser", "losing", "neg", "negative"),
 }
 SIGNS |= {"prompt": SIGNS["instruction"], "input": SIGNS["instruction"], "dialogue": ("dialog", "text", "article")}
 SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
+SOURCES, TARGETS = ("source", "src"), ("target", "tgt")  # a source alone says where a row comes from
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+SHORT = 4  # letters: "ask" is no sign of "tasks", nor "bot" of "bottom"
+# Words of columns that say something about a row: prompt_id, answerHash, source_url
+ABOUT = {"id", "ids", "uuid", "guid", "hash", "md5", "sha", "url", "uri", "link", "index", "idx", "number"}
+ABOUT |= {"score", "scores", "rating", "type", "kind", "category", "name", "model", "length", "tokens", "lang"}
+ABOUT |= {"language", "date", "time", "timestamp", "label", "labels", "tag", "tags", "split", "version"}
 
 
 def guessed(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
     """An override that names the columns of a row that look like those that are wanted, by our names for them; None
-    where they cannot be told."""
-    left = [name for name, value in row.items() if value and isinstance(value, str | list | dict)]
+    where they cannot be told.
+
+    Texts alone are guessed, and no column that says something about the row. A column without a telling name is
+    guessed only if it is the last text and the last name.
+    """
+    left = [name for name, value in row.items() if isinstance(value, str) and value and not _is_about(name)]
+    if not any(_has_sign(name, sign) for name in left for sign in TARGETS):
+        left = [name for name in left if not any(_has_sign(name, sign) for sign in SOURCES)]
     found = dict[str, str]()
     for ours in wanted:
-        theirs = _looks_like(left, SIGNS[ours])
-        if theirs is not None:
+        near = _like(left, SIGNS[ours])
+        if len(near) > 1:
+            return None
+        for theirs in near:
             left.remove(theirs)
             found[ours] = theirs
-    texts = [name for name in left if isinstance(row[name], str)]
-    for ours in wanted:
-        if ours in found or ours in ("chosen", "rejected") or not texts:
-            continue
-        found[ours] = texts.pop(0 if ours in ("instruction", "prompt", "input", "dialogue") else -1)
-    if len(found) < len(wanted):
-        return None
-    return override({ours: found[ours] for ours in wanted if ours != found[ours]} or found)
+    lacking = [ours for ours in wanted if ours not in found]
+    if len(lacking) == len(left) == 1 and lacking[0] not in ("chosen", "rejected"):
+        found[lacking[0]] = left[0]
+    other = {ours: found[ours] for ours in wanted if ours in found and ours != found[ours]}
+    return override(other) if other and len(found) == len(wanted) else None
 
 
-def _looks_like(names: Sequence[str], signs: Sequence[str]) -> str | None:
-    return next((name for sign in signs for name in names if sign in name.lower()), None)
+def _is_about(name: str) -> bool:
+    return not ABOUT.isdisjoint(word.lower() for word in WORDS.findall(name))
+
+
+def _like(names: Sequence[str], signs: Sequence[str]) -> list[str]:
+    """Those of the names with the first sign that any of them has."""
+    for sign in signs:
+        if sign in names:
+            return [sign]
+        found = [name for name in names if _has_sign(name, sign)]
+        if found:
+            return found
+    return []
+
+
+def _has_sign(name: str, sign: str) -> bool:
+    words = [word.lower() for word in WORDS.findall(name)]
+    return any(word == sign or (len(sign) >= SHORT and word.startswith(sign)) for word in words)

@@ -4,15 +4,10 @@ Nothing is dropped in silence: what lies in a folder, or stands beside the rows 
 """
 
 import bz2
-import csv
-import glob
 import gzip
-import io
 import json
 import lzma
 import os
-import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -20,16 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multicard.config.llm import StoredTextConfig
-from multicard.llm.data.columns import READ, is_filled, quoted
+from multicard.llm.data import separated_rows
+from multicard.llm.data.columns import READ, is_filled
+from multicard.llm.data.row_folders import KEY, found_files, kind_of
 from multicard.messages import Refusal
 
-KEY = "dataset.data_files"
 OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
-GLOB = re.compile(r"[*?\[]")
-# Splits by the first word of a file's or a folder's name, or the last: "test-00000-of-00001", "my_data_val"
-TRAINING, OTHER_SPLITS = ("train", "training"), ("test", "testing", "val", "valid", "validation", "dev", "eval")
-ARROW_STATE = "state.json"  # names the files of a data set that `save_to_disk` wrote
-DELIMITERS = ",;\t|"
 
 
 class StoredRows(NamedTuple):
@@ -51,12 +42,12 @@ def value_of(data: StoredTextConfig) -> str:
 
 def paths(data: StoredTextConfig) -> list[Path]:
     """The files that `dataset.data_files` names, in their order; refused (ValueError) where there is none."""
-    return list(_found(_typed(data)).files)
+    return list(found_files(_typed(data)).files)
 
 
 def read_file(data_files: str | Sequence[str]) -> StoredRows:
     """The rows of a file, of several, of those that a pattern matches, or of a folder's training split."""
-    found = _found((data_files,) if isinstance(data_files, str) else tuple(map(str, data_files)))
+    found = found_files((data_files,) if isinstance(data_files, str) else tuple(map(str, data_files)))
     rows, ignored = _read_all(tuple((file, _stamp(file)) for file in found.files))
     return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)))
 
@@ -85,139 +76,14 @@ def _typed(data: StoredTextConfig) -> tuple[str, ...]:
     return tuple(map(str, files)) if isinstance(files, list | tuple) else (str(files),)
 
 
-# ---- which files
-
-
-class FoundFiles(NamedTuple):
-    files: tuple[Path, ...]
-    ignored: dict[str, int]
-
-
-def _found(typed: Sequence[str]) -> FoundFiles:
-    """The files of each value that was typed, each file once."""
-    files, ignored = dict[Path, None](), Counter[str]()
-    for value in typed:
-        place = Path(value).expanduser()
-        if place.is_dir():
-            own, beside = _of_folder(value, place)
-            ignored.update(beside)
-        elif place.exists():
-            own = [place]
-        else:
-            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (of absolute patterns too)
-            own = [Path(name) for name in matching if Path(name).is_file()]
-        if not own:
-            pattern = ", and no file matches it" if GLOB.search(value) else ""
-            raise Refusal(
-                "llm.data-file-absent",
-                f"{KEY}={value}: no such file{pattern}; give {_kinds()}, or a folder of them",
-                key=KEY,
-                value=value,
-            )
-        for file in own:
-            if _kind(file) is None:
-                raise Refusal(
-                    "llm.data-file-suffix",
-                    f"{KEY}={file}: must be {_kinds()}",
-                    key=KEY,
-                    value=str(file),
-                )
-        files |= dict.fromkeys(own)
-    return FoundFiles(tuple(files), dict(ignored))
-
-
-def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The files of a folder's training split, or all where no name says which split a file is of."""
-    every = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
-    listed = _of_arrow(folder, every)
-    files = [path for path in every if _kind(path) is not None and path.name not in ("dataset_info.json", ARROW_STATE)]
-    files = [path for path in files if path.name != "dataset_dict.json" and (listed is None or path in listed)]
-    if not files:
-        raise Refusal(
-            "llm.data-folder-empty",
-            f"{KEY}={value}: is a folder without {_kinds()}; give one of these files, or a folder of them",
-            key=KEY,
-            value=value,
-        )
-    splits = {path: _split(path.relative_to(folder)) for path in files}
-    read = [path for path in files if splits[path] in TRAINING]
-    others = [path for path in files if splits[path] in OTHER_SPLITS]
-    if others and not read and len(others) == len(files):
-        remedy = f"{KEY}={quoted(str(others[0]))}"
-        raise Refusal(
-            "llm.data-folder-splits",
-            f"{KEY}={value}: holds no training split but {', '.join(sorted({str(splits[path]) for path in others}))}; "
-            f"name the files to tune on, as `{remedy}`",
-            key=KEY,
-            value=value,
-            splits=sorted({str(splits[path]) for path in others}),
-            remedy=remedy,
-        )
-    read = read or [path for path in files if path not in others]
-    ignored = Counter[str]()
-    for path in every:
-        if path not in read:
-            name = str(path.relative_to(folder))
-            ignored[name if path in files else f"*{path.suffix}"] += 1
-    return read, ignored
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
-    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the library's caches. None
-    where nothing was written by it."""
-    states = [path for path in every if path.name == ARROW_STATE]
-    if not states:
-        return None
-    listed = set[Path]()
-    for state in states:
-        try:
-            listed |= {state.parent / each["filename"] for each in json.loads(state.read_text("utf-8"))["_data_files"]}
-        except (ValueError, LookupError, TypeError) as error:
-            raise Refusal(
-                "llm.data-folder-state",
-                f"{KEY}={folder}: {state.name} cannot be read ({error}); give the data files themselves",
-                key=KEY,
-                value=str(folder),
-                reason=str(error),
-            ) from None
-    return listed
-
-
-def _split(path: Path) -> str | None:
-    """The split that a path's name tells, of its folders from the file up; None where it tells none."""
-    names = [path.name.partition(".")[0], *reversed(path.parent.parts)]
-    for name in names:
-        words = re.split(r"[-_. ]+", name.lower())
-        for word in (words[0], words[-1]):
-            if word in (*TRAINING, *OTHER_SPLITS):
-                return word
-    return None
-
-
 # ---- one file
-
-
-def _kind(file: Path) -> str | None:
-    """The key in READERS; None of a file that cannot be read."""
-    suffix = file.suffix.lower()
-    if suffix in OPENERS:
-        suffix = Path(file.stem).suffix.lower()
-    return suffix if suffix in READERS else None
-
-
-def _kinds() -> str:
-    return f"a file of {', '.join(READERS)}, also as {', '.join(OPENERS)}"
 
 
 def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
     try:
         content = file.read_bytes()
         opener = OPENERS.get(file.suffix.lower())
-        return READERS[str(_kind(file))](content if opener is None else opener(content))
+        return READERS[str(kind_of(file))](content if opener is None else opener(content))
     except (OSError, EOFError, ValueError, NotImplementedError, RecursionError, lzma.LZMAError) as error:
         cause = str(error).partition("\n")[0]  # Arrow's errors are of these types
         if isinstance(error, Refusal):
@@ -255,7 +121,7 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
         if (is_whole and (follows or is_lines)) or not (is_whole or _is_json(text)):
             return _json_lines(lines), {}  # which names the line that is not JSON
     try:
-        return _rows_of(json.loads(text))
+        return _rows_of(_loaded(text))
     except (json.JSONDecodeError, RecursionError) as error:
         if _is_json(first):  # lines that are lists
             return _json_lines(lines), {}
@@ -271,12 +137,37 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def _loaded(text: str, line: int | None = None) -> Any:
+    """The value of JSON. Refuses (ValueError) an object with a key twice, of which one value would be lost.
+
+    Args:
+        line: of the file, if the text is one.
+    """
+
+    def without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) == len(pairs):
+            return made
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        start = "" if line is None else f"line {line}: "
+        raise Refusal(
+            "llm.json-key-twice",
+            f"{start}an object has the key {twice!r} twice; keep one of them",
+            line=line,
+            twice=twice,
+        )
+
+    return json.loads(text, object_pairs_hook=without_twice)
+
+
 def _json_lines(lines: Sequence[str]) -> list[Any]:
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(json.loads(line))
+                rows.append(_loaded(line, number))
+            except Refusal:
+                raise
             except (ValueError, RecursionError):
                 raise _bad_line(number) from None
     return rows
@@ -315,31 +206,6 @@ def _is_table(value: Any) -> bool:
     return not all({"role", "from"} & row.keys() for row in value)
 
 
-def _separated(content: bytes, delimiter: str | None = None) -> tuple[list[Any], dict[str, int]]:
-    text = content.decode("utf-8-sig")
-    header = text.lstrip().partition("\n")[0]
-    found = delimiter or max(DELIMITERS, key=header.count)
-    csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
-    rows = []
-    for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), delimiter=found), start=1):
-        if None in row:
-            raise Refusal(
-                "llm.csv-cells",
-                f"row {number} has more cells than the header has columns; quote cells that hold {found!r}",
-                row=number,
-            )
-        rows.append(row)
-    return rows, {}
-
-
-def _read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    return _separated(content)
-
-
-def _read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    return _separated(content, "\t")
-
-
 def _read_parquet(content: bytes) -> tuple[list[Any], dict[str, int]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -368,8 +234,8 @@ READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {
     ".json": _read_json,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": separated_rows.read_csv,
+    ".tsv": separated_rows.read_tsv,
     ".parquet": _read_parquet,
     ".arrow": _read_arrow,
 }

@@ -116,7 +116,7 @@ def held_messages(row: Columns) -> tuple[str, list[Message]] | None:
     for name in row.there(names.CONVERSATION):
         if is_question and name in names.LISTS:
             continue
-        said = turns.messages(row.peek(name))
+        said = turns.messages(row.peek(name), by_place=name in names.BY_PLACE)
         if not said:
             continue
         if found is None:
@@ -165,14 +165,14 @@ def prompt_messages(row: Columns, question: str) -> list[Message]:
     value = row.get(question)
     past = list[Message]()
     if row.there(names.HISTORY):
-        held = turns.messages(row.peek("history"))
+        held = turns.messages(row.peek("history"), by_place=True)
         if held is not None:
             row.get("history")
             past = held
     if isinstance(value, list | dict):
         said = turns.messages(value)
-        if said is None:
-            raise _unknown(row)
+        if not said:
+            raise _several_texts(question, value) if isinstance(value, list) else _unknown(row)
         return past + said
     contexts = [name for name in row.there(names.CONTEXT) if name != question]
     texts = [value, *(row.get(name) for name in contexts)]
@@ -196,6 +196,17 @@ def no_text(found: Sequence[str]) -> Refusal:
     )
 
 
+def _several_texts(column: str, value: Sequence[Any]) -> Refusal:
+    """The refusal of a list that says nowhere who speaks: several answers, or a column of several rows."""
+    return Refusal(
+        "llm.row-list",
+        f"holds a list of {len(value)} in {column}, which does not say who speaks; "
+        "write one text, a row for each, or messages with a role",
+        column=column,
+        length=len(value),
+    )
+
+
 def answer_messages(value: Any, row: Columns, column: str, flat: bool = False) -> list[Message]:
     """The messages of an answer: a text, a message, or several.
 
@@ -205,7 +216,7 @@ def answer_messages(value: Any, row: Columns, column: str, flat: bool = False) -
     if isinstance(value, list | dict):
         said = turns.messages(value)
         if not said:
-            raise unanswered(column)
+            raise _several_texts(column, value) if isinstance(value, list) else unanswered(column)
         return said
     text = value.removeprefix(" ") if flat and isinstance(value, str) else value
     return [turns.message(1, {"role": "assistant", "content": text})]

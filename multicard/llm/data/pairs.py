@@ -39,6 +39,9 @@ def pair(row: Columns, reader: str) -> Pair:
         return _pair_of_answered(row, answered[1], rejected[0])
     if not (chosen and rejected):
         refuse_kto(row)
+        for empty in (*row.present(names.CHOSEN)[:1], *row.present(names.REJECTED)[:1]):
+            if not row.there((empty,)):
+                raise unanswered(empty)
         missing = [name for name, found in (("chosen", chosen), ("rejected", rejected)) if not found]
         asks = row.there((*names.CONVERSATION, *names.QUESTION, "input"))
         raise missing_columns(row, missing, reader, also=() if asks else ("prompt",))
@@ -100,7 +103,7 @@ def _check_prompt(
     for name in asked:
         value = row.peek(name)
         texts = texts_of(turns.messages(value) or ()) if isinstance(value, list) else texts_of(flat_turns(str(value)))
-        is_said = all(text in said for said in own for text in texts)
+        is_said = bool(texts) and all(text in said for said in own for text in texts)
         if not is_said and not all(str(value).strip() in {text for _, text in said} for said in own):
             raise two_prompts(name)
         row.pass_over(name)

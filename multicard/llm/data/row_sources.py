@@ -42,13 +42,14 @@ class LoadedRows(NamedTuple):
     rows: in the form of its engine, in the seed's order; None for a whole data set of the hub, which torchtune reads
     by its name. broken: rows that `dataset.skip_broken` left out, None without the key. equal: pairs left out, as
     both answers are the same; None of other data. ignored: what nobody reads, with its count: columns, keys of messages
-    as "messages.id", and files.
+    as "messages.id", and files. available: rows that are stored; None of generated rows, of which there are any number.
     """
 
     rows: list[Row] | None
     broken: int | None = None
     equal: int | None = None
     ignored: Mapping[str, int] = {}
+    available: int | None = None
 
 
 def load(config: LlmConfig) -> LoadedRows:
@@ -83,7 +84,8 @@ def load(config: LlmConfig) -> LoadedRows:
             available=available,
         )
     order = Random(config.seed).sample(range(available), wanted)
-    return _read(config, data, {number: rows[number] for number in order}, stored.ignored)
+    loaded = _read(config, data, {number: rows[number] for number in order}, stored.ignored)
+    return loaded._replace(available=available)
 
 
 def _synthetic(config: LlmConfig, data: SyntheticConfig) -> list[Row]:

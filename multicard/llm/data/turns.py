@@ -50,12 +50,13 @@ BEARING_KEYS = ("tool_calls", "tools", "functions", "reasoning_content", "reason
 BEARING_KEYS += ("refusal", "audio", "image", "images", "video", "videos", "documents", "citations", "prefix")
 
 
-def messages(turns: Any) -> list[Message] | None:
-    """The messages of a column; None where it holds no list of turns.
+def messages(turns: Any, by_place: bool = False) -> list[Message] | None:
+    """The messages of a column; None if it holds no list of turns.
 
     Args:
-        turns: objects with a role and a content, objects with a question and its answer, texts by turns, or lists of
-            a question and its answer; also as JSON.
+        turns: objects with a role and a content, or objects with a question and its answer; also as JSON.
+        by_place: the column's form has turns without names too: texts by turns, or lists of a question and its answer.
+            In any other column a list of texts is several answers, or a column of several rows.
     """
     if isinstance(turns, str) and turns.lstrip().startswith(("[", "{")):
         try:
@@ -66,10 +67,10 @@ def messages(turns: Any) -> list[Message] | None:
         turns = [turns]
     if not isinstance(turns, list):
         return None
-    if turns and all(isinstance(turn, str) for turn in turns):
+    if by_place and turns and all(isinstance(turn, str) for turn in turns):
         pairs = zip(turns, _alternating(len(turns)), strict=True)
         return [_checked({"role": role, "content": text}, number) for number, (text, role) in enumerate(pairs, start=1)]
-    if turns and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+    if by_place and turns and all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
         turns = [{"input": question, "output": answer} for question, answer in turns]
     if not all(isinstance(turn, dict) for turn in turns):
         return None
@@ -107,8 +108,19 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     """
     columns = Columns(turn)
     said = columns.get(*ROLE_KEYS)
-    content = next((turn[name] for name in CONTENT_KEYS if turn.get(name) is not None), None)
-    columns.pass_over(*ROLE_KEYS, *CONTENT_KEYS)
+    speaker = turn.get("from")
+    if ROLES.get(str(speaker).lower()) is not None:  # another name is a key that nobody reads
+        if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(str(said).lower()):
+            raise _two_values(number, ROLE_KEYS)
+        columns.pass_over("from")
+    given = [name for name in CONTENT_KEYS if turn.get(name) is not None]
+    filled = columns.there(CONTENT_KEYS) or given
+    content = turn[filled[0]] if filled else None
+    columns.pass_over(*filled[:1])
+    if len(filled) > 1 and isinstance(turn["value"], str | list):  # a number is no text of the message
+        if turn["value"] != content:
+            raise _two_values(number, CONTENT_KEYS)
+        columns.pass_over("value")
     role = ROLES.get(str(said).lower())
     if role is None:
         stated = "no role" if said is None else f"role {said!r}"
@@ -127,6 +139,15 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     if isinstance(own.get("tool_calls"), str):
         own["tool_calls"] = _calls(str(own["tool_calls"]), number)
     return _checked(own | _weight(number, role, turn), number)
+
+
+def _two_values(number: int, keys: Sequence[str]) -> Refusal:
+    return Refusal(
+        "llm.row-two-values",
+        f"message {number} has {' and '.join(keys)}, which contradict each other; keep one of them",
+        message=number,
+        columns=list(keys),
+    )
 
 
 def _checked(said: Message, number: int) -> Message:

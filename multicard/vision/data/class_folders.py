@@ -10,7 +10,8 @@ from pathlib import Path
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data import part_names
+from multicard.records import part_names
+from multicard.records.part_names import Kind
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests, train_on
 from multicard.vision.data.folder_contents import (
     Look,
@@ -23,7 +24,6 @@ from multicard.vision.data.folder_contents import (
     in_words,
     look,
 )
-from multicard.vision.data.part_names import Kind
 
 AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data import part_names
-from multicard.vision.data.part_names import Kind
+from multicard.records import part_names
+from multicard.records.part_names import Kind
 from multicard.vision.data.stored_images import Encoded
 
 WHOLE = "all"  # the name of samples that are not split into parts

@@ -11,7 +11,7 @@ from typing import Any
 
 from multicard.config.shards import missing_shards
 from multicard.messages import Message, Refusal
-from multicard.vision.data import part_names
+from multicard.records import part_names
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, holds_images
 from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row, opened

@@ -57,12 +57,22 @@ class PartName(NamedTuple):
 
 def parsed(name: str) -> PartName | None:
     """A name as that of a part; None where it holds no such word, or several."""
-    words = [_without_filler(word.lower()) for word in LETTERS.findall(name)]
+    words = _words(name)
     found = [word for word in words if word in WORDS]
     if len(found) != 1:
         return None
     rest = tuple(word for word in words if word not in WORDS and word not in FILLERS)
     return PartName(found[0], WORDS[found[0]], rest)
+
+
+def is_outer(name: str) -> bool:
+    """True if a part's word begins or ends the name, apart from words that say nothing: my_data_val, not a_val_b."""
+    words = [word for word in _words(name) if word not in FILLERS]
+    return bool(words) and (words[0] in WORDS or words[-1] in WORDS)
+
+
+def _words(name: str) -> list[str]:
+    return [_without_filler(word.lower()) for word in LETTERS.findall(name)]
 
 
 def _without_filler(word: str) -> str:

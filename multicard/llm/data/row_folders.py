@@ -1,0 +1,238 @@
+"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training split of a folder.
+
+What lies in a folder and is not read is counted.
+"""
+
+import glob
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from multicard.config.pasting import override
+from multicard.llm.data.columns import quoted
+from multicard.messages import Refusal
+from multicard.records import part_names
+from multicard.records.part_names import Kind, PartName
+
+KEY = "dataset.data_files"
+KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+COMPRESSED = (".gz", ".bz2", ".xz")
+GLOB = re.compile(r"[*?\[]")
+HASH = re.compile(r"-[0-9a-f]{16}$")  # train-00000-of-00002-a09b74b3ef9c3b56.parquet
+ARROW_STATE = "state.json"  # names the files of a data set that `save_to_disk` wrote
+NO_ROWS = ("dataset_info.json", "dataset_dict.json", ARROW_STATE)
+
+
+class FoundFiles(NamedTuple):
+    """Files of rows in the order in which they are read, and what is not read, with its count."""
+
+    files: tuple[Path, ...]
+    ignored: dict[str, int]
+
+
+def kind_of(file: Path) -> str | None:
+    """Its suffix among KINDS; None of a file that cannot be read."""
+    suffix = file.suffix.lower()
+    if suffix in COMPRESSED:
+        suffix = Path(file.stem).suffix.lower()
+    return suffix if suffix in KINDS else None
+
+
+def _kinds() -> str:
+    return f"a file of {', '.join(KINDS)}, also as {', '.join(COMPRESSED)}"
+
+
+def found_files(typed: Sequence[str]) -> FoundFiles:
+    """The files of each value that was typed, each file once, by whatever links."""
+    files, ignored = dict[Path, None](), Counter[str]()
+    for value in typed:
+        place = Path(value).expanduser()
+        if place.is_dir():
+            own, beside = _of_folder(value, place)
+            ignored.update(beside)
+        elif place.exists():
+            own = [place]
+        else:
+            matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (of absolute patterns too)
+            own = [Path(name) for name in matching if Path(name).is_file()]
+        if not own:
+            pattern = ", and no file matches it" if GLOB.search(value) else ""
+            raise Refusal(
+                "llm.data-file-absent",
+                f"{KEY}={value}: no such file{pattern}; give {_kinds()}, or a folder of them",
+                key=KEY,
+                value=value,
+            )
+        for file in own:
+            if kind_of(file) is None:
+                raise Refusal(
+                    "llm.data-file-suffix",
+                    f"{KEY}={file}: must be {_kinds()}",
+                    key=KEY,
+                    value=str(file),
+                )
+        files |= dict.fromkeys(own)
+    for link in _again(files):
+        del files[link]
+        ignored[link.name] += 1
+    return FoundFiles(tuple(files), dict(ignored))
+
+
+def _again(files: Iterable[Path]) -> list[Path]:
+    """Those that are files before them, by another name."""
+    seen, again = set[tuple[int, int]](), list[Path]()
+    for file in sorted(files, key=Path.is_symlink):  # a link goes, and the file stays
+        status = file.stat()
+        same = (status.st_dev, status.st_ino)
+        if same in seen:
+            again.append(file)
+        seen.add(same)
+    return again
+
+
+class Split(NamedTuple):
+    """What a path's name says of its split.
+
+    name: of the file or folder that says it. place: the folder of that. form: the file's kind, if its own name says
+    the split: the same split may be stored in two forms.
+    """
+
+    part: PartName
+    name: str
+    place: Path
+    form: str | None
+
+
+def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The files of a folder's training split, or all if no name says which split a file is of."""
+    every = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
+    listed = _of_arrow(folder, every)
+    files = [path for path in every if kind_of(path) is not None and path.name not in NO_ROWS]
+    files = [path for path in files if listed is None or path in listed]
+    if not files:
+        raise Refusal(
+            "llm.data-folder-empty",
+            f"{KEY}={value}: is a folder without {_kinds()}; give one of these files, or a folder of them",
+            key=KEY,
+            value=value,
+        )
+    splits = _splits([path.relative_to(folder) for path in files])
+    told = {path: splits[path.relative_to(folder)] for path in files if path.relative_to(folder) in splits}
+    read = [path for path, split in told.items() if split.part.kind is Kind.train]
+    others = [path for path in told if path not in read]
+    if others and not read and len(others) == len(files):
+        remedy = f"{KEY}={quoted(str(others[0]))}"
+        words = sorted({told[path].part.word for path in others})
+        raise Refusal(
+            "llm.data-folder-splits",
+            f"{KEY}={value}: holds no training split but {', '.join(words)}; name the files to tune on, as `{remedy}`",
+            key=KEY,
+            value=value,
+            splits=words,
+            remedy=remedy,
+        )
+    _refuse_several(value, {path: told[path] for path in read})
+    read = read or [path for path in files if path not in others]
+    ignored = _unreachable(folder)
+    for path in every:
+        if path not in read:
+            name = str(path.relative_to(folder))
+            ignored[name if path in files else f"*{path.suffix}"] += 1
+    return read, ignored
+
+
+def _refuse_several(value: str, trains: Mapping[Path, Split]) -> None:
+    """Refuse training splits of several data sets, or one in several forms: together they are no split."""
+    groups = dict[tuple[object, ...], list[Path]]()
+    for path, split in trains.items():
+        groups.setdefault((split.place, split.part.word, split.part.rest, split.form), []).append(path)
+    if len(groups) < 2:
+        return
+    names = list[str]()
+    for paths in groups.values():
+        split = trains[paths[0]]
+        names.append(paths[0].name if split.form else f"{split.name}/")
+        if split.place.name:
+            names[-1] = f"{split.place.as_posix()}/{names[-1]}"
+    remedy = override(KEY, [str(path) for path in next(iter(groups.values()))])
+    raise Refusal(
+        "llm.data-two-trains",
+        f"{KEY}={value}: {' and '.join(names)} are all called as training splits; name the files of those to tune on, "
+        f"as `{remedy}`",
+        key=KEY,
+        value=value,
+        splits=names,
+        remedy=remedy,
+    )
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _unreachable(folder: Path) -> Counter[str]:
+    """Files of rows that are hidden, by the hidden file or folder; links to folders, and links to nothing."""
+    found = Counter[str]()
+    for path in folder.rglob("*"):
+        within = path.relative_to(folder)
+        hidden = next((place for place in (within, *within.parents) if place.name.startswith(".")), None)
+        if hidden is not None:
+            if kind_of(path) is not None and path.is_file():
+                found[str(within) if hidden == within else f"{hidden}/"] += 1
+        elif path.is_symlink() and not path.is_file():
+            found[f"{within}/" if path.is_dir() else str(within)] += 1
+    return found
+
+
+def _of_arrow(folder: Path, every: Sequence[Path]) -> set[Path] | None:
+    """The Arrow files that a `state.json` of `save_to_disk` lists; beside them may lie the library's caches. None
+    where nothing was written by it."""
+    states = [path for path in every if path.name == ARROW_STATE]
+    if not states:
+        return None
+    listed = set[Path]()
+    for state in states:
+        try:
+            listed |= {state.parent / each["filename"] for each in json.loads(state.read_text("utf-8"))["_data_files"]}
+        except (ValueError, LookupError, TypeError) as error:
+            raise Refusal(
+                "llm.data-folder-state",
+                f"{KEY}={folder}: {state.name} cannot be read ({error}); give the data files themselves",
+                key=KEY,
+                value=str(folder),
+                reason=str(error),
+            ) from None
+    return listed
+
+
+def _splits(paths: Sequence[Path]) -> dict[Path, Split]:
+    """The split of each path whose name says one, of its folders from the file up.
+
+    A name with other words is one where the part's word begins or ends it, as my_data_val, or where another name has
+    the same words beside another part's: squad_train_v1 and squad_dev_v1.
+    """
+    stems = {path: _stem(path) for path in paths}
+    levels = dict[Path, list[tuple[str, Path]]]()
+    for path in paths:
+        levels[path] = [(stems[path], path.parent), *((place.name, place.parent) for place in path.parents)]
+    beside = part_names.named({name for level in levels.values() for name, _ in level})
+    found = dict[Path, Split]()
+    for path, level in levels.items():
+        for name, place in level:
+            part = part_names.parsed(name)
+            if part is not None and (name in beside or part_names.is_outer(name)):
+                form = kind_of(path) if name == stems[path] and place == path.parent else None
+                found[path] = Split(part, name, place, form)
+                break
+    return found
+
+
+def _stem(path: Path) -> str:
+    """The name without the suffixes of its kind, and the hub's hash: "wiki.train" of wiki.train.jsonl.gz."""
+    stem = path.stem
+    if path.suffix.lower() in COMPRESSED:
+        stem = Path(stem).stem
+    return HASH.sub("", stem)

@@ -1,0 +1,116 @@
+"""The rows of CSV and TSV: read to the letter, as a stray quote swallows the lines up to the next one."""
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from multicard.messages import Refusal
+
+DELIMITERS = ",;\t|"
+
+
+class CellLine(NamedTuple):
+    """The cells of a row, and the line of the file on which it begins."""
+
+    line: int
+    cells: list[str]
+
+
+def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
+    """The rows of CSV, by the delimiter that its header has most often, and nothing that is ignored."""
+    text = content.decode("utf-8-sig")
+    header = text.lstrip().partition("\n")[0]
+    delimiter = max(DELIMITERS, key=header.count)
+    if delimiter == "\t":
+        return read_tsv(content)
+    return _rows(_quoted(text, delimiter), delimiter), {}
+
+
+def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
+    """The rows of TSV, and nothing that is ignored. Its quotes are those of CSV, or plain letters.
+
+    Raises:
+        Refusal: the file can be read in both ways, which give different rows.
+    """
+    text = content.decode("utf-8-sig")
+    plain = _plain(text)
+    try:
+        quoted = _quoted(text, "\t")
+    except Refusal:
+        if not _is_even(plain):
+            raise
+        return _rows(plain, "\t"), {}
+    across = next((row for row in quoted if any("\n" in cell for cell in row.cells)), None)
+    if across is not None and _is_even(plain):
+        raise _open_quote(across.line, "a quoted cell holds lines that are rows by themselves")
+    return _rows(quoted, "\t"), {}
+
+
+def _plain(text: str) -> list[CellLine]:
+    """Lines whose quotes are letters."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return [CellLine(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line]
+
+
+def _is_even(rows: Sequence[CellLine]) -> bool:
+    return len({len(row.cells) for row in rows}) == 1
+
+
+def _quoted(text: str, delimiter: str) -> list[CellLine]:
+    csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows = list[CellLine]()
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise _open_quote(line, str(error)) from None
+        if cells is None:
+            return rows
+        if cells:
+            rows.append(CellLine(line, cells))
+
+
+def _open_quote(line: int, reason: str) -> Refusal:
+    return Refusal(
+        "llm.csv-quotes",
+        f"the row of line {line} has a quote that does not end its cell ({reason}); "
+        "quote the cell and double its own quotes, or give JSON lines",
+        line=line,
+        reason=reason,
+    )
+
+
+def _rows(found: Sequence[CellLine], delimiter: str) -> list[dict[str, str | None]]:
+    """The rows by the names of the header. Columns without a name and with nothing in them are left out."""
+    if not found:
+        return []
+    names = found[0].cells
+    for number, row in enumerate(found[1:], start=1):
+        if len(row.cells) > len(names):
+            raise Refusal(
+                "llm.csv-cells",
+                f"row {number} has more cells than the header has columns; quote cells that hold {delimiter!r}",
+                row=number,
+                line=row.line,
+            )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if "" in twice:
+        unnamed = [place for place, name in enumerate(names) if not name]
+        if not any(row.cells[place] for row in found[1:] for place in unnamed if place < len(row.cells)):
+            twice.remove("")
+    if twice:
+        raise Refusal(
+            "llm.csv-header",
+            f"line {found[0].line}: the header has the column {twice[0]!r} twice; name each once",
+            line=found[0].line,
+            column=twice[0],
+        )
+    rows = list[dict[str, str | None]]()
+    for row in found[1:]:
+        cells = [*row.cells, *[None] * (len(names) - len(row.cells))]
+        rows.append(dict(zip(names, cells, strict=True)))
+    return rows
