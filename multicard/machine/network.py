@@ -23,6 +23,10 @@ def problem(url: str) -> str | None:
     thread.join(ANSWERS_WITHIN_S)
     if answers:
         return answers[0]
+    return _no_answer()
+
+
+def _no_answer() -> Message:
     return Message("network.no-answer", f"no answer within {ANSWERS_WITHIN_S:g} s", seconds=ANSWERS_WITHIN_S)
 
 
@@ -41,4 +45,6 @@ def _ask(url: str) -> str | None:
         reason = error.reason if isinstance(error, URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             return None  # it is there; the libraries may know other certificates
+        if isinstance(reason, TimeoutError):
+            return _no_answer()
         return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

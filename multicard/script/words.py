@@ -100,6 +100,7 @@ def overrides(config: ScriptConfig) -> list[str]:
     if config.profile.name != ProfileName.none:  # an option, and then its keys
         own.append(f"profile={config.profile.name}")
     for key, value in values.items():
+        # no roles: keys that were written above
         is_named = key in ("script", "profile.name") or (key == "name" and _is_time(config.name))
         group = key.partition(".")[0]
         if is_named or Role.sweeps in schema.of(key) or Role.sweeps in schema.of(group):

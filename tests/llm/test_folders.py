@@ -102,7 +102,7 @@ def test_the_prompt_of_a_pair_is_before_both_answers_in_its_template(checkpoint:
 @pytest.mark.parametrize(
     ("words", "bad", "code", "facts"),
     [
-        (PREFERENCE, {"prompt": "Q", "chosen": "A", "rejected": ""}, "llm.row-columns", {"missing": ["rejected"]}),
+        (PREFERENCE, {"prompt": "Q", "chosen": "A", "rejected": ""}, "llm.row-no-answer", {"column": "rejected"}),
         (
             PREFERENCE,
             {"prompt": "Q", "chosen": [ANSWERED | {"thinking": "R"}], "rejected": "B"},
