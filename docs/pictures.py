@@ -22,6 +22,7 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
+from unittest import mock
 
 import yaml
 from PIL import Image
@@ -31,6 +32,7 @@ from rich.text import Text
 
 from analysis import report, rerun_commands
 from analysis.runs import load
+from multicard import messages
 from multicard.messages import Message, Refusal
 from multicard.records import steps
 from multicard.records.run_folder import replacing
@@ -38,6 +40,15 @@ from multicard.records.run_folder import replacing
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "example" / "records"
 KEPT = ("result.json", "environment.json")  # of a run: neither samples nor logs
+# The README's first command, which shows commands as in a checkout, though it runs in another folder
+AS_IN_CHECKOUT = f"""
+import runpy, sys
+sys.path.insert(0, {str(DOCS.parent)!r})
+from multicard import messages
+messages.in_checkout = lambda: True
+sys.argv[0] = "train_vision.py"
+runpy.run_path({str(DOCS.parent / "train_vision.py")!r}, run_name="__main__")
+"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Window, in pixels, and picture pixels for each of its own
 WINDOWS = {"screen": (ViewportSize(width=1300, height=1465), 1.0), "phone": (ViewportSize(width=390, height=1440), 1.5)}
@@ -94,8 +105,10 @@ def _keep(multirun: Path) -> None:
 
 @contextlib.contextmanager
 def _measured() -> Iterator[None]:
-    """The working directory is one in which both sweeps have been measured."""
-    with TemporaryDirectory() as folder, contextlib.chdir(folder):
+    """The working directory is as a checkout in which both sweeps have been measured: commands are shown as they are
+    typed there."""
+    in_checkout = mock.patch.object(messages, "in_checkout", lambda: True)
+    with TemporaryDirectory() as folder, contextlib.chdir(folder), in_checkout:
         shutil.copytree(RECORDS, "multirun")
         yield
 
@@ -116,7 +129,7 @@ def terminal(out: Path) -> Path:
         for run in Path("multirun", "first").glob("*/result.json"):  # records are kept without their steps
             run.with_name(steps.STEPS).write_bytes(b"PAR1")  # how the file ends; a run without it is not taken
         command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
-        words = [sys.executable, str(DOCS.parent / "train_vision.py"), *shlex.split(command)[2:]]
+        words = [sys.executable, "-c", AS_IN_CHECKOUT, *shlex.split(command)[2:]]
         typed = ["script", "-qec", shlex.join(words), "/dev/null"]  # which gives the command a terminal
         done = subprocess.run(typed, env=os.environ | TERMINAL, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
