@@ -394,5 +394,6 @@ def test_a_race_of_two_cells_measures_them_in_an_allocation_of_slurm(called: Cal
     finals = [json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")]
     assert [final["status"] for final in finals] == ["ok"] * 2
     assert {final["config"]["race"]["figure"] for final in finals} == {None}
+    # the cells' own processes do not have the stand-in, so these variables count as leaked there
     paths = [*tmp_path.glob("*/environment.json")]
-    assert {json.loads(path.read_text())["slurm"]["SLURM_JOB_ID"] for path in paths} == {"17"}
+    assert len(paths) == 2 and not any((json.loads(path.read_text())["slurm"] or {}).values() for path in paths)
