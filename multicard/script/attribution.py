@@ -193,8 +193,8 @@ def _of_whole_pass(one: Pass, next_backwards: int) -> np.ndarray | None:
     reads_ahead = sum(each == first for each in one.backwards) > 1 or (count == 1 and end == first)
     if not reads_ahead and not one.in_thread:
         return None
-    if next_backwards == end:  # nothing was trained on after the end
-        return None
+    if next_backwards == end and not one.in_thread:  # nothing was trained on after the end
+        return None  # a thread may have seen the end late
     order = np.arange(count)
     calls, rest = divmod(next_backwards - first, count)
     if end == first:  # all were there before the first was trained on
