@@ -12,9 +12,8 @@ from typing import Any
 
 from analysis import recommended, rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
-from analysis.commands.compare import means_apart, step_work
 from analysis.recommended import REPETITIONS
-from analysis.runs import details, grouping
+from analysis.runs import circumstances, details, grouping
 from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
 from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
@@ -100,9 +99,13 @@ class Answer:
 
     @cached_property
     def marks(self) -> list[str]:
-        """What limits its runs, and those compared with; and a speed-up that more GPUs cannot give."""
+        """What limits its runs, and those compared with; what else differs between them than the settings; and a
+        speed-up that more GPUs cannot give."""
         compared = [*self.best.counted, *(self.against.counted if self.against else ())]
         said = [limit.says.partition(":")[0] for limit in limits.in_order(grouping.limits_of(compared))]
+        if self.against not in (None, self.best):
+            names = [grouping.label(one.cell, self.apart) for one in (self.best, self.against)]
+            said += circumstances.doubts(self.best.counted, self.against.counted, names)
         if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
             efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
             if efficiency > DOUBTFUL_EFFICIENCY:
@@ -272,6 +275,9 @@ class Answer:
             yield self._accuracy_beside(best.accuracy, other, other.accuracy)
         if not did_as_much(best, other):
             own, others = (grouping.trained(one.runs[0]) for one in (best, other))
+            unequal = grouping.unequal_samples(best.runs, other.runs)
+            if unequal is not None:
+                own, others = (f"{samples:,.0f} samples" for samples in unequal)
             has_losses = best.loss is not None and other.loss is not None
             reason = "loss not compared: " if has_losses and not has_accuracies else ""
             said = f"{reason}trained on {own}, not {others}"
@@ -293,8 +299,8 @@ class Answer:
         """That a step trained another amount than one of the setting compared with, where its keys do not say it."""
         if BATCH_KEYS & {*self.apart} and "gpus" not in self.apart:
             return
-        works = [[step_work(run.record()) for run in one.runs] for one in (self.best, other)]
-        differing = means_apart(*works)
+        works = [[circumstances.step_work(run.record()) for run in one.runs] for one in (self.best, other)]
+        differing = circumstances.means_apart(*works)
         if differing is not None:
             own, others = differing
             said = f"a step trains {own:,.0f} samples or tokens, not {others:,.0f}"

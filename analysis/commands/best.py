@@ -91,7 +91,9 @@ class RankedSetting:
 
 
 def did_as_much(a: RankedSetting, b: RankedSetting) -> bool:
-    return grouping.trained(a.runs[0]) == grouping.trained(b.runs[0])
+    if grouping.trained(a.runs[0]) != grouping.trained(b.runs[0]):
+        return False
+    return grouping.unequal_samples(a.runs, b.runs) is None
 
 
 def learnt(runs: Sequence[Run], column: str) -> float | None:

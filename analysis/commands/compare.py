@@ -8,19 +8,18 @@ environments of both are named below.
 Within one sweep, `--by KEY` compares each value of that key with each other.
 """
 
-import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
 
 from analysis.runs import grouping
+from analysis.runs.circumstances import differences
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
 from analysis.runs.sql import column_names, known
@@ -37,13 +36,9 @@ from multicard.records import figures, limits
 from multicard.records.comparable import DATA
 from multicard.records.limits import Forbids
 from multicard.records.output import Output
-from multicard.records.schema import AnyRecord, VisionRecord
-from multicard.records.schema_environment import Cpu
 from multicard.records.text_table import clean, first_few
 
 MAX_NAMED = 6  # missing cells in a refusal
-APART = 0.02  # relative difference of means that is reported
-CLOCKS = {"sm_clock_mean_mhz": "SM clock", "memory_clock_mean_mhz": "memory clock"}
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "no difference", "undecided"
 Sides = tuple[str, str]  # what A and B are called
 VERDICTS = {repeated_runs.ABOVE: SLOWER, repeated_runs.BELOW: FASTER, repeated_runs.WITHIN: SAME}
@@ -358,88 +353,3 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
             said = f"left out of the means of {side}: {count(number, 'run')} ({says})"
             explained.append(Message("compare.disturbed", said, side=side, says=says, n=number))
     return explained
-
-
-def differences(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each version, device, driver, flag, mark or clock that A's runs and B's do not share; and one if they
-    were not measured by turns."""
-    facts_a, facts_b = _facts(a), _facts(b)
-    differing = [name for name in {**facts_a, **facts_b} if facts_a.get(name) != facts_b.get(name)]
-    facts = []
-    for name in differing:
-        in_a, in_b = _listed(facts_a.get(name)), _listed(facts_b.get(name))
-        facts.append(Message("compare.differs", f"{name}: {in_a} in A, {in_b} in B", name=name, a=in_a, b=in_b))
-    return [*_turns(a, b), *facts, *_means(a, b)]
-
-
-def _turns(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line where the runs of one side all started before those of the other."""
-    times_a, times_b = ([run["started_at"] for run in runs if run["started_at"]] for runs in (a, b))
-    if not times_a or not times_b or not (max(times_a) < min(times_b) or max(times_b) < min(times_a)):
-        return []
-    first, last = ("A", "B") if max(times_a) < min(times_b) else ("B", "A")
-    said = f"all runs of {first} are older than those of {last}: a drift of the machine counts as a difference"
-    return [Message("compare.not-by-turns", said, older=first)]
-
-
-def _facts(runs: Sequence[Run]) -> dict[str, set[str]]:
-    """Values that the environments of some runs record, by name."""
-    facts: dict[str, set[str]] = {}
-    for run in runs:
-        for name, value in _of_run(run):
-            if value not in (None, UNSET):
-                facts.setdefault(name, set()).add(clean(str(value)))
-    return facts
-
-
-def _listed(values: Iterable[str] | None) -> str:
-    return " and ".join(sorted(values or ())) or "nothing"
-
-
-def _of_run(run: Run) -> Iterable[tuple[str, Any]]:
-    environment = run.environment()
-    cpu = environment.cpu or Cpu()
-    yield "commit", grouping.commit(run)
-    yield from ((name, run[name]) for name in ("hardware", "hosts"))
-    # no roles: fields of an environment
-    yield from ((name, getattr(environment, name)) for name in ("python", "platform", "numa", "malloc"))
-    yield from environment.packages.items()
-    yield from (environment.flags or {}).items()
-    yield from (("CPU", cpu.model), ("CPU cores", cpu.cores))
-    for gpu in environment.gpus:
-        yield from (("driver", gpu.driver), ("highest SM clock, MHz", gpu.sm_clock_max_mhz))
-    yield from ((name, run[name]) for name in ("threads", *schema.keys(Role.place), DATA))
-    yield from ((limit.says, "yes") for limit in run.limits)
-
-
-def _means(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """A line for each mean that differs between A and B by more than APART: of clocks over the devices, and of the work
-    of a step, by which its time is no measure of speed."""
-    records = [[run.record() for run in side] for side in (a, b)]
-    differing = []
-    works = means_apart(*([step_work(record) for record in side] for side in records))
-    if works is not None:
-        said = f"a step trains {works[0]:,.1f} samples or tokens in A, {works[1]:,.1f} in B"
-        differing.append(Message("compare.step-work", said, a=works[0], b=works[1]))
-    for key, name in CLOCKS.items():
-        sides = ([getattr(gpu, key) for one in side if one.gpu for gpu in one.gpu.devices] for side in records)
-        clocks = means_apart(*sides)
-        if clocks is not None:
-            said = f"{name} during the runs: {clocks[0]:,.0f} MHz in A, {clocks[1]:,.0f} MHz in B (means)"
-            differing.append(Message("compare.clock", said, name=name, a=clocks[0], b=clocks[1]))
-    return differing
-
-
-def means_apart(a: Sequence[float | None], b: Sequence[float | None]) -> tuple[float, float] | None:
-    """The means of the known values of each side; None where they differ by at most APART, or a side has none."""
-    known = [[value for value in side if value is not None] for side in (a, b)]
-    mean_a, mean_b = (float(np.mean(values)) if values else math.nan for values in known)
-    return (mean_a, mean_b) if abs(mean_b / mean_a - 1) > APART else None
-
-
-def step_work(record: AnyRecord) -> float | None:
-    """Tokens, or samples where none are known, that a step trained on."""
-    tokens = None if isinstance(record, VisionRecord) else record.tokens
-    amount = tokens.non_padding if tokens is not None else record.samples_trained
-    steps = sum(epoch.steps or 0 for epoch in record.epochs)
-    return amount / steps if amount and steps else None

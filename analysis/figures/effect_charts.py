@@ -12,7 +12,7 @@ from analysis.commands.best import Ranking, known_rankings
 from analysis.figures.charts import LINE, WIDTH
 from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
 from analysis.figures.vega import Figure, layered, numbered
-from analysis.runs import grouping
+from analysis.runs import circumstances, grouping
 from analysis.runs.grouping import ACCURACY, of_setting
 from analysis.runs.load import Run
 from analysis.stats import effects
@@ -93,6 +93,23 @@ class WhatMatters:
         return Message("figure.interaction", f"{change}: {', but '.join(said)}", change=change, gains=shown)
 
     @cached_property
+    def doubts(self) -> list[str]:
+        """What else differs between the runs of the best level of an axis and those that it is compared with."""
+        said: dict[str, None] = {}
+        for best, *_ in self.by_axis:
+            sides, names = [], []
+            for level in (best.level, best.base):
+                with_level = [one for one in self.ranking.settings if dict(one.cell).get(best.axis) == level]
+                sides.append([run for one in with_level for run in one.counted])
+                names.append(f"{self._names[best.axis]}={grouping.typed(level)}")
+            said |= dict.fromkeys(circumstances.doubts(sides[0], sides[1], names))
+            unequal = grouping.unequal_samples(sides[0], sides[1])
+            if unequal is not None:
+                amounts = f"{names[0]} trained on {unequal[0]:,.0f} samples, {names[1]} on {unequal[1]:,.0f}"
+                said[Message("doubt.other-amounts", amounts, samples=[*unequal], sides=names)] = None
+        return [*said]
+
+    @cached_property
     def _names(self) -> dict[str, str]:
         return grouping.short_names(self.ranking.keys)
 
@@ -149,6 +166,7 @@ class WhatMatters:
         rules = base.transform_filter("isValid(datum.low)").mark_rule(style="plain").encode(x="low:Q", x2="high:Q")
         chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
         notes = [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
+        notes += self.doubts if self.measure == TIME else []
         title = f"What each setting gains in {'time' if self.measure == TIME else 'accuracy'}, all else equal"
         timed = [one.runs for one in self.ranking.settings] if self.measure == TIME else None
         return group.figure(name, chart, rows, title, notes, timed)

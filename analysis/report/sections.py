@@ -10,7 +10,7 @@ from analysis.commands import table
 from analysis.commands.best import Ranking, rankings
 from analysis.experiments import Experiment, Panel
 from analysis.figures import captions, draw
-from analysis.figures.effect_charts import UNREPEATED, what_matters
+from analysis.figures.effect_charts import TIME, UNREPEATED, what_matters
 from analysis.figures.setting_charts import efficiency, losses, phases, trade_off_of
 from analysis.figures.vega import numbered
 from analysis.report.blocks import (
@@ -115,6 +115,9 @@ def of_effects(rankings: Sequence[Ranking]) -> Section:
             blocks.append(Paragraph(Message("report.gain-depends", depends, reason=found_together)))
         if not one.is_repeated:
             blocks.append(Paragraph(f"{UNREPEATED}."))
+        if one.measure == TIME and one.doubts:
+            doubted = f"Not by the settings alone: {'; '.join(one.doubts)}."
+            blocks.append(Paragraph(Message("report.effects-doubted", doubted, doubts=one.doubts)))
         blocks.append(Fold("Every value as a table", [gains]))
     if len(found) > MOST_EFFECTS:
         by_command = f"More, of other workloads: `{typed('-m analysis')} figure effects`"

@@ -20,6 +20,7 @@ from multicard.messages import Message
 from multicard.records import figures, limits
 from multicard.records.comparable import ALL_THREADS, DATA, RECIPE, apart, following, kinds
 from multicard.records.limits import Forbids
+from multicard.records.schema import ScriptRecord
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
@@ -158,6 +159,20 @@ def trained(run: Run, at_pace: bool = False) -> str:
         return f"{unit} of {run['max_steps'] or run[STEPS]} steps"
     is_part = not at_pace and (run["rows_share"] or 1.0) < 1 - LEFT_OUT
     return f"{run['samples_trained'] if limited or is_part else 'all'} {unit}"
+
+
+def unequal_samples(a: Sequence[Run], b: Sequence[Run]) -> tuple[float, float] | None:
+    """The mean samples that the runs of two settings of a script trained on, where these are over 1 % apart.
+
+    No key says how much a script trains that `steps` does not stop. None where it is as much, or not known.
+    """
+    sides = []
+    for runs in (a, b):
+        amounts = [run["samples_trained"] for run in runs]
+        if runs[0]["kind"] != ScriptRecord.kind or runs[0][STEPS] is not None or not all(amounts):
+            return None
+        sides.append(math.fsum(amounts) / len(amounts))
+    return (sides[0], sides[1]) if min(sides) < (1 - LEFT_OUT) * max(sides) else None
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:

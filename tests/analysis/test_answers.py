@@ -21,6 +21,7 @@ from analysis.runs import load
 from analysis.stats import intervals
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread
+from multicard.messages import Message
 from multicard.records.limits import KINDS
 from tests.helpers import records
 from tests.helpers.messages import Told, codes, find, says, told
@@ -462,3 +463,43 @@ def test_a_slower_setting_has_the_interval_of_how_much_slower(tmp_path: Path):
         assert found.lead.code == "answer.run" and facts["ratio"] == pytest.approx(0.6)
         assert f"interval {1 / facts['high']:.2f} to {1 / facts['low']:.2f}" in found.evidence
         assert ("not clearly" not in found.lead.sentence) is is_told
+
+
+def at(day: int) -> dict[str, str]:
+    """The times of a run on a day."""
+    return {"started_at": f"2026-11-{day}T09:00:00Z", "ended_at": f"2026-11-{day}T09:02:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "codes_of_doubts"),
+    [
+        (at(21), at(21), []),
+        (at(21), at(22), ["doubt.other-times"]),
+        ({"load": records.load(0.1)}, {"load": records.load(1.4)}, []),  # of 16 cores: under a tenth
+        ({"load": records.load(0.1)}, {"load": records.load(3.1)}, ["doubt.other-load"]),
+    ],
+)
+def test_what_differs_beside_the_settings_is_said_by_sentence_page_and_effects(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], codes_of_doubts: list[str]
+):
+    """As `compare` warns of it: a day later, or under other load."""
+    found = answer(tmp_path, run(**DEFAULT, **first), run(**TWO, **second))
+    doubts = [mark for mark in found.marks if isinstance(mark, Message) and mark.code.startswith("doubt.")]
+    assert [doubt.code for doubt in doubts] == codes_of_doubts
+    assert all(says(found.sentence, code) for code in codes_of_doubts)
+    (effects,) = [one for one in what_matters([found.ranking]) if one.measure == "total_s"]
+    assert {*codes(" ".join(effects.doubts))} == {*codes_of_doubts}
+    texts = [str(block.text) for block in of_effects([found.ranking]).blocks if isinstance(block, Paragraph)]
+    assert any(says(text, "report.effects-doubted") for text in texts) is bool(codes_of_doubts)
+
+
+def test_a_script_that_trained_on_other_amounts_says_so(tmp_path: Path):
+    each = [records.script(**one, steps=None) for one in (DEFAULT, TWO)]
+    same = answer(tmp_path / "same", *each)
+    assert not says(same.sentence, "answer.other-amounts")
+    (epoch,) = each[1]["epochs"]
+    each[1]["epochs"] = [epoch | {"samples": epoch["samples"] // 3, "steps": epoch["steps"] // 3}]
+    other = answer(tmp_path / "other", *each)
+    assert says(other.sentence, "answer.other-amounts")
+    (effects,) = [one for one in what_matters([other.ranking]) if one.measure == "total_s"]
+    assert "doubt.other-amounts" in codes(" ".join(effects.doubts))

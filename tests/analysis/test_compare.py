@@ -12,7 +12,7 @@ import pytest
 from analysis.__main__ import main
 from analysis.commands import compare, gate
 from analysis.commands.gate import Gate
-from analysis.runs import load
+from analysis.runs import circumstances, load
 from analysis.stats.between_runs import Ratio
 from multicard.measure import formulas
 from multicard.records import run_folder
@@ -101,9 +101,9 @@ def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
             record = records.vision(seed=day, started_at=f"2026-11-{day:02d}T09:41:29Z")
             write(tmp_path / side / str(day), record, np.full(50, 0.1))
     a, b, c = (load.read([tmp_path / side]).runs for side in "abc")
-    assert compare.differences(a, b) == []
+    assert circumstances.differences(a, b) == []
     for sides, older in (((a, c), "A"), ((c, a), "B")):
-        (line,) = compare.differences(*sides)
+        (line,) = circumstances.differences(*sides)
         assert says(line, "compare.not-by-turns", older=older)
 
 
@@ -252,8 +252,8 @@ def test_other_circumstances_are_said(tmp_path: Path):
     )
     records.write(tmp_path / "b", other, machine=machine)
     ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
-    assert compare.differences(ours, ours) == []
-    text = "\n".join(compare.differences(ours, theirs))
+    assert circumstances.differences(ours, ours) == []
+    text = "\n".join(circumstances.differences(ours, theirs))
     differing = {one.facts["name"]: (one.facts["a"], one.facts["b"]) for one in told(text) if "name" in one.facts}
     expected = {
         "commit": ("8fdd49003", "fffffffff"),
@@ -262,7 +262,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "driver": ("580.1", "570"),
         "cudnn_allow_tf32": ("True", "nothing"),
         "dataset.root": ("/data", "/mnt"),
-        compare.CLOCKS["sm_clock_mean_mhz"]: (1900.0, 1500.0),
+        circumstances.CLOCKS["sm_clock_mean_mhz"]: (1900.0, 1500.0),
         Told("limit.disturbed"): ("nothing", "yes"),
     }
     assert {name: differing[name] for name in expected} == expected

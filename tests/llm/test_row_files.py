@@ -244,6 +244,21 @@ def test_several_training_splits_are_refused_with_the_files_of_one(
     assert sorted(row["input"] for row in found) == first
 
 
+@pytest.mark.parametrize("pattern", ["", "train-*"])
+def test_a_missing_shard_is_named_with_the_files_to_read_alone(tmp_path: Path, pattern: str):
+    names = ["train-00000-of-00003.json", "train-00002-of-00003.json"]
+    folder_of(tmp_path, *names)
+    value = str(tmp_path / pattern)
+    missing = ["train-00001-of-00003.json"]
+    with refused("llm.data-missing-shards", key="dataset.data_files", missing=missing) as caught:
+        files.read_file(value)
+    (word,) = shlex.split(caught.value.facts["remedy"])
+    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
+    assert sorted(row["input"] for row in found) == names
+    folder_of(tmp_path, *missing)
+    assert len(files.read_file(value).rows) == 3
+
+
 def test_a_file_is_read_once_and_links_and_hidden_files_are_named(tmp_path: Path):
     folder_of(tmp_path / "data", "a.jsonl", ".b.jsonl", ".DS_Store")
     folder_of(tmp_path / "other", "c.jsonl")

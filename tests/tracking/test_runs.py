@@ -353,7 +353,11 @@ def test_a_summary_is_flat_and_keeps_lists():
     assert dict(run_record.flat(content)) == {"a.b.c": 2, "e.0": 1, "e.1.f": 2, "g": "x, y"}
 
 
-@pytest.mark.parametrize("folder", sorted((ROOT / "tests" / "fixtures" / "records_v1").glob("*/*")), ids=str)
+@pytest.mark.parametrize(
+    "folder",
+    sorted((ROOT / "tests" / "fixtures" / "records_v1").glob("*/*")),
+    ids=lambda folder: f"{folder.parent.name}-{folder.name}",
+)
 def test_records_of_the_first_version_are_runs_too(folder: Path):
     record = run_folder.decode((folder / "result.json").read_bytes())
     about, timeline = run_record.about(folder, record), Timeline.of(record)

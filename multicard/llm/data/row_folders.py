@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multicard.config.pasting import override
+from multicard.config.shards import missing_shards
 from multicard.llm.data.columns import quoted
 from multicard.messages import Refusal
 from multicard.records import part_names
@@ -58,6 +59,7 @@ def found_files(typed: Sequence[str]) -> FoundFiles:
         else:
             matching = sorted(glob.glob(str(place), recursive=True))  # noqa: PTH207 (of absolute patterns too)
             own = [Path(name) for name in matching if Path(name).is_file()]
+            _require_all_shards(value, own)
         if not own:
             pattern = ", and no file matches it" if GLOB.search(value) else ""
             raise Refusal(
@@ -136,12 +138,32 @@ def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
         )
     _refuse_several(value, {path: told[path] for path in read})
     read = read or [path for path in files if path not in others]
+    _require_all_shards(value, read)
     ignored = _unreachable(folder)
     for path in every:
         if path not in read:
             name = str(path.relative_to(folder))
             ignored[name if path in files else f"*{path.suffix}"] += 1
     return read, ignored
+
+
+def _require_all_shards(value: str, files: Sequence[Path]) -> None:
+    """Refuse numbered files of a folder or a pattern, as train-00000-of-00002.jsonl, of which some are missing."""
+    for folder in sorted({file.parent for file in files}):
+        names = [file.name for file in files if file.parent == folder]
+        missing = missing_shards(names)
+        if missing:
+            more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
+            remedy = override(KEY, [str(folder / name) for name in names])
+            raise Refusal(
+                "llm.data-missing-shards",
+                f"{KEY}={value}: {missing[0]}{more} is missing beside {names[0]}; put it there, or name the files to "
+                f"read them alone, as `{remedy}`",
+                key=KEY,
+                value=value,
+                missing=missing,
+                remedy=remedy,
+            )
 
 
 def _refuse_several(value: str, trains: Mapping[Path, Split]) -> None:
