@@ -138,14 +138,16 @@ def test_two_ticked_rows_stand_side_by_side_and_a_chart_chooses_rows(browser: An
     view.filter("grid", 9)
     side = view.page.get_by_role("region", name="Two rows compared")
     ticks = view.page.locator("[data-grid=training] td input")
-    for number in (0, 1, 4):  # a third takes the place of the first
-        assert side.count() == (number == 4)
+    rows = list(zip(view.column("precision"), view.column("gpus"), strict=True))
+    first, second, third = (rows.index(row) for row in (("fp16", "1"), ("fp16", "2"), ("fp32", "2")))
+    for number in (first, second, third):  # a third takes the place of the first
+        assert side.count() == (number == third)
         ticks.nth(number).press("Space")
-    assert ticks.nth(4).evaluate("box => box === document.activeElement")
+    assert ticks.nth(third).evaluate("box => box === document.activeElement")
     rows = [line.split("\t") for line in side.inner_text().splitlines() if "\t" in line]
     assert rows[1] == ["precision", "fp16", "fp32", ""] and rows[2][0] == "total s" and rows[2][3] == "1.60"
     assert "gpus" not in [row[0] for row in rows]  # in which they are the same
-    ticks.nth(4).press("Space")
+    ticks.nth(third).press("Space")
     assert side.count() == 0
 
     view.filter("", 50)

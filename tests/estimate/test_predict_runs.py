@@ -365,7 +365,7 @@ def test_an_error_of_a_prediction_stops_no_run(tmp_path: Path, monkeypatch, caps
 def test_a_run_has_the_prediction_that_was_made_before_it(tmp_path: Path, called: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "BUSY_SHARE", math.inf)  # other tests are at work too
     words = ["-m", *SMALL, "gpus=1", f"hydra.sweep.dir={tmp_path / 'multirun' / 'sweep'}", "name=sweep"]
-    for more in (["probe=true"], ["epochs=1,2"]):
+    for more in (["probe=true"], ["epochs=1,2", "order=typed"]):
         code, printed = called(*words, *more)
         assert code == 0, printed
     written = [json.loads(path.read_text()) for path in tmp_path.glob("multirun/sweep/*/result.json")]

@@ -118,6 +118,7 @@ def _record(kind: str, device: str, changes: dict[str, Any]) -> dict[str, Any]:
         "cores": 16,
         "load": load(),
         "beside": 0,
+        "ignored": [],
         "limits": [],
         "hardware": "AMD EPYC" if device == "cpu" else "NVIDIA H200",
         "commit": COMMIT,
