@@ -140,3 +140,9 @@ def test_drift_falls_on_no_setting():
     assert np.abs(places.mean(axis=0) - 5.5).max() < 0.9  # 4.5 standard errors
     halves = places[:, :6].mean(axis=1) - places[:, 6:].mean(axis=1)
     assert abs(halves.mean()) < 0.6 and halves.std() > 1
+
+
+def test_a_race_takes_no_seed_of_an_order(called: Called, tmp_path: Path):
+    words = ("-m", "lr=0.1,0.2", "race=images_per_s", "order=7", f"hydra.sweep.dir={tmp_path / 'race'}")
+    code, printed = called(*words)
+    assert code == 1 and says(printed, "race.order") and not (tmp_path / "race").exists()
