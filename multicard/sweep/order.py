@@ -44,7 +44,7 @@ def chosen(config: Any) -> str:
     if config.race.figure is not None and is_whole(config.order):
         raise Refusal(
             "race.order",
-            f"order={config.order}: cells of a race take turns by its own rules; leave `order` out",
+            f"order={config.order}: cells of a race take turns by its own rules; leave it out",
             key="order",
             value=config.order,
         )
