@@ -220,7 +220,7 @@ class Answer:
     def _not_known(self, ratio: float) -> Message:
         """The lead where these runs do not tell which of two settings is faster."""
         assert self.against is not None
-        needed = recommended.repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
+        needed = self._needed
         remedy = f"even `repeat={recommended.MOST_REPETITIONS}` may not show it"
         if needed is not None:
             remedy = f"`repeat={needed}` would show more"
@@ -229,6 +229,14 @@ class Answer:
             return Message("answer.one-run-each", said, needed=needed, **self._comparison)
         said = f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence}); {remedy}"
         return Message("answer.not-known", said, needed=needed, **self._comparison)
+
+    @property
+    def _needed(self) -> int | None:
+        """The repetitions that would tell the setting from `against`; None where even the most may not, or where it is
+        told already."""
+        if self.is_told:
+            return None
+        return recommended.repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
 
     @property
     def _counts(self) -> list[int]:
@@ -486,7 +494,8 @@ class Answer:
 
     @property
     def _repeated(self) -> Advice:
-        """That the setting has one run to go by, and the command that repeats it once more than now, or three times."""
+        """That the setting has one run to go by, and the command that repeats it as often as the headline says, else
+        once more than now, or three times."""
         runs = len(self.best.runs)
         disturbed = runs - 1
         says = "Repeat the runs: single ones do not show how runs differ."
@@ -497,7 +506,7 @@ class Answer:
             )
         elif self.speedup is not None and self.speedup.repeated:
             says = "Repeat the runs: this setting has a single one."
-        repetitions = max(REPETITIONS[0], runs + 1)
+        repetitions = max(REPETITIONS[0], runs + 1, self._needed or 0)
         command = self._sweep
         if command is not None:
             command = rerun_commands.with_word(command, f"repeat={repetitions}", sweeps=True)

@@ -437,6 +437,16 @@ def test_repetitions_are_advised_where_a_setting_has_one_undisturbed_run(
     assert only.next.command == f"python train_vision.py -m gpus=1,2 name=s repeat={repetitions}"
 
 
+def test_the_command_repeats_as_often_as_the_headline_says(tmp_path: Path):
+    write(tmp_path / "s", run(**DEFAULT), run(**TWO | {"total_s": 98.0}))
+    task = {"hydra": {"overrides": {"task": ["gpus=1,2", "name=s"]}, "job": {"config_name": "train_vision"}}}
+    (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
+    (only,) = answers(load.read([tmp_path]).runs)
+    needed = find(only.sentence, "answer.one-run-each").facts["needed"]
+    assert needed > 3
+    assert only.next.command == f"python train_vision.py -m gpus=1,2 name=s repeat={needed}"
+
+
 @pytest.mark.parametrize(("counts", "is_unequal"), [((640, 1920), True), ((1910, 1920), False)])
 def test_a_script_whose_repetitions_did_unequal_work_is_not_ranked_by_their_mean(
     tmp_path: Path, counts: tuple[int, int], is_unequal: bool
