@@ -20,6 +20,7 @@ from multicard.llm.data.answers import MARK, Writer, Written, for_training, mark
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.tokenizer import FILE, SPECIAL
 from multicard.llm.data.turns import FORM
+from multicard.llm.data.written import Checked, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
 
 Row = dict[str, Any]
@@ -42,19 +43,31 @@ class ChatTemplate(NamedTuple):
     """A chat template; `render` writes messages, with `MARK` around what the template itself marks as answers.
 
     around: the special tokens before and after a text without any. special: those that its text may have.
-    training: renders TRL's form of it for training, if any.
+    training: renders TRL's form of it for training, if any. checks: that rows are written whole, by what is learnt.
     """
 
     source: str
     render: Callable[..., str]
     around: Callable[[], tuple[str, str]]
-    special: tuple[str, ...] = ()
-    training: Callable[..., str] | None = None
+    special: tuple[str, ...]
+    training: Callable[..., str] | None
+    checks: dict[ChatLoss, Checked]
 
     def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> Written:
         """The text of a conversation in pieces, `content`; those `learnt` bear loss: the assistant's turns with the
         token that ends them, or all."""
         return Writer(self.render, self.training, self.special, messages, tools).written(loss)
+
+    def checked(self, loss: ChatLoss) -> Checked:
+        """The check that what rows hold is written, which remembers what it found of each shape of conversation."""
+        if loss not in self.checks:
+
+            def write(messages: list[Row], tools: Any) -> str:
+                pieces = _pieces_of(messages, tools, self, loss)[1].pieces
+                return "".join(piece["content"] for piece in pieces)
+
+            self.checks[loss] = Checked(write, self.source)
+        return self.checks[loss]
 
 
 def template(config: LlmConfig) -> ChatTemplate:
@@ -82,6 +95,7 @@ def template(config: LlmConfig) -> ChatTemplate:
                     around,
                     (*_special(config), *special.values()),
                     None if training is None else _renders(training, special),
+                    {},
                 )
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise Refusal(
@@ -161,7 +175,7 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         raise Refusal("llm.chat-no-answer", f"has no message of the assistant, and so nothing to learn; {FORM}")
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
     try:
-        pieces, last_alone = chat_template.pieces(messages, said.tools, loss)
+        messages, (pieces, last_alone) = _pieces_of(messages, said.tools, chat_template, loss)
         json.dumps(pieces, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise Refusal(
@@ -173,8 +187,39 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         raise Refusal(
             "llm.chat-answer-unwritten", "has no answer in what the chat template writes; use another template"
         )
-    turns.check_written(messages, "".join(piece["content"] for piece in pieces), chat_template.source)
+    text = "".join(piece["content"] for piece in pieces)
+    unread += chat_template.checked(loss).unread(messages, said.tools, text, said.column)
     return {"pieces": pieces} | ({"last_alone": True} if last_alone else {}), unread
+
+
+def _pieces_of(
+    messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
+) -> tuple[list[Row], Written]:
+    """What a template writes, and the messages as it reads them: with arguments of calls as objects, else as JSON.
+
+    A template that puts arguments between texts fails on an object, or writes it as Python prints it.
+    """
+    if not any(map(calls_of, messages)):
+        return messages, chat_template.pieces(messages, tools, loss)
+    failed: Exception | None = None
+    try:
+        found = chat_template.pieces(messages, tools, loss)
+        if not has_python(messages, "".join(piece["content"] for piece in found.pieces)):
+            return messages, found
+    except (jinja2.TemplateError, TypeError) as error:
+        failed = error
+    as_text = arguments_as_text(messages)
+    try:
+        found = chat_template.pieces(as_text, tools, loss)
+    except (jinja2.TemplateError, TypeError):
+        if failed is not None:
+            raise failed from None
+        place = next(place for place, each in enumerate(messages, start=1) if calls_of(each))
+        raise turns.unwritten("tool_calls", chat_template.source, place) from None
+    if has_python(messages, "".join(piece["content"] for piece in found.pieces)):
+        place = next(place for place, each in enumerate(messages, start=1) if calls_of(each))
+        raise turns.unwritten("tool_calls", chat_template.source, place)
+    return messages, found
 
 
 @lru_cache(maxsize=1)

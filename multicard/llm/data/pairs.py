@@ -1,6 +1,7 @@
 """Pairs of public data: a chosen and a rejected answer, each with all that was said before it."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from multicard.llm.data import columns as names
@@ -21,6 +22,7 @@ from multicard.llm.data.forms import (
     with_system,
 )
 from multicard.llm.data.turns import Message
+from multicard.messages import Refusal
 
 
 class Pair(NamedTuple):
@@ -62,6 +64,7 @@ def pair(row: Columns, reader: str) -> Pair:
     first = answers[0]
     if is_whole:
         _check_prompt(row, held, asked, answers)
+        _check_same_prompt(*answers)
         prompt = list[Message]()
     elif held:
         prompt = _open(held[1], first, held[0])
@@ -88,6 +91,7 @@ def _pair_of_answered(row: Columns, said: list[Message], column: str) -> Pair:
         raise unanswered(column)
     is_whole = any(each["role"] == "user" for each in other)
     own = other if is_whole else [*said[:-1], *other]
+    _check_same_prompt(said, own)
     return Pair(with_system(row, said), with_system(row, own), tools_of(row))
 
 
@@ -107,6 +111,25 @@ def _check_prompt(
         if not is_said and not all(str(value).strip() in {text for _, text in said} for said in own):
             raise two_prompts(name)
         row.pass_over(name)
+
+
+def _check_same_prompt(chosen: Sequence[Message], rejected: Sequence[Message]) -> None:
+    """Refuse two conversations that differ before an answer does: they answer different prompts.
+
+    After answers that differ, the user may go on differently too.
+    """
+    for number, (one, other) in enumerate(zip_longest(chosen, rejected), start=1):
+        if one is not None and other is not None:
+            if texts_of([one]) == texts_of([other]) and one.get("tool_calls") == other.get("tool_calls"):
+                continue
+            if one["role"] == other["role"] == "assistant":
+                return
+        raise Refusal(
+            "llm.row-pair-prompts",
+            f"answers different prompts: chosen and rejected differ at message {number}, before an answer does; "
+            "give both the same messages before their answers, or leave the row out",
+            message=number,
+        )
 
 
 def _open(said: list[Message], answer: Sequence[Message], column: str) -> list[Message]:

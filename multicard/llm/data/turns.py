@@ -136,8 +136,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         own |= {"content": "", "tool_calls": [_call(content, number)]}
     elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's earlier form
         own["tool_calls"] = [_call(own.pop("function_call"), number)]
-    if isinstance(own.get("tool_calls"), str):
-        own["tool_calls"] = _calls(str(own["tool_calls"]), number)
+    if is_filled(own.get("tool_calls")):
+        own["tool_calls"] = _calls(own["tool_calls"], number)
     return _checked(own | _weight(number, role, turn), number)
 
 
@@ -188,27 +188,46 @@ def _text_of(part: Any, number: int, role: str) -> str:
     )
 
 
-def _calls(content: str, number: int) -> list[Any]:
-    """Calls that are stored as a text of JSON."""
-    try:
-        calls = json.loads(content)
-    except (ValueError, RecursionError):
-        raise _no_call(content, number) from None
-    if not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise _no_call(content, number)
-    return calls
+def _calls(held: Any, number: int) -> list[dict[str, Any]]:
+    """Calls of a list, of one object, or of either as JSON."""
+    calls = held
+    if isinstance(held, str):
+        try:
+            calls = json.loads(held)
+        except (ValueError, RecursionError):
+            raise _no_call(held, number) from None
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list):
+        raise _no_call(held, number)
+    return [_call(call, number) for call in calls]
 
 
 def _call(content: Any, number: int) -> dict[str, Any]:
-    """A call of a function, with its arguments as an object, as templates read it."""
-    call = content
+    """A call of a function, with its arguments as an object, as templates read it.
+
+    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON; others have them flat.
+    """
     try:
-        call = json.loads(call) if isinstance(call, str) else call
-        arguments = call.get("arguments", call.get("parameters"))
-        call = {"name": call["name"], "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
+        call = json.loads(content) if isinstance(content, str) else content
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        name, arguments = function["name"], function.get("arguments", function.get("parameters"))
+        if isinstance(arguments, str) and arguments.strip():
+            arguments = json.loads(arguments)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise _no_call(content, number) from None
-    return {"type": "function", "function": call}
+    if not is_filled(arguments):
+        arguments = {}
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise _no_call(content, number)
+    read = ("name", "arguments", "parameters")
+    beside = {} if function is call else {key: value for key, value in call.items() if key not in ("function", "type")}
+    of_function = {key: value for key, value in function.items() if key not in read}
+    if function is call:
+        beside = {key: value for key, value in of_function.items() if key in ("id", "index")}
+        of_function = {key: value for key, value in of_function.items() if key not in ("id", "index", "type")}
+    of_function = {key: value for key, value in of_function.items() if is_filled(value)}
+    return {"type": "function", "function": {"name": name, "arguments": arguments} | of_function} | beside
 
 
 def _no_call(content: Any, number: int) -> Refusal:
@@ -323,21 +342,6 @@ def settle(
                 unread.append(f"{column}.{name}")
         kept.append(own)
     return kept, unread
-
-
-def check_written(said: Sequence[Message], text: str, source: str) -> None:
-    """Refuse (ValueError) a message whose words are not in what the chat template wrote.
-
-    Reasoning that stands in an earlier answer may be left out, as templates do, and so may what follows the last one.
-    The words of tools may be written as JSON.
-    """
-    last = max(place for place, each in enumerate(said) if each["role"] == "assistant")
-    for place, each in enumerate(said[: last + 1]):
-        words = str(each["content"] or "")
-        if each["role"] == "assistant" and place < last:
-            words = words.rpartition("</think>")[2]
-        if each["role"] in ("system", "developer", "user", "assistant") and words.strip() not in text:
-            raise unwritten("content", source, place + 1)
 
 
 def unwritten(column: str, source: str | None, number: int | None = None, instead: str = "") -> Refusal:

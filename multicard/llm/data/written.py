@@ -1,0 +1,271 @@
+"""What a chat template wrote of a conversation: each part that a row holds stands in the text, or is named, or refused.
+
+Templates name keys that they write only sometimes: the first of several calls, or the reasoning of the last answer.
+So the text itself is searched. Short words stand in any text by chance, so that a stand-in for each conversation of
+the same shape is written too, in which every part is unlike all others.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from multicard.llm.data.columns import is_filled
+from multicard.llm.data.turns import BEARING_KEYS, Message, unwritten
+
+REASONING = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+# Templates read them to find a call, or to choose a form, and seldom write them
+LINKS = ("role", "weight", "tool_call_id", "id", "type", "index")
+THOUGHTS = "<think>"  # names the reasoning within an answer's content
+MOST_SHAPES = 4096
+
+Shape = tuple[Any, ...]
+
+
+class Part(NamedTuple):
+    """A part of a conversation: a text, a number or a truth value of message `place`; of the tools, None."""
+
+    place: int | None
+    key: str
+    value: Any
+
+
+class Checked:
+    """Checks of one template and loss, which remember what the template leaves out of conversations of a shape.
+
+    Args:
+        write: gives the text of messages and tools, as rows are written.
+        source: of the template.
+    """
+
+    def __init__(self, write: Callable[[list[Message], Any], str], source: str) -> None:
+        self._write, self._source = write, source
+        self._left_out: dict[Shape, list[Part]] = {}
+
+    def unread(self, said: Sequence[Message], tools: Any, text: str, column: str) -> list[str]:
+        """The parts that are not written and bear nothing that is learnt, as "messages.name".
+
+        Raises:
+            Refusal: a part bears text that would be lost.
+        """
+        last = max(place for place, each in enumerate(said) if _is_answer(each))
+        lost = [part for part in _parts(said, tools) if not _stands(part, text)]
+        lost += _too_few(said[: last + 1], text)
+        shape = _shape(said, tools)
+        if shape not in self._left_out:
+            if len(self._left_out) >= MOST_SHAPES:
+                self._left_out.clear()
+            self._left_out[shape] = self._tried(said, tools)
+        found = list[str]()
+        for part in (*self._left_out[shape], *lost):  # the stand-in tells equal messages apart
+            if part.place is None:
+                raise unwritten("tools", self._source)
+            if part.place > last:
+                continue
+            is_earlier = part.place < last and part.key in (*REASONING, THOUGHTS)
+            if not is_earlier and part.key in ("content", THOUGHTS, *BEARING_KEYS):
+                key = "content" if part.key == THOUGHTS else part.key
+                raise unwritten(key, self._source, part.place + 1)
+            found.append(f"{column}.{part.key}")
+        return list(dict.fromkeys(found))
+
+    def _tried(self, said: Sequence[Message], tools: Any) -> list[Part]:
+        """The parts of a stand-in that the template leaves out; none where it takes no stand-in."""
+        stand_in = _StandIn()
+        messages = [stand_in.message(each) for each in said]
+        offered = [stand_in.tool(tool) for tool in tools or ()] or None
+        try:
+            text = self._write(messages, offered)
+        except Exception:  # a template is a program that may demand anything of what it is given
+            return []
+        return [part for part in _parts(messages, offered) if not _stands(part, text)]
+
+
+def _is_answer(said: Message) -> bool:
+    return said["role"] == "assistant" and said.get("weight") != 0
+
+
+class _StandIn:
+    """Values of the same kind, each unlike all others."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def _next(self, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+            return value
+        self._count += 1
+        if isinstance(value, str):
+            return f"Zx{self._count:05d}Qj"
+        return 70000 + self._count if isinstance(value, int) else 70000.5 + self._count
+
+    def message(self, said: Message) -> Message:
+        """A message of the same roles, keys and calls. Reasoning that stands there twice has one stand-in."""
+        own = dict[str, Any]()
+        thoughts = dict[str, str]()
+        for key, value in said.items():
+            if key == "content" and isinstance(value, str):
+                before, between, after = value.rpartition("</think>")
+                if said["role"] == "assistant" and between:
+                    opened, begun, thought = before.partition("<think>")
+                    inner = thought if begun else opened
+                    own[key] = begun + self._next(inner.strip()) + between + self._next(after.strip())
+                else:
+                    own[key] = self._next(value.strip())
+            elif key in REASONING and isinstance(value, str):
+                own[key] = thoughts.setdefault(value, self._next(value))
+            elif key in LINKS:
+                own[key] = value
+            else:
+                own[key] = self._like(value)
+        return own
+
+    def tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
+        """A tool of another name."""
+        function = tool.get("function")
+        if isinstance(function, dict):
+            return {**tool, "function": function | {"name": self._next(function.get("name"))}}
+        return {**tool, "name": self._next(tool["name"])} if "name" in tool else dict(tool)
+
+    def _like(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: each if key in LINKS and _is_call(value) else self._like(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._like(each) for each in value]
+        return self._next(value)
+
+
+def _is_call(value: Mapping[str, Any]) -> bool:
+    """True of a call itself, whose id and type are no words of it; arguments may have such names too."""
+    return isinstance(value.get("function"), dict)
+
+
+def _shape(said: Sequence[Message], tools: Any) -> Shape:
+    """What decides which of a conversation's parts a template writes, but for their words."""
+    return (*map(_shape_of_message, said), len(tools or ()))
+
+
+def _shape_of_message(said: Message) -> Shape:
+    content = said.get("content")
+    held = isinstance(content, str) and (bool(content.strip()), "</think>" in content, "<think>" in content)
+    others = [(key, _kind(value)) for key, value in said.items() if key not in ("role", "content")]
+    return (said["role"], held, *others)
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((key, _kind(each)) for key, each in value.items())
+    if isinstance(value, list):
+        return (list, *map(_kind, value))
+    return value if isinstance(value, bool) or value in ("", None, 0, 1) else type(value)
+
+
+def _parts(said: Sequence[Message], tools: Any) -> Iterator[Part]:
+    """All parts of a conversation that are to be found in its text."""
+    for place, each in enumerate(said):
+        for key, value in each.items():
+            if key in LINKS or not is_filled(value):
+                continue
+            if key == "content" and each["role"] == "assistant" and "</think>" in str(value):
+                before, _, after = str(value).rpartition("</think>")
+                yield Part(place, THOUGHTS, before.replace("<think>", "", 1))
+                yield Part(place, key, after)
+            else:
+                for leaf in _leaves(value):
+                    yield Part(place, key, leaf)
+    for tool in tools or ():
+        function = tool.get("function") if isinstance(tool.get("function"), dict) else tool
+        for key in ("name", "description"):
+            if isinstance(function.get(key), str):
+                yield Part(None, "tools", function[key])
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        for name in properties if isinstance(properties, dict) else ():
+            yield Part(None, "tools", name)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The values in objects and lists, with the names of objects; a call's id and type are left out."""
+    if isinstance(value, dict):
+        is_call = _is_call(value)
+        for key, each in value.items():
+            if is_call and key in LINKS:
+                continue
+            if not is_call and not (key in ("name", "arguments") and "arguments" in value):
+                yield key
+            yield from _leaves(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _stands(part: Part, text: str) -> bool:
+    """True where a part stands in a text: as it is, or as JSON writes it."""
+    value = part.value
+    if isinstance(value, str):
+        words = value.strip()
+        return words in text or any(form in text for form in _forms(words))
+    return any(form in text for form in {json.dumps(value), str(value)})
+
+
+def _forms(words: str) -> Iterator[str]:
+    """A text as JSON writes it, once and within a text of JSON, with and without escapes."""
+    for ascii_alone in (False, True):
+        once = json.dumps(words, ensure_ascii=ascii_alone)[1:-1]
+        yield once
+        yield json.dumps(once, ensure_ascii=ascii_alone)[1:-1]
+
+
+def _too_few(said: Sequence[Message], text: str) -> Iterator[Part]:
+    """Contents that several messages have, and that stand fewer times in a text."""
+    words = [str(each["content"] or "").strip() for each in said]
+    held, seen = Counter(words), Counter[str]()
+    for place, content in enumerate(words):
+        seen[content] += 1
+        if held[content] < 2 or not content or "</think>" in content:
+            continue
+        if max(text.count(form) for form in (content, *_forms(content))) < seen[content]:
+            yield Part(place, "content", content)
+
+
+# ---- arguments of calls
+
+
+def arguments_as_text(said: Sequence[Message]) -> list[Message]:
+    """Messages whose calls have their arguments as a text of JSON, as templates read it that put it between texts."""
+    return [
+        each | {"tool_calls": [_as_text(call) for call in each["tool_calls"]]} if calls_of(each) else each
+        for each in said
+    ]
+
+
+def _as_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return call | {"function": function | {"arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
+def calls_of(said: Message) -> list[dict[str, Any]]:
+    """The calls of a message whose arguments are objects."""
+    calls = said.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def has_python(said: Sequence[Message], text: str) -> bool:
+    """True where a text has an object of arguments as Python prints it, which is no JSON."""
+    return any(
+        printed in text
+        for each in said
+        for call in calls_of(each)
+        for printed in _printed(call["function"]["arguments"])
+    )
+
+
+def _printed(value: Any) -> Iterator[str]:
+    """Objects within arguments as Python prints them. Lists are left out: LFM2 writes calls as Python does."""
+    if isinstance(value, dict) and value:
+        yield str(value)
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _printed(each)
