@@ -26,6 +26,11 @@ REMEDY = re.compile(r"`([^`]+)`")
 FLAG = re.compile(r"(?<!\S)--?[a-zA-Z][\w-]*")
 LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 CODED = re.compile(r"\[\[[a-z0-9-]+\.[a-z0-9.-]+(?: (?:(?!\]\]).)*)?\]\]", re.DOTALL)  # one message by its code
+# Colours and links of terminals, which libraries write into their errors: sequences of ECMA-48 (CSI and OSC)
+ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+# Letters that a terminal obeys in place of showing them: control characters but tab and line break, and those that
+# turn the direction of what follows
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 UNCODED = "other"  # the code of what libraries and the system say
 NOTE = "in parts: "  # begins the line by which the text of a traceback brings a message
 
@@ -62,6 +67,7 @@ class Message(str):
     facts: Mapping[str, Any]
 
     def __new__(cls, code: str, sentence: str, *, key: str | None = None, **facts: Any) -> "Message":
+        sentence = printable(sentence)
         made = super().__new__(cls, _in_codes(code, key, facts) if BY_CODE else sentence)
         made.code, made.sentence, made.key, made.facts = code, sentence, key, facts
         return made
@@ -168,6 +174,14 @@ def _refusal(code: str, sentence: str, key: str | None, facts: dict[str, Any]) -
 def in_one_line(sentence: str) -> str:
     r"""A sentence with the line breaks of names in it, as of folders, as escapes: `\n`."""
     return LINE_BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), sentence)
+
+
+def printable(text: str) -> str:
+    r"""A text without colours of a terminal, and with other control characters in it as escapes: `\x00`.
+
+    Names of files, columns and classes, and the errors of libraries hold any letter, and a terminal would obey it.
+    """
+    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), ESCAPES.sub("", text))
 
 
 def code_of(text: str) -> str:

@@ -64,6 +64,13 @@ def test_a_refusal_that_was_noted_is_made_again_from_the_text_of_its_traceback(b
     assert again is not None and again.message.parts == made.message.parts and str(again) == str(made)
 
 
+def test_a_sentence_holds_nothing_that_a_terminal_obeys():
+    text = "\x1b[31mred\x1b[0m \x1b]8;;http://a\x07link\x1b]8;;\x1b\\ \x00\x07\x1b \x9b1m\u202egpj.exe\ta\nb"
+    shown = "red link \\x00\\x07\\x1b \\u202egpj.exe\ta\nb"
+    assert messages.printable(text) == Message("a.b", text).sentence == shown
+    assert Refusal("a.b", text).message.sentence == shown.replace("\n", "\\n")
+
+
 def test_messages_are_found_in_what_a_command_prints():
     inner = Message("node.gone", "it is gone", host="a b")
     outer = Message("sweep.stopped", f"stopped: {inner}", reason=inner, share=1 / 3, names=["x]]", "y"])

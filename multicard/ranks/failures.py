@@ -13,7 +13,7 @@ from threading import main_thread
 from multicard.config import compilation
 from multicard.machine.environment import host
 from multicard.measure.memory import SHARED_MEMORY, DeviceMemory
-from multicard.messages import Message, Refusal
+from multicard.messages import Message, Refusal, printable
 from multicard.ranks import interruption
 from multicard.records.schema_parts import Cause as Failure
 
@@ -61,7 +61,8 @@ def in_a_line(error: BaseException) -> str:
 
     if isinstance(words_of(error), Message):
         return words_of(error)
-    text = BINARY.sub(lambda size: in_bytes(float(size[1]) * 1024 ** " KMGT".index(size[2])), str(error).strip())
+    text = printable(str(error)).strip()
+    text = BINARY.sub(lambda size: in_bytes(float(size[1]) * 1024 ** " KMGT".index(size[2])), text)
     lines = text.splitlines() or [""]
     if lines[0].startswith("Caught ") and "DataLoader worker" in lines[0]:
         # the last line of the worker's own traceback

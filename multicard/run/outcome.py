@@ -15,7 +15,7 @@ from rich.text import Text
 from multicard.config.base import TrackerMode, plain
 from multicard.config.job import count
 from multicard.measure.timing import timestamp
-from multicard.messages import Message, say
+from multicard.messages import Message, printable, say
 from multicard.observe import diagnosis, gpu_record
 from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure, Interrupted, in_a_line, no_space, words_of
@@ -300,7 +300,7 @@ def line(run: Run, title: str = "") -> Text:
     ended = Text.assemble(title, (record.status, STYLES.get(record.status, "red")))
     if record.cause is not None:
         log = f" (log: {run.folder / record.cause.log})" if record.cause.log else ""
-        return ended.append(f": {record.cause.message}{log}")
+        return ended.append(f": {printable(record.cause.message)}{log}")
     if record.probe is not None:
         probe = record.probe
         known = "" if probe.half_width is None else f" ± {probe.half_width:.1%}"

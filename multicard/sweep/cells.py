@@ -204,10 +204,14 @@ class Sweep:
         alike = ", ".join(part for part in described[0] if all(part in parts for parts in described))
         line = f"{count(len(described), 'cell')}{' of ' * bool(alike)}{alike} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
+        self.say_notices()
+        self.say_order()
+
+    def say_notices(self) -> None:
+        """Say what a person should know of the cells that are left, each thing once."""
         notices = [notice for cell in self.left for notice in cell.workload.notices(cell.config)]
         for notice in dict.fromkeys(notices):
             say(f"  {notice}")
-        self.say_order()
 
     def say_order(self) -> None:
         """Say, once in a command, that the cells that are left are shuffled."""
@@ -383,6 +387,7 @@ def dry_run(sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, qu
         "sweep.dry-run", f"dry_run=true: nothing is started. {plan}", key="dry_run", cells=number, how=how
     )
     say(message)
+    sweep.say_notices()
     sweep.say_order()
     rows = [(str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own]
     for line in text_table.text(("cells", "each", "which"), rows, text_table.terminal_width()) if rows else ():

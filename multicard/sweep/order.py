@@ -41,7 +41,7 @@ def chosen(config: Any) -> str:
     It is what the command says, else what an earlier command of the sweep recorded, else a seed that follows from the
     name of the sweep's folder. The cells of a race take turns by its own rules, and those of a prediction none.
     """
-    if config.race.figure is not None and is_whole(config.order):
+    if config.race.figure is not None and config.order != SHUFFLED:
         raise Refusal(
             "race.order",
             f"order={config.order}: cells of a race take turns by its own rules; leave it out",

@@ -58,6 +58,10 @@ CAUSES = (
 )
 
 
+# sbatch found no controller to ask: nothing was submitted, and nothing was refused
+UNREACHED = re.compile(r"unable to contact slurm controller|connection refused|connect failure", re.IGNORECASE)
+
+
 def lines(output: str) -> list[str]:
     """What sbatch said, its own words and the site's, each line once and without its beginning."""
     found = (SAID.sub("", line.strip()) for line in output.splitlines())
@@ -87,6 +91,14 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
     own = own_reason(said)
     reason = "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in said)) or "without a word"
     plain = own.lower()
+    if UNREACHED.search(own):
+        return Refusal(
+            "slurm.unreached",
+            f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and nothing was "
+            "submitted; start the same command again once `scontrol ping` finds it",
+            key="hydra/launcher",
+            reason=reason,
+        )
     if "node configuration" in plain or "node count" in plain:
         kind = f" of {flags['gpus-per-node']}" if ":" in str(flags.get("gpus-per-node")) else ""
         return Refusal(

@@ -67,6 +67,7 @@ class Task:
                 folder=str(cell.folder),
             )
             say(message)
+            sweep.say_notices()
         elif sweep.left:
             with shares.announced([sweep.cells[0].config]):
                 run(self.command, sweep.cells[0], keep_refused=False)

@@ -11,8 +11,8 @@ from multicard.llm import preflight
 from multicard.llm.data import columns, forms, pairs, row_sources
 from multicard.llm.data.forms import Conversation
 from multicard.messages import Refusal
-from tests.conftest import typed_llm
-from tests.helpers.messages import find, refused
+from tests.conftest import Called, typed_llm
+from tests.helpers.messages import find, refused, says
 from tests.llm.test_chat import with_template, written
 
 Q, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
@@ -480,6 +480,14 @@ def test_what_is_not_read_is_counted_and_said_before_the_start(tmp_path: Path):
     (notice,) = preflight.notices(config)
     assert (notice.code, notice.facts) == ("llm.ignored", {"ignored": inputs.ignored})
     assert inputs.left == {"ignored": inputs.ignored}
+
+
+@pytest.mark.parametrize("more", [(), ("-m", "lr=0.1,0.2")])
+def test_a_dry_run_says_what_is_not_read(more: tuple[str, ...], called: Called, tmp_path: Path):
+    place = "hydra.sweep.dir" if more else "hydra.run.dir"
+    words = (written(tmp_path, *[{"id": 1, "messages": [Q, A]}] * 8), *CHAT, "dry_run=true", f"{place}={tmp_path}/s")
+    code, printed = called(*more, *words, "max_steps=1", "batch_size=1", entry="tune_llm.py")
+    assert code == 0 and says(printed, "llm.ignored", ignored={"id": 8}), printed
 
 
 def test_a_key_that_another_form_reads_is_passed_over_if_it_says_the_same_and_else_named(tmp_path: Path):

@@ -49,6 +49,11 @@ def test_out_of_memory_errors_are_recognised(error: BaseException, ran_out: str 
     )  # these need no memory to be told
 
 
+def test_colours_of_an_error_are_not_kept():
+    error = ValueError("\x1b[1m\x1b[31mno such layer\x1b[0m\nmore")
+    assert failures.in_a_line(error) == "no such layer"
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -142,7 +142,8 @@ def test_drift_falls_on_no_setting():
     assert abs(halves.mean()) < 0.6 and halves.std() > 1
 
 
-def test_a_race_takes_no_seed_of_an_order(called: Called, tmp_path: Path):
-    words = ("-m", "lr=0.1,0.2", "race=images_per_s", "order=7", f"hydra.sweep.dir={tmp_path / 'race'}")
+@pytest.mark.parametrize("order", ["7", "typed"])
+def test_a_race_takes_no_order(order: str, called: Called, tmp_path: Path):
+    words = ("-m", "lr=0.1,0.2", "race=images_per_s", f"order={order}", f"hydra.sweep.dir={tmp_path / 'race'}")
     code, printed = called(*words)
-    assert code == 1 and says(printed, "race.order") and not (tmp_path / "race").exists()
+    assert code == 1 and says(printed, "race.order", value=order) and not (tmp_path / "race").exists()

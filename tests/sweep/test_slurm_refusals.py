@@ -30,7 +30,9 @@ REASONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Invalid feature specification": ("slurm.refuses", "hydra.launcher.constraint", {}),
     "Invalid generic resource (gres) specification": ("slurm.refuses", "hydra.launcher.gpu_type", {}),
     POLICY: ("slurm.policy", "hydra/launcher", {}),
-    "Unable to contact slurm controller (connect failure)": ("slurm.refuses-job", "hydra/launcher", {}),
+    "Unable to contact slurm controller (connect failure)": ("slurm.unreached", "hydra/launcher", {}),
+    "Connection refused": ("slurm.unreached", "hydra/launcher", {}),
+    "Access denied": ("slurm.refuses-job", "hydra/launcher", {}),
 }  # fmt: skip
 
 
