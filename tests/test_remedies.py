@@ -40,6 +40,7 @@ OTHERS = (
     "chmod",
     "git",
     "hf",
+    "iconv",
     "jupyter",
     "make",
     "nsys",

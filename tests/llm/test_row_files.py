@@ -15,7 +15,7 @@ import pytest
 
 from multicard.config.base import plain
 from multicard.llm import preflight
-from multicard.llm.data import files, row_sources
+from multicard.llm.data import columns, files, row_sources
 from multicard.records import content
 from tests.conftest import typed_llm
 from tests.helpers.messages import find, refused
@@ -57,6 +57,12 @@ FORMS: dict[str, bytes | Callable[[Path], bytes]] = {
     "a.csv.xz": lzma.compress(separated(",").encode()),
     "a.csv": separated(",").encode("utf-8-sig"),
     "semicolons.csv": separated(";").encode(),
+    "excel.csv": ("sep=;\r\n" + separated(";")).encode("utf-8-sig"),
+    "told.csv": ("sep=,\n" + separated(",")).encode(),
+    "unicode.csv": separated("\t").encode("utf-16"),
+    "unicode.tsv": separated("\t").encode("utf-16"),
+    "big.csv": b"\xfe\xff" + separated(",").encode("utf-16-be"),
+    "utf16.jsonl": LINES.encode("utf-16"),
     "a.tsv": separated("\t").encode(),
     "a.parquet": parquet,
     "stream.arrow": arrow(ROWS, stream=True),
@@ -92,6 +98,28 @@ def test_a_file_that_holds_something_else_is_refused(name: str, text: Any, code:
     with refused("llm.data-file-unread", value=str(tmp_path / name)) as caught:
         files.read_file(str(tmp_path / name))
     assert find(str(caught.value), code)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "likely"),
+    [("cp1252", "WINDOWS-1252"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE")],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_an_encoding_that_a_file_does_not_tell_is_refused_with_the_line(
+    name: str, encoding: str, likely: str, tmp_path: Path
+):
+    text = "input\toutput\nf\xfcr\tb\n" if name != "a.jsonl" else '{"a": 1}\n{"a": "\xfc"}\n'
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with refused("llm.data-file-unread") as caught:
+        files.read_file(str(tmp_path / name))
+    line = 2 if encoding == "cp1252" else 1
+    assert find(str(caught.value), "table.encoding", likely=likely, line=line)
+
+
+def test_a_column_without_a_name_is_called_so(tmp_path: Path):
+    (tmp_path / "a.csv").write_text(",instruction,output\n0,a,b\n1,c,d\n")
+    ignored = preflight.prepare(typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.csv'}")).ignored
+    assert ignored == {columns.UNNAMED: 2}
 
 
 @pytest.mark.parametrize(

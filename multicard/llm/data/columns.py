@@ -43,6 +43,9 @@ OF_TEMPLATES = ("documents", "chat_template_kwargs")
 BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
 
 
+UNNAMED = "a column without a name"  # as pandas writes its index
+
+
 def is_filled(value: Any) -> bool:
     """False of what holds nothing: null, an empty text, list or object."""
     return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
@@ -130,7 +133,8 @@ class Unread(Counter[str]):
 
     def add(self, columns: Columns, messages: Sequence[str] = ()) -> None:
         """Count what a row's reader left."""
-        self.update([*columns.unread(), *sorted(set(messages))])
+        own = [name if name.strip() else UNNAMED for name in columns.unread()]
+        self.update([*own, *sorted(set(messages))])
 
 
 # ---- `dataset.columns`

@@ -19,7 +19,9 @@ from multicard.llm.data import separated_rows
 from multicard.llm.data.columns import READ, is_filled
 from multicard.llm.data.row_folders import KEY, found_files, kind_of
 from multicard.messages import Refusal
+from multicard.records.separated_text import decoded
 
+JSON = (".json", ".jsonl", ".ndjson")
 OPENERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
 
 
@@ -90,10 +92,10 @@ def _read(file: Path) -> tuple[list[Any], dict[str, int]]:
             cause = error.message
         elif isinstance(error, RecursionError):
             cause = "nested too deep"
+        form = " (a .jsonl file has one object a line)" if str(kind_of(file)) in JSON else ""
         raise Refusal(
             "llm.data-file-unread",
-            f"{KEY}={file}: cannot be read ({cause}); "
-            "correct it (a .jsonl file has one object a line), or give another file",
+            f"{KEY}={file}: cannot be read ({cause}); correct it{form}, or give another file",
             key=KEY,
             value=str(file),
             reason=cause,
@@ -110,7 +112,7 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
     Args:
         is_lines: by the file's name, so that a single object is a row.
     """
-    text = content.decode("utf-8-sig")
+    text = decoded(content)
     if not text.strip():
         return [], {}
     lines = text.split("\n")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from multicard.messages import Refusal
-
-DELIMITERS = ",;\t|"
+from multicard.records.separated_text import decoded, separated_text
 
 
 class CellLine(NamedTuple):
@@ -19,13 +18,11 @@ class CellLine(NamedTuple):
 
 
 def read_csv(content: bytes) -> tuple[list[Any], dict[str, int]]:
-    """The rows of CSV, by the delimiter that its header has most often, and nothing that is ignored."""
-    text = content.decode("utf-8-sig")
-    header = text.lstrip().partition("\n")[0]
-    delimiter = max(DELIMITERS, key=header.count)
-    if delimiter == "\t":
-        return read_tsv(content)
-    return _rows(_quoted(text, delimiter), delimiter), {}
+    """The rows of CSV, by the delimiter that it names or that its header has most often, and nothing ignored."""
+    found = separated_text(content)
+    if found.delimiter == "\t":
+        return _tabbed(found.text, found.lines_before), {}
+    return _rows(_quoted(found.text, found.delimiter, found.lines_before), found.delimiter), {}
 
 
 def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
@@ -34,36 +31,39 @@ def read_tsv(content: bytes) -> tuple[list[Any], dict[str, int]]:
     Raises:
         Refusal: the file can be read in both ways, which give different rows.
     """
-    text = content.decode("utf-8-sig")
-    plain = _plain(text)
+    return _tabbed(decoded(content), 0), {}
+
+
+def _tabbed(text: str, lines_before: int) -> list[dict[str, str | None]]:
+    plain = _plain(text, lines_before)
     try:
-        quoted = _quoted(text, "\t")
+        quoted = _quoted(text, "\t", lines_before)
     except Refusal:
         if not _is_even(plain):
             raise
-        return _rows(plain, "\t"), {}
+        return _rows(plain, "\t")
     across = next((row for row in quoted if any("\n" in cell for cell in row.cells)), None)
     if across is not None and _is_even(plain):
         raise _open_quote(across.line, "a quoted cell holds lines that are rows by themselves")
-    return _rows(quoted, "\t"), {}
+    return _rows(quoted, "\t")
 
 
-def _plain(text: str) -> list[CellLine]:
+def _plain(text: str, lines_before: int) -> list[CellLine]:
     """Lines whose quotes are letters."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return [CellLine(number, line.split("\t")) for number, line in enumerate(lines, start=1) if line]
+    return [CellLine(number, line.split("\t")) for number, line in enumerate(lines, start=lines_before + 1) if line]
 
 
 def _is_even(rows: Sequence[CellLine]) -> bool:
     return len({len(row.cells) for row in rows}) == 1
 
 
-def _quoted(text: str, delimiter: str) -> list[CellLine]:
+def _quoted(text: str, delimiter: str, lines_before: int) -> list[CellLine]:
     csv.field_size_limit(sys.maxsize)  # of 128 KiB: a conversation may be longer
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = list[CellLine]()
     while True:
-        line = reader.line_num + 1
+        line = lines_before + reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
