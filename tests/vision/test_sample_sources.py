@@ -18,7 +18,7 @@ from PIL import Image
 from multicard.estimate.memory import facts
 from multicard.records import content
 from multicard.records.schema_parts import Ignored
-from multicard.vision.data import datasets, stored_images
+from multicard.vision.data import datasets, sample_sources, stored_images
 from multicard.vision.data.splits import Data, Split
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import typed
@@ -300,8 +300,7 @@ BAD = {
     ),
     "Latin-1": Bad(
         lambda root: write(root / "a.csv", "image,label,\xe9", encoding="latin-1"),
-        "photographs.unreadable-table",
-        why="'utf-8' codec",
+        "photographs.table-encoding",
     ),
     "cut off": Bad(
         lambda root: cut(hub_files(root.parent / "saved", ".")),
@@ -395,3 +394,118 @@ def test_pipes_devices_and_circles_of_links_are_refused_and_not_read(target: str
     with refused(code) as refusal:
         datasets.check(image_options(tmp_path / "root", "dataset.split=0.4"))
     assert refusal.value.facts["path"].startswith(str(path)) and "\n" not in refusal.value.message.sentence
+
+
+# ---- public layouts
+
+
+def flat(root: Path, folder: str = "train_images") -> list[tuple[str, str]]:
+    """Images in one folder; by number without its ending, the class of each."""
+    (root / folder).mkdir(parents=True)
+    found = []
+    for number in range(10):
+        picture(number % 2, number).save(root / folder / f"{number:04d}.PNG")
+        found.append((f"{number:04d}", ["NA", "null"][number % 2]))
+    return found
+
+
+TABLES: dict[str, Callable[[list[tuple[str, str]]], bytes]] = {
+    "ids": lambda rows: "\n".join(["id_code,diagnosis", *(f"{a},{b}" for a, b in rows)]).encode(),
+    "names": lambda rows: "\n".join(["image,label", *(f"{a}.PNG,{b}" for a, b in rows)]).encode(),
+    "backslashes": lambda rows: "\n".join(["path,label", *(f"train_images\\{a}.PNG,{b}" for a, b in rows)]).encode(),
+    "excel": lambda rows: "\r\n".join(["sep=;", "image;label", *(f'"{a}";{b}' for a, b in rows)]).encode("utf-8-sig"),
+    "unicode": lambda rows: "\r\n".join(["image\tlabel", *(f"{a}\t{b}" for a, b in rows)]).encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_a_table_of_ids_beside_a_folder_of_images_is_read(form: str, tmp_path: Path):
+    (tmp_path / "train.csv").write_bytes(TABLES[form](flat(tmp_path)))
+    data = loaded(tmp_path / "train.csv", "dataset.split=0.4")
+    assert data.facts["classes"] == ["NA", "null"] and len(data.train) + len(data.test) == 10
+    assert sorted(seen(data.train) + seen(data.test))[0] == ((0, 0, 9), 0)
+
+
+def test_images_that_no_row_names_are_counted(tmp_path: Path):
+    (tmp_path / "train.csv").write_bytes(TABLES["ids"](flat(tmp_path)[:7]))
+    assert Ignored("images that no row names", 3) in loaded(tmp_path / "train.csv", "dataset.split=0.4").ignored
+
+
+def test_a_name_of_two_images_is_refused(tmp_path: Path):
+    (tmp_path / "train.csv").write_bytes(TABLES["ids"](flat(tmp_path)))
+    flat(tmp_path, "test_images")
+    with refused("photographs.bad-rows", row=1, rows=10):
+        loaded(tmp_path / "train.csv", "dataset.split=0.4")
+
+
+def test_the_folder_of_such_a_table_names_the_table(tmp_path: Path):
+    (tmp_path / "train.csv").write_bytes(TABLES["ids"](flat(tmp_path)))
+    (tmp_path / "sample_submission.csv").write_text("id_code,diagnosis\n9999,0\n")
+    with refused("photographs.table-beside", table=str(tmp_path / "train.csv")) as caught:
+        loaded(tmp_path)
+    (words,) = caught.value.message.remedies
+    root, split = words.split()
+    assert len(loaded(Path(root.removeprefix("dataset.root=")), split).train) == 8
+
+
+def test_a_table_in_a_code_page_is_told_so(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes("image,label\na.png,f\xfcr\n".encode("cp1252"))
+    with refused("photographs.table-encoding", key="dataset.root"):
+        loaded(tmp_path / "a.csv", "dataset.split=0.4")
+
+
+def test_masks_beside_the_images_of_a_class_are_no_samples(tmp_path: Path):
+    for part in ("train", "val"):
+        for number, name in enumerate(CLASSES):
+            for folder in ("images", "masks"):
+                (tmp_path / part / name / folder).mkdir(parents=True)
+                picture(number, 0).save(tmp_path / part / name / folder / "0.png")
+    both = loaded(tmp_path)
+    assert len(both.train) == len(both.test) == 3 and Ignored("masks/", 6) in both.ignored
+    assert len(sample_sources.find(tmp_path / "train").parts[0].read().images) == 3
+
+
+def cub(root: Path) -> Path:
+    fill(root / "images")
+    (root / "attributes").mkdir()
+    (root / "attributes" / "a.txt").write_text("x")
+    paths = sorted((root / "images").rglob("*.png"))
+    lists = {
+        "images.txt": [path.relative_to(root / "images").as_posix() for path in paths],
+        "image_class_labels.txt": [CLASSES.index(path.parent.name) + 1 for path in paths],
+        "train_test_split.txt": [int(path.stem != "0") for path in paths],
+    }
+    for name, values in lists.items():
+        write(root / name, *(f"{number} {value}" for number, value in enumerate(values, 1)))
+    write(root / "classes.txt", *(f"{number} {name}" for number, name in enumerate(CLASSES, 1)))
+    return root
+
+
+def test_the_lists_of_cub_are_read(tmp_path: Path):
+    data = loaded(cub(tmp_path))
+    assert (len(data.train), len(data.test), data.facts["classes"]) == (12, 3, [*CLASSES])
+    assert data.ignored == [Ignored("attributes/", 1)]
+    (tmp_path / "images" / "bee" / "0.png").unlink()
+    with refused("photographs.bad-list", path="bee/0.png"):
+        loaded(tmp_path)
+
+
+def test_images_of_several_classes_and_archives_are_called_so(tmp_path: Path):
+    for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (tmp_path / "kit" / "VOC2012" / name).mkdir(parents=True)
+    picture(0, 0).save(tmp_path / "kit" / "VOC2012" / "JPEGImages" / "0.jpg")
+    with refused("photographs.boxes", root=str(tmp_path / "kit" / "VOC2012")):
+        loaded(tmp_path / "kit")
+    for part in ("train", "valid"):
+        (tmp_path / "rob" / part).mkdir(parents=True)
+        picture(0, 0).save(tmp_path / "rob" / part / "0.jpg")
+        (tmp_path / "rob" / part / "_classes.csv").write_text("filename, cat, dog\n0.jpg, 1, 1\n")
+    with refused("photographs.one-hot"):
+        loaded(tmp_path / "rob")
+    (tmp_path / "web").mkdir()
+    for name in ("train-0.tar", "pets.zip", "pets.tar.gz"):
+        (tmp_path / "web" / name).write_bytes(b"x")
+        with refused("photographs.packed", file=str(tmp_path / "web" / name)):
+            loaded(tmp_path / "web" / name)
+    with refused("photographs.packed"):
+        loaded(tmp_path / "web")

@@ -25,6 +25,8 @@ from multicard.vision.data.folder_contents import (
     look,
 )
 
+# Folders beside `images` in a class, whose images are the shapes of objects, and no samples
+MASKS = {"masks", "mask", "segmentation", "segmentations", "lung masks", "infection masks"}
 AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
 
 
@@ -153,6 +155,8 @@ def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: S
             sets=[folder.name for folder in sets],
         )
     if sets:
+        return
+    if all(images_beside_masks(folder) for folder in filled):
         return
     shared = set.intersection(*(inside.names for inside in filled.values())) if len(filled) > 1 else set[str]()
     if len(shared) > 1:
@@ -300,7 +304,10 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
     """
     samples = Samples([], [], sorted(folders), Counter(ignored))
     for name in samples.classes:
-        images, others = images_in(folders[name])
+        masked = images_beside_masks(folders[name])
+        images, others = images_in(masked or folders[name])
+        if masked is not None:
+            others += _beside_folder(folders[name], masked)
         if not images:
             found = f", but {in_words(others)}" if others else ""
             raise Refusal(
@@ -314,6 +321,16 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
         samples.labels.extend([name] * len(images))
         samples.ignored.update(others)
     return samples
+
+
+def images_beside_masks(folder: Path) -> Path | None:
+    """The folder of a class's images, where nothing but their masks lies beside it; None of any other class."""
+    inside = look(folder)
+    names = {each.name.lower(): each for each in inside.folders}
+    beside_images = names.keys() - {"images"}
+    if inside.has_images or len(beside_images) == len(names) or not beside_images or not beside_images <= MASKS:
+        return None
+    return names["images"]
 
 
 def no_classes(folder: Path) -> Refusal:

@@ -12,11 +12,14 @@ from typing import Any
 from multicard.config.shards import missing_shards
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
+from multicard.records.separated_text import separated_text
+from multicard.vision.data import table_images
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, holds_images
 from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row, opened
 
 PATHS = ("path", "file", "filename", "file_name", "image", "img")  # names of columns, in any case
+IDS = ("image_id", "id_code", "image_name", "imageid", "id", "filepath")  # of images, where no such column is there
 LABELS = ("label", "labels", "class", "target")
 # Columns that name the part of a row. All but the first do so only where each value is the name of a part, or a boolean
 SPLITS = ("split", "set", "subset", "partition", "is_valid", "is_val", "is_test")
@@ -218,18 +221,16 @@ def _problem_of_row(image: Encoded, label: str, part: str | None) -> Message | N
 
 def _columns(paths: list[Path], by_split: bool) -> Columns:
     import pyarrow as pa
-    from pyarrow import csv, dataset
+    from pyarrow import dataset
 
     form: Any = "parquet"
-    if paths[0].suffix.lower() not in (PARQUET, STREAM):
-        with paths[0].open(encoding="utf-8", errors="replace") as file:
-            header = file.readline()
-        text = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
-        form = dataset.CsvFileFormat(csv.ParseOptions(delimiter=max(",;\t", key=header.count)), convert_options=text)
     try:
-        if paths[1:]:
-            _require_same_columns(paths, form)
-        stored = opened(paths, form)
+        if paths[0].suffix.lower() not in (PARQUET, STREAM):
+            stored = dataset.dataset(_text_table(paths[0]))
+        else:
+            if paths[1:]:
+                _require_same_columns(paths, form)
+            stored = opened(paths, form)
         fields, inside, image, label = _usable(stored.schema)
         if not image or not label:
             shown = list[str]()
@@ -255,7 +256,18 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
         split, parts = _named_parts({name: texts[name] for name in splits})
         read = {fields[name].name for name in {image, label, split} & fields.keys()}
         others = [field.name for field in stored.schema if field.name not in read]
-        ignored = Counter({f"column {name}": stored.count_rows() for name in others})
+        named = [f"column {name}" if name.strip() else "column without a name" for name in others]
+        ignored = Counter(dict.fromkeys(named, stored.count_rows()))
+    except Refusal as refusal:
+        if refusal.code != "table.encoding":
+            raise
+        raise Refusal(
+            "photographs.table-encoding",
+            f"dataset.root={paths[0]}: {refusal.message}",
+            key="dataset.root",
+            file=str(paths[0]),
+            reason=refusal.message,
+        ) from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # else a file that is cut off
             raise
@@ -268,11 +280,24 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
             why=why,
         ) from None
     folder = paths[0].parent.absolute()  # as some paths in the table may be
-    images: list[Encoded] = [folder / path for path in texts.get(image, ())]
+    found = table_images.found(folder, texts.get(image, []))
+    images: list[Encoded] = [*found.images]
+    ignored += found.ignored
     for path, count in zip(paths, counts, strict=bool(inside)):
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
     return Columns(images, texts[label], parts, _declared(stored, fields[label].name), ignored)
+
+
+def _text_table(path: Path) -> Any:
+    """The table of a .csv or .tsv, all of whose cells are texts."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    found = separated_text(path.read_bytes())
+    convert = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
+    parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
+    return csv.read_csv(pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert)
 
 
 def _usable(schema: Any) -> tuple[dict[str, Any], set[str], str, str]:
@@ -283,6 +308,11 @@ def _usable(schema: Any) -> tuple[dict[str, Any], set[str], str, str]:
     inside = [name for name in PATHS if name in fields and HOLDS_BYTES.match(str(fields[name].type))]
     image = next((name for name in (*inside, *PATHS) if name in fields), "")
     label = next((name for name in LABELS if name in fields), "")
+    if not image:
+        image = next((name for name in IDS if name in fields), "")
+    rest = fields.keys() - {image, *SPLITS, ""}
+    if image and not label and len(rest) == 1:  # a table of two columns
+        (label,) = rest
     return fields, {*inside}, image, label
 
 

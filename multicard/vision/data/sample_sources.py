@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multicard.messages import Refusal
+from multicard.vision.data import known_layouts
 from multicard.vision.data.class_folders import parts_of
 from multicard.vision.data.data_parts import FORMS, Source, chosen_parts
 from multicard.vision.data.image_tables import stored_parts, table_parts
@@ -32,9 +33,20 @@ def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
     if root.is_dir():
         source = stored_parts(root, whole, any_name=bool(chosen))
         if source is None:
-            return parts_of(root, chosen)
+            source = known_layouts.listed_parts(root, whole)
+        if source is None:
+            several = known_layouts.without_classes(root) if chosen is None else None
+            if several is not None:
+                raise several
+            try:
+                return parts_of(root, chosen)
+            except Refusal as refusal:
+                known = known_layouts.refusal(root) if chosen is None else None
+                raise known or refusal from None
     elif root.suffix.lower() in TABLES:
         source = table_parts([root], by_split=not whole, any_name=bool(chosen))
+    elif (packed := known_layouts.packed(root)) is not None:
+        raise packed
     else:
         raise Refusal(
             "photographs.no-table",

@@ -1,0 +1,133 @@
+"""Public layouts of images that are no folders of classes: what each is, and what to make of it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from multicard.config.pasting import override
+from multicard.messages import Refusal
+from multicard.records import part_names
+from multicard.records.part_names import Kind
+from multicard.vision.data.data_parts import WHOLE, Part, Samples, Source
+from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
+from multicard.vision.data.image_tables import table_parts
+
+ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
+ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
+TABLE = "write a .csv of the columns path and label, a row an image, and give `dataset.root=TABLE dataset.split=0.2`"
+
+
+LISTS = ("images.txt", "image_class_labels.txt")  # of CUB-200, a line an image: its number, and what it has
+SPLIT = "train_test_split.txt"
+
+
+def listed_parts(root: Path, whole: bool) -> Source | None:
+    """The parts of a folder with the lists of CUB-200; None of any other.
+
+    Args:
+        whole: take all images together, whatever their list of parts says.
+    """
+    if not all((root / name).is_file() for name in LISTS) or not (root / "images").is_dir():
+        return None
+    paths, labels = (_listed(root / name) for name in LISTS)
+    parts = {} if whole or not (root / SPLIT).is_file() else _listed(root / SPLIT)
+    names = _listed(root / "classes.txt") if (root / "classes.txt").is_file() else {}
+    found: dict[str, Samples] = {}
+    for number, path in paths.items():
+        part = WHOLE if not parts else {"1": "train", "0": "test"}.get(parts.get(number, ""), "")
+        if not part or number not in labels or not (root / "images" / path).is_file():
+            raise Refusal(
+                "photographs.bad-list",
+                f"dataset.root={root}: image {number} ({path}) is not there, or has no class or part in the lists "
+                f"beside images/; use `{_alone(root / 'images')}` to read "
+                "its folders alone",
+                key="dataset.root",
+                number=number,
+                path=path,
+            )
+        samples = found.setdefault(part, Samples([], [], [], Counter()))
+        samples.images.append(root / "images" / path)
+        samples.labels.append(names.get(labels[number], labels[number]))
+    for samples in found.values():
+        samples.classes.extend(sorted({*samples.labels}))
+    ignored = beside(root)
+    ignored[".txt"] -= len(LISTS) + bool(parts) + bool(names)
+    for folder in class_folders(root):
+        if folder.name != "images":
+            ignored[f"{folder.name}/"] += count_files(folder)
+    kinds = {"train": Kind.train, "test": Kind.test}
+    return Source([Part(name, kinds.get(name), partial(Samples, *found[name])) for name in sorted(found)], +ignored)
+
+
+def _alone(path: Path) -> str:
+    """The overrides that read a folder or a table, and test on a fifth of it."""
+    return f"{override('dataset.root', path)} dataset.split=0.2"
+
+
+def _listed(path: Path) -> dict[str, str]:
+    """What a list has of each number."""
+    lines = (line.strip().partition(" ") for line in path.read_text("utf-8").splitlines() if line.strip())
+    return {number: text.strip() for number, _, text in lines}
+
+
+def without_classes(root: Path) -> Refusal | None:
+    """The refusal of a folder in which images have several classes; None of any other."""
+    while len(folders := class_folders(root)) == 1:  # VOCdevkit/VOC2012
+        (root,) = folders
+    if any((folder / ONE_HOT).is_file() for folder in (root, *folders)):
+        return Refusal(
+            "photographs.one-hot",
+            f"dataset.root={root}: {ONE_HOT} has a column of 0 and 1 for each class, so that an image may have "
+            f"several, and a classifier needs one; {TABLE}",
+            key="dataset.root",
+            root=str(root),
+        )
+    if {"JPEGImages", "Annotations"} <= {folder.name for folder in folders}:
+        return Refusal(
+            "photographs.boxes",
+            f"dataset.root={root}: is Pascal VOC, whose Annotations name several objects in an image, and a "
+            f"classifier needs one class an image; {TABLE}",
+            key="dataset.root",
+            root=str(root),
+        )
+    return None
+
+
+def refusal(root: Path) -> Refusal | None:
+    """The refusal of a folder that cannot be read, by a table or an archive in it; None where it has neither."""
+    for table in _tables(root):
+        return Refusal(
+            "photographs.table-beside",
+            f"dataset.root={root}: holds {table.name}, which names images and their classes; use `{_alone(table)}`",
+            key="dataset.root",
+            table=str(table),
+        )
+    for path in sorted(root.iterdir()):
+        archive = packed(path)
+        if archive is not None:
+            return archive
+    return None
+
+
+def _tables(root: Path) -> Iterator[Path]:
+    """Tables in a folder all of whose rows can be used; those called as a part to train on first."""
+    found = [path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv")]
+    for path in sorted(found, key=lambda path: part_names.parsed(path.stem) is None):
+        with suppress(Refusal, OSError):
+            if not is_hidden(path.name) and len(table_parts([path]).parts) == 1:
+                yield path
+
+
+def packed(path: Path) -> Refusal | None:
+    """The refusal of an archive, as of WebDataset; None of any other file."""
+    if not path.name.lower().endswith(ARCHIVES) or is_hidden(path.name):
+        return None
+    return Refusal(
+        "photographs.packed",
+        f"dataset.root={path}: is an archive, which is not read; unpack it and give its folder. If classes are in .cls "
+        f"files, as of WebDataset, {TABLE}",
+        key="dataset.root",
+        file=str(path),
+    )
