@@ -51,6 +51,8 @@ def decoded(content: bytes) -> str:
             place = error.start
     likely = _likely(content)
     line = content[:place].count(b"\n") + 1
+    if likely is None:
+        raise Refusal("table.nul", f"line {line} has a NUL byte, which no text has; write the file again", line=line)
     raise Refusal(
         "table.encoding",
         f"line {line} is not in UTF-8; save it as UTF-8 (Excel: CSV UTF-8), or write a copy by "
@@ -60,9 +62,11 @@ def decoded(content: bytes) -> str:
     )
 
 
-def _likely(content: bytes) -> str:
-    """The encoding that content without a mark probably has, as iconv calls it. It is offered and not taken: code
-    pages of Windows have no sign of their own."""
+def _likely(content: bytes) -> str | None:
+    """The encoding that content without a mark probably has, as iconv calls it; None of what is no text. It is offered
+    and not taken: code pages of Windows have no sign of their own."""
     if b"\0" not in content:
         return "WINDOWS-1252"
-    return "UTF-16LE" if content[1:2] == b"\0" else "UTF-16BE"
+    if content.startswith(b"\0"):
+        return "UTF-16BE"
+    return "UTF-16LE" if content[1:2] == b"\0" else None

@@ -288,7 +288,7 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"message": 2},
     ),
     "an empty answer": ({"instruction": "Q", "output": ""}, "llm.chat-empty-answer", {}),
-    "a number": ({"question": "Q", "answer": 42}, "llm.chat-no-text", {}),
+    "a number": ({"question": "Q", "answer": 42}, "llm.row-number", {"column": "answer", "value": 42}),
     "a prompt with an answer": (
         {"prompt": "\n\nHuman: Q\n\nAssistant: So", "completion": "A"},
         "llm.row-prompt-answered",
@@ -480,6 +480,13 @@ def test_what_is_not_read_is_counted_and_said_before_the_start(tmp_path: Path):
     (notice,) = preflight.notices(config)
     assert (notice.code, notice.facts) == ("llm.ignored", {"ignored": inputs.ignored})
     assert inputs.left == {"ignored": inputs.ignored}
+
+
+@pytest.mark.parametrize("value", [4, 0.5, True])
+def test_a_number_as_an_answer_is_called_so(value: float, tmp_path: Path):
+    with pytest.raises(Refusal) as caught:
+        preflight.prepare(typed_llm(written(tmp_path, {"question": "2+2", "answer": value}), *CHAT))
+    assert find(str(caught.value), "llm.row-number", column="answer", value=value)
 
 
 @pytest.mark.parametrize("more", [(), ("-m", "lr=0.1,0.2")])

@@ -509,3 +509,12 @@ def test_images_of_several_classes_and_archives_are_called_so(tmp_path: Path):
             loaded(tmp_path / "web" / name)
     with refused("photographs.packed"):
         loaded(tmp_path / "web")
+
+
+def test_columns_without_a_name_are_counted_and_columns_of_one_name_refused(tmp_path: Path):
+    names = flat(tmp_path)
+    write(tmp_path / "a.csv", ",image,label", *((str(n), *row) for n, row in enumerate(names)))
+    assert loaded(tmp_path / "a.csv", "dataset.split=0.4").ignored == [Ignored("column without a name", 10)]
+    write(tmp_path / "b.csv", "image,label, Label", *((*row, "x") for row in names))
+    with refused("photographs.column-twice", column="label"):
+        loaded(tmp_path / "b.csv", "dataset.split=0.4")

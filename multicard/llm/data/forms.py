@@ -141,6 +141,13 @@ def _answered(row: Columns, asked: Sequence[str]) -> Conversation:
     answer = one_of(row, row.there(names.ANSWER) or row.present(names.ANSWER))
     said = prompt_messages(row, question)
     value = row.get(answer)
+    if isinstance(value, int | float):
+        raise Refusal(
+            "llm.row-number",
+            f"has {json.dumps(value)} in {answer}, which is no text; write it in quotes, or leave the row out",
+            column=answer,
+            value=value,
+        )
     said += answer_messages(value if value is not None else "", row, answer, flat=is_dialogue(row.peek(question)))
     return Conversation(with_system(row, said), tools_of(row), answer)
 

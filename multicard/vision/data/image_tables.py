@@ -254,12 +254,12 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
         counts = [opened([path]).count_rows() for path in paths] if inside else []
         texts = {name: _texts(columns[name], _declared(stored, fields[name].name)) for name in wanted}
         split, parts = _named_parts({name: texts[name] for name in splits})
-        read = {fields[name].name for name in {image, label, split} & fields.keys()}
+        read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
         others = [field.name for field in stored.schema if field.name not in read]
         named = [f"column {name}" if name.strip() else "column without a name" for name in others]
         ignored = Counter(dict.fromkeys(named, stored.count_rows()))
     except Refusal as refusal:
-        if refusal.code != "table.encoding":
+        if refusal.code not in ("table.encoding", "table.nul"):
             raise
         raise Refusal(
             "photographs.table-encoding",
@@ -297,7 +297,18 @@ def _text_table(path: Path) -> Any:
     found = separated_text(path.read_bytes())
     convert = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
     parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
-    return csv.read_csv(pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert)
+    table = csv.read_csv(pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert)
+    counted = Counter(name.strip().lower() for name in table.column_names if name.strip())
+    twice = [name for name, count in counted.items() if count > 1]
+    if twice:
+        raise Refusal(
+            "photographs.column-twice",
+            f"dataset.root={path}: has the column {twice[0]} twice; name each once",
+            key="dataset.root",
+            file=str(path),
+            column=twice[0],
+        )
+    return table
 
 
 def _usable(schema: Any) -> tuple[dict[str, Any], set[str], str, str]:
