@@ -18,7 +18,6 @@ ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
 TABLE = "write a .csv of the columns path and label, a row an image, and give `dataset.root=TABLE dataset.split=0.2`"
 
-
 LISTS = ("images.txt", "image_class_labels.txt")  # of CUB-200, a line an image: its number, and what it has
 SPLIT = "train_test_split.txt"
 
@@ -41,8 +40,7 @@ def listed_parts(root: Path, whole: bool) -> Source | None:
             raise Refusal(
                 "photographs.bad-list",
                 f"dataset.root={root}: image {number} ({path}) is not there, or has no class or part in the lists "
-                f"beside images/; use `{_alone(root / 'images')}` to read "
-                "its folders alone",
+                f"beside images/; use `{_alone(root / 'images')}` to read its folders alone",
                 key="dataset.root",
                 number=number,
                 path=path,
@@ -79,16 +77,14 @@ def without_classes(root: Path) -> Refusal | None:
     if any((folder / ONE_HOT).is_file() for folder in (root, *folders)):
         return Refusal(
             "photographs.one-hot",
-            f"dataset.root={root}: {ONE_HOT} has a column of 0 and 1 for each class, so that an image may have "
-            f"several, and a classifier needs one; {TABLE}",
+            f"dataset.root={root}: {ONE_HOT} gives an image any number of classes, and a classifier needs one; {TABLE}",
             key="dataset.root",
             root=str(root),
         )
     if {"JPEGImages", "Annotations"} <= {folder.name for folder in folders}:
         return Refusal(
             "photographs.boxes",
-            f"dataset.root={root}: is Pascal VOC, whose Annotations name several objects in an image, and a "
-            f"classifier needs one class an image; {TABLE}",
+            f"dataset.root={root}: holds Annotations of objects, as Pascal VOC does, not of whole images; {TABLE}",
             key="dataset.root",
             root=str(root),
         )
