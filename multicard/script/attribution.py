@@ -7,6 +7,9 @@ handed out with none between them, and some come after the pass has ended. They 
 
 A pass that is left before its end may leave batches that nobody trains on: a look by `next(iter(loader))`, or the batch
 at which a loop breaks. No call of backward comes after those before the same loader is drawn from in another pass.
+
+Where batches do not fit into memory, a script may begin again with smaller ones. Those of the failed attempt since its
+last step were not trained on, whether backward was called or not.
 """
 
 from array import array
@@ -38,6 +41,7 @@ class Pass:
         trains: 1 for a batch of the training, 0 for one of an evaluation, or of nobody.
         in_thread: the batches are drawn by another thread than that which trains.
         ended: the calls of backward, and the batches of all loaders, before the loader had no more; None: it was left.
+        workers: of a stream, processes that collate its batches, each of which may end with a smaller one.
     """
 
     source: Any
@@ -47,6 +51,17 @@ class Pass:
     trains: bytearray = field(default_factory=bytearray)
     in_thread: bool = False
     ended: tuple[int, int] | None = None
+    workers: int | None = None
+
+    def forget_short(self, batch_size: int | None) -> None:
+        """Of more smaller batches than workers can end with, the sizes are no numbers of samples: of packed rows, or of
+        tokens that come first."""
+        if self.workers is None or batch_size is None:
+            return
+        short = [number for number, size in enumerate(self.sizes) if 0 <= size < batch_size]
+        if len(short) > max(1, self.workers):
+            for number in short:
+                self.sizes[number] = UNKNOWN
 
 
 @dataclass(slots=True)
@@ -87,7 +102,8 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     left_at: list[int | None] = [None] * len(passes)
     if 2 * computes.sum() > len(ends):  # else calls of backward show nothing
         left_at = _left_at(passes)
-    for one, by, last_call in zip(passes, consumed_by, left_at, strict=True):
+    failed_at = _failed_at(passes)
+    for one, by, last_call, failed in zip(passes, consumed_by, left_at, failed_at, strict=True):
         trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
         if by is None:
             steps = np.searchsorted(handed_out, np.array(one.places), side="right")
@@ -96,6 +112,8 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
             trains |= trains.any()  # a pass is one loop's: its last batches may follow the last known step
         if last_call is not None:
             trains &= (np.array(one.backwards) + 1 if by is None else by) <= last_call
+        if failed is not None:
+            trains &= steps < np.searchsorted(handed_out, failed, side="right")
         for step, size in zip(steps[trains], np.array(one.sizes)[trains], strict=True):
             if step == len(ends):
                 continue  # read ahead when the run ended
@@ -167,6 +185,32 @@ def _left_at(passes: Sequence[Pass]) -> list[int | None]:
             for number in looks:
                 found[number] = passes[number].backwards[0]
     return found
+
+
+def _failed_at(passes: Sequence[Pass]) -> list[int | None]:
+    """Of each pass that failed, the place of the first batch of the next attempt. None of other passes.
+
+    It was left, smaller batches of the same data came after it, and its loader was drawn from no more.
+    """
+    last = dict[int, int]()  # by source: place
+    for one in passes:
+        last[id(one.source)] = max(last.get(id(one.source), 0), one.places[-1])
+    found: list[int | None] = [None] * len(passes)
+    for number, one in enumerate(passes):
+        if one.ended is not None or one.places[-1] < last[id(one.source)]:
+            continue
+        again = [
+            other.places[0]
+            for other in passes
+            if other.places[0] > one.places[-1] and _tries_again(other.source, one.source)
+        ]
+        found[number] = min(again, default=None)
+    return found
+
+
+def _tries_again(source: Any, before: Any) -> bool:
+    tries_again = getattr(source, "tries_again", None)
+    return tries_again is not None and tries_again(before)
 
 
 def _next_training(passes: Sequence[Pass], total: int) -> list[int]:

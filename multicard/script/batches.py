@@ -1,14 +1,15 @@
 """The batches that DataLoaders hand out: for a step of training or for an evaluation, and of how many samples."""
 
-from collections.abc import Mapping
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from multicard.script.attribution import UNKNOWN, Pass, StepData, StepEnd, attribute
+from multicard.script.sizes import samples
+
+__all__ = ["Drawn", "Draws", "Source", "samples"]
 
 
 class Source:  # noqa: PLW1641  compared, and never hashed
@@ -27,6 +28,19 @@ class Source:  # noqa: PLW1641  compared, and never hashed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Source) and self._data is other._data and self._how == other._how
+
+    def tries_again(self, other: "Source") -> bool:
+        """True for fewer samples a batch of the same data, as where the other's did not fit into memory.
+
+        A framework may wrap the same data anew: then their kind and their length tell.
+        """
+        if self.batch_size is None or other.batch_size is None or self.batch_size >= other.batch_size:
+            return False
+        return self._data is other._data or (
+            type(self._data) is type(other._data)
+            and isinstance(self._data, Sized)
+            and len(self._data) == len(other._data)
+        )
 
 
 @dataclass(slots=True)
@@ -175,28 +189,34 @@ class Draws:
 
     def of_steps(self) -> StepData:
         """What each step trained on, as far as it is known by now."""
+        for one in self._passes:
+            one.forget_short(one.source.batch_size)
         return attribute(self._passes, self._ends)
 
     def _moves(self) -> bool:
         """Go on with the new sources, where the step was of them. Returns whether it was."""
         if not self._first_step and not self._known:  # steps without a loader go on without it
             self._new = [each for each in self._new if each.source not in self._ended]
+        if self._new and self._tries_again():
+            self._known += [each.source for each in self._new]
+            self._pending += self._new
+            return True
         if not self._new or (self.asked and not self._first_step):
             return False
         self._known, self.ever = [each.source for each in self._new], True
         self._pending += self._new
         return True
 
+    def _tries_again(self) -> bool:
+        """True where training goes on in smaller batches of the same data, as those before did not fit into memory.
 
-def samples(batch: Any, batch_size: int | None) -> int | None:
-    """The samples of a batch of a stream, or of what a data set gives as a batch; None where it does not show.
-
-    That is the first dimension of a tensor in it, or the length of a list of samples, whichever is the loader's batch
-    size, or less in a last batch.
-    """
-    own = getattr(batch, "batch_size", None)  # of graphs and the like
-    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
-    sizes = [own] if isinstance(own, int) else [one.shape[0] for one in leaves if isinstance(one, Tensor) and one.ndim]
-    sizes += [len(batch)] if isinstance(batch, list | tuple) else []
-    fitting = [size for size in sizes if batch_size is None or size <= batch_size]
-    return batch_size if batch_size in fitting else next(iter(fitting), None)
+        An evaluation of the same data has no call of backward after it, before the training draws on.
+        """
+        if self._first_step or not self._pending:
+            return False
+        first, last, before = self._new[0], self._new[-1], self._pending[-1]
+        return (
+            first.of.places[first.number] > before.of.places[before.number]
+            and self.backwards > last.of.backwards[last.number]
+            and last.source.tries_again(before.source)
+        )

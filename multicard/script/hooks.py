@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from multicard.script import marks
-from multicard.script.batches import samples
 from multicard.script.optimizers import Steps
 from multicard.script.recorder import Recorder
+from multicard.script.sizes import counted_by, samples_collated
 
 Replaced = dict[tuple[Any, str], Any]  # by the object and its attribute: what stands there meanwhile
 
@@ -79,6 +79,9 @@ def _batches(recorder: Recorder) -> Replaced:
         one = getattr(batches, "multicard_pass", None)
         if one is None:
             one = batches.multicard_pass = recorder.draws.begins(batches._dataset, batches._index_sampler)
+            batches.multicard_collated = counted_by(batches)
+            if batches._dataset_kind == _DatasetKind.Iterable and batches.multicard_collated is None:
+                one.workers = batches._num_workers
         one.in_thread = threading.get_ident() != trains_in
         trains = recorder.asks(one)
         try:
@@ -87,7 +90,11 @@ def _batches(recorder: Recorder) -> Replaced:
             recorder.exhausted(one, trains, batches._num_yielded)
             raise
         drawn = getattr(batches, "multicard_drawn", {}).pop(batches._num_yielded - 1, None)
-        recorder.receives(one, trains, samples(batch, one.source.batch_size) if drawn is None else drawn)
+        if drawn is None:
+            collated = batches.multicard_collated
+            count = None if collated is None else collated.count
+            drawn = samples_collated(batch, one.source.batch_size, count)
+        recorder.receives(one, trains, drawn)
         return batch
 
     return {
