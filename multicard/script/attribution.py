@@ -78,11 +78,13 @@ class StepData:
 
     unknown: flags of the steps whose samples are not known: their batches do not show them, or they computed gradients
         without a batch that was handed out for them.
+    calls: of backward in each step.
     """
 
     samples: np.ndarray
     batches: np.ndarray
     unknown: np.ndarray
+    calls: np.ndarray
 
 
 def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
@@ -97,7 +99,8 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     samples, batches = (np.zeros(len(ends), dtype=np.int64) for _ in range(2))
     unknown = np.zeros(len(ends), dtype=bool)
     total = int(backwards[-1]) if len(ends) else 0
-    computes = np.diff(backwards, prepend=0) > 0
+    calls = np.diff(backwards, prepend=0)
+    computes = calls > 0
     consumed_by = _consumption(passes, total)
     left_at: list[int | None] = [None] * len(passes)
     if 2 * computes.sum() > len(ends):  # else calls of backward show nothing
@@ -123,7 +126,7 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     if passes:
         unknown |= computes & (batches == 0)
     samples[unknown] = 0
-    return StepData(samples, batches, unknown)
+    return StepData(samples, batches, unknown, calls)
 
 
 def _consumption(passes: Sequence[Pass], total: int) -> list[np.ndarray | None]:
@@ -270,6 +273,10 @@ def _after(one: Pass, depth: int) -> np.ndarray:
         return np.append(backwards[depth:] + 1, np.full(min(depth, len(backwards)), np.iinfo(np.int64).max))
     end = one.ended[0]
     ahead = max(1, len(backwards) - depth)
-    calls = max(1, round((end - int(backwards[0])) / ahead))
-    last = end + 1 + calls * np.arange(min(depth, len(backwards)))
+    spent = end - int(backwards[0])
+    order = np.arange(min(depth, len(backwards)))
+    if 0 < spent < ahead:  # several batches are trained on by a call, as those of all ranks that one rank draws
+        last = end + 1 + order // max(1, round(ahead / spent))
+    else:
+        last = end + 1 + max(1, round(spent / ahead)) * order
     return np.append(backwards[depth:] + 1, last)

@@ -401,6 +401,7 @@ class Recorder:
         content.spans_s = [(started_s, started_s + self._times.span_s)]
         content.left_out = [number for number in left_out if number < steps]
         content.samples_unknown = np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
+        content.calls_per_step = float(np.median(data.calls)) if len(data.calls) else 0.0
         content.evaluate_s, content.loads = self._times.evaluate_s, self.draws.ever
         content.threads = torch.get_num_threads()
         content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)

@@ -62,7 +62,7 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
     # the median of batches a step; of two, the larger: a pass may end in a step of fewer
     batches = int(np.percentile(data.batches, 50, method="higher")) if len(data.batches) else 0
     if batches > 1:
-        yield Message("script.accumulated", f"gradients of {batches} batches make a step", batches=batches)
+        yield accumulated(batches)
     if seen.evaluations:
         yield Message(
             "script.evaluations",
@@ -77,6 +77,11 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
             "are in no step, as of evaluating or saving",
             seconds=seconds,
         )
+
+
+def accumulated(batches: int) -> Message:
+    """So many batches make a step."""
+    return Message("script.accumulated", f"gradients of {batches} batches make a step", batches=batches)
 
 
 def _not_known(seen: Seen, data: StepData) -> Iterator[Message]:

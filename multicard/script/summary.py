@@ -18,8 +18,10 @@ from multicard.records.schema_parts import Divergence, Segment
 from multicard.records.steps import Counted
 from multicard.records.trained_weights import Relation, apart_by, compared
 from multicard.run.workload import settings
+from multicard.script.seen import accumulated
 
-OF_NO_DRAWS = ("script.no-loader", "script.samples-unknown")  # of a rank that is sent its batches
+# Of a rank that is sent its batches, and of the one that draws those of all
+OF_DRAWS = ("script.no-loader", "script.samples-unknown", "script.accumulated")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
@@ -45,10 +47,13 @@ def summarise(
     for rank in ranks:
         codes |= dict(zip_longest(rank.seen, rank.seen_codes, fillvalue=UNCODED))
     if _one_draws_for_all(ranks):
-        codes = {sentence: code for sentence, code in codes.items() if code not in OF_NO_DRAWS}
+        codes = {sentence: code for sentence, code in codes.items() if code not in OF_DRAWS}
     record.left_out = sorted({number for rank in ranks for number in rank.left_out})
     _relate(record, placement, ranks)
     _rate(record, ranks, table)
+    if _one_draws_for_all(ranks) and (record.batches_per_step or 0) > 1:
+        message = accumulated(round(record.batches_per_step or 0))
+        codes[str(message)] = message.code
     if ended:
         own = [rank.epochs[0] for rank in ranks]
         record.total_s = max(epoch.ended_s for epoch in own)
@@ -85,7 +90,7 @@ def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, 
     record.step_s = counted.statistics()
     if not table:
         return
-    record.batches_per_step = float(np.median(table["batches"]))
+    record.batches_per_step = _batches_per_step(ranks, table)
 
     def rate(column: str) -> float | None:
         of_ranks = counted.by_rank(column)
@@ -104,6 +109,20 @@ def _rate(record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, 
 def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
     """True where a rank draws batches and sends others theirs, as Accelerate's dispatcher of streams does."""
     return any(rank.loads for rank in ranks) and any(not rank.loads and rank.grouped for rank in ranks)
+
+
+def _batches_per_step(ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> float:
+    """The median of batches that a rank trains on in a step.
+
+    A rank that draws for all of them may draw a batch for each, or one that is divided. Calls of backward tell which.
+    """
+    if not _one_draws_for_all(ranks):
+        return float(np.median(table["batches"]))
+    drawing = next(rank for rank in ranks if rank.loads)
+    drawn = float(np.median(table["batches"][table["rank"] == drawing.rank]))
+    if not drawing.calls_per_step:
+        return drawn / len(ranks)
+    return min(drawn, drawing.calls_per_step)
 
 
 def _no_rate(record: ScriptRecord, table: dict[str, np.ndarray]) -> Message | None:
