@@ -22,6 +22,7 @@ from multicard.records.schema_parts import (
     Duration,
     Float,
     Gpu,
+    HeldOut,
     Ignored,
     Int,
     Limit,
@@ -294,6 +295,19 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     flops_per_token: Annotated[Number, "forward and backward, of all tokens"] = None
     mfu: Annotated[Number, "model FLOPs as a share of the devices' peak, 0 to 1"] = None
     warmup_steps: Annotated[Count, "of the learning rate, as used"] = None
+    evaluate_s: Annotated[Number, "seconds of evaluation of held-out rows; null where none were held out"] = None
+    held_out: Annotated[HeldOut | None, "null where no rows were held out"] = None
+    time_to_target_s: Annotated[Number, "seconds until target_loss was reached; null: never"] = None
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """the last evaluation's, in nats a labelled token; of pairs, the mean DPO loss"""
+        evaluations = self.held_out.evaluations if self.held_out is not None else []
+        return evaluations[-1].loss if evaluations else None
+
+    @property
+    def held_out_rows(self) -> int | None:
+        return self.held_out.rows if self.held_out is not None else None
 
     @property
     def rows_share(self) -> float | None:

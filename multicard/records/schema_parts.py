@@ -88,6 +88,27 @@ class TextRows(Struct):
     sequences: Annotated[Count, "into which the others are packed; null of rows as they are"] = None
 
 
+class Evaluation(Struct):
+    """One evaluation of the held-out rows, over all ranks; each row counts once."""
+
+    epoch: Annotated[Count, "from 0"] = None
+    step: Annotated[Count, "optimiser steps that the run had taken, over all epochs"] = None
+    evaluate_s: Annotated[Number, "seconds, the slowest rank's"] = None
+    ended_s: Annotated[Number, "since the start of training, evaluations included"] = None
+    loss: Annotated[Number, "mean over all labelled tokens in nats; of pairs, mean DPO loss"] = None
+    ranked_right: Annotated[Share, "share of pairs whose chosen answer has the higher reward; else null"] = None
+    margin: Annotated[Number, "mean of the chosen answer's reward minus the rejected one's; else null"] = None
+
+
+class HeldOut(Struct):
+    """Rows that were not trained on, and how well the model predicts them."""
+
+    rows: Annotated[Count, "rows or pairs that are evaluated"] = None
+    tokens: Annotated[Count, "labelled tokens of these rows"] = None
+    also_trained: Annotated[Count, "of the rows, those that are equal to a row that is trained on"] = None
+    evaluations: Annotated[list[Evaluation], "one entry after each epoch, and each `eval_steps`"] = []
+
+
 class Ignored(Struct):
     """What is there beside the data that was read, and was not read itself."""
 
