@@ -19,6 +19,8 @@ from multicard.messages import Refusal
 PRECISIONS = ("fp32", "bf16")
 PAPERS_WARMUP = 100  # steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
 SHARDABLE = ("tok_embeddings", "output")  # what torchtune's own configurations shard apart from the layers
+HELD_OUT = 0.1  # share of one's own rows that is held out where the command does not say
+BY_DEFAULT = "auto"  # the `dataset.split` of a command that does not say
 
 
 Engine = StrEnum("Engine", ["torchtune", "trl"])
@@ -45,7 +47,56 @@ class MethodConfig(Group):
 
 @dataclass
 class TextConfig(Option):
-    """The keys of every set of texts: none but its name."""
+    """The keys of every set of texts.
+
+    After `__post_init__`, `split` is a share in (0, 1), or None where no row is held out. `is_split_by_default`: the
+    command does not say, so that sets of too few rows hold none out in place of a refusal.
+    """
+
+    split: Any = key(
+        BY_DEFAULT,
+        "share of dataset.rows to hold out and to measure the loss on, in (0, 1); 0 or null holds none out; "
+        "auto: 0.1 of chat, preference and data_files, else none",
+        Role.identity | Role.work | Role.length | Role.part | Role.learning,
+        since=("rows", None),
+    )
+
+    def __post_init__(self) -> None:
+        self.is_split_by_default = self.split == BY_DEFAULT
+        if self.is_split_by_default:
+            self.split = HELD_OUT if self.is_of_ones_own and not self.has_test_files else None
+        is_number = isinstance(self.split, int | float) and not isinstance(self.split, bool)
+        if self.split is not None and not (is_number and 0 <= self.split < 1):
+            raise Refusal(
+                "config.text-split",
+                f"dataset.split={self.split}: is a share of the rows; give one in (0, 1), as `dataset.split=0.1`, "
+                "or `dataset.split=0` to hold none out",
+                key="dataset.split",
+                value=str(self.split),
+            )
+        self.split = float(self.split) if self.split else None
+        if self.split is not None and self.has_test_files:
+            raise Refusal(
+                "config.split-and-test-files",
+                f"dataset.split={self.split}: dataset.test_files are held out already; leave one of them out, by "
+                "`dataset.split=0` or `dataset.test_files=null`",
+                key="dataset.split",
+                value=self.split,
+            )
+
+    @property
+    def is_of_ones_own(self) -> bool:
+        """True of rows that are neither generated nor one of the papers' sets of the hub."""
+        return False
+
+    @property
+    def has_test_files(self) -> bool:
+        return False
+
+    @property
+    def holds_out(self) -> bool:
+        """True where rows are held out, by either key."""
+        return self.split is not None or self.has_test_files
 
 
 @dataclass
@@ -66,6 +117,12 @@ class StoredTextConfig(TextConfig):
         "instead of the hub: .jsonl, .json, .csv, .tsv, .parquet or .arrow files: one, a list, a pattern or a folder",
         DATA_FILES,
     )
+    test_files: Any = key(
+        None,
+        "files of rows to measure the loss on, beside those that are trained on; given as dataset.data_files",
+        DATA_FILES,
+        since=("data_files", None),
+    )
     columns: dict[str, Optional[str]] = key(
         dict,
         "what the columns are called, as {instruction: question, output: answer}; null leaves a column out",
@@ -74,23 +131,31 @@ class StoredTextConfig(TextConfig):
     )
     rows: Optional[int] = key(
         None,
-        "a random sample of so many rows, by seed; null: all",
+        "a random sample of so many rows, by seed, those held out by dataset.split among them; null: all",
         Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=6,
     )
 
     def __post_init__(self) -> None:
-        files = self.data_files
-        listed = files if isinstance(files, list) else [files]
-        if files is not None and not (listed and all(isinstance(file, str) for file in listed)):
-            raise Refusal(
-                "config.data-files",
-                f"dataset.data_files={files}: is no file; give one, or a list, as "
-                "`dataset.data_files=[a.jsonl,b.jsonl]`",
-                key="dataset.data_files",
-                value=str(files),
-            )
+        super().__post_init__()
+        for name, files in (("dataset.data_files", self.data_files), ("dataset.test_files", self.test_files)):
+            listed = files if isinstance(files, list) else [files]
+            if files is not None and not (listed and all(isinstance(file, str) for file in listed)):
+                raise Refusal(
+                    "config.data-files",
+                    f"{name}={files}: is no file; give one, or a list, as `{name}=[a.jsonl,b.jsonl]`",
+                    key=name,
+                    value=str(files),
+                )
+
+    @property
+    def is_of_ones_own(self) -> bool:
+        return self.data_files is not None or DATASETS[self.name].is_of_ones_own
+
+    @property
+    def has_test_files(self) -> bool:
+        return self.test_files is not None
 
 
 @dataclass
@@ -395,6 +460,7 @@ class DatasetFacts:
     conversations: bool = False
     has_answers: bool = True  # one answer a row, for supervised tuning
     has_pairs: bool = False  # a chosen and a rejected answer a row
+    is_of_ones_own: bool = False  # no set of the papers: a part of it is held out unless the command says otherwise
 
 
 DATASETS = {
@@ -403,8 +469,10 @@ DATASETS = {
     "grammar": DatasetFacts(StoredTextConfig, "grammar"),
     "samsum": DatasetFacts(StoredTextConfig, "summarize"),
     "slimorca": DatasetFacts(StoredTextConfig, None, conversations=True),
-    "chat": DatasetFacts(ChatConfig, None),
-    "preference": DatasetFacts(StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True),
+    "chat": DatasetFacts(ChatConfig, None, is_of_ones_own=True),
+    "preference": DatasetFacts(
+        StoredTextConfig, None, any_template=True, has_answers=False, has_pairs=True, is_of_ones_own=True
+    ),
 }
 
 TOKENIZERS: dict[str, type[TokenizerConfig]] = {
@@ -548,6 +616,26 @@ class LlmConfig(TrainingConfig):
         "method=full or qat: update each weight as soon as its gradient is there",
         Role.identity | Role.memory | Role.speed,
     )
+    eval_steps: Optional[int] = key(
+        None,
+        "measure the held-out loss every so many steps too, and not only after each epoch; null: then alone",
+        Role.identity,
+        least=1,
+        since=("skip_steps", None),
+    )
+    target_loss: Optional[float] = key(
+        None,
+        "held-out loss, above 0, to which the time is recorded; null: none",
+        Role.identity | Role.work,
+        above=0,
+        since=("skip_steps", None),
+    )
+    stop_at_target: bool = key(
+        False,
+        "stop when the held-out loss is target_loss or less",
+        Role.identity | Role.work | Role.learning,
+        since=("skip_steps", False),
+    )
 
     def __post_init__(self) -> None:
         if self.precision.name not in PRECISIONS:
@@ -575,6 +663,7 @@ class LlmConfig(TrainingConfig):
                 "packed=true: needs the length to pack to, as `max_seq_len=512`",
                 key="packed",
             )
+        self._check_held_out()
         longest = self.max_seq_len or 1
         limit = self.model.max_seq_len or longest  # model=hf: 0 where positions have no end
         if longest > limit:
@@ -586,9 +675,31 @@ class LlmConfig(TrainingConfig):
                 most=limit,
             )
 
+    def _check_held_out(self) -> None:
+        """Refuse what needs held-out rows where there are none."""
+        for name, value in (("eval_steps", self.eval_steps), ("target_loss", self.target_loss)):
+            if value is not None and not self.dataset.holds_out:
+                raise Refusal(
+                    "config.nothing-held-out",
+                    f"{name}={value}: needs rows that are not trained on; hold some out by `dataset.split={HELD_OUT}`",
+                    key=name,
+                    value=value,
+                )
+        if self.stop_at_target and self.target_loss is None:
+            raise Refusal(
+                "config.target-loss-missing",
+                "stop_at_target=true: needs a held-out loss to stop at, as `target_loss=2.0`",
+                key="stop_at_target",
+            )
+
     @property
     def world_size(self) -> int:
         return self.gpus * self.nodes
+
+    @property
+    def rows_of_a_step(self) -> int:
+        """Rows, pairs or packed sequences of one step of all ranks."""
+        return self.batch_size * self.world_size * self.gradient_accumulation_steps
 
     @property
     def recipe_name(self) -> str:

@@ -153,12 +153,20 @@ def _axes() -> dict[str, str]:
 
 
 @remembered
-def since() -> dict[str, tuple[str, Any]]:
-    """The keys that came later, with the key that was there before and the value of what earlier runs did."""
-    found: dict[str, tuple[str, Any]] = {}
-    for name, value in _given("since").items():
+def since() -> dict[str, list[tuple[str, Any]]]:
+    """The keys that came later. With each the keys that were there before, one for each schema that it came to, and
+    the value of what earlier runs did."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for name, own in _entries().items():
         group, dot, _ = name.rpartition(".")
-        found[name] = (f"{group}{dot}{value[0]}", value[1])
+        for entry in own:
+            given = entry.metadata.get("since")
+            if given is None:
+                continue
+            before, value = given
+            known = found.setdefault(name, [])
+            if (f"{group}{dot}{before}", value) not in known:
+                known.append((f"{group}{dot}{before}", value))
     return found
 
 

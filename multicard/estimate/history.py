@@ -152,9 +152,10 @@ def setting(config: Mapping[str, Any]) -> dict[str, str]:
     after the run have the value by which it behaved."""
     beside = schema.beside()
     measured = flat({key: value for key, value in config.items() if key not in beside})
-    for key, (before, value) in schema.since().items():
-        if before in measured and key not in measured:
-            measured[key] = value
+    for key, came_after in schema.since().items():
+        for before, value in came_after:
+            if before in measured and key not in measured:
+                measured[key] = value
     return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}
 
 

@@ -21,6 +21,7 @@ from multicard.estimate.history import PastRun
 from multicard.estimate.memory import facts
 from multicard.estimate.observations import axes, differences
 from multicard.estimate.scaling import CONFIDENCE
+from multicard.llm.data import held_out_rows
 from multicard.measure import repeated_runs
 from multicard.records.schema import VisionEpoch, VisionRecord
 from multicard.records.schema_parts import Interval
@@ -181,8 +182,10 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
         rows = counts.sequences if packed else None if counts.read is None else counts.read - (counts.left_out or 0)
         if rows is not None:
             return rows
-    # For stored data `rows` is a limit
-    return config.dataset.rows if isinstance(config.dataset, SyntheticConfig) and not config.packed else None
+    data = config.dataset
+    if not isinstance(data, SyntheticConfig) or config.packed:
+        return None  # for stored data `rows` is a limit
+    return data.rows - held_out_rows.size(data.rows, data.split)
 
 
 # ---- totals

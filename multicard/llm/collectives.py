@@ -29,6 +29,15 @@ class ReceivedBytes:
     def counted(self) -> dict[str, int]:
         return {kind: round(count) for kind, count in self.bytes.items()}
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing meanwhile."""
+        before = dict(self.bytes)
+        try:
+            yield
+        finally:
+            self.bytes.update(before)
+
     def watch(self, model: torch.nn.Module) -> None:
         """Count what FSDP gathers and scatters for `model`, or DDP reduces: all gradients after a forward pass, but
         within `no_sync`."""

@@ -48,6 +48,7 @@ class LabelledRows(Dataset[dict[str, Any]]):
         equal: int | None = None,
         last_alone: int = 0,
         ignored: Mapping[str, int] | None = None,
+        is_held_out: bool = False,
     ) -> None:
         self._rows, limit = rows, tokenizer.max_seq_len
         self.broken, self.equal, self.last_alone = broken, equal, last_alone
@@ -68,6 +69,16 @@ class LabelledRows(Dataset[dict[str, Any]]):
         if unlabelled:
             self._kept = [number for number in self._kept if number not in unlabelled]
         if self.read and not self._kept:
+            if is_held_out:
+                raise Refusal(
+                    "llm.held-out-cut-off",
+                    f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {self.read} "
+                    "held-out rows; use `max_seq_len=null` for whole rows, or "
+                    "`dataset.split=0 dataset.test_files=null` to hold none out",
+                    key="max_seq_len",
+                    value=limit,
+                    rows=self.read,
+                )
             raise Refusal(
                 "llm.answers-cut-off",
                 f"max_seq_len={limit}: leaves no answer, or of pairs no difference, in any of the {self.read} rows; "
@@ -79,6 +90,11 @@ class LabelledRows(Dataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def column(self, name: str) -> list[Any]:
+        """A column of the kept rows as they are stored."""
+        every = self._rows._data[name]
+        return [every[number] for number in self._kept]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self._rows[self._kept[index]]
@@ -96,6 +112,7 @@ def dataset(
     equal: int | None = None,
     last_alone: int = 0,
     ignored: Mapping[str, int] | None = None,
+    is_held_out: bool = False,
     **arguments: Any,
 ) -> LabelledRows | PackedDataset:
     """The component of torchtune's configuration: `builder`'s rows, those without a label left out before they are
@@ -105,9 +122,10 @@ def dataset(
         builder: torchtune's data set, by its path; it takes the other arguments.
         broken, equal, ignored: what was left out of it before, for the record.
         last_alone: rows of whose answers only the last is learnt, for the record.
+        is_held_out: they are not trained on, which a refusal says.
     """
     read = _get_component_from_path(builder)(tokenizer, **arguments)
-    rows = LabelledRows(read, tokenizer, broken, equal, last_alone, ignored)
+    rows = LabelledRows(read, tokenizer, broken, equal, last_alone, ignored, is_held_out)
     return PackedDataset(rows, max_seq_len=tokenizer.max_seq_len) if packed else rows
 
 

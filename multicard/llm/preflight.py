@@ -18,7 +18,8 @@ from multicard.config.llm import (
 )
 from multicard.config.sweeps import starts_nothing
 from multicard.llm import engines, methods, models, quantised
-from multicard.llm.data import chat, files, hub, row_sources, templates, tokenizer
+from multicard.llm.data import chat, files, held_out_rows, hub, row_sources, templates, tokenizer
+from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.messages import Message, Refusal
 from multicard.records.content import Blob, text_blob
 
@@ -33,6 +34,7 @@ class Inputs:
     rows: None for a whole data set of the hub. broken, equal, ignored: what was left out of them (`LoadedRows`).
     last_alone: rows with several answers, of which only the last is learnt.
     token_ranks: the embedded tokenizer's tokens, by rank; None for another tokenizer.
+    held_out: rows that are not trained on. are_trained: of each, whether it is equal to a row that is.
     """
 
     rows: list[row_sources.Row] | None
@@ -42,6 +44,8 @@ class Inputs:
     equal: int | None = None
     ignored: Mapping[str, int] = field(default_factory=dict)
     last_alone: int = 0
+    held_out: HeldOutRows | None = None
+    are_trained: list[bool] = field(default_factory=list)
 
     @property
     def left(self) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def check(config: LlmConfig) -> None:
 
 def prepare(config: LlmConfig) -> Inputs:
     """Read or generate the rows, train the tokenizer, and refuse (ValueError) what does not fit the model."""
-    identity = config.identity()
+    identity = _identity(config)
     if identity not in _LATEST:
         tokenizer.check_files(config.tokenizer)
         if isinstance(config.model, HfConfig):
@@ -98,35 +102,55 @@ def prepare(config: LlmConfig) -> Inputs:
                 value=config.dataset.name,
             )
         last_alone = sum(bool(row.pop("last_alone", False)) for row in rows or ())
-        needed = config.batch_size * config.world_size * config.gradient_accumulation_steps
+        for row in loaded.held_out.rows if loaded.held_out is not None else ():
+            row.pop("last_alone", None)
+        needed = config.rows_of_a_step
         # the number of packed rows is only known to the ranks
         if rows is not None and not config.packed and len(rows) < needed:
             raise _below_a_step(config, loaded, needed)
-        token_ranks = train_tokenizer(config, rows)
+        token_ranks = train_tokenizer(config, loaded)
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         quantised.check(config)
         models.check_weights(config.model, vocabulary)
+        are_trained = [] if loaded.held_out is None else loaded.held_out.are_trained(rows or ())
         _LATEST.clear()
         _LATEST[identity] = Inputs(
-            rows, token_ranks, vocabulary, loaded.broken, loaded.equal, loaded.ignored, last_alone
+            rows,
+            token_ranks,
+            vocabulary,
+            loaded.broken,
+            loaded.equal,
+            loaded.ignored,
+            last_alone,
+            loaded.held_out,
+            are_trained,
         )
-        _NOTICES[identity] = _notices(loaded, last_alone)
+        _NOTICES[identity] = [*_of_held_out(config, loaded, sum(are_trained)), *_notices(loaded, last_alone)]
     return _LATEST[identity]
+
+
+def _identity(config: LlmConfig) -> str:
+    """Of the inputs: a share that the command names must be held out, the default need not be."""
+    return f"{config.identity()}-{config.dataset.is_split_by_default}"
 
 
 def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int) -> Refusal:
     """The refusal of rows that fill no step, with more rows if the data have them, or else a smaller step."""
-    rows = loaded.rows or []
+    rows, split = loaded.rows or [], config.dataset.split
     each = config.world_size * config.gradient_accumulation_steps
-    data = config.dataset
-    asked = data.rows if isinstance(data, StoredTextConfig) else None
-    enough = needed + (asked or len(rows)) - len(rows)  # some of them are left out
+    held_out = held_out_rows.size(loaded.wanted, split)
+    left_out = loaded.wanted - held_out - len(rows)
+    enough = needed + left_out
+    while enough - held_out_rows.size(enough, split) < needed + left_out:
+        enough += 1
     if loaded.available is None or loaded.available >= enough:
         remedy = f"dataset.rows={enough}"
     elif len(rows) >= each:
         remedy = f"batch_size={len(rows) // each}"
     elif len(rows) >= config.world_size:
         remedy = f"batch_size=1 gradient_accumulation_steps={len(rows) // config.world_size}"
+    elif held_out and len(rows) + held_out >= needed:
+        remedy = "dataset.split=0"
     else:
         remedy = None
     hint = f"use `{remedy}`" if remedy else f"give data of {config.world_size} rows or more"
@@ -143,7 +167,7 @@ def _below_a_step(config: LlmConfig, loaded: row_sources.LoadedRows, needed: int
 
 def notices(config: LlmConfig) -> list[Message]:
     """What a person should know of the rows before the run starts; nothing of rows that were not read yet."""
-    return _NOTICES.get(config.identity(), [])
+    return _NOTICES.get(_identity(config), [])
 
 
 def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
@@ -178,12 +202,59 @@ def _notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
     return said
 
 
-def train_tokenizer(config: LlmConfig, rows: list[row_sources.Row] | None) -> list[bytes] | None:
-    """The embedded tokenizer's tokens, by rank; None for another tokenizer."""
-    options = config.tokenizer
+def _of_held_out(config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int) -> list[Message]:
+    """What a person should know of the rows that are held out, or are not."""
+    data = config.dataset
+    if loaded.too_few:
+        return [
+            Message(
+                "llm.too-few-to-hold-out",
+                f"no row is held out: of {loaded.wanted} rows, too few would be left to train or to measure on",
+                key="dataset.split",
+                rows=loaded.wanted,
+            )
+        ]
+    if loaded.held_out is None:
+        return []
+    count, trained = len(loaded.held_out.rows), len(loaded.rows or ())
+    ways = "`dataset.split=0` trains on all" if data.split is not None else "the rows of dataset.test_files"
+    said = [
+        Message(
+            "llm.held-out",
+            f"held out: {count} rows beside {trained} that are trained on; their loss is measured after each epoch "
+            f"({ways})",
+            key="dataset.split" if data.split is not None else "dataset.test_files",
+            rows=count,
+            trained=trained,
+        )
+    ]
+    if also_trained:
+        said.append(
+            Message(
+                "llm.also-trained",
+                f"{also_trained} of {count} held-out rows are equal to rows that are trained on: the held-out loss is "
+                "lower than on new rows",
+                rows=also_trained,
+                held_out=count,
+            )
+        )
+    return said
+
+
+def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[bytes] | None:
+    """The embedded tokenizer's tokens, by rank; None for another tokenizer.
+
+    It sees held-out rows too, which tells nothing to the model: its weights are random, and a token is a token whatever
+    text it was merged from. So a split leaves the model's vocabulary as it is without one.
+    """
+    options, rows = config.tokenizer, loaded.rows
     if not isinstance(options, EmbeddedTokenizerConfig):
         return None
-    sample = row_sources.sample(config, TOKENIZER_ROWS) if rows is None else rows[:TOKENIZER_ROWS]
+    if rows is None:
+        sample = row_sources.sample(config, TOKENIZER_ROWS)
+    else:
+        drawn = loaded.held_out.rows if loaded.held_out is not None and config.dataset.split is not None else []
+        sample = [*rows, *drawn][:TOKENIZER_ROWS]
     headers = [role for role in tokenizer.ROLES for _ in sample]
     return tokenizer.train([*row_sources.texts(config, sample), *headers], options.vocab_size)
 

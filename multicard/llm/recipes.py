@@ -4,7 +4,7 @@ import gc
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -12,8 +12,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from omegaconf import DictConfig
+from torch.nn.functional import cross_entropy, pad
 from torchtune import training
+from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.modules import attention_utils
+from torchtune.modules.peft import disable_adapter
 
 from multicard.config.llm import LlmConfig
 from multicard.llm import batches, labelled_rows, methods, torchtune_config
@@ -108,7 +111,7 @@ def check_steps(loader: Any, config: LlmConfig) -> None:
     samples, accumulated = len(loader.dataset), config.gradient_accumulation_steps
     if len(loader) >= accumulated:
         return
-    needed = config.batch_size * config.world_size * accumulated
+    needed = config.rows_of_a_step
     what = "sequences" if config.packed else "rows with a label"
     raise Refusal(
         "llm.samples-below-a-step",
@@ -142,6 +145,32 @@ def patched(module: ModuleType, device: torch.device) -> Iterator[None]:
         if hasattr(module, "init_process_group"):
             stack.enter_context(mock.patch.object(module, "init_process_group", lambda *_, **__: None))
         yield
+
+
+def row_losses(recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The engine's part of `held_out.RowLosses`. The model returns its logits (rows, S, vocabulary) whole, or in chunks
+    of S, of which one is in float32 at a time."""
+    chunks = recipe._model.num_output_chunks
+    if "output" in probe.config.custom_sharded_layers and chunks:  # gathered for each: as many on every rank
+        more = (0, batches.least_length(tokens.shape[1], chunks) - tokens.shape[1])
+        tokens = pad(tokens, more, value=probe.pad_id)
+        labels = pad(labels, more, value=CROSS_ENTROPY_IGNORE_IDX)
+    output = recipe._model(tokens=tokens)
+    following = pad(labels[:, 1:], (0, 1), value=CROSS_ENTROPY_IGNORE_IDX)
+    options: Any = {"ignore_index": CROSS_ENTROPY_IGNORE_IDX, "reduction": "none"}
+    losses = torch.zeros(len(tokens), dtype=torch.float64)
+    start = 0
+    for logits in output if isinstance(output, list) else [output]:
+        own = following[:, start : start + logits.shape[1]]
+        nats = cross_entropy(logits.float().transpose(1, 2), own, **options)
+        losses += nats.double().sum(1).cpu()
+        start += logits.shape[1]
+    return losses
+
+
+def reference(recipe: Any) -> AbstractContextManager[Any]:
+    """The engine's part of `held_out.Reference`: the model without adapters."""
+    return disable_adapter(recipe._model)
 
 
 def join_alone(backend: str) -> None:

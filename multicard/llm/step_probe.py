@@ -16,6 +16,7 @@ from multicard.config.base import ProfileName
 from multicard.config.llm import Engine, LlmConfig
 from multicard.llm import methods
 from multicard.llm.batches import COUNTS, Batch, count, mapped
+from multicard.llm.held_out import Evaluated, Evaluator
 from multicard.measure import memory, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
@@ -23,6 +24,7 @@ from multicard.ranks.gates import Gate
 from multicard.ranks.process import Rank, as_on_rank_0
 from multicard.records.progress import Board
 from multicard.records.rank_files import CountedEpoch, LlmReport
+from multicard.records.schema_parts import Evaluation, HeldOut
 from multicard.run.rank_report import Report
 
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
@@ -35,6 +37,10 @@ class DivergenceError(Exception):
 
 class ProbeEndedError(Exception):
     """Ends a recipe's training once the mean step of a probe is known, on all ranks."""
+
+
+class TargetReachedError(Exception):
+    """Ends a recipe's training once the held-out loss is as low as is asked for, on all ranks."""
 
 
 class TuningReport(Report[LlmReport]):
@@ -69,6 +75,17 @@ class TuningReport(Report[LlmReport]):
         self.peak()
         self.write()
 
+    def evaluation(self, content: HeldOut, evaluated: Evaluated, step: int, evaluate_s: float, ended_s: float) -> None:
+        """Add an evaluation of the held-out rows: after `step` steps of the run, `ended_s` after the start of training.
+
+        Losses that are not finite are null there.
+        """
+        if self.content.held_out is None:
+            self.content.held_out = content
+        figures = [value if value is None or isfinite(value) else None for value in evaluated]
+        epoch = len(self.content.epochs)
+        self.content.held_out.evaluations.append(Evaluation(epoch, step, evaluate_s, ended_s, *figures))
+
     def peak(self) -> None:
         """Update the peak of memory since the model was built."""
         self.content.train_peak_memory_bytes = now = memory.peak_memory_bytes(self.rank.device)
@@ -89,7 +106,11 @@ class Probe:
         self.window = TrainingWindow(config.profile, rank, report.folder, own)
         self.board = Board(report.folder, rank.world_size)
         self.probing: Gate | None = None
-        self.paused_s = 0.0  # so far, which no clock of the steps counts
+        self.paused_s = 0.0  # so far, which no clock counts
+        self.evaluated_s = 0.0  # so far, which no clock of the steps counts
+        self.evaluator: Evaluator | None = None
+        self.evaluated: Evaluated | None = None  # the last evaluation
+        self._evaluated_at = 0  # step of the run
         self.stopped = False
         self.pad_id = -1
         self.lr_now: Callable[[], float] = lambda: config.lr  # of the optimiser, at the time of the call
@@ -115,6 +136,9 @@ class Probe:
         batches, per_step = iter(loader), self.config.gradient_accumulation_steps
         while True:
             if len(self.counts) % per_step == 0:
+                if self.counts and self._is_due(self.steps + 1):
+                    self.window.pause()
+                    self._evaluate(self.steps + 1)
                 self.window.step()
                 self.lr = self.lr_now()
             self.requested_s.append(self._clock_s())
@@ -122,7 +146,7 @@ class Probe:
                 self.probing.start_epoch()
             if self.counts and len(self.counts) % per_step == 0:
                 self._step_ended()
-                if self.stopped:
+                if self.stopped or self._is_at_target:
                     return  # the recipe takes it for the end of the epoch
             batch = next(batches, None)
             if batch is None:
@@ -143,11 +167,35 @@ class Probe:
         self.stopped = self.board.stops(self.steps)
 
     def _clock_s(self) -> float:
-        return timing.clock_s() - self.paused_s
+        return timing.clock_s() - self.paused_s - self.evaluated_s
 
-    def _post(self) -> None:
+    def _post(self, evaluating: bool = False) -> None:
         total, epoch = self.config.epochs * self.steps_per_epoch, len(self.report.content.epochs)
-        self.board.post(self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss)
+        self.board.post(self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss, evaluating)
+
+    def _is_due(self, step: int) -> bool:
+        """True where the held-out loss is asked for after a step within an epoch."""
+        every = self.config.eval_steps
+        return self.evaluator is not None and every is not None and step % every == 0
+
+    def _evaluate(self, step: int) -> None:
+        """Measure the held-out loss after the run's step `step`, unless it is known. All ranks call it together."""
+        if self.evaluator is None or self._evaluated_at == step:
+            return
+        began_s = timing.clock_s()
+        self._post(evaluating=True)
+        self.evaluated, self._evaluated_at = self.evaluator.evaluate(self.report.folder), step
+        self._post()
+        ended_s = timing.clock_s()
+        self.evaluated_s += ended_s - began_s
+        since_start_s = ended_s - self.paused_s - self.started_s
+        self.report.evaluation(self.evaluator.content, self.evaluated, step, ended_s - began_s, since_start_s)
+
+    @property
+    def _is_at_target(self) -> bool:
+        """True where the run is to stop, on all ranks alike: they know the same loss."""
+        target = self.config.target_loss
+        return self.config.stop_at_target and self.evaluated is not None and self.evaluated.loss <= (target or 0.0)
 
     def moved(self, batch: Batch) -> Batch:
         """The batch, on the device where its copy need not wait for the recipe."""
@@ -181,6 +229,7 @@ class Probe:
 
         Raises:
             DivergenceError: on all ranks, where its last loss is not finite and the run is to stop then.
+            TargetReachedError: on all ranks, where the held-out loss is as low as is asked for.
             ProbeEndedError: on all ranks, where a probe is to stop.
         """
         if self.substitute is not None:
@@ -206,12 +255,21 @@ class Probe:
             logged = [figures.get(key, np.nan) for figures in self.logged[:steps]] or [np.nan] * steps
             columns[key.replace("/", "_")] = np.array(logged)
         epoch_s = ended_s - (self.requested_s[0] if self.requested_s else ended_s)
-        self.report.epoch(columns, epoch_s, ended_s - self.started_s)
+        evaluated_before_s = self.evaluated_s
+        self._evaluate(self.steps)
+        ended_s += self.evaluated_s - evaluated_before_s
+        if self.evaluator is not None:
+            self.report.counters.read()
+        self.report.epoch(columns, epoch_s, ended_s - self.started_s + evaluated_before_s)
         last = self.logged[-1] if self.logged else {}
         self._clear()
         diverged = not all(isfinite(last[key]) for key in JUDGED if key in last)
+        if self.evaluated is not None:
+            diverged |= not self.evaluated.is_finite
         if self.config.stop_on_divergence and as_on_rank_0(self.rank, diverged):
             raise DivergenceError
+        if self._is_at_target:
+            raise TargetReachedError
         if self.probing is not None and (self.probing.end_epoch() or self.stopped):
             raise ProbeEndedError
 

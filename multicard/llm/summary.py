@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 
@@ -12,7 +13,7 @@ from multicard.llm import methods, models
 from multicard.measure import formulas
 from multicard.records.rank_files import LlmReport, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenRates, Tokens
-from multicard.records.schema_parts import Communication, Divergence, Segment, Transfers
+from multicard.records.schema_parts import Communication, Divergence, Evaluation, HeldOut, Segment, Transfers
 from multicard.records.steps import Counted
 from multicard.run.workload import settings
 
@@ -46,6 +47,11 @@ def summarise(
     record.total_s = epochs[-1].ended_s if epochs else None
     # a run that is stopped starts anew: it is measured in one piece
     record.segments = [Segment(steps=sum(epoch.steps or 0 for epoch in epochs), trained_s=record.total_s)]
+    record.held_out = held_out(ranks, ended)
+    evaluations = [] if record.held_out is None else record.held_out.evaluations
+    if evaluations:
+        record.evaluate_s = sum(evaluation.evaluate_s or 0.0 for evaluation in evaluations)
+    record.time_to_target_s = _time_to_target_s(evaluations, config.target_loss)
     _rate(record, table)
     if record.training_joules is not None and record.tokens and record.tokens.non_padding:
         record.joules_per_token = record.training_joules / record.tokens.non_padding
@@ -57,6 +63,7 @@ def summarise(
         losses = logged["loss"]
         record.loss = Loss(float(losses[0]), float(losses[-1]), _last_tenth(losses))
         record.non_finite_losses, record.divergence = _judged(logged, len(ranks), pairs)
+        record.divergence = record.divergence or _diverged_when_held_out(evaluations, record.epochs)
         record.rewards = _rewards(logged) if pairs else UNSET
     record.peak_memory_bytes = peak_memory(ranks, placement.device)
     record.peak_memory_bytes.setup = max((rank.setup_peak_memory_bytes or 0 for rank in ranks), default=0) or None
@@ -67,6 +74,41 @@ def summarise(
     for name in FROM_RANK_0 if ranks else ():
         setattr(record, name, getattr(ranks[0], name))
     record.flops_per_token, record.mfu = _work(record, config, ranks, table)
+
+
+def held_out(ranks: Sequence[LlmReport], ended: int) -> HeldOut | None:
+    """The evaluations of the epochs that all ranks have ended, by the slowest rank's times; the losses are those of all
+    ranks on each. None where no rows were held out."""
+    if not ranks or any(rank.held_out is None for rank in ranks):
+        return None
+    every = [rank.held_out.evaluations for rank in ranks if rank.held_out is not None]
+    merged = list[Evaluation]()
+    for parts in zip(*every, strict=False):  # a rank may have begun its next epoch
+        if (parts[0].epoch or 0) < ended:
+            longest_s = max(part.evaluate_s or 0.0 for part in parts)
+            ended_s = max(part.ended_s or 0.0 for part in parts)
+            merged.append(msgspec.structs.replace(parts[0], evaluate_s=longest_s, ended_s=ended_s))
+    assert ranks[0].held_out is not None
+    return msgspec.structs.replace(ranks[0].held_out, evaluations=merged)
+
+
+def _time_to_target_s(evaluations: Sequence[Evaluation], target: float | None) -> float | None:
+    """When the held-out loss was first as low as the target; None where it never was, or there is none."""
+    for evaluation in evaluations:
+        if target is not None and evaluation.loss is not None and evaluation.loss <= target:
+            return evaluation.ended_s
+    return None
+
+
+def _diverged_when_held_out(evaluations: Sequence[Evaluation], epochs: Sequence[Epoch]) -> Divergence | None:
+    """Where the last held-out loss is not finite (null), the step after which the first was not; the steps' losses may
+    be finite all the same."""
+    if not evaluations or evaluations[-1].loss is not None:
+        return None
+    first = next(evaluation for evaluation in evaluations if evaluation.loss is None)
+    epoch = first.epoch or 0
+    before = sum(each.steps or 0 for each in epochs[:epoch])
+    return Divergence(epoch, max(0, (first.step or 0) - before - 1), None)
 
 
 def _epoch(index: int, ranks: Sequence[LlmReport], table: dict[str, np.ndarray]) -> Epoch:

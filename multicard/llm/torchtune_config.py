@@ -22,6 +22,8 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
     if inputs.rows is not None:
         rows = "".join(json.dumps(row) + "\n" for row in inputs.rows)
         run_folder.write_text(folder / "inputs" / "rows.jsonl", rows)
+    if inputs.held_out is not None:
+        run_folder.write_text(held_out_file(folder), inputs.held_out.lines(inputs.are_trained))
     if inputs.token_ranks is not None:
         run_folder.write_text(folder / "inputs" / "tokenizer.tiktoken", tokenizer.tiktoken_lines(inputs.token_ranks))
         special = tokenizer.special_tokens(len(inputs.token_ranks))
@@ -32,6 +34,18 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
     if config.engine is Engine.torchtune:
         write_yaml(config, cfg, folder)
     return cfg
+
+
+def held_out_file(folder: Path) -> Path:
+    """The rows that are not trained on; there is none where all are."""
+    return folder / "inputs" / "held_out.jsonl"
+
+
+def held_out_rows(cfg: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The component of the rows in `held_out_file`, which are read as those of the training and not packed."""
+    counts = ("broken", "equal", "ignored", "last_alone", "revision")  # of the others
+    own = {name: value for name, value in cfg["dataset"].items() if name not in counts}
+    return own | {"packed": False, "is_held_out": True, "source": "json", "data_files": str(held_out_file(folder))}
 
 
 def folder_config(config: LlmConfig, inputs: preflight.Inputs, folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ import torchtune.rlhf.loss
 import torchtune.training.lr_schedulers
 import torchtune.training.quantization  # noqa: F401  these are what recipes import: CPU ranks are forked with them
 from omegaconf import DictConfig, OmegaConf
+from torchtune import config as components
 
 from multicard.config.llm import LlmConfig
 from multicard.config.sweeps import pauses
-from multicard.llm import after_tuning, compiling, engines, recipes
+from multicard.llm import after_tuning, compiling, engines, held_out, recipes, torchtune_config
 from multicard.llm.collectives import ReceivedBytes
-from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TuningReport
+from multicard.llm.method_options import DpoConfig
+from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TargetReachedError, TuningReport
 from multicard.measure import memory
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
@@ -59,6 +62,8 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             probe.lr_now = lambda: schedule.get_last_lr()[0]
         if config.probe.enabled:
             probe.probing = probing(recipe, probe)
+        elif torchtune_config.held_out_file(folder).exists():
+            probe.evaluator = evaluator(recipe, probe, cfg, traffic)
         report.built(engine.check_built(recipe, config) | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
             report.content.compile_s = compiling.compile_now(recipe, probe)
@@ -92,9 +97,28 @@ def train(recipe: Any, probe: Probe) -> bool:
     with after_tuning.named_phases(recipe, probe, probe.window.ranges) if from_start else nullcontext():
         try:
             recipe.train()
+        except TargetReachedError:
+            return True
         except (DivergenceError, ProbeEndedError):
             return False
     return True
+
+
+def evaluator(recipe: Any, probe: Probe, cfg: dict[str, Any], traffic: ReceivedBytes) -> held_out.Evaluator:
+    """What scores the held-out rows with the recipe's model. Refuses (ValueError) rows that keep no label."""
+    config, folder = probe.config, probe.report.folder
+    own = torchtune_config.held_out_rows(cfg, folder) | {"cache_dir": str(folder / ".datasets")}
+    named: Any = OmegaConf.create({"tokenizer": cfg["tokenizer"], "dataset": own})
+    rows = components.instantiate(named.dataset, components.instantiate(named.tokenizer))
+    module = importlib.import_module(engines.WORK[config.engine])
+    engine = held_out.Engine(
+        recipe._model,
+        partial(module.row_losses, recipe, probe),
+        partial(module.reference, recipe),
+        probe.pad_id,
+        config.method.beta if isinstance(config.method, DpoConfig) else None,
+    )
+    return held_out.Evaluator(probe.rank, engine, rows, config.batch_size, traffic)
 
 
 def probing(recipe: Any, probe: Probe) -> Gate:

@@ -16,7 +16,7 @@ from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import Ignored, Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.schema_parts import HeldOut, Ignored, Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
 from multicard.records.trained_weights import Weights
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
@@ -121,6 +121,7 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     setup_peak_memory_bytes: int | None = None
     train_peak_memory_bytes: int | None = None
     communication_bytes: dict[str, int] | None = None
+    held_out: HeldOut | None = None
 
 
 class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):

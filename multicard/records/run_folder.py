@@ -12,7 +12,8 @@
 | gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
 | gpu.parquet | the samples of all GPUs of the run |
 | profile/ | traces of `profile=kineto` or `nsys` |
-| inputs/ | tuning: the rows as torchtune reads them, and the embedded tokenizer |
+| inputs/ | tuning: the rows as torchtune reads them, those held out apart, and the embedded tokenizer |
+| held_out.parquet | tuning: the loss of each held-out row in the last evaluation |
 | torchtune.yaml | tuning: the same run for `tune run` |
 | tune_run/ | tuning: what `tune run` with torchtune.yaml writes |
 | segments.json | one entry per attempt; gone once result.json is written, which holds it as `segments` |

@@ -78,9 +78,12 @@ def lines(runs: Sequence[Run], width: int | None = None, recommended: Sequence[P
 
 
 def figures_in_brief(record: AnyRecord) -> str:
-    """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB"."""
+    """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB"; of tuning with the loss
+    of held-out rows, where there are any."""
     rate, memory = FIGURES[record.rate], FIGURES["peak_memory_bytes"]
-    return f"{record.total_s or 0.0:>5.1f} s   {rate.text(record):>5} {rate.heading()}   {memory.text(record):>7}"
+    line = f"{record.total_s or 0.0:>5.1f} s   {rate.text(record):>5} {rate.heading()}   {memory.text(record):>7}"
+    held_out_loss = getattr(record, "held_out_loss", None)
+    return line if held_out_loss is None else f"{line}   held-out loss {held_out_loss:.4g}"
 
 
 def probe_lines(runs: Sequence[Run], width: int | None = None) -> list[str]:

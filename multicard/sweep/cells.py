@@ -28,7 +28,7 @@ from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
 from multicard.run.workload import Workload
-from multicard.sweep import order
+from multicard.sweep import as_before, order
 from multicard.sweep.command import Command
 from multicard.sweep.order import Turn
 
@@ -108,6 +108,7 @@ class Place:
         label: its turn among the cells that are measured ("[2/6] "); empty for a single run.
         setting: what tells it from the other cells of the sweep, as wide as theirs ("layout=nchw gpus=1  rep 2").
         overrides: those of which a cell of a sweep is composed.
+        is_as_before: it leaves out what became the default after its sweep had begun (`as_before`).
         composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
     """
 
@@ -115,6 +116,7 @@ class Place:
     label: str = ""
     setting: str = ""
     overrides: Sequence[str] = ()
+    is_as_before: bool = False
     workload: Workload
     composed: DictConfig
     cfg: DictConfig
@@ -220,6 +222,13 @@ class Sweep:
         if line is not None and not self.command.has_said_order:
             say(line)
             self.command.has_said_order = True
+
+    def say_as_before(self) -> None:
+        """Say, once in a command, that cells are measured as those were that have a record."""
+        like_others = [cell for cell in self.cells if cell.is_as_before]
+        if like_others and not self.command.has_said_as_before:
+            say(as_before.said(like_others[0].folder.parent))
+            self.command.has_said_as_before = True
 
     def say_left(self, ended: str = "interrupted") -> None:
         """Say why a sweep ended early, how many cells it has left, and the command that measures them."""
@@ -330,6 +339,10 @@ def cell_of(
     place: dict[str, Any] = {"number": number, "label": label, "workload": workload, "composed": composed, "cfg": cfg}
     try:
         config = prepare.typed(workload, cfg)
+        if as_before.trains_on_all_rows(config, sweep):
+            as_before.leave_split_out(composed, cfg)
+            config = prepare.typed(workload, cfg)
+            place["is_as_before"] = True
     except ValueError as error:
         name = run_folder.cell_name(run_folder.REFUSED, words, cfg.repetition, cfg.probe.enabled)
         return Refused(**place, folder=run_folder.find_cell(sweep, name), reason=str(error))
@@ -340,6 +353,7 @@ def cell_of(
 def settle(sweep: Sweep) -> None:
     """Take the records of cells that were measured before, and refuse cells whose folder holds the record of another,
     or that were measured on other data than lies there now."""
+    sweep.say_as_before()
     fingerprints: dict[str, Any] = {}
     for cell in list(sweep.cells):
         run = None if cell.cfg.rerun else run_folder.finished(cell.folder)

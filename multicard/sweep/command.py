@@ -43,6 +43,7 @@ class Command:
         foreseen_s: duration of predictions before the first run, which is no part of its start-up.
         abandoned: cells are left that were not measured.
         has_said_order: the line on the shuffled order of cells was printed.
+        has_said_as_before: the line on cells that are measured as those with a record was printed.
         would_refuse: a dry run or a prediction found a cell that would be refused.
     """
 
@@ -50,7 +51,8 @@ class Command:
         self.workload, self.words = workload, list[str]()
         self.conclude: Conclude = lambda folders: Conclusion()
         self.runs: list[Run] = []
-        self.is_sweep = self.abandoned = self.would_refuse = self.has_said_order = False
+        self.is_sweep = self.abandoned = self.would_refuse = False
+        self.has_said_order = self.has_said_as_before = False
         self.foreseen_s = 0.0
         self._runs = 0
         self._numbers = list[int]()  # of the runs, in the sweep's typed order

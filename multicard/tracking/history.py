@@ -15,7 +15,7 @@ import numpy as np
 
 from multicard.measure import formulas
 from multicard.observe.gpu_record import MERGED
-from multicard.records.schema import AnyRecord, Record
+from multicard.records.schema import AnyRecord, LlmRecord, Record
 from multicard.records.schema_parts import Gpu, Segment
 from multicard.tracking import keys
 
@@ -102,7 +102,9 @@ def rows(record: AnyRecord, steps: Any) -> list[Row]:
     every: list[Row] = []
     number, ended_s = 0, 0.0
     for epoch in record.epochs:
-        train_s, evaluate_s = epoch.train_s or 0.0, getattr(epoch, "evaluate_s", None) or 0.0
+        evaluated = held_out(record, epoch.epoch)
+        train_s = epoch.train_s or 0.0
+        evaluate_s = getattr(epoch, "evaluate_s", None) or evaluated.get("epoch/evaluate_s", 0.0)
         ended_s = ended_s + train_s + evaluate_s if epoch.ended_s is None else epoch.ended_s
         own = {name: column[columns["epoch"] == epoch.epoch] for name, column in columns.items()}
         if own and len(own["step"]):
@@ -114,9 +116,22 @@ def rows(record: AnyRecord, steps: Any) -> list[Row]:
                 every.append(Row(timeline.moment(end_s), values | {keys.EPOCH: epoch.epoch}))
             number += len(ends_s)
         known = {name: getattr(epoch, name.removeprefix(f"{keys.EPOCH}/"), None) for name in keys.BY_EPOCH}
-        values = {name: value for name, value in known.items() if value is not None}
+        values = {name: value for name, value in known.items() if value is not None} | evaluated
         every.append(Row(timeline.moment(ended_s), values | {keys.EPOCH: epoch.epoch}))
     return every
+
+
+def held_out(record: AnyRecord, epoch: int | None) -> dict[str, float]:
+    """What an epoch of tuning found of held-out rows: the last loss, and the seconds of all its evaluations. Nothing of
+    other runs."""
+    evaluations = record.held_out.evaluations if isinstance(record, LlmRecord) and record.held_out is not None else []
+    own = [evaluation for evaluation in evaluations if evaluation.epoch == epoch]
+    if not own:
+        return {}
+    figures = {"epoch/evaluate_s": sum(evaluation.evaluate_s or 0.0 for evaluation in own)}
+    if own[-1].loss is not None:
+        figures["epoch/held_out_loss"] = own[-1].loss
+    return figures
 
 
 def step_figures(columns: Columns) -> Columns:

@@ -24,10 +24,11 @@ BY_STEP: dict[str, Kinds] = {
 EPOCH = "epoch"  # the x axis of BY_EPOCH
 BY_EPOCH: dict[str, Kinds] = {
     "epoch/train_loss": ALL,
+    "epoch/held_out_loss": (LLM,),
     "epoch/test_loss": (VISION,),
     "epoch/test_accuracy": (VISION,),
     "epoch/train_s": ALL,
-    "epoch/evaluate_s": (VISION,),
+    "epoch/evaluate_s": (VISION, LLM),
     "epoch/first_batch_s": (VISION,),
     "epoch/gap_s": (VISION,),
 }

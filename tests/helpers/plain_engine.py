@@ -16,7 +16,7 @@ from torchtune.training import MODEL_KEY
 from multicard.llm import recipes, torchtune_config
 from multicard.llm.step_probe import Batches, Probe
 
-check_built = recipes.check_built
+check_built, row_losses = recipes.check_built, recipes.row_losses
 
 
 class Loop:

@@ -47,6 +47,17 @@ def rows_with(key: str, content: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in content["history"] if key in row]
 
 
+def of_epoch(result: dict[str, Any], epoch: dict[str, Any], name: str) -> Any:
+    """A figure of an epoch of a record; of tuning, what its evaluations of held-out rows found."""
+    if result["kind"] == "vision" or name not in ("held_out_loss", "evaluate_s"):
+        return epoch.get(name)
+    evaluations = result["held_out"]["evaluations"] if result.get("held_out") else []
+    own = [each for each in evaluations if each["epoch"] == epoch["epoch"]]
+    if name == "held_out_loss":
+        return own[-1]["loss"] if own else None
+    return sum(each["evaluate_s"] for each in own) if own else None
+
+
 def assert_history(content: dict[str, Any], result: dict[str, Any], steps: list[dict[str, Any]]) -> None:
     """Rows by step agree with steps.parquet, each has the run's own clock, and the run lasted as its record says."""
     started_at = content["run"].start_time.ToMicroseconds() / 1e6
@@ -61,7 +72,8 @@ def assert_history(content: dict[str, Any], result: dict[str, Any], steps: list[
         own = [step for step in steps if step["epoch"] == epoch["epoch"]]
         by_rank_s = [[step["step_s"] for step in own if step["rank"] == rank] for rank in {s["rank"] for s in own}]
         slowest_s = np.cumsum(by_rank_s, axis=1).max(axis=0)  # ends of the steps by the slowest rank's clock
-        began_s = result["startup_s"] + epoch["ended_s"] - epoch["train_s"] - epoch.get("evaluate_s", 0.0)
+        evaluated_s = of_epoch(result, epoch, "evaluate_s") or 0.0
+        began_s = result["startup_s"] + epoch["ended_s"] - epoch["train_s"] - evaluated_s
         ends_s += (began_s + np.minimum(slowest_s, epoch["train_s"])).tolist()
     assert [row["train/step"] for row in rows] == list(range(len(ends_s)))
     assert [row["_runtime"] for row in rows] == pytest.approx(ends_s, rel=PERCENT, abs=1e-3)
@@ -70,7 +82,8 @@ def assert_history(content: dict[str, Any], result: dict[str, Any], steps: list[
     ends_s = [result["startup_s"] + epoch["ended_s"] for epoch in result["epochs"]]
     assert [row["_runtime"] for row in epochs] == pytest.approx(ends_s, rel=PERCENT)
     for name in keys.names(keys.BY_EPOCH, result["kind"]):
-        assert [row.get(name) for row in epochs] == [epoch[name[len("epoch/") :]] for epoch in result["epochs"]], name
+        figures = [of_epoch(result, epoch, name.removeprefix("epoch/")) for epoch in result["epochs"]]
+        assert [row.get(name) for row in epochs] == figures, name
     for axis, table in ((keys.STEP, keys.BY_STEP), (keys.EPOCH, keys.BY_EPOCH)):
         declared = {name for name, own in content["axes"].items() if own == axis}
         assert declared == set(keys.names(table, result["kind"]))
@@ -86,7 +99,11 @@ def assert_record(content: dict[str, Any], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("vision", ("gpus=2", "epochs=2", "precision=bf16")), ("llm", ("gpus=2", "dataset.rows=40"))]
+    ("kind", "words"),
+    [
+        ("vision", ("gpus=2", "epochs=2", "precision=bf16")),
+        ("llm", ("gpus=2", "dataset.rows=40", "dataset.split=0.1", "epochs=2", "eval_steps=3")),
+    ],
 )
 def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured, tuned: Measured):
     result = ok({"vision": measured, "llm": tuned}[kind](*words, *OFFLINE))
@@ -370,6 +387,6 @@ def test_records_of_the_first_version_are_runs_too(folder: Path):
 def test_the_page_has_every_key():
     page = (ROOT / "docs" / "wandb.md").read_text()
     runs = {keys.ALL: "all", (keys.VISION,): "vision", (keys.LLM,): "tuning", (keys.SCRIPT,): "script"}
-    runs |= {(keys.LLM, keys.SCRIPT): "tuning, script"}
+    runs |= {(keys.LLM, keys.SCRIPT): "tuning, script", (keys.VISION, keys.LLM): "vision, tuning"}
     for name, kinds in (keys.BY_STEP | keys.BY_EPOCH).items():
         assert f"| `{name}` | {runs[kinds]} | " in page

@@ -115,11 +115,16 @@ def all_tokens(config: LlmConfig) -> int | None:
 
 
 def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[int]:
-    """Tokens of the rows with the most text, or of every row, uncut; of pairs each answer counts as a row."""
+    """Tokens of the rows with the most text, those held out too, or of every row that is trained on, uncut; of pairs
+    each answer counts as a row."""
     if not inputs.rows:
         return []
-    pairs = methods.chosen(config).pairs
-    rows = [{name: row[name]} for row in inputs.rows for name in row_sources.CHOICES] if pairs else inputs.rows
+    rows = inputs.rows
+    if inputs.held_out is not None and not every:
+        # An evaluation has the batches of a step, and without gradients takes no more: of rows as long as the longest
+        rows = [*rows, *inputs.held_out.rows]
+    if methods.chosen(config).pairs:
+        rows = [{name: row[name]} for row in rows for name in row_sources.CHOICES]
     texts = [[*_around(config, row), *row_sources.strings(row)] for row in rows]
     messages = [
         0 if "pieces" in row else next((len(value) for value in row.values() if isinstance(value, list)), 2)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from multicard.config.llm import StoredTextConfig
 from multicard.llm.data import separated_rows
 from multicard.llm.data.columns import READ, is_filled
-from multicard.llm.data.row_folders import KEY, found_files, kind_of
+from multicard.llm.data.row_folders import KEY, TEST_KEY, FoundFiles, found_files, kind_of
 from multicard.messages import Refusal
 from multicard.records.separated_text import decoded
 
@@ -36,22 +36,38 @@ class StoredRows(NamedTuple):
     ignored: dict[str, int]
 
 
-def value_of(data: StoredTextConfig) -> str:
-    """`dataset.data_files` as it is typed."""
-    files = data.data_files
+def value_of(files: str | Sequence[str]) -> str:
+    """`dataset.data_files`, or `dataset.test_files`, as it is typed."""
     return f"[{','.join(map(str, files))}]" if isinstance(files, list | tuple) else str(files)
 
 
-def paths(data: StoredTextConfig) -> list[Path]:
-    """The files that `dataset.data_files` names, in their order; refused (ValueError) where there is none."""
-    return list(found_files(_typed(data)).files)
+def paths(data_files: str | Sequence[str], to_test: bool = False) -> list[Path]:
+    """The files that a key names, in their order; refused (ValueError) where there is none."""
+    return list(_found(data_files, to_test).files)
 
 
-def read_file(data_files: str | Sequence[str]) -> StoredRows:
-    """The rows of a file, of several, of those that a pattern matches, or of a folder's training split."""
-    found = found_files((data_files,) if isinstance(data_files, str) else tuple(map(str, data_files)))
-    rows, ignored = _read_all(tuple((file, _stamp(file)) for file in found.files))
+def read_file(data_files: str | Sequence[str], to_test: bool = False) -> StoredRows:
+    """The rows of a file, of several, of those that a pattern matches, or of a folder's training split; with `to_test`
+    of its split to test on."""
+    found = _found(data_files, to_test)
+    try:
+        rows, ignored = _read_all(tuple((file, _stamp(file)) for file in found.files))
+    except Refusal as error:
+        raise _of_key(error, to_test) from None
     return StoredRows(rows, dict(Counter(found.ignored) + Counter(ignored)))
+
+
+def _found(data_files: str | Sequence[str], to_test: bool) -> FoundFiles:
+    typed = (data_files,) if isinstance(data_files, str) else tuple(map(str, data_files))
+    try:
+        return found_files(typed, to_test)
+    except Refusal as error:
+        raise _of_key(error, to_test) from None
+
+
+def _of_key(error: Refusal, to_test: bool) -> Refusal:
+    """A refusal of files as one of the key that names them, in its remedies too."""
+    return error.reworded(error.message.sentence.replace(KEY, TEST_KEY), TEST_KEY) if to_test else error
 
 
 def _stamp(file: Path) -> tuple[int, int]:
@@ -63,7 +79,7 @@ def _stamp(file: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-@lru_cache(maxsize=1)  # the cells of a sweep mostly read the same files
+@lru_cache(maxsize=2)  # the cells of a sweep mostly read the same files, those to test on too
 def _read_all(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
     rows, ignored = list[Any](), Counter[str]()
     for file, _ in files:
@@ -71,11 +87,6 @@ def _read_all(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRows:
         rows += own
         ignored.update(beside)
     return StoredRows(rows, dict(ignored))
-
-
-def _typed(data: StoredTextConfig) -> tuple[str, ...]:
-    files = data.data_files
-    return tuple(map(str, files)) if isinstance(files, list | tuple) else (str(files),)
 
 
 # ---- one file
@@ -245,8 +256,16 @@ READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {
 
 def identified(data: StoredTextConfig) -> list[tuple[str, Path]]:
     """The files with the names by which their content is identified: a single one is "rows", wherever it lies."""
-    files = paths(data)
+    found = list[tuple[str, Path]]()
+    if data.data_files is not None:
+        found += _named("rows", paths(data.data_files))
+    if data.test_files is not None:
+        found += _named("test_rows", paths(data.test_files, to_test=True))
+    return found
+
+
+def _named(name: str, files: Sequence[Path]) -> list[tuple[str, Path]]:
     if len(files) == 1:
-        return [("rows", files[0])]
+        return [(name, files[0])]
     common = Path(os.path.commonpath([file.parent for file in map(Path.absolute, files)]))
-    return [(f"rows/{file.absolute().relative_to(common)}", file) for file in files]
+    return [(f"{name}/{file.absolute().relative_to(common)}", file) for file in files]

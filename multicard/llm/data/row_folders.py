@@ -1,4 +1,5 @@
-"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training split of a folder.
+"""Which files hold the rows that `dataset.data_files` names: files, patterns, and the training split of a folder; or
+`dataset.test_files`, for which a folder's split to test on is read.
 
 What lies in a folder and is not read is counted.
 """
@@ -19,6 +20,7 @@ from multicard.records import part_names
 from multicard.records.part_names import Kind, PartName
 
 KEY = "dataset.data_files"
+TEST_KEY = "dataset.test_files"  # takes the same: refusals name it in KEY's place
 KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = (".gz", ".bz2", ".xz")
 GLOB = re.compile(r"[*?\[]")
@@ -46,13 +48,13 @@ def _kinds() -> str:
     return f"a file of {', '.join(KINDS)}, also as {', '.join(COMPRESSED)}"
 
 
-def found_files(typed: Sequence[str]) -> FoundFiles:
+def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
     """The files of each value that was typed, each file once, by whatever links."""
     files, ignored = dict[Path, None](), Counter[str]()
     for value in typed:
         place = Path(value).expanduser()
         if place.is_dir():
-            own, beside = _of_folder(value, place)
+            own, beside = _of_folder(value, place, to_test)
             ignored.update(beside)
         elif place.exists():
             own = [place]
@@ -108,8 +110,9 @@ class Split(NamedTuple):
     form: str | None
 
 
-def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The files of a folder's training split, or all if no name says which split a file is of."""
+def _of_folder(value: str, folder: Path, to_test: bool) -> tuple[list[Path], Counter[str]]:
+    """The files of a folder's training split, or of its split to test on, or all if no name says which split a file
+    is of."""
     every = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path, folder))
     listed = _of_arrow(folder, every)
     files = [path for path in every if kind_of(path) is not None and path.name not in NO_ROWS]
@@ -123,17 +126,18 @@ def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
         )
     splits = _splits([path.relative_to(folder) for path in files])
     told = {path: splits[path.relative_to(folder)] for path in files if path.relative_to(folder) in splits}
-    read = [path for path, split in told.items() if split.part.kind is Kind.train]
+    read = _to_test(told) if to_test else [path for path, split in told.items() if split.part.kind is Kind.train]
     others = [path for path in told if path not in read]
     if others and not read and len(others) == len(files):
         remedy = f"{KEY}={quoted(str(others[0]))}"
-        words = sorted({told[path].part.word for path in others})
+        found = sorted({told[path].part.word for path in others})
+        wanted = "split to test on" if to_test else "training split"
         raise Refusal(
             "llm.data-folder-splits",
-            f"{KEY}={value}: holds no training split but {', '.join(words)}; name the files to tune on, as `{remedy}`",
+            f"{KEY}={value}: holds no {wanted} but {', '.join(found)}; name the files to read, as `{remedy}`",
             key=KEY,
             value=value,
-            splits=words,
+            splits=found,
             remedy=remedy,
         )
     _refuse_several(value, {path: told[path] for path in read})
@@ -145,6 +149,15 @@ def _of_folder(value: str, folder: Path) -> tuple[list[Path], Counter[str]]:
             name = str(path.relative_to(folder))
             ignored[name if path in files else f"*{path.suffix}"] += 1
     return read, ignored
+
+
+def _to_test(told: Mapping[Path, Split]) -> list[Path]:
+    """The files of the first split to test on, validation before test; none where there is no such split."""
+    parts = [split.part for split in told.values() if split.part.kind is not Kind.train]
+    if not parts:
+        return []
+    first = min(parts, key=lambda part: part.order)
+    return [path for path, split in told.items() if split.part.word == first.word]
 
 
 def _require_all_shards(value: str, files: Sequence[Path]) -> None:
@@ -167,7 +180,7 @@ def _require_all_shards(value: str, files: Sequence[Path]) -> None:
 
 
 def _refuse_several(value: str, trains: Mapping[Path, Split]) -> None:
-    """Refuse training splits of several data sets, or one in several forms: together they are no split."""
+    """Refuse such splits of several data sets, or one in several forms: together they are no split."""
     groups = dict[tuple[object, ...], list[Path]]()
     for path, split in trains.items():
         groups.setdefault((split.place, split.part.word, split.part.rest, split.form), []).append(path)
@@ -182,8 +195,7 @@ def _refuse_several(value: str, trains: Mapping[Path, Split]) -> None:
     remedy = override(KEY, [str(path) for path in next(iter(groups.values()))])
     raise Refusal(
         "llm.data-two-trains",
-        f"{KEY}={value}: {' and '.join(names)} are all called as training splits; name the files of those to tune on, "
-        f"as `{remedy}`",
+        f"{KEY}={value}: {' and '.join(names)} are several splits of one kind; name the files to read, as `{remedy}`",
         key=KEY,
         value=value,
         splits=names,

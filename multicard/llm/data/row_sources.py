@@ -5,10 +5,12 @@ ValueError, which names the key, or the row, and the remedy.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+from multicard import messages
 from multicard.config.llm import (
     DATASETS,
     ChatConfig,
@@ -20,12 +22,14 @@ from multicard.config.llm import (
     SyntheticConfig,
 )
 from multicard.llm import methods
-from multicard.llm.data import chat, forms, hub, pairs, templates, turns
+from multicard.llm.data import chat, forms, held_out_rows, hub, pairs, templates, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.chat import ChatTemplate
 from multicard.llm.data.columns import Columns, Unread, override
 from multicard.llm.data.files import StoredRows, read_file, value_of
 from multicard.llm.data.forms import Conversation
+from multicard.llm.data.held_out_rows import HeldOutRows
+from multicard.llm.data.row_folders import KEY, TEST_KEY
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
 
@@ -43,6 +47,8 @@ class LoadedRows(NamedTuple):
     by its name. broken: rows that `dataset.skip_broken` left out, None without the key. equal: pairs left out, as
     both answers are the same; None of other data. ignored: what nobody reads, with its count: columns, keys of messages
     as "messages.id", and files. available: rows that are stored; None of generated rows, of which there are any number.
+    held_out: rows that are not trained on; None where none are. wanted: both kinds together, before any was left out.
+    too_few: True where the default share was not held out, as too few rows would have been left.
     """
 
     rows: list[Row] | None
@@ -50,15 +56,36 @@ class LoadedRows(NamedTuple):
     equal: int | None = None
     ignored: Mapping[str, int] = {}
     available: int | None = None
+    held_out: HeldOutRows | None = None
+    wanted: int = 0
+    too_few: bool = False
 
 
 def load(config: LlmConfig) -> LoadedRows:
-    """The run's rows. Refuses (ValueError) data that are not there, and rows that cannot be read as they are meant."""
+    """The run's rows. Refuses (ValueError) data that are not there, rows that cannot be read as they are meant, and a
+    share of rows that leaves none to train or to measure on."""
+    split = config.dataset.split
+    loaded = _loaded(config, split)
+    if split is None or loaded.rows is None or loaded.held_out is None:
+        return loaded
+    refusal = held_out_rows.refusal(split, loaded.wanted, loaded.rows, loaded.held_out.rows)
+    if not config.dataset.is_split_by_default:
+        if refusal is not None:
+            raise refusal
+        return loaded
+    # the number of packed rows is only known to the ranks
+    fills_a_step = config.packed or len(loaded.rows) >= config.rows_of_a_step
+    return loaded if refusal is None and fills_a_step else _loaded(config, None)._replace(too_few=True)
+
+
+def _loaded(config: LlmConfig, split: float | None) -> LoadedRows:
+    """The run's rows, of which a share is held out."""
     data = config.dataset
     if isinstance(data, SyntheticConfig):
-        return LoadedRows(_synthetic(config, data))
+        return _synthetic(config, data, split)
     data = _stored(config)
-    if type(data) is StoredTextConfig and (data.data_files or data.rows) is None and DATASETS[data.name].has_answers:
+    is_whole = (data.data_files or data.rows or data.test_files or split) is None
+    if type(data) is StoredTextConfig and is_whole and DATASETS[data.name].has_answers:
         hub.check_source(data)
         if hub.revision(str(data.source)) is None:
             hub.fetch(data, 0)  # before the ranks do, each for itself, and before the data is identified
@@ -83,15 +110,70 @@ def load(config: LlmConfig) -> LoadedRows:
             value=wanted,
             available=available,
         )
-    order = Random(config.seed).sample(range(available), wanted)
-    loaded = _read(config, data, {number: rows[number] for number in order}, stored.ignored)
-    return loaded._replace(available=available)
+    measured = held_out_rows.drawn(available, held_out_rows.size(wanted, split))
+    others: Sequence[int] = range(available)
+    if measured:
+        others = [number for number in others if number not in measured]
+    order = Random(config.seed).sample(others, wanted - len(measured))
+    numbers = [*order, *sorted(measured)]
+    read = _read(config, data, {number: rows[number] for number in numbers}, stored.ignored)
+    trained = [row for number, row in read.rows.items() if number not in measured]
+    held_out = None
+    if data.test_files is not None:
+        held_out, beside = _test_rows(config, data)
+        read = read._replace(ignored=dict(Counter(read.ignored) + Counter(beside)))
+    elif split is not None:
+        kept = {number: row for number, row in read.rows.items() if number in measured}
+        held_out = HeldOutRows([*kept.values()], [*kept])
+    return LoadedRows(trained, read.broken, read.equal, read.ignored, available, held_out, wanted)
 
 
-def _synthetic(config: LlmConfig, data: SyntheticConfig) -> list[Row]:
+def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, Mapping[str, int]]:
+    """The rows of `dataset.test_files`, and what nobody reads of them. Refused (ValueError) where they cannot be read
+    as those are that are trained on."""
+    place = value_of(data.test_files)
+    stored = read_file(data.test_files, to_test=True)
+    if not stored.rows:
+        raise Refusal(
+            "llm.no-test-rows",
+            f"{TEST_KEY}={place}: holds no rows; give a file with one row or more, or use "
+            f"`{TEST_KEY}=null dataset.split=0.1`",
+            key=TEST_KEY,
+            value=place,
+        )
+    try:
+        read = _read(config, data, dict(enumerate(stored.rows)), stored.ignored)
+    except Refusal as error:
+        reason = error.facts.get("reason", error.message)
+        # without its remedy, which would change how the other rows are read
+        said = str(getattr(reason, "sentence", reason)).partition(";")[0]
+        row = error.facts.get("row")
+        raise Refusal(
+            "llm.test-rows-unlike",
+            f"{TEST_KEY}={place}: {'' if row is None else f'row {row} '}{said}; give rows that are read as those of "
+            f"the training, or use `{TEST_KEY}=null dataset.split=0.1`",
+            key=TEST_KEY,
+            value=place,
+            row=row,
+            reason=messages.code_of(reason),
+        ) from None
+    return HeldOutRows([*read.rows.values()], [*read.rows]), read.ignored
+
+
+def _synthetic(config: LlmConfig, data: SyntheticConfig, split: float | None) -> LoadedRows:
+    """Generated rows. Those that are held out follow from a seed of their own: the training's would change them."""
+    measured = held_out_rows.size(data.rows, split)
+    rows = _generated(config, data.rows - measured, config.seed)
+    if split is None:
+        return LoadedRows(rows, wanted=data.rows)
+    own = _generated(config, measured, held_out_rows.DRAWN_BY)
+    return LoadedRows(rows, held_out=HeldOutRows(own, [*range(measured)]), wanted=data.rows)
+
+
+def _generated(config: LlmConfig, count: int, seed: int) -> list[Row]:
     assert config.template_name is not None
     reader, rows = RowReader(config), list[Row]()
-    for row in templates.examples(config.template_name, data.rows, config.seed):
+    for row in templates.examples(config.template_name, count, seed):
         if reader.pairs:
             asked: Message = {"role": "user", "content": row.prompt}
             answers = ([asked, {"role": "assistant", "content": text}] for text in (row.right, row.wrong))
@@ -101,7 +183,16 @@ def _synthetic(config: LlmConfig, data: SyntheticConfig) -> list[Row]:
     return rows
 
 
-def _read(config: LlmConfig, data: StoredTextConfig, rows: Mapping[int, Any], beside: Mapping[str, int]) -> LoadedRows:
+class ReadRows(NamedTuple):
+    """Rows in the form of the engine, by their places in the data set, and what was left out (`LoadedRows`)."""
+
+    rows: dict[int, Row]
+    broken: int | None
+    equal: int | None
+    ignored: Mapping[str, int]
+
+
+def _read(config: LlmConfig, data: StoredTextConfig, rows: Mapping[int, Any], beside: Mapping[str, int]) -> ReadRows:
     """Rows, by their places in the data set, in the form of the engine, and what was left out of them."""
     reader = RowReader(config)
     reader.unread.update(beside)
@@ -131,9 +222,9 @@ def _read(config: LlmConfig, data: StoredTextConfig, rows: Mapping[int, Any], be
             rows=len(rows),
             skippable=len(converted),
         )
-    kept, equal = list(converted.values()), None
+    kept, equal = converted, None
     if reader.pairs:
-        kept = [row for row in kept if not reader.is_equal(row)]
+        kept = {number: row for number, row in converted.items() if not reader.is_equal(row)}
         equal = len(converted) - len(kept)
         if not kept:
             raise Refusal(
@@ -143,7 +234,7 @@ def _read(config: LlmConfig, data: StoredTextConfig, rows: Mapping[int, Any], be
                 value=value,
                 pairs=equal,
             )
-    return LoadedRows(kept, len(broken) if skips else None, equal, dict(reader.unread))
+    return ReadRows(kept, len(broken) if skips else None, equal, dict(reader.unread))
 
 
 class RowReader:
@@ -331,7 +422,7 @@ def _stored(config: LlmConfig) -> StoredTextConfig:
 
 def _key(data: StoredTextConfig) -> tuple[str, str]:
     """The key that says where the rows are, and its value."""
-    return ("dataset", data.name) if data.data_files is None else ("dataset.data_files", value_of(data))
+    return ("dataset", data.name) if data.data_files is None else (KEY, value_of(data.data_files))
 
 
 def _unread_of_whole(config: LlmConfig, data: StoredTextConfig) -> dict[str, int] | None:

@@ -3,56 +3,18 @@
 What is tried leaves no trace: the model is afterwards as it was built (`tried`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from bitsandbytes.nn.modules import Linear4bit
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
 from multicard.config.llm import HfConfig, LlmConfig
 from multicard.llm import methods
+from multicard.llm.no_trace import tried
 from multicard.llm.trl.models import linears, reading
 from multicard.llm.trl.text_part import text_parameters
 from multicard.messages import Refusal
-
-PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))  # attributes of a module that nothing changes in place
-
-
-@contextmanager
-def tried(model: nn.Module) -> Iterator[None]:
-    """Call a model without dropout and without gradients, and leave it as it was.
-
-    Layers of bitsandbytes are called in training mode. On CPUs with AVX512-BF16, those in evaluation mode, as they are
-    read, pack their weights for inference, and what is packed is not what a backward pass reads. They have no dropout.
-    """
-    modules = list(model.modules())
-    modes = [module.training for module in modules]
-    plain = [{name: value for name, value in vars(module).items() if isinstance(value, PLAIN)} for module in modules]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = sorted({parameter.device.index for parameter in model.parameters() if parameter.is_cuda})
-    for module in modules:
-        module.training = type(module).__module__.startswith("bitsandbytes.")
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            yield
-    finally:
-        for module in modules:
-            if isinstance(module, FSDPModule):
-                module.reshard()
-        for module, name, buffer, values in buffers:
-            buffer.copy_(values)
-            module._buffers[name] = buffer
-        for module, before, training in zip(modules, plain, modes, strict=True):
-            vars(module).update(before | {"training": training})
 
 
 def check_quantised(model: Any, config: LlmConfig) -> None:

@@ -14,7 +14,7 @@ import multicard.llm.before_torchtune  # noqa: F401  sets variables that the lib
 
 # isort: split
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,6 +257,21 @@ def arguments(config: LlmConfig, rank: Rank, steps: int, folder: Path) -> Any:
     args = DPOConfig(**options, beta=config.method.beta) if is_dpo else SFTConfig(**options)  # pyright: ignore[reportAttributeAccessIssue]
     args._n_gpu = min(args._n_gpu, 1)  # of several visible GPUs a rank takes its own
     return args
+
+
+def row_losses(recipe: Recipe, probe: Probe, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The engine's part of `held_out.RowLosses`, by the head of TRL's loss, whose logits are never whole."""
+    model = recipe._model
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # DDP would wait for the ranks in its forward pass, to broadcast buffers
+    padded = {"input_ids": tokens.clamp(min=0), "attention_mask": (tokens != probe.pad_id).long()}
+    output = model(**padded, labels=labels, fused_lm_head=True, use_cache=False)
+    return -output.log_probs.double().sum(1).cpu()
+
+
+def reference(recipe: Recipe) -> AbstractContextManager[Any]:
+    """The engine's part of `held_out.Reference`: the model without adapters."""
+    return recipe._trainer.model.disable_adapter()
 
 
 def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
