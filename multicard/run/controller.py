@@ -27,7 +27,7 @@ from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
 from multicard.run.prepare import Predict, PreparedRun, data_now, job_of, prepare
 from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
-from multicard.run.workload import Workload
+from multicard.run.workload import Workload, unsaid
 from multicard.tracking.upload import Mirror
 
 TAKEN = Failure(
@@ -112,6 +112,9 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
             where = run.placement.ranks(run.config.gpus)
             say(Text(f"{', '.join([*run.workload.describe(run.config), where])} -> ").append(link(run.folder)))
             for notice in run.workload.notices(run.config):
+                say(f"  {notice}")
+        else:
+            for notice in unsaid(run.workload, run.config, run.folder.parent):
                 say(f"  {notice}")
         cores = environment.cores()
         if run.placement.crowded(cores):

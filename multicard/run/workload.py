@@ -82,6 +82,17 @@ class Workload:
         return list(self.cuda_preload if device == "cuda" else self.preload)
 
 
+_SAID: set[tuple[Path, str]] = set()  # notices of this process's sweeps
+
+
+def unsaid(workload: Workload, config: Any, sweep: Path) -> list[Message]:
+    """A cell's notices that no cell of its sweep has said yet; from now on they count as said. Those of rows are known
+    once the cell's rows are read, as it starts."""
+    found = [notice for notice in dict.fromkeys(workload.notices(config)) if (sweep, notice) not in _SAID]
+    _SAID.update((sweep, notice) for notice in found)
+    return found
+
+
 def settings(config: Any, names: Sequence[str]) -> dict[str, Any]:
     """Values of settings by their last name, as `rows` for `dataset.rows`; of a group, the name of the chosen option;
     and the global batch where it was set.

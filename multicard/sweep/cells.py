@@ -27,7 +27,7 @@ from multicard.records import run_folder, text_table
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
-from multicard.run.workload import Workload
+from multicard.run.workload import Workload, unsaid
 from multicard.sweep import as_before, order
 from multicard.sweep.command import Command
 from multicard.sweep.order import Turn
@@ -210,10 +210,10 @@ class Sweep:
         self.say_order()
 
     def say_notices(self) -> None:
-        """Say what a person should know of the cells that are left, each thing once."""
-        notices = [notice for cell in self.left for notice in cell.workload.notices(cell.config)]
-        for notice in dict.fromkeys(notices):
-            say(f"  {notice}")
+        """Say what a person should know of the cells that are left, each thing once in a sweep."""
+        for cell in self.left:
+            for notice in unsaid(cell.workload, cell.config, cell.folder.parent):
+                say(f"  {notice}")
 
     def say_order(self) -> None:
         """Say, once in a command, that the cells that are left are shuffled."""

@@ -163,9 +163,9 @@ def alone(processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
 
     monkeypatch.setattr(Evaluator, "evaluate", keeping)
 
-    def run(*words: str) -> SimpleNamespace:
+    def run(*words: str, short: tuple[str, ...] = SHORT) -> SimpleNamespace:
         folder = tmp_path / f"run{next(numbers)}"
-        reported, steps = tuned_here(folder, *words, short=SHORT)
+        reported, steps = tuned_here(folder, *words, short=short)
         rows = [kept[-1].rows[place] for place in sorted(kept[-1].rows)] if kept else []
         return SimpleNamespace(
             folder=folder,
@@ -173,7 +173,7 @@ def alone(processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> C
             steps=steps,
             rows=rows,
             model=kept[-1].engine.model if kept else None,
-            config=typed_llm(*SHORT, *words),
+            config=typed_llm(*short, *words),
         )
 
     return run
@@ -218,11 +218,11 @@ def test_of_pairs_it_is_dpos_loss_of_a_plain_loop(alone: Callable[..., Any], eng
 @NEEDS_TRL
 @pytest.mark.parametrize(
     ("words", "apart"),
-    [(["method=qlora"], 5e-3), (["method=qat"], ROUNDING), (["model=qwen2_5_tiny"], ROUNDING)],
+    [(["method=qlora"], 5e-3), (["method=qat", "warmup_steps=null"], 1e-3), (["model=qwen2_5_tiny"], ROUNDING)],
     ids=str,
 )
 def test_both_engines_measure_the_same(alone: Callable[..., Any], words: list[str], apart: float):
-    """QLoRA's bases are NF4 of two libraries; of QAT's weights that differ, one may round to another int4."""
+    """QLoRA's bases are NF4 of two libraries; of QAT, an activation next to a boundary may round to another int8."""
     found = [losses_of(alone(*words, *STAYS, f"engine={engine}"))[-1] for engine in ("torchtune", "trl")]
     assert found[0] == pytest.approx(found[1], abs=apart)
 
@@ -265,7 +265,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
         pytest.param(["method=lora", "method.lora_dropout=0.3", "engine=trl"], marks=NEEDS_TRL),
         pytest.param(["method=qlora", "method.lora_dropout=0.3", "engine=trl"], marks=NEEDS_TRL),
         pytest.param(["method=dpo", "engine=trl"], marks=NEEDS_TRL),
-        pytest.param(["method=qat", "engine=trl"], marks=NEEDS_TRL),
+        pytest.param(["method=qat", "warmup_steps=null", "engine=trl"], marks=NEEDS_TRL),
     ],
     ids=" ".join,
 )
@@ -296,7 +296,7 @@ def test_no_later_step_knows_of_an_evaluation(
     np.testing.assert_array_equal(measured.steps["loss"], without.steps["loss"])
     assert len(weights) > 10
     for name, weight in plain[-1].state_dict().items():
-        assert torch.equal(weight, weights[name]), name
+        assert weight.numpy().tobytes() == weights[name].numpy().tobytes(), name  # NF4's bits may be no numbers
 
 
 @pytest.mark.slow
@@ -349,14 +349,14 @@ def test_held_out_rows_that_are_all_cut_are_refused(alone: Callable[..., Any], t
     for place in measured:
         rows[place]["instruction"] = "Say nothing of this. " * 80
     data = f"dataset.data_files={write(tmp_path / 'rows.jsonl', rows)}"
-    words = ("dataset=alpaca_cleaned", "template=instruct", data, "dataset.rows=10", "max_seq_len=100")
+    words = ("dataset=chat", data, "dataset.split=0.2", "max_seq_len=100", "device=cpu", "max_steps=1")
     with pytest.raises(ValueError, match=r"llm.held-out-cut-off") as caught:
-        alone(*words)
+        alone(*words, short=())
     message = caught.value.message  # pyright: ignore[reportAttributeAccessIssue]
     assert (message.key, message.facts["rows"]) == ("max_seq_len", 2)
     for remedy in remedies(message):
         changed = {word.partition("=")[0]: word for word in (*words, *remedy.split())}
-        assert alone(*changed.values()).report.epochs
+        assert alone(*changed.values(), short=()).report.epochs
 
 
 # ---- several ranks
@@ -415,6 +415,7 @@ def test_no_graph_is_compiled_for_an_evaluation(tuned: Tuning, monkeypatch: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("processes")
 def test_a_resumed_sweep_measures_as_its_records(called: Called, tmp_path: Path):
     from tests.llm.test_held_out_rows import answers, write
 

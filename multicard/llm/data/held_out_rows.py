@@ -7,6 +7,7 @@ more.
 
 import json
 from collections.abc import Iterable, Sequence
+from math import ceil
 from random import Random
 from typing import Any, NamedTuple
 
@@ -60,10 +61,10 @@ def refusal(share: float, rows: int, trained: Sequence[Any], held_out: Sequence[
     if trained and held_out:
         return None
     lacking = "measure" if trained else "train"
-    remedy = "`dataset.split=0` holds none out"
+    remedy = "use `dataset.split=0`"
     if rows > 1:
-        possible = 0.5 if trained == [] else -(-100 // rows) / 100
-        remedy = f"use `dataset.split={possible:g}`, or give more rows; {remedy}"
+        possible = 0.5 if not trained else ceil(100 / rows) / 100
+        remedy = f"use `dataset.split={possible:g}`, or `dataset.split=0` to hold none out"
     return Refusal(
         "llm.split-empty",
         f"dataset.split={share:g}: leaves no row to {lacking} on, of {rows}; {remedy}",
