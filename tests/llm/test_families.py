@@ -184,7 +184,7 @@ def test_rows_of_which_the_last_answer_alone_is_learnt_are_counted_and_said(tmp_
     """Before the start, in a line, and in the record."""
     folder = folder_of(tmp_path / "model", FAMILIES["one that forgets"])
     rows = [CONVERSATION, conversation("One?", "Un."), CONVERSATION]
-    config = typed_llm(*words_of(folder, "dataset=chat", file_of(tmp_path, *rows), "batch_size=1"))
+    config = typed_llm(*words_of(folder, "dataset=chat", file_of(tmp_path, *rows), "batch_size=1", "dataset.split=0"))
     inputs = preflight.prepare(config)
     assert inputs.last_alone == 2 and all(row.keys() == {"pieces"} for row in inputs.rows or [])
     (notice,) = preflight.notices(config)

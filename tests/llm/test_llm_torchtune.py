@@ -87,7 +87,7 @@ def says(**said: str) -> dict[str, Any]:
 )
 def test_rows_in_the_columns_of_a_data_set(dataset: str, row: dict[str, Any], template: str | None, tmp_path: Path):
     (tmp_path / "rows.json").write_text(json.dumps([row] * 9))
-    words = (f"dataset={dataset}", f"dataset.data_files={tmp_path / 'rows.json'}")
+    words = (f"dataset={dataset}", f"dataset.data_files={tmp_path / 'rows.json'}", "dataset.split=0")
     assert typed_llm(*words).template_name == template and len(read(tmp_path / "run", *words)[1]) == 9
 
 

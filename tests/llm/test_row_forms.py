@@ -349,7 +349,8 @@ def pieces(row: Any, name: str = "pieces") -> list[tuple[str, bool]]:
     return [(piece["content"], piece["learnt"]) for piece in row[name]]
 
 
-CHAT, PREFERENCE = ("dataset=chat",), ("dataset=preference", "method=dpo")
+ALL = "dataset.split=0"  # of so few rows, each is to be looked at
+CHAT, PREFERENCE = ("dataset=chat", ALL), ("dataset=preference", "method=dpo", ALL)
 ALPACA, GRAMMAR, SLIMORCA = ("dataset=alpaca_cleaned",), ("dataset=grammar",), ("dataset=slimorca",)
 INSTRUCTED = {"instruction": "Q", "input": "", "output": "A"}
 PAIR = {"prompt": "Q", "chosen": "A", "rejected": "B"}
