@@ -42,7 +42,7 @@ def _fastest(ranking: Ranking, learned: Sequence[RankedSetting]) -> RankedSettin
     where there is none."""
     if ranking.runs[0]["stop_at_target"] or ranking.runs[0]["random_weights"]:
         return next(iter(learned), ranking.settings[0])  # the target says what is enough; such a loss is no model's
-    reached = [one for one in learned if one.accuracy is not None or one.loss is not None]
+    reached = [one for one in learned if one.learned]
     top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
     return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])
 

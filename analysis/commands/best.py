@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from analysis.runs import grouping
+from analysis.runs import grouping, quality
 from analysis.runs.columns import KINDS
 from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, PACE, of_setting
 from analysis.runs.load import Run
@@ -72,6 +72,7 @@ class Limits:
 class RankedSetting:
     """The repetitions of one setting with its figures (see `of_setting`).
 
+    learned: the figures that tell how well it learned.
     counted: those that `cost` is made of: of times the undisturbed ones.
     """
 
@@ -79,27 +80,28 @@ class RankedSetting:
     runs: list[Run]
     cost: float
     gpus: int
-    accuracy: float | None
-    loss: float | None
+    learned: quality.Learned
     counted: list[Run] = field(default_factory=list[Run])
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.learned.get(ACCURACY)
+
+    @property
+    def loss(self) -> float | None:
+        return self.learned.get(LOSS)
 
     @cached_property
     def costs(self) -> tuple[float | None, ...]:
-        """What is low in a good setting: the goal's figure, GPUs, money, errors (the loss where it has no accuracy)."""
-        error = self.loss if self.accuracy is None else -self.accuracy
-        return self.cost, self.gpus, of_setting(self.runs, COST), error
+        """What is low in a good setting: the goal's figure, GPUs, money, errors by the figure that tells best how well
+        it learned."""
+        return self.cost, self.gpus, of_setting(self.runs, COST), quality.best_error(self.learned)
 
 
 def did_as_much(a: RankedSetting, b: RankedSetting) -> bool:
     if grouping.trained(a.runs[0]) != grouping.trained(b.runs[0]):
         return False
     return grouping.unequal_samples(a.runs, b.runs) is None
-
-
-def learnt(runs: Sequence[Run], column: str) -> float | None:
-    """An accuracy or a loss of a setting; None where something forbids to compare it."""
-    forbidden = any(limits.forbidding(run.limits, Forbids.learning) for run in runs)
-    return None if forbidden else of_setting(runs, column)
 
 
 Told = Callable[[RankedSetting, RankedSetting], bool]
@@ -465,8 +467,7 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
         cost = of_setting(own, column)
         if cost:
             counted, ranks = grouping.counting(own, column), grouping.ranks(own[0])
-            accuracy, loss = (learnt(own, name) for name in (ACCURACY, LOSS))
-            settings.append(RankedSetting(cell, own, cost, ranks, accuracy, loss, counted))
+            settings.append(RankedSetting(cell, own, cost, ranks, quality.of(own), counted))
     settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0, of_setting(one.runs, "total_s") or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
     return Ranking(goal, column, work, runs, settings, keys, repeated)

@@ -33,7 +33,7 @@ from analysis.figures.vega import Figure, Spec, escaped, numbered
 from analysis.runs import details, grouping
 from analysis.runs.columns import KINDS, Kind
 from analysis.runs.details import REST
-from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, did_work_of, of_setting
+from analysis.runs.grouping import MEMORY, did_work_of, of_setting
 from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
@@ -53,7 +53,7 @@ PHASES = (*timing.PHASES, REST)
 RANKS = "ranks"
 MOST_TIMES = 5  # of the slowest setting's time, beyond which what others measured would squeeze it
 MOST_POINTS = 500  # settings of a trade-off
-AGAINST = (ACCURACY, LOSS, MEMORY, "energy_joules", COST)
+AGAINST = (*registry.LEARNED, MEMORY, "energy_joules", COST)
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
 FRONT = Message(
@@ -319,7 +319,7 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
         measured = [(one, own, of_setting(one.runs, measure)) for one, own in zip(shown, words, strict=True)]
         known = [(one, own, value) for one, own, value in measured if value is not None]
         lowest = [math.inf, *accumulate((value for *_, value in known), min)]  # of the faster settings
-        lowest = [0.0] * len(known) if measure in (ACCURACY, LOSS) else lowest  # which runs must tell apart
+        lowest = [0.0] * len(known) if measure in registry.LEARNED else lowest  # which runs must tell apart
         rows += [
             {
                 "measure": measure,

@@ -30,12 +30,12 @@ from multicard.measure import formulas, timing
 from multicard.messages import Message
 from multicard.records import text_table
 from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
-from multicard.records.figures import FIGURES
+from multicard.records.figures import FIGURES, LEARNED
 from multicard.records.output import Skipped
 from multicard.records.text_table import clean
 
 RESULT, SETTINGS, ABOUT = "Result", "Settings", "About the run"  # groups of columns
-FIRST = ("total_s", "test_accuracy", "loss_last_tenth")
+FIRST = ("total_s", *LEARNED)
 # Figures that are shown at first, the most telling ones first
 LISTED = sorted((figure.name for figure in FIGURES.values() if figure.listed), key=lambda name: name not in FIRST)
 SHOWN = (*LISTED, "energy_joules")

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from analysis.runs import grouping
+from analysis.runs import grouping, quality
 from analysis.runs.grouping import ACCURACY, LOSS, by_seed, is_exact, of_setting
 from analysis.runs.load import Run
 from analysis.stats import intervals
@@ -203,14 +203,19 @@ class RepeatedRuns:
         return low is not None and low <= (of_setting(runs, "chance_accuracy") or 0.0)  # early records lack it
 
     def more_accurate(self, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE) -> bool:
-        """True if `a` is more accurate by more than chance explains, or, without accuracies, has 1 % less loss, and
-        less by more than seeds differ, where several were measured."""
-        if of_setting(a, ACCURACY) is None or of_setting(b, ACCURACY) is None:
-            loss_a, loss_b = of_setting(a, LOSS), of_setting(b, LOSS)
-            if loss_a is None or loss_b is None or not is_one_loss(a[0], b[0]):
-                return False
-            is_known = loss_a > 0 and self.of_column(LOSS).of(a).repetitions > 0  # how losses of seeds differ
-            return is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))
+        """True if `a` learned better by the first figure of learning that both have: is more accurate by more than
+        chance explains, or has 1 % less loss, and less by more than seeds differ, where several were measured."""
+        column = quality.shared(quality.of(a), quality.of(b))
+        if column == ACCURACY:
+            return self._answers_better(a, b, confidence)
+        return column == LOSS and is_one_loss(a[0], b[0]) and self._has_less_loss(a, b, confidence)
+
+    def _has_less_loss(self, a: Sequence[Run], b: Sequence[Run], confidence: float) -> bool:
+        loss_a, loss_b = quality.of(a)[LOSS], quality.of(b)[LOSS]
+        is_known = loss_a > 0 and self.of_column(LOSS).of(a).repetitions > 0  # how losses of seeds differ
+        return is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))
+
+    def _answers_better(self, a: Sequence[Run], b: Sequence[Run], confidence: float) -> bool:
         spreads = self.of_column(ACCURACY).of(a), self.of_column(ACCURACY).of(b)
         counts = [len(by_seed(side)) for side in (a, b)]
         assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]

@@ -19,6 +19,13 @@ from multicard.records.text_table import clean, in_bytes, in_joules
 RECORDS: dict[str, type[Record]] = {record.kind: record for record in (VisionRecord, LlmRecord, ScriptRecord)}
 VISION, LLM, SCRIPT = ALL = tuple(RECORDS)
 BY_STEP = LLM, SCRIPT  # kinds whose losses are known step by step
+# By kind of run: the figures that tell how well it learned, the one that tells it best first
+LEARNING: Mapping[str, tuple[str, ...]] = {
+    VISION: ("test_accuracy",),
+    LLM: ("loss_last_tenth",),
+    SCRIPT: ("test_accuracy", "loss_last_tenth"),
+}
+LEARNED = tuple(dict.fromkeys(name for names in LEARNING.values() for name in names))  # of all kinds
 
 
 @dataclass(frozen=True)

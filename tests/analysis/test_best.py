@@ -92,13 +92,13 @@ def test_limits_hold_for_the_mean_of_a_setting(tmp_path: Path):
 def test_the_front_has_what_no_other_dominates_and_what_runs_tell_from_it():
     """Of cost and accuracy, where half a point is what runs tell apart."""
     figures = [(1.0, 0.970), (1.01, 0.969), (2.0, 0.974), (3.0, 0.978), (4.0, 0.974)]
-    first, *rest = settings = [RankedSetting((), [], cost, 1, share, None) for cost, share in figures]
+    first, *rest = settings = [RankedSetting((), [], cost, 1, {"test_accuracy": share}) for cost, share in figures]
 
     def told(a: RankedSetting, b: RankedSetting) -> bool:
         return a.cost < 0.9 * b.cost or (a.accuracy or 0.0) > (b.accuracy or 0.0) + 0.005
 
     assert front(settings, told) == [first, rest[2]]  # the third is no better as far as runs tell
-    unknown = [replace(setting, accuracy=None) for setting in settings]
+    unknown = [replace(setting, learned={}) for setting in settings]
     assert front(unknown, lambda a, b: a.cost < b.cost) == unknown[:1]
 
 

@@ -1,0 +1,38 @@
+"""How well a setting learned: the one place that says which figure tells it.
+
+Each kind of run has such figures (`multicard.records.figures.LEARNING`). Two settings are compared by the first that
+both have. Where something forbids to compare what a run learned, its setting has none.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from analysis.runs.grouping import of_setting
+from analysis.runs.load import Run
+from multicard.records import limits
+from multicard.records.figures import FIGURES, LEARNING
+from multicard.records.limits import Forbids
+
+Learned = Mapping[str, float]  # figures of learning by their columns, the one that says it best first
+
+
+def of(runs: Sequence[Run]) -> Learned:
+    """What a setting learned by its figures; empty where something forbids to compare it, or nothing tells it."""
+    if any(limits.forbidding(run.limits, Forbids.learning) for run in runs):
+        return {}
+    figures = {column: of_setting(runs, column) for column in LEARNING[runs[0]["kind"]]}
+    return {column: figure for column, figure in figures.items() if figure is not None}
+
+
+def shared(a: Learned, b: Learned) -> str | None:
+    """The figure by which two settings are compared: the first that both have."""
+    return next((column for column in a if column in b), None)
+
+
+def error(column: str, figure: float) -> float:
+    """A figure of learning as what is low in a setting that learned well."""
+    return -figure if FIGURES[column].better == "higher" else figure
+
+
+def best_error(learned: Learned) -> float | None:
+    """The error by the figure that says best how well a setting learned; None where nothing tells it."""
+    return next((error(column, figure) for column, figure in learned.items()), None)
