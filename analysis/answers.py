@@ -10,28 +10,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from analysis import recommended, rerun_commands
+from analysis import learned, recommended, rerun_commands
 from analysis.commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
 from analysis.recommended import REPETITIONS
 from analysis.runs import circumstances, details, grouping
 from analysis.runs.columns import KINDS, STEPS, Kind
 from analysis.runs.details import DetailedRun
-from analysis.runs.grouping import ACCURACY, MEMORY, of_setting
+from analysis.runs.grouping import MEMORY, of_setting
 from analysis.runs.load import Run
-from analysis.stats.between_runs import is_less
 from analysis.stats.intervals import faster, times
 from multicard.config import schema
 from multicard.config.job import count
-from multicard.config.roles import Role
 from multicard.measure.formulas import DOUBTFUL_EFFICIENCY
 from multicard.measure.repeated_runs import CONFIDENCE, MARGIN, Ratio
 from multicard.messages import Message
 from multicard.records import figures, limits
-from multicard.records.schema import ScriptRecord
 from multicard.records.text_table import capital, first_few
 
 ENERGY = "energy_joules"
-SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
 MOST_OTHERS = 3  # alternatives that are named
 BATCH_KEYS = {"batch_size", "global_batch_size"}  # no roles: what a step trains
 PHASES = {  # what a step's largest phase is called
@@ -272,30 +268,12 @@ class Answer:
     def _costs(self) -> Iterator[Message]:
         best, other = self.best, self.against
         if other is None or other is best:
-            if best.accuracy is not None:
-                said = f"{figures.text(ACCURACY, best.accuracy)} accuracy"
-                yield Message("answer.accuracy", said, accuracy=best.accuracy)
-            elif best.loss is not None:
-                yield Message("answer.loss", f"loss {best.loss:.3f}", loss=best.loss)
+            yield from learned.alone(best)
+            yield from learned.how_well_measured(best)
             return
-        has_accuracies = best.accuracy is not None and other.accuracy is not None
-        if best.accuracy is not None and other.accuracy is not None:
-            yield self._accuracy_beside(best.accuracy, other, other.accuracy)
-        if not did_as_much(best, other):
-            own, others = (grouping.trained(one.runs[0]) for one in (best, other))
-            unequal = grouping.unequal_samples(best.runs, other.runs)
-            if unequal is not None:
-                own, others = (f"{samples:,.0f} samples" for samples in unequal)
-            has_losses = best.loss is not None and other.loss is not None
-            reason = "loss not compared: " if has_losses and not has_accuracies else ""
-            said = f"{reason}trained on {own}, not {others}"
-            yield Message("answer.other-amounts", said, trained=own, other=others)
-        elif best.loss is not None and other.loss is not None and not (has_accuracies or self._has_other_loss):
-            yield self._loss_beside(best.loss, other, other.loss)
+        yield from learned.beside(self.ranking, best, other)
         yield from self._other_batch(other)
-        if best.runs[0]["kind"] == ScriptRecord.kind and best.accuracy is None and best.loss is None:
-            said = "how well it learns is not known: `multicard.log(loss=...)` tells"
-            yield Message("answer.learning-unknown", said)
+        yield from learned.how_well_measured(best, other)
         of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much(best, other) else ()
         for name, column in (("memory", MEMORY), *of_whole_runs):
             own, others = (of_setting(one.runs, column) for one in (best, other))
@@ -313,35 +291,6 @@ class Answer:
             own, others = differing
             said = f"a step trains {own:,.0f} samples or tokens, not {others:,.0f}"
             yield Message("answer.other-batch", said, step=own, other=others)
-
-    @property
-    def _has_other_loss(self) -> bool:
-        """True where both settings have losses of another kind, as DPO's with another beta."""
-        return any(Role.loss in schema.of(key) for key in self.apart)
-
-    def _accuracy_beside(self, accuracy: float, against: RankedSetting, other: float) -> Message:
-        """The accuracy of the best setting, beside that of the one that it is compared with."""
-        points = 100 * abs(accuracy - other)
-        about: dict[str, Any] = {"accuracy": accuracy, "other": other}
-        if self.ranking.more_accurate(self.best, against):
-            return Message("answer.more-accurate", f"{points:.1f} points more accurate ({accuracy:.1%})", **about)
-        if self.ranking.more_accurate(against, self.best):
-            return Message("answer.less-accurate", f"{points:.1f} points less accurate ({accuracy:.1%})", **about)
-        if points < SAME_POINTS:
-            return Message("answer.same-accuracy", f"same accuracy ({accuracy:.1%})", **about)
-        said = f"accuracy within noise ({accuracy:.1%}, not {other:.1%})"
-        return Message("answer.accuracy-within-noise", said, **about)
-
-    def _loss_beside(self, loss: float, against: RankedSetting, other: float) -> Message:
-        """The loss of the best setting, beside that of the one that it is compared with."""
-        about: dict[str, Any] = {"loss": loss, "other": other}
-        if self.ranking.more_accurate(self.best, against):
-            return Message("answer.lower-loss", f"a lower loss ({loss:.3f})", **about)
-        if self.ranking.more_accurate(against, self.best):
-            return Message("answer.higher-loss", f"a higher loss ({loss:.3f})", **about)
-        if is_less(loss, other) or is_less(other, loss):
-            return Message("answer.loss-within-noise", f"loss within noise ({loss:.3f}, not {other:.3f})", **about)
-        return Message("answer.same-loss", f"the same loss ({loss:.3f})", **about)
 
     @property
     def _enough(self) -> list[Message]:
@@ -419,11 +368,7 @@ class Answer:
     def _passed_over(self, setting: RankedSetting) -> list[Message]:
         if failings := list(recommended.failings(self.ranking, setting)):
             return failings
-        if setting.accuracy is not None and self.best.accuracy is not None:
-            points = 100 * (self.best.accuracy - setting.accuracy)
-            return [Message("answer.fewer-points", f"{points:.1f} points less accurate", points=points)]
-        said = f"a loss of {setting.loss:.3f} instead of {self.best.loss:.3f}"
-        return [Message("answer.greater-loss", said, loss=setting.loss, other=self.best.loss)]
+        return [learned.passed_over(setting, self.best)]
 
     @cached_property
     def _runs(self) -> list[DetailedRun]:

@@ -24,7 +24,7 @@ from multicard.machine import network
 from multicard.measure import timing
 from multicard.messages import Message, Refusal
 from multicard.records import figures, run_folder
-from multicard.records.figures import ALL, FIGURES, Figure
+from multicard.records.figures import ALL, FIGURES, LLM, VISION, Figure
 
 MOST_RUNS = 100  # in a panel
 NAME = "multicard"
@@ -66,7 +66,7 @@ def make(entity: str | None, project: str, dry_run: Path | None) -> str:
 def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
     """The keys of a figure in a run's summary, which kinds may call otherwise; raises ValueError without any."""
     figure = FIGURES.get(column)
-    found = [] if figure is None else [key for kind in kinds for key in figure.keys_of(kind)]
+    found = [] if figure is None else [key for kind in kinds for key in figure.summary_keys_of(kind)]
     if not found:
         runs = " or ".join(kinds)
         raise Refusal(
@@ -163,7 +163,10 @@ def sections() -> dict[str, Sequence[Panel]]:
         section: [measure(name) for name, figure in FIGURES.items() if section_of(figure) == section]
         for section in (FASTEST, LEARNING, MEMORY, ENERGY, PHASES)
     }
-    against = [points(column, "total_s", "vision") for column in (figures.LEARNING["vision"][0], "peak_memory_bytes")]
+    against = [
+        *(points(figures.LEARNING[kind][0], "total_s", kind) for kind in (VISION, LLM)),
+        points("peak_memory_bytes", "total_s", VISION),
+    ]
     scaling = [
         *(points(column, "gpus", "vision") for column in ("total_s", "trained_images_per_s", "step_s")),
         *(points(column, "gpus", "llm") for column in ("tokens_per_s", "step_s")),

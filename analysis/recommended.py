@@ -1,17 +1,18 @@
 """Which setting is recommended, and what it is compared with.
 
-Recommended is the fastest setting that learned and whose accuracy (of tuning: loss) runs do not tell from the best one
-reached. It is compared with the setting nearest to the defaults: what would have been run without measuring.
+Recommended is the fastest setting that learned and whose accuracy runs do not tell from the best one reached. Of tuning
+it is the loss on held-out rows, or, where none were held out, the training loss. It is compared with the setting
+nearest to the defaults: what would have been run without measuring.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 
 from analysis.commands.best import RankedSetting, Ranking
-from analysis.runs import grouping
+from analysis.runs import details, grouping
 from analysis.runs.columns import STEPS
 from analysis.runs.grouping import MEMORY, of_setting
-from analysis.stats.between_runs import is_less
+from analysis.runs.quality import is_less
 from multicard.config.job import count
 from multicard.measure.repeated_runs import Ratio, student_quantile
 from multicard.messages import Message
@@ -30,21 +31,28 @@ def of_ranking(ranking: Ranking) -> tuple[RankedSetting, RankedSetting | None, b
     Compared with is the best itself where nothing is faster than the defaults; None where no other setting learned.
     """
     learned = [one for one in ranking.settings if not any(failings(ranking, one))]
-    best = _smallest(ranking, _fastest(ranking, learned), learned)
+    good = _learned_best(ranking, learned)
+    best = _smallest(ranking, next(iter(good), ranking.settings[0]), good)
     against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)
     if against is best and not is_default:
         against = next((one for one in learned if one is not best), None)
     return best, against, is_default
 
 
-def _fastest(ranking: Ranking, learned: Sequence[RankedSetting]) -> RankedSetting:
-    """The fastest setting that learned and is not told to be less accurate than the most accurate one; the fastest
-    where there is none."""
-    if ranking.runs[0]["stop_at_target"] or ranking.runs[0]["random_weights"]:
-        return next(iter(learned), ranking.settings[0])  # the target says what is enough; such a loss is no model's
-    reached = [one for one in learned if one.learned]
-    top = min(reached, key=lambda one: one.costs[-1] or 0.0, default=ranking.settings[0])
-    return next((one for one in learned if not ranking.more_accurate(top, one)), ranking.settings[0])
+def _learned_best(ranking: Ranking, learned: Sequence[RankedSetting]) -> Sequence[RankedSetting]:
+    """Of the settings that learned those that are not told to be less accurate than the most accurate one; the fastest
+    first."""
+    scored = [one for one in learned if one.held_out_loss is not None]
+    if ranking.runs[0]["stop_at_target"]:
+        return learned  # the target says what is enough
+    if ranking.runs[0]["random_weights"] and not scored:
+        return learned  # such a training loss is no model's
+    reached = scored or [one for one in learned if one.learned]
+    groups = [reached] if reached else []
+    if scored:  # settings with other rows or other amounts of work are not compared: each group has a best one
+        groups = grouping.grouped(scored, ranking.comparable).values()
+    top = [min(own, key=lambda one: one.error or 0.0) for own in groups]
+    return [one for one in learned if not any(ranking.more_accurate(best, one) for best in top)]
 
 
 def _smallest(ranking: Ranking, best: RankedSetting, learned: Sequence[RankedSetting]) -> RankedSetting:
@@ -86,13 +94,19 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
         said = f"its accuracy of {setting.accuracy:.1%} is at chance level"
         yield Message("answer.at-chance", said, accuracy=setting.accuracy)
     first = of_setting(setting.runs, "loss_first")
-    if first is not None and setting.loss is not None and not is_less(setting.loss, first):
+    is_lower = first is None or setting.loss is None or is_less(setting.loss, first)
+    if not is_lower and not all(map(details.held_out_loss_fell, setting.runs)):
         said = f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
         yield Message("answer.loss-did-not-fall", said, first=first, last=setting.loss)
     if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
-        target = setting.runs[0]["target_accuracy"]
-        said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
-        yield Message("answer.missed-target", said, target=target)
+        run = setting.runs[0]
+        target = run["target_accuracy"]
+        if target is None:
+            said = f"it missed the target loss of {figures.text('target_loss', run['target_loss'])}"
+            yield Message("answer.missed-target-loss", said, target=run["target_loss"])
+        else:
+            said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
+            yield Message("answer.missed-target", said, target=target)
     steps_of_runs = [int(run["steps"] or 0) for run in setting.runs]
     steps, most_steps = min(steps_of_runs), max(steps_of_runs)
     is_whole_script = setting.runs[0]["kind"] == ScriptRecord.kind and setting.runs[0][STEPS] is None

@@ -17,7 +17,8 @@ from analysis.claims.measures import Measure
 from analysis.runs import grouping
 from analysis.runs.grouping import ACCURACY, LEFT_OUT
 from analysis.runs.load import Run
-from analysis.stats.between_runs import LOSS_APART, RepeatedRuns, is_less
+from analysis.runs.quality import LOSS_APART, is_less
+from analysis.stats.between_runs import RepeatedRuns
 from multicard.messages import Message
 from multicard.records import steps
 from multicard.records.limits import Forbids

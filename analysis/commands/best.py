@@ -2,13 +2,13 @@
 
 Without a goal, the recommendation comes first, and settings are ranked by time. Figures are of the whole run: the mean
 over a setting's repetitions, of memory the maximum. Limits hold for these, not for single runs. Settings of the
-trade-off front are those that no other dominates in the goal, GPUs, accuracy (for tuning: loss) and cost (where GPUs
-have a price). Ties with the best are not on it.
+trade-off front are those that no other dominates in the goal, GPUs, accuracy (for tuning: held-out loss, else that of
+training) and cost (where GPUs have a price). Ties with the best are not on it.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from analysis.runs import grouping, quality
 from analysis.runs.columns import KINDS
-from analysis.runs.grouping import ACCURACY, LOSS, MEMORY, PACE, of_setting
+from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS, MEMORY, PACE, of_setting
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
 from analysis.stats.intervals import bonferroni
@@ -88,14 +88,23 @@ class RankedSetting:
         return self.learned.get(ACCURACY)
 
     @property
+    def held_out_loss(self) -> float | None:
+        return self.learned.get(HELD_OUT)
+
+    @property
     def loss(self) -> float | None:
+        """The training loss."""
         return self.learned.get(LOSS)
 
     @cached_property
     def costs(self) -> tuple[float | None, ...]:
-        """What is low in a good setting: the goal's figure, GPUs, money, errors by the figure that tells best how well
-        it learned."""
-        return self.cost, self.gpus, of_setting(self.runs, COST), quality.best_error(self.learned)
+        """What is low in a good setting beside its errors: the goal's figure, GPUs and money."""
+        return self.cost, self.gpus, of_setting(self.runs, COST)
+
+    @property
+    def error(self) -> float | None:
+        """Its errors, by the figure that tells best how well it learned."""
+        return quality.best_error(self.learned)
 
 
 def did_as_much(a: RankedSetting, b: RankedSetting) -> bool:
@@ -124,6 +133,9 @@ def front(settings: Sequence[RankedSetting], told: Told) -> list[RankedSetting]:
 
 def _dominates(a: RankedSetting, b: RankedSetting) -> bool:
     pairs = [(own, other) for own, other in zip(a.costs, b.costs, strict=True) if own is not None and other is not None]
+    learned = quality.shared(a.learned, b.learned)
+    if learned is not None:
+        pairs.append((quality.error(learned, a.learned[learned]), quality.error(learned, b.learned[learned])))
     return all(own <= other for own, other in pairs) and any(own < other for own, other in pairs)
 
 
@@ -191,6 +203,11 @@ class Ranking:
         ratio = self.repeated.ratio(self.column, a.runs, b.runs)
         return ratio.verdict(MARGIN, self.confidence) == WITHIN
 
+    def comparable(self, setting: RankedSetting) -> tuple[Hashable, ...]:
+        """Equal of settings whose held-out losses are compared: by rows, amount of work, and what a loss counts."""
+        first, scored = setting.runs[0], self.repeated.held_out.of(setting.runs)
+        return scored and scored.rows, grouping.trained(first), quality.kind_of_loss(first)
+
     def more_accurate(self, a: RankedSetting, b: RankedSetting) -> bool:
         return did_as_much(a, b) and self.repeated.more_accurate(a.runs, b.runs, self.confidence)
 
@@ -202,17 +219,26 @@ class Ranking:
         return grouping.label(setting.cell, self.keys) or "the only setting"
 
     def figures(self, setting: RankedSetting) -> str:
-        accuracy = f"{setting.accuracy:.1%}" if setting.accuracy is not None else ""
-        loss = f"loss {setting.loss:.3f}" if setting.loss is not None and not accuracy else ""
+        parts = [_text(self.goal, setting.cost) + self.paced]
+        if setting.accuracy is not None:
+            parts.append(f"{setting.accuracy:.1%}")
+        elif setting.held_out_loss is not None:
+            parts.append(f"held-out loss {setting.held_out_loss:.3f}")
+        elif setting.loss is not None:
+            parts.append(f"loss {setting.loss:.3f}")
         n = len(setting.counted)
-        repetitions = f"n={n}" if n > 1 else ""
-        return ", ".join(filter(None, (_text(self.goal, setting.cost) + self.paced, accuracy, loss, repetitions)))
+        if n > 1:
+            parts.append(f"n={n}")
+        return ", ".join(parts)
 
     @property
     def sentences(self) -> list[Message]:
         """What the best setting is, and which runs do not tell from it."""
         title = "Fastest" if self.goal == "time" else f"Least {self.goal}"
         best = self.best
+        about: dict[str, Any] = {"accuracy": best.accuracy, "loss": best.loss}
+        if best.held_out_loss is not None:
+            about["held_out_loss"] = best.held_out_loss
         lines = [
             Message(
                 "best.first",
@@ -221,8 +247,7 @@ class Ranking:
                 setting=grouping.label(best.cell, self.keys),
                 figure=best.cost,
                 column=self.column,
-                accuracy=best.accuracy,
-                loss=best.loss,
+                **about,
                 n=len(best.counted),
                 marks=grouping.marks(best.counted),
             )
@@ -260,6 +285,7 @@ class Ranking:
                 for goal, each in others.items()
             ),
             Column("accuracy", ACCURACY, [one.accuracy for one in own]),
+            Column("held-out loss", HELD_OUT, [one.held_out_loss for one in own], "{:.3f}".format),
             Column("loss", LOSS, [one.loss for one in own], "{:.3f}".format),
             Column("n", "n", [len(one.counted) for one in own], written=texts),
             Column("front", "front", [one in self.front for one in own], _yes),
@@ -468,6 +494,6 @@ def _ranking(runs: list[Run], goal: str, work: str, repeated: RepeatedRuns, mix:
         if cost:
             counted, ranks = grouping.counting(own, column), grouping.ranks(own[0])
             settings.append(RankedSetting(cell, own, cost, ranks, quality.of(own), counted))
-    settings.sort(key=lambda one: (one.cost, one.gpus, one.costs[-1] or 0.0, of_setting(one.runs, "total_s") or 0.0))
+    settings.sort(key=lambda one: (one.cost, one.gpus, one.error or 0.0, of_setting(one.runs, "total_s") or 0.0))
     keys = grouping.apart([dict(setting.cell) for setting in settings], setting_columns)
     return Ranking(goal, column, work, runs, settings, keys, repeated)

@@ -1,4 +1,4 @@
-"""What each swept setting gains alone, in time and accuracy: a bar for the best level of each axis."""
+"""What each swept setting gains alone, in time and in what it learns: a bar for the best level of each axis."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from typing import Any
 
 import altair as alt
 
-from analysis.commands.best import Ranking, known_rankings
+from analysis.commands.best import RankedSetting, Ranking, known_rankings
 from analysis.figures.charts import LINE, WIDTH
 from analysis.figures.setting_charts import MOST_SERIES, SettingGroup
 from analysis.figures.vega import Figure, layered, numbered
-from analysis.runs import circumstances, grouping
-from analysis.runs.grouping import ACCURACY, of_setting
+from analysis.runs import circumstances, grouping, quality
+from analysis.runs.grouping import ACCURACY, HELD_OUT, of_setting
 from analysis.runs.load import Run
 from analysis.stats import effects
 from analysis.stats.between_runs import REMEDY
@@ -25,10 +25,12 @@ from multicard.messages import Message
 
 ROW = 48  # points, of a bar and its name of three lines
 TIME = "total_s"
-SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01}  # bounds within which an interval says that nothing changes
+# Bounds within which an interval says that nothing changes
+SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01, HELD_OUT: quality.LOSS_APART}
 LEAST_REACH = 2  # of an axis, in such bounds, so that settings that are alike look so
 TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-AXES = {TIME: "times as fast", ACCURACY: "points of accuracy"}
+AXES = {TIME: "times as fast", ACCURACY: "points of accuracy", HELD_OUT: "% less held-out loss"}
+IN_WORDS = {TIME: "time", ACCURACY: "accuracy", HELD_OUT: "held-out loss"}
 HOW = Message(
     "figure.effects-are-means",
     "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: may be no gain",
@@ -43,26 +45,39 @@ UNREPEATED = Message(
 
 @dataclass(frozen=True)
 class WhatMatters:
-    """The effects of a work's axes on its time (their logarithms), or on its accuracy."""
+    """The effects of a work's axes on its time or its held-out loss (their logarithms), or on its accuracy."""
 
     ranking: Ranking
     measure: str
 
     @cached_property
     def points(self) -> list[Point]:
-        is_time, made = self.measure == TIME, list[Point]()
+        is_time, is_accuracy, made = self.measure == TIME, self.measure == ACCURACY, list[Point]()
         column = self.ranking.column if is_time else self.measure
-        spreads = self.ranking.repeated.of_column(column)
-        for one in self.ranking.settings:
+        repeated = self.ranking.repeated
+        spreads = repeated.of_column(column)
+        for one in self._settings:
             value = of_setting(one.runs, column)
-            if value is not None and (value > 0 or not is_time):
+            if value is not None and (value > 0 or is_accuracy):
                 levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
                 counted = grouping.counting(one.runs, column)
                 n = len(counted if is_time else grouping.by_seed(counted))
                 spread = spreads.of(counted)
-                usual = spread if is_time and not spread.repetitions else None
-                made.append(Point(levels, -math.log(value) if is_time else value, n, spread, usual))
+                usual = None if is_accuracy or spread.repetitions else spread
+                rows = repeated.held_out.of(one.runs) if self.measure == HELD_OUT else None
+                made.append(Point(levels, value if is_accuracy else -math.log(value), n, spread, usual, rows))
         return made
+
+    @property
+    def _settings(self) -> Sequence[RankedSetting]:
+        """The settings that are compared: of held-out losses the most that were evaluated on the same rows after as
+        much work."""
+        if self.measure != HELD_OUT:
+            return self.ranking.settings
+        scored = [one for one in self.ranking.settings if one.held_out_loss is not None]
+        groups = grouping.grouped(scored, self.ranking.comparable)
+        with_rows = [own for (rows, *_), own in groups.items() if rows is not None]
+        return max(with_rows, key=len, default=[])
 
     @property
     def is_repeated(self) -> bool:
@@ -88,7 +103,7 @@ class WhatMatters:
         change = self.change(found.effect)
         gains = {f"{self._names[found.axis]}={grouping.typed(at)}": gain for at, gain in found.gains.items()}
         said = [f"{self._gain(gain)} with {setting}" for setting, gain in gains.items()]
-        unit = math.exp if self.measure == TIME else float
+        unit = float if self.measure == ACCURACY else math.exp
         shown = {setting: unit(gain) for setting, gain in gains.items()}
         return Message("figure.interaction", f"{change}: {', but '.join(said)}", change=change, gains=shown)
 
@@ -130,13 +145,16 @@ class WhatMatters:
     def _gain(self, gain: float) -> str:
         if self.measure == ACCURACY:
             return f"{100 * max(-1.0, min(1.0, gain)):+.1f} points"
+        if self.measure == HELD_OUT:
+            return f"{-_percent_less(gain):+.1f}% held-out loss"
         return faster(math.exp(gain))
 
     def figure(self, name: str) -> Figure:
         group = SettingGroup(
             {str(one.cell): one.runs for one in self.ranking.settings}, self.ranking.keys, work=self.ranking.work
         )
-        unit = math.exp if self.measure == TIME else (100.0).__mul__
+        units = {TIME: math.exp, ACCURACY: (100.0).__mul__, HELD_OUT: _percent_less}
+        unit = units[self.measure]
         rows = [
             {"change": self.change(best), "gain": self.gain(best), "pairs": best.blocks, "told": best.gain.is_told}
             | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
@@ -167,13 +185,18 @@ class WhatMatters:
         chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
         notes = [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
         notes += self.doubts if self.measure == TIME else []
-        title = f"What each setting gains in {'time' if self.measure == TIME else 'accuracy'}, all else equal"
+        title = f"What each setting gains in {IN_WORDS[self.measure]}, all else equal"
         timed = [one.runs for one in self.ranking.settings] if self.measure == TIME else None
         return group.figure(name, chart, rows, title, notes, timed)
 
 
+def _percent_less(gain: float) -> float:
+    """By how much a loss is lower, in percent of it, from the difference of its logarithms."""
+    return -100 * math.expm1(-gain)
+
+
 def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:
-    """The effects in each work, in their order, on time and on accuracy; none where none differ in one axis."""
+    """The effects in each work, in their order, on time and on what it learned; none where none differ in one axis."""
     found = (WhatMatters(ranking, measure) for ranking in rankings for measure in AXES)
     return [one for one in found if one.by_axis]
 

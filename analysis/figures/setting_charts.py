@@ -30,10 +30,10 @@ from analysis.figures.charts import (
 )
 from analysis.figures.experiment_charts import CURVES, MARGIN, loss_gaps
 from analysis.figures.vega import Figure, Spec, escaped, numbered
-from analysis.runs import details, grouping
+from analysis.runs import details, grouping, quality
 from analysis.runs.columns import KINDS, Kind
 from analysis.runs.details import REST
-from analysis.runs.grouping import MEMORY, did_work_of, of_setting
+from analysis.runs.grouping import HELD_OUT, MEMORY, did_work_of, of_setting
 from analysis.runs.load import Run
 from multicard.config import schema
 from multicard.config.job import count
@@ -53,12 +53,12 @@ PHASES = (*timing.PHASES, REST)
 RANKS = "ranks"
 MOST_TIMES = 5  # of the slowest setting's time, beyond which what others measured would squeeze it
 MOST_POINTS = 500  # settings of a trade-off
-AGAINST = (*registry.LEARNED, MEMORY, "energy_joules", COST)
+AGAINST = (MEMORY, "energy_joules", COST)  # beside what was learned
 CHOSEN = "chosen"  # the selection of points, by which a page filters its tables
 MOST_NAMED = 6  # settings of the front that are named below the chart
 FRONT = Message(
     "figure.front-numbered",
-    "Numbered: the front in time, ranks and accuracy; faint: others are as good or better in both axes",
+    "Numbered: the front in time, ranks and accuracy or loss; faint: others are as good or better in both axes",
 )
 
 
@@ -163,7 +163,7 @@ def groups(
 
 
 def losses(runs: Sequence[Run]) -> list[Figure]:
-    """Training loss and test accuracy by epoch; of tuning runs the loss by step, in windows."""
+    """Training loss and test accuracy by epoch; of tuning runs the loss by step, in windows, and of held-out rows."""
     figures = []
 
     def has_curve(own: list[Run]) -> bool:
@@ -174,6 +174,10 @@ def losses(runs: Sequence[Run]) -> list[Figure]:
         if x == "step":
             title = "Training loss by step"
             rows = list(_curve_rows(group, "train_loss", x, lambda run, _: details.window_losses(run, WINDOWS)))
+            held_out = list(_curve_rows(group, HELD_OUT, x, lambda run, _: details.held_out_losses(run)))
+            if held_out:
+                title = "Training loss and held-out loss by step"
+            rows += held_out
         else:
             title = "Training loss and test accuracy by epoch"
             rows = [row for one in CURVES for row in _curve_rows(group, one, x, details.epoch_values)]
@@ -315,7 +319,8 @@ def trade_off_of(ranking: Ranking, name: str) -> Figure | None:
     time_title = f"time{ranking.paced} ({time.name})" if ranking.is_at_pace else captions.axis(ranking.column, time)
     places = {id(one): number for number, one in enumerate(ranking.front, 1)}
     rows = list[Row]()
-    for measure in (MEMORY,) if ranking.is_at_pace else AGAINST:  # the others are of different amounts
+    against = (*quality.to_draw(one.learned for one in shown), *AGAINST)
+    for measure in (MEMORY,) if ranking.is_at_pace else against:  # the others are of different amounts
         measured = [(one, own, of_setting(one.runs, measure)) for one, own in zip(shown, words, strict=True)]
         known = [(one, own, value) for one, own, value in measured if value is not None]
         lowest = [math.inf, *accumulate((value for *_, value in known), min)]  # of the faster settings

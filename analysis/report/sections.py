@@ -28,7 +28,7 @@ from analysis.report.blocks import (
 )
 from analysis.runs import grouping
 from analysis.runs.details import DetailedRun
-from analysis.runs.grouping import ACCURACY
+from analysis.runs.grouping import ACCURACY, HELD_OUT
 from analysis.runs.load import Run
 from analysis.table_columns import Column
 from multicard.config.job import count
@@ -89,10 +89,14 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
 
 # ---- What each setting gains, alone and together
 
-MOST_EFFECTS = 4  # plots: time and accuracy of two workloads
+MOST_EFFECTS = 4  # plots: time, and what was learned, of two workloads
 MOST_PLOTS = 2  # of a subsection
 MOST_COMMANDS = 20  # that a figure names
 NO_GAIN = Message("report.no-gain-in-accuracy", "Accuracy: no setting changes it by more than chance explains.")
+NO_LOWER_LOSS = Message(
+    "report.no-gain-in-held-out-loss", "Held-out loss: no setting changes it by more than rows and seeds explain."
+)
+NO_GAINS = {ACCURACY: NO_GAIN, HELD_OUT: NO_LOWER_LOSS}
 QUESTION_OF_EFFECTS = Message("report.question-of-effects", "What does each setting gain alone, everything else equal?")
 QUESTION_OF_EFFICIENCY = Message(
     "report.question-of-efficiency", "What does each setting gain, where does its time go, and what does it take?"
@@ -100,12 +104,12 @@ QUESTION_OF_EFFICIENCY = Message(
 
 
 def of_effects(rankings: Sequence[Ranking]) -> Section:
-    """A chart of each workload's time, and one of its accuracy where something changes that; all gains as a table."""
+    """A chart of each workload's time, and one of what it learned where something changes that, and a table."""
     blocks: list[Block] = []
     found = what_matters(rankings)
     for index, one in enumerate(found[:MOST_EFFECTS]):
-        if one.measure == ACCURACY and not any(effects[0].gain.is_told for effects in one.by_axis):
-            blocks.append(Paragraph(NO_GAIN, quiet=True))
+        if one.measure in NO_GAINS and not any(effects[0].gain.is_told for effects in one.by_axis):
+            blocks.append(Paragraph(NO_GAINS[one.measure], quiet=True))
             continue
         rows = [[one.change(each), one.gain(each), str(each.blocks)] for own in one.by_axis for each in own]
         gains = PlainTable("", ["changed", "gain", "pairs of settings"], rows, wraps=True)

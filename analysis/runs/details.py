@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.runs.load import Run
+from analysis.runs.quality import is_less
 from multicard.measure.timing import PHASES
 from multicard.records.schema import AnyRecord, VisionEpoch, VisionRecord
 from multicard.records.schema_environment import Environment
@@ -60,6 +61,19 @@ def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
     """Each epoch, from 1, that has the measure, with its value."""
     known = [(epoch.epoch, getattr(epoch, measure, None)) for epoch in run.record().epochs]
     return [(number + 1, value) for number, value in known if number is not None and value is not None]
+
+
+def held_out_losses(run: Run) -> list[tuple[int, float]]:
+    """The loss of each evaluation of a tuning run's held-out rows, by the steps that it had taken."""
+    held_out = getattr(run.record(), "held_out", None)
+    evaluations = held_out.evaluations if held_out is not None else []
+    return [(one.step, one.loss) for one in evaluations if one.step is not None and one.loss is not None]
+
+
+def held_out_loss_fell(run: Run) -> bool:
+    """True where a run's held-out loss ended lower, by more than losses count as equal, than it was at first."""
+    losses = [loss for _, loss in held_out_losses(run)]
+    return len(losses) > 1 and is_less(losses[-1], losses[0])
 
 
 def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:

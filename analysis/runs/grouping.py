@@ -24,7 +24,8 @@ from multicard.records.schema import ScriptRecord
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
-ACCURACY, MEMORY, LOSS, PACE = "test_accuracy", "peak_memory_bytes", "loss_last_tenth", "pace_s"
+ACCURACY, HELD_OUT, LOSS = "test_accuracy", "held_out_loss", "loss_last_tenth"
+MEMORY, PACE = "peak_memory_bytes", "pace_s"
 REPEATED = "seed"
 # A run's share of its machine: threads of a rank, or of all ranks, and whether other runs shared it
 CORES, ALL_CORES = ("threads", "beside_others"), (ALL_THREADS, "beside_others")

@@ -4,14 +4,18 @@ Each kind of run has such figures (`multicard.records.figures.LEARNING`). Two se
 both have. Where something forbids to compare what a run learned, its setting has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from analysis.runs.grouping import of_setting
+from analysis.runs.grouping import HELD_OUT, LOSS, of_setting
 from analysis.runs.load import Run
+from multicard.config import schema
+from multicard.config.roles import Role
 from multicard.records import limits
-from multicard.records.figures import FIGURES, LEARNING
+from multicard.records.figures import FIGURES, LEARNED, LEARNING
 from multicard.records.limits import Forbids
 
+LOSS_APART = 0.01  # relative difference below which two losses count as equal
 Learned = Mapping[str, float]  # figures of learning by their columns, the one that says it best first
 
 
@@ -36,3 +40,21 @@ def error(column: str, figure: float) -> float:
 def best_error(learned: Learned) -> float | None:
     """The error by the figure that says best how well a setting learned; None where nothing tells it."""
     return next((error(column, figure) for column, figure in learned.items()), None)
+
+
+def to_draw(settings: Iterable[Learned]) -> list[str]:
+    """The figures of learning that charts of some settings draw: no training loss where rows were held out."""
+    known = {column for learned in settings for column in learned}
+    if HELD_OUT in known:
+        known.discard(LOSS)
+    return [column for column in LEARNED if column in known]
+
+
+def kind_of_loss(run: Run) -> tuple[Any, ...]:
+    """What a run's losses count: equal of runs whose losses can be compared."""
+    return tuple(run[key] for key in schema.keys(Role.loss))
+
+
+def is_less(loss: float, other: float) -> bool:
+    """True if a loss, which may be below 0, is less than another by over `LOSS_APART`."""
+    return other - loss > LOSS_APART * abs(other)

@@ -14,13 +14,12 @@ from statistics import fmean
 import numpy as np
 
 from analysis.runs import grouping, quality
-from analysis.runs.grouping import ACCURACY, LOSS, by_seed, is_exact, of_setting
+from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS, by_seed, is_exact, of_setting
 from analysis.runs.load import Run
 from analysis.stats import intervals
+from analysis.stats.held_out import HeldOutRows, variance_over_rows
 from analysis.stats.intervals import Interval
-from multicard.config import schema
 from multicard.config.job import count
-from multicard.config.roles import Role
 from multicard.measure import noise
 from multicard.measure.noise import Noise, Spread, Term, Values
 from multicard.measure.repeated_runs import (
@@ -38,7 +37,7 @@ from multicard.records import figures
 from multicard.records.text_table import clean
 
 PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
-LOSS_APART = 0.01  # relative difference below which two losses count as equal
+PRIOR_HELD_OUT_SD = 0.002  # of the logarithm of their held-out loss
 REMEDY = Message(  # where nothing was repeated
     "spread.repeat", "`repeat=3` (accuracies, losses: `seed=0,1,2`) shows how runs differ"
 )
@@ -46,7 +45,7 @@ REMEDY = Message(  # where nothing was repeated
 
 def is_one_loss(a: Run, b: Run) -> bool:
     """True for runs whose losses count the same, and so can be compared."""
-    return all(a[key] == b[key] for key in schema.keys(Role.loss))
+    return quality.kind_of_loss(a) == quality.kind_of_loss(b)
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,7 @@ class RepeatedRuns:
     def __init__(self, *sweeps: Sequence[Run]) -> None:
         self._sweeps = sweeps
         self._by_column: dict[str, Machines] = {}
+        self.held_out = HeldOutRows()
 
     @cached_property
     def settings(self) -> list[list[Run]]:
@@ -195,7 +195,30 @@ class RepeatedRuns:
         a, b = grouping.counting(a, column), grouping.counting(b, column)
         machines, of_seeds = self.of_column(column), figures.of_column(column).of_seeds
         values = [[fmean(run[column] for run in same) for same in by_seed(runs, of_seeds)] for runs in (a, b)]
-        return of_values(values[0], values[1], (machines.of(a), machines.of(b)))
+        spreads = machines.of(a), machines.of(b)
+        ratio = of_values(values[0], values[1], spreads)
+        if column != HELD_OUT:
+            return ratio
+        counts = len(values[0]), len(values[1])
+        assumed = [Term(PRIOR_HELD_OUT_SD**2 * sum(1 / count for count in counts), math.inf)]
+        return self._over_rows(ratio, a, b, variance_between(spreads, *counts) or assumed)
+
+    def _over_rows(self, ratio: Ratio, a: Sequence[Run], b: Sequence[Run], between: Sequence[Term]) -> Ratio:
+        """A ratio of held-out losses with its error over seeds and over the rows; without an error where the settings
+        have other rows."""
+        rows_a, rows_b = self.held_out.of(a), self.held_out.of(b)
+        over_rows = None
+        if rows_a is not None and rows_b is not None:
+            over_rows = variance_over_rows([(1.0, rows_b), (-1.0, rows_a)])
+        if over_rows is None:
+            return Ratio(ratio.ratio, None, 0, False)
+        total = combined([*between, over_rows])
+        return Ratio(ratio.ratio, math.sqrt(total.variance), total.degrees, ratio.repeated)
+
+    def have_same_rows(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
+        """True for settings that were evaluated on the same held-out rows."""
+        rows_a, rows_b = self.held_out.of(a), self.held_out.of(b)
+        return rows_a is not None and rows_b is not None and rows_a.rows == rows_b.rows
 
     def at_chance(self, runs: Sequence[Run]) -> bool:
         """True if the accuracy of a setting is not told from that of always answering the most frequent class."""
@@ -204,16 +227,22 @@ class RepeatedRuns:
 
     def more_accurate(self, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE) -> bool:
         """True if `a` learned better by the first figure of learning that both have: is more accurate by more than
-        chance explains, or has 1 % less loss, and less by more than seeds differ, where several were measured."""
+        chance explains, has less held-out loss by more than rows and seeds differ, or has 1 % less training loss, and
+        less by more than seeds differ, where several were measured."""
         column = quality.shared(quality.of(a), quality.of(b))
         if column == ACCURACY:
             return self._answers_better(a, b, confidence)
-        return column == LOSS and is_one_loss(a[0], b[0]) and self._has_less_loss(a, b, confidence)
+        if column is None or not is_one_loss(a[0], b[0]):
+            return False
+        if column == HELD_OUT:
+            is_comparable = min(quality.of(a)[column], quality.of(b)[column]) > 0 and self.have_same_rows(a, b)
+            return is_comparable and self.cheaper(column, a, b, confidence)
+        return self._has_less_loss(a, b, confidence)
 
     def _has_less_loss(self, a: Sequence[Run], b: Sequence[Run], confidence: float) -> bool:
         loss_a, loss_b = quality.of(a)[LOSS], quality.of(b)[LOSS]
         is_known = loss_a > 0 and self.of_column(LOSS).of(a).repetitions > 0  # how losses of seeds differ
-        return is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))
+        return quality.is_less(loss_a, loss_b) and (not is_known or self.cheaper(LOSS, a, b, confidence))
 
     def _answers_better(self, a: Sequence[Run], b: Sequence[Run], confidence: float) -> bool:
         spreads = self.of_column(ACCURACY).of(a), self.of_column(ACCURACY).of(b)
@@ -226,12 +255,9 @@ class RepeatedRuns:
 
 def _prior_of(column: str) -> Prior:
     """Of a logarithm: losses differ alike on all machines, times do not."""
+    if column == HELD_OUT:
+        return PRIOR_HELD_OUT_SD
     return timed_prior if column != LOSS else noise.prior_sd(on_cpu=False)
-
-
-def is_less(loss: float, other: float) -> bool:
-    """True if a loss, which may be below 0, is less than another by over `LOSS_APART`."""
-    return other - loss > LOSS_APART * abs(other)
 
 
 def log(value: float) -> float | None:

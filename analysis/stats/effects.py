@@ -7,6 +7,9 @@ section 3.5; randomised blocks, chapter 4). Blocks count alike, so that a grid w
 
 Where nothing was repeated, σ² is what a sum of effects leaves unexplained (section 6.5): interactions count as noise.
 What is usual for the kind of machine is beside it, as where single runs of two settings are compared.
+
+Losses on held-out rows are compared row by row (`analysis.stats.held_out`): the variance of a contrast over the rows is
+added.
 """
 
 import math
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.stats.held_out import ScoredRows, variance_over_rows
 from analysis.stats.intervals import Interval, bonferroni
 from multicard.measure.repeated_runs import MOST_LOG, Spread, Term, combined, student_quantile
 
@@ -29,6 +33,7 @@ class Point:
 
     value: its mean, on a scale on which differences count and more is better: -log of seconds. spread: on that scale.
     usual: the spread of runs on such machines, before any was repeated; None where that is not known.
+    rows: the held-out rows whose loss the value is -log of, the same of all points; None of other figures.
     """
 
     levels: Levels
@@ -36,6 +41,7 @@ class Point:
     runs: int
     spread: Spread
     usual: Spread | None = None
+    rows: ScoredRows | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,14 @@ def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interv
     if not all(spread.freedom for spread in spreads):
         return Interval(estimate, None, None)
     shares = {one: math.fsum(w**2 / point.runs for w, point in parts if point.spread == one) for one in spreads}
-    total = combined([Term(spread.variance * share, spread.term.degrees) for spread, share in shares.items()])
+    terms = [Term(spread.variance * share, spread.term.degrees) for spread, share in shares.items()]
+    scored = [(weight, point.rows) for weight, point in parts if point.rows is not None]
+    if scored:
+        over_rows = variance_over_rows(scored)
+        if over_rows is None:  # a single row does not show how rows differ
+            return Interval(estimate, None, None)
+        terms.append(over_rows)
+    total = combined(terms)
     half = min(student_quantile(confidence, total.degrees) * math.sqrt(total.variance), MOST_LOG)
     return Interval(estimate, estimate - half, estimate + half)
 

@@ -22,7 +22,7 @@ BY_STEP = LLM, SCRIPT  # kinds whose losses are known step by step
 # By kind of run: the figures that tell how well it learned, the one that tells it best first
 LEARNING: Mapping[str, tuple[str, ...]] = {
     VISION: ("test_accuracy",),
-    LLM: ("loss_last_tenth",),
+    LLM: ("held_out_loss", "loss_last_tenth"),  # the training loss says little of rows that were not trained on
     SCRIPT: ("test_accuracy", "loss_last_tenth"),
 }
 LEARNED = tuple(dict.fromkeys(name for names in LEARNING.values() for name in names))  # of all kinds
@@ -87,6 +87,7 @@ class Figure:
     listed: whether it is among the first columns of `list` and of the report.
     at_end: the kinds of runs whose table at the end of a command has it.
     keys: by kind of run, the keys of result.json that a derived figure is made of.
+    in_summary: its key in W&B's summary, where result.json has it in a list.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Figure:
     listed: bool = False
     at_end: tuple[str, ...] = ()
     keys: Mapping[str, tuple[str, ...]] | None = None
+    in_summary: str = ""
 
     def value(self, record: Record) -> Any:
         """The figure of a record; None where it has none."""
@@ -122,11 +124,16 @@ class Figure:
         return text(self.name, self.value(record))
 
     def keys_of(self, kind: str) -> tuple[str, ...]:
-        """The keys of result.json, and of W&B's summary, that have the figure in a run of this kind."""
+        """The keys of result.json that have the figure in a run of this kind."""
         if self.keys is not None:
             return self.keys.get(kind, ())
         key = (self.place or self.name).replace("steps.", f"{RECORDS[kind].steps_key}.", 1)
         return (key,) if key in numbers(RECORDS[kind]) else ()
+
+    def summary_keys_of(self, kind: str) -> tuple[str, ...]:
+        """The keys of W&B's summary that have the figure in a run of this kind."""
+        keys = self.keys_of(kind)
+        return (self.in_summary,) if keys and self.in_summary else keys
 
     @property
     def sentence(self) -> str:
@@ -162,7 +169,7 @@ FIGURES = {
         _time("train_s", "training without evaluation"),
         _time("evaluate_s", "evaluation"),
         _time("compile_s", "compilation"),
-        _time("time_to_target_s", "time to the target accuracy"),
+        _time("time_to_target_s", "time to the target accuracy or loss"),
         _time("step_s", "time of a step", "steps.mean", head="s/step", at_end=BY_STEP),
         _time("step_median_s", "step, median", "steps.median"),
         _time("step_p95_s", "step, 95th percentile", "steps.p95"),
@@ -181,6 +188,18 @@ FIGURES = {
         _accuracy("test_accuracy", "test accuracy", log=False, head="accuracy", listed=True, at_end=(VISION, SCRIPT)),
         Figure("test_samples", "test samples", keys={}),
         Figure("chance_accuracy", "accuracy at chance", unit=SHARE, log=False, of_seeds=True),
+        Figure(
+            "held_out_loss",
+            "held-out loss",
+            better="lower",
+            of_seeds=True,
+            head="held-out loss",
+            listed=True,
+            at_end=(LLM,),
+            keys={LLM: ("held_out.evaluations",)},
+            in_summary="held_out.loss",
+        ),
+        Figure("held_out_rows", "held-out rows", "held_out.rows"),
         Figure("loss_first", "first loss", "loss.first", of_seeds=True, at_end=BY_STEP),
         Figure(
             "loss_last_tenth",

@@ -13,8 +13,9 @@ from msgspec import UNSET
 from multicard.config import schema, strict_yaml
 from multicard.config.roles import Role
 from multicard.observe.gpu_record import MERGED
-from multicard.records import limits
+from multicard.records import held_out, limits
 from multicard.records.comparable import content
+from multicard.records.figures import FIGURES
 from multicard.records.json_values import builtins
 from multicard.records.run_folder import ENVIRONMENT, RESULT, read_environment
 from multicard.records.schema import AnyRecord
@@ -28,10 +29,13 @@ LONGEST = 64  # characters of a name
 CELL = re.compile(r"(?P<settings>.*)-(?P<identity>\w{8})(?:-(?P<repetition>r\d+))?(?P<probe>-probe)?")
 # Left out of a summary: what is in the configuration, the history or a table, and lists that result.json has
 ELSEWHERE = ("schema_version", "axes", "config", "epochs", "folder")
-LISTS = ("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts")
+LISTS = (
+    *("cause.facts", "profile.rows", "profile.files", "diagnosis.rounds_s", "gpu.parts"),
+    "held_out.evaluations",  # of which a summary has the last loss
+)
 LIMITS = "limits"  # key of the codes of what limits the run
 RECORD = "run-record"  # type of an artifact
-FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, "torchtune.yaml")
+FILES = (RESULT, "config.yaml", ENVIRONMENT, STEPS, MERGED, held_out.FILE, "torchtune.yaml")
 PROFILE_COLUMNS = ("rank", "group", "metric", "calls", "total_s", "mean_s", "share", "bytes", "detail")
 
 
@@ -155,6 +159,7 @@ def summary(record: AnyRecord) -> dict[str, Any]:
     """
     own = {key: value for key, value in builtins(record).items() if key not in ELSEWHERE}
     own[LIMITS] = [limit.code for limit in limits.of(record)]
+    own |= {figure.in_summary: figure.value(record) for figure in FIGURES.values() if figure.in_summary}
     return ({keys.ATTEMPTS: len(record.segments)} if record.segments else {}) | dict(flat(own))
 
 

@@ -236,7 +236,7 @@ def test_a_number_of_steps_on_several_gpus_is_compared_by_the_time_of_as_much_wo
     found = answer(tmp_path, *each)
     assert says(found.statement, "answer.run", setting="gpus=2", against="gpus=1", ratio=1.41421, n=[1, 1])
     assert says(found.statement, "answer.other-amounts", trained="200 rows", other="100 rows")
-    assert codes(found.statement) == ["answer.run", "answer.other-amounts"]  # nor their energy
+    assert codes(found.statement) == ["answer.run", "answer.other-amounts", "answer.quality-not-measured"]
     assert find(found.takes, "answer.takes").facts["time"] == pytest.approx(1414.2, abs=0.1)
     assert says(found.takes, "answer.takes", column="pace_s", gpus=2)
     assert found.ranking.time(found.best).startswith("1,414 s ")

@@ -333,11 +333,52 @@ def steps(step_s: Any, per_epoch: int | None = None) -> dict[str, Any]:
     return {name: values.astype(np.int32) for name, values in whole.items()} | {"step_s": seconds.ravel()}
 
 
+def held_out_rows(losses: Any, tokens: Any = 10, first: int = 0) -> dict[str, np.ndarray]:
+    """Columns of held_out.parquet.
+
+    Args:
+        losses: mean nats of a token of each row (rows,).
+        tokens: of each row, or of all alike; 1 of pairs.
+        first: index of the first row.
+    """
+    losses = np.asarray(losses, dtype=float)
+    tokens = np.broadcast_to(tokens, losses.shape).astype(np.int64)
+    return {"row": first + np.arange(len(losses)), "loss": losses * tokens, "tokens": tokens}
+
+
+def evaluated(rows: dict[str, np.ndarray], first_loss: float | None = None) -> dict[str, Any]:
+    """Fields of a record of tuning with two evaluations, the second of these rows.
+
+    Args:
+        first_loss: of the first evaluation; by default a tenth more than the second.
+    """
+    tokens = int(rows["tokens"].sum())
+    last = float(rows["loss"].sum()) / tokens
+    losses = (1.1 * last if first_loss is None else first_loss, last)
+    evaluations = [
+        {"epoch": 0, "step": 125 * (at + 1), "evaluate_s": 1.0, "ended_s": 50.0 * (at + 1), "loss": loss}
+        for at, loss in enumerate(losses)
+    ]
+    held_out = {"rows": len(rows["row"]), "tokens": tokens, "also_trained": 0, "evaluations": evaluations}
+    return {"evaluate_s": 2.0, "held_out": held_out}
+
+
 def write(
-    folder: Path, record: dict[str, Any], step_columns: dict[str, Any] | None = None, machine: Any = None
+    folder: Path,
+    record: dict[str, Any],
+    step_columns: dict[str, Any] | None = None,
+    machine: Any = None,
+    held_out: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write a run folder; its environment is `machine`'s, or the builder's own."""
+    """Write a run folder; its environment is `machine`'s, or the builder's own.
+
+    Args:
+        held_out: the columns of held_out.parquet; the record gets evaluations of these rows, unless it has some.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if held_out is not None:
+        record = evaluated(held_out) | record
+        pq.write_table(pa.table(held_out), folder / "held_out.parquet")
     (folder / "config.yaml").write_text("")
     (folder / "environment.json").write_text(json.dumps(environment() if machine is None else machine))
     if step_columns is not None:

@@ -1,0 +1,130 @@
+"""What a recommendation says of how well two settings learned, and how well that was measured.
+
+Accuracies are compared, or losses on held-out rows, or training losses (`analysis.runs.quality`). Where settings
+trained on other amounts, losses are not compared, and the sentence says so.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from analysis.commands.best import RankedSetting, Ranking, did_as_much
+from analysis.runs import grouping, quality
+from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS
+from analysis.runs.quality import is_less
+from analysis.stats.between_runs import is_one_loss
+from analysis.stats.held_out import FEW_ROWS
+from multicard.config.job import count
+from multicard.messages import Message
+from multicard.records import figures
+from multicard.records.schema import LlmRecord, ScriptRecord
+
+SAME_POINTS = 1.0  # of accuracy, below which settings that runs do not tell apart have the same
+LOSSES = {HELD_OUT: "held-out loss", LOSS: "training loss"}
+
+
+def alone(setting: RankedSetting) -> Iterator[Message]:
+    """How well a setting learned that is compared with no other."""
+    if setting.accuracy is not None:
+        said = f"{figures.text(ACCURACY, setting.accuracy)} accuracy"
+        yield Message("answer.accuracy", said, accuracy=setting.accuracy)
+    elif setting.held_out_loss is not None:
+        said = f"held-out loss {setting.held_out_loss:.3f}"
+        yield Message("answer.held-out-loss", said, loss=setting.held_out_loss)
+    elif setting.loss is not None:
+        yield Message("answer.loss", f"training loss {setting.loss:.3f}", loss=setting.loss)
+
+
+def beside(ranking: Ranking, best: RankedSetting, other: RankedSetting) -> Iterator[Message]:
+    """How well a setting learned, beside another."""
+    column = quality.shared(best.learned, other.learned)
+    if column == ACCURACY:
+        yield _accuracy_beside(ranking, best, other)
+    if not did_as_much(best, other):
+        own, others = (grouping.trained(one.runs[0]) for one in (best, other))
+        unequal = grouping.unequal_samples(best.runs, other.runs)
+        if unequal is not None:
+            own, others = (f"{samples:,.0f} samples" for samples in unequal)
+        reason = f"{LOSSES[column]} not compared: " if column in LOSSES else ""
+        said = f"{reason}trained on {own}, not {others}"
+        yield Message("answer.other-amounts", said, trained=own, other=others)
+    elif is_one_loss(best.runs[0], other.runs[0]):  # not DPO's with another beta
+        if column == HELD_OUT:
+            yield _held_out_beside(ranking, best, other)
+        if column == LOSS:
+            yield _loss_beside(ranking, best, other)
+
+
+def passed_over(setting: RankedSetting, best: RankedSetting) -> Message:
+    """Why a faster setting that learned is not the recommended one."""
+    column = quality.shared(setting.learned, best.learned) or LOSS
+    loss, other = setting.learned.get(column), best.learned.get(column)
+    if column == ACCURACY and loss is not None and other is not None:
+        points = 100 * (other - loss)
+        return Message("answer.fewer-points", f"{points:.1f} points less accurate", points=points)
+    if column == HELD_OUT:
+        said = f"a held-out loss of {loss:.3f} instead of {other:.3f}"
+        return Message("answer.greater-held-out-loss", said, loss=loss, other=other)
+    said = f"a training loss of {loss:.3f} instead of {other:.3f}"
+    return Message("answer.greater-loss", said, loss=loss, other=other)
+
+
+def _accuracy_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:
+    accuracy, other = best.learned[ACCURACY], against.learned[ACCURACY]
+    points = 100 * abs(accuracy - other)
+    about: dict[str, Any] = {"accuracy": accuracy, "other": other}
+    if ranking.more_accurate(best, against):
+        return Message("answer.more-accurate", f"{points:.1f} points more accurate ({accuracy:.1%})", **about)
+    if ranking.more_accurate(against, best):
+        return Message("answer.less-accurate", f"{points:.1f} points less accurate ({accuracy:.1%})", **about)
+    if points < SAME_POINTS:
+        return Message("answer.same-accuracy", f"same accuracy ({accuracy:.1%})", **about)
+    said = f"accuracy within noise ({accuracy:.1%}, not {other:.1%})"
+    return Message("answer.accuracy-within-noise", said, **about)
+
+
+def _held_out_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:
+    """The loss on held-out rows, which settings share or do not."""
+    loss, other = best.learned[HELD_OUT], against.learned[HELD_OUT]
+    both = f"{loss:.3f}, not {other:.3f}"
+    about: dict[str, Any] = {"loss": loss, "other": other}
+    if not ranking.repeated.have_same_rows(best.runs, against.runs):
+        said = "held-out loss not compared: other held-out rows"
+        return Message("answer.other-held-out-rows", said, **about)
+    if ranking.more_accurate(best, against):
+        return Message("answer.lower-held-out-loss", f"a lower held-out loss ({both})", **about)
+    if ranking.more_accurate(against, best):
+        return Message("answer.higher-held-out-loss", f"a higher held-out loss ({both})", **about)
+    if is_less(loss, other) or is_less(other, loss):
+        return Message("answer.held-out-within-noise", f"held-out loss within noise ({both})", **about)
+    return Message("answer.same-held-out-loss", f"the same held-out loss ({loss:.3f})", **about)
+
+
+def _loss_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:
+    loss, other = best.learned[LOSS], against.learned[LOSS]
+    about: dict[str, Any] = {"loss": loss, "other": other}
+    if ranking.more_accurate(best, against):
+        return Message("answer.lower-loss", f"a lower training loss ({loss:.3f})", **about)
+    if ranking.more_accurate(against, best):
+        return Message("answer.higher-loss", f"a higher training loss ({loss:.3f})", **about)
+    if is_less(loss, other) or is_less(other, loss):
+        said = f"training loss within noise ({loss:.3f}, not {other:.3f})"
+        return Message("answer.loss-within-noise", said, **about)
+    return Message("answer.same-loss", f"the same training loss ({loss:.3f})", **about)
+
+
+def how_well_measured(*settings: RankedSetting) -> Iterator[Message]:
+    """That nothing, or next to nothing, says how well settings do on rows that they were not trained on."""
+    kind = settings[0].runs[0]["kind"]
+    runs = [run for setting in settings for run in setting.runs]
+    if kind == ScriptRecord.kind and settings[0].accuracy is None and settings[0].loss is None and len(settings) > 1:
+        said = "how well it learns is not known: `multicard.log(loss=...)` tells"
+        yield Message("answer.learning-unknown", said)
+    if kind != LlmRecord.kind:
+        return
+    if any(run[HELD_OUT] is None for run in runs):
+        yield Message("answer.quality-not-measured", "but quality was not measured (no held-out rows)")
+        return
+    rows = min(run["held_out_rows"] or 0 for run in runs)
+    if rows < FEW_ROWS:
+        said = f"but quality was hardly measured ({count(rows, 'held-out row')})"
+        yield Message("answer.quality-hardly-measured", said, rows=rows, least=FEW_ROWS)
