@@ -18,6 +18,7 @@ from multicard.decide.race.outcome import BEATEN, CLOSE, IN, OUT, Standing, Verd
 from multicard.messages import Message
 from multicard.records.figures import FIGURES
 from multicard.sweep.executor import Executor
+from tests.conftest import typed_llm
 from tests.helpers import records
 from tests.helpers.messages import codes, find, says
 from tests.helpers.race_fakes import KILLED_BY, SHARE, Process, Rules, faked
@@ -94,6 +95,31 @@ def test_a_cell_that_missed_its_target_does_not_win(
         assert says(reason, "race.missed-target", target=0.9, reached=accuracies[place])
     shown = [find(said, "race.out", cell=cell) for cell in missed if winner is None]
     assert [each.facts["reason"].facts["reached"] for each in shown] == [*accuracies][: len(shown)]
+
+
+@pytest.mark.parametrize(
+    ("target", "time_s", "code"),
+    [(1.5, None, "race.missed-target-loss"), (1.5, 9.0, None), (None, None, None)],
+)
+def test_a_tuning_cell_that_missed_its_target_of_held_out_loss_does_not_win(
+    target: float | None, time_s: float | None, code: str | None
+):
+    rows = records.held_out_rows([2.0] * 10)
+    record = records.as_record(records.llm(time_to_target_s=time_s) | records.evaluated(rows))
+    cell: Any = SimpleNamespace(cfg={"target_loss": target})
+    reason = live._missed_target(cell, record)
+    if code is None:
+        assert reason is None
+    else:
+        assert says(reason, code, target=1.5, reached=2.0)
+        assert Standing(0, OUT, reason, 3, 1.0, 0.01).missed
+
+
+@pytest.mark.parametrize("target", ["target_loss=null", "target_loss=1.5"])
+def test_a_race_of_tuning_vouches_for_its_loss_where_it_has_a_target(target: str):
+    configs = [typed_llm(f"method={method}", "dataset.split=0.1", target) for method in ("lora", "full")]
+    cells: Any = [SimpleNamespace(config=config) for config in configs]
+    assert bool(command._differing(cells)) == (target == "target_loss=null")
 
 
 # ---- what is said

@@ -27,6 +27,7 @@ from multicard.decide.race.readings import in_words, interval, value
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Refusal, say, typed
 from multicard.records import comparable, limits, text_table
+from multicard.records.figures import LLM
 from multicard.records.limits import Forbids
 from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell, Sweep, settle
@@ -132,7 +133,8 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
         lines.append(Message("race.beaten-by-missed", sentence))
     lines.append(_cost(race, finals))
     if differ := _differing(race.cells):
-        sentence = f"the race does not vouch for accuracy, which {', '.join(differ)} may change"
+        what = "how well it learns" if race.cells[0].workload.name == LLM else "accuracy"
+        sentence = f"the race does not vouch for {what}, which {', '.join(differ)} may change"
         lines.append(Message("race.accuracy", sentence, keys=differ))
     return [*lines, _command(race.cells[ran[0].cell])]
 
@@ -249,8 +251,9 @@ def _cost(race: LiveRace, finals: Sequence[Cell]) -> Message:
 
 
 def _differing(cells: Sequence[Cell]) -> list[str]:
-    """Keys that change accuracy, and differ between cells; none where the winner has reached its target accuracy."""
-    if getattr(cells[0].config, "target_accuracy", None) is not None:
+    """Keys that change accuracy or loss, and differ between cells; none where the winner has reached its target."""
+    config = cells[0].config
+    if getattr(config, "target_accuracy", None) is not None or getattr(config, "target_loss", None) is not None:
         return []
     own = [plain(cell.config) for cell in cells]
     learning = sorted(schema.own(type(cells[0].config), Role.learning), key=schema.place)

@@ -33,7 +33,7 @@ from multicard.records.figures import FIGURES
 from multicard.records.journal import Journal, code_and_machine
 from multicard.records.limits import Forbids
 from multicard.records.run_folder import Run
-from multicard.records.schema import AnyRecord, VisionRecord
+from multicard.records.schema import AnyRecord, ScriptRecord, VisionRecord
 from multicard.records.schema_parts import Limit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, SameFailureError, ending_on_error, left_no_record, would_fail_too
@@ -339,7 +339,7 @@ class LiveRace:
         return Block(place, turn, *known, process=0, is_full=True, busy=busy, slowed=slowed)
 
     def take_finals(self, finals: Sequence[Cell]) -> None:
-        """Take the finalists' runs. A cell that missed its target accuracy in any of them cannot win."""
+        """Take the finalists' runs. A cell that missed its target in any of them cannot win."""
         lost, missed, measured = dict[int, str](), dict[int, str](), set[int]()
         for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
             block = self._full_block(turn, place, cell)
@@ -352,15 +352,31 @@ class LiveRace:
                 lost[place] = _apart(limited[0])
                 continue
             measured.add(place)
-            target, record = cell.cfg.get("target_accuracy"), cell.result.record
-            if target is not None and isinstance(record, VisionRecord) and record.time_to_target_s is None:
-                reached = record.test_accuracy or 0.0
-                sentence = f"missed target_accuracy={target:g} in a full run, which ended at {reached:.1%}"
-                missed[place] = Message("race.missed-target", sentence, target=target, reached=reached)
+            reason = _missed_target(cell, cell.result.record)
+            if reason is not None:
+                missed[place] = reason
             self.started += 1
             self.rules.add_full(replace(block, process=self.started))
         for place, reason in (missed | {place: lost[place] for place in lost.keys() - measured}).items():
             self.rules.out(place, reason)
+
+
+def _missed_target(cell: Cell, record: AnyRecord) -> Message | None:
+    """That a full run missed its target accuracy, or its target of held-out loss; None where it has none or did not."""
+    if isinstance(record, ScriptRecord) or record.time_to_target_s is not None:
+        return None
+    if isinstance(record, VisionRecord):
+        target, accuracy = cell.cfg.get("target_accuracy"), record.test_accuracy or 0.0
+        if target is None:
+            return None
+        sentence = f"missed target_accuracy={target:g} in a full run, which ended at {accuracy:.1%}"
+        return Message("race.missed-target", sentence, target=target, reached=accuracy)
+    target, loss = cell.cfg.get("target_loss"), record.held_out_loss
+    if target is None:
+        return None
+    ended = "without a held-out loss" if loss is None else f"at {loss:.3f}"
+    sentence = f"missed target_loss={target:g} in a full run, which ended {ended}"
+    return Message("race.missed-target-loss", sentence, target=target, reached=loss)
 
 
 def _apart(limit: Limit) -> Message:

@@ -6,8 +6,8 @@ from multicard.decide.race.budget import MOST_SPENT
 from multicard.messages import Message, code_of
 
 NOT_STARTED, IN, OUT = "not started", "in", "out"
-# Codes of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy
-BEATEN, MISSED = "race.beaten", "race.missed-target"
+# Codes of reasons: of a cell that dropped out, and of one whose full run did not reach its accuracy, or its loss
+BEATEN, MISSED = "race.beaten", ("race.missed-target", "race.missed-target-loss")
 NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
 # Why a race ended
 SURE, CLOSE, TIME = "sure", "close", "time"
@@ -71,8 +71,8 @@ class Standing:
 
     @property
     def missed(self) -> bool:
-        """True for a cell that was measured in full, and did not reach its target accuracy."""
-        return code_of(self.reason) == MISSED
+        """True for a cell that was measured in full, and did not reach its target."""
+        return code_of(self.reason) in MISSED
 
 
 @dataclass(frozen=True)
