@@ -104,7 +104,7 @@ def _compare(options: argparse.Namespace) -> int:
 def _best(found: Found, options: argparse.Namespace) -> Output:
     from analysis.answers import sentences
 
-    limits = best.Limits(options.accuracy, options.memory, options.gpus)
+    limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
     return best.output(found.runs, options.goal, limits, options.mix, sentences)
 
 
@@ -257,6 +257,7 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", "--price", "--mix")
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
+    add("--loss", metavar="1.9", help="the highest of held-out rows; leaves out all but tuning runs", type=cli.loss)
     add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
 

@@ -52,6 +52,15 @@ def price(text: str) -> float:
     raise argparse.ArgumentTypeError(Message("analysis.price", said, value=text))
 
 
+def loss(text: str) -> float:
+    """A loss of held-out rows, in nats."""
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < inf:
+            return value
+    said = f"{text} is not a loss in nats; write a number above 0, as 1.9"
+    raise argparse.ArgumentTypeError(Message("analysis.loss", said, value=text))
+
+
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         said = f"{text} is not a number of GPUs; write 1 or more"

@@ -122,7 +122,8 @@ def how_well_measured(*settings: RankedSetting) -> Iterator[Message]:
     if kind != LlmRecord.kind:
         return
     if any(run[HELD_OUT] is None for run in runs):
-        yield Message("answer.quality-not-measured", "but quality was not measured (no held-out rows)")
+        said = "but quality was not measured (no held-out rows: `dataset.split=0.1` holds some out)"
+        yield Message("answer.quality-not-measured", said, key="dataset.split")
         return
     rows = min(run["held_out_rows"] or 0 for run in runs)
     if rows < FEW_ROWS:

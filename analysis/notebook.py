@@ -124,6 +124,7 @@ class Runs(Shown):
         memory: float | str | None = None,
         gpus: int | None = None,
         mix: bool = False,
+        loss: float | str | None = None,
     ) -> Shown:
         """What to run, and the settings that did the same work, by the least time, memory, energy or cost of a run.
 
@@ -133,6 +134,7 @@ class Runs(Shown):
             memory: the most memory of a GPU: "80GB", "80GiB" or bytes.
             gpus: the most GPUs, on all nodes together.
             mix: rank, and average, runs of several commits or machines together.
+            loss: the highest loss of held-out rows, in nats a token.
 
         Raises:
             ValueError: an argument that is no such value, or nothing can be ranked, with the reason.
@@ -148,7 +150,12 @@ class Runs(Shown):
                 known=[*GOALS],
             )
         size_bytes = _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
-        limits = best.Limits(_parsed("accuracy", cli.share, accuracy), size_bytes, _parsed("gpus", cli.count, gpus))
+        limits = best.Limits(
+            _parsed("accuracy", cli.share, accuracy),
+            size_bytes,
+            _parsed("gpus", cli.count, gpus),
+            _parsed("loss", cli.loss, loss),
+        )
         return Shown(best.output(self.found.runs, goal, limits, mix, sentences))
 
     def answers(self, mix: bool = False) -> "list[Answer]":

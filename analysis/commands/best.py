@@ -36,17 +36,19 @@ MOST_EQUAL = 3  # settings not told from the best that are named
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that a setting must keep to; None for no limit."""
+    """Limits that a setting must keep to; None for no limit. loss: of held-out rows, in nats a token."""
 
     accuracy: float | None = None
     memory_bytes: float | None = None
     gpus: int | None = None
+    loss: float | None = None
 
     def keep(self, runs: Sequence[Run]) -> bool:
-        """True if a setting with these repetitions keeps to them, by its mean accuracy and its highest memory."""
-        accuracy, memory_bytes = of_setting(runs, ACCURACY), of_setting(runs, MEMORY)
+        """True if a setting with these repetitions keeps to them, by its means and its highest memory."""
+        accuracy, loss, memory_bytes = (of_setting(runs, column) for column in (ACCURACY, HELD_OUT, MEMORY))
         return (
-            (self.accuracy is None or (accuracy or 0.0) >= self.accuracy)
+            (self.loss is None or (loss is not None and loss <= self.loss))
+            and (self.accuracy is None or (accuracy or 0.0) >= self.accuracy)
             and (self.memory_bytes is None or (memory_bytes or math.inf) <= self.memory_bytes)
             and (self.gpus is None or grouping.ranks(runs[0]) <= self.gpus)
         )
@@ -59,6 +61,10 @@ class Limits:
             highest = max(known, default=None)
             said = "no run has an accuracy" if highest is None else f"the highest accuracy is {highest:.2%}"
             phrases.append(Message("best.highest-accuracy", said, accuracy=highest))
+        if self.loss is not None:
+            lowest = min((loss for runs in settings if (loss := of_setting(runs, HELD_OUT)) is not None), default=None)
+            said = "no run has a held-out loss" if lowest is None else f"the lowest held-out loss is {lowest:.3f}"
+            phrases.append(Message("best.lowest-loss", said, loss=lowest))
         if self.memory_bytes is not None:
             least = min((peak for runs in settings if (peak := of_setting(runs, MEMORY))), default=None)
             phrases.append(Message("best.least-memory", f"the least memory is {in_bytes(least)}", bytes=least))

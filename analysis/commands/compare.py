@@ -5,6 +5,8 @@ mean of the measured steps, which, unlike a median, adds up to the time of the w
 machine differ from one another, and the scatter of the steps (`analysis.stats.between_runs`). Differences of the
 environments of both are named below.
 
+Tuning runs with held-out rows have their losses on these beside it, compared row by row.
+
 Within one sweep, `--by KEY` compares each value of that key with each other.
 """
 
@@ -18,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from analysis.commands import compared_losses
+from analysis.commands.compared_losses import ComparedLosses
 from analysis.runs import grouping
 from analysis.runs.circumstances import differences
 from analysis.runs.grouping import Cell, ok_runs
 from analysis.runs.load import Run
+from analysis.runs.quality import LOSS_APART
 from analysis.runs.sql import column_names, known
 from analysis.stats import between_runs
 from analysis.stats.between_runs import Machines, RepeatedRuns
@@ -51,6 +56,7 @@ class Compared:
     """One cell. Without `step`, `verdict` says why there is no ratio. `sides` are the values compared in one sweep.
 
     machines: how runs differ in the time of a step. step_s: its mean over the runs of A, and of B.
+    held_out: their held-out losses, of tuning with such rows.
     """
 
     cell: Cell
@@ -61,6 +67,7 @@ class Compared:
     sides: Sides = ("", "")
     machines: Machines | None = None
     step_s: tuple[float | None, float | None] = (None, None)
+    held_out: ComparedLosses | None = None
 
     @property
     def judged(self) -> bool:
@@ -104,12 +111,12 @@ def compare(
         if shared := len(places_a & places_b):
             said = f"{count(shared, 'run')} in both A and B: name two folders that have none in common"
             raise Refusal("compare.overlap", said, runs=shared)
-        return _pair(a, b, by, common, partial(_judged, RepeatedRuns(a, b).of_column("step_s"), mix, margin))
+        return _pair(a, b, by, common, partial(_judged, RepeatedRuns(a, b), mix, margin))
     if not by:
         what = "B is missing" if b is a else "A and B are the same runs"
         said = f"{what}: name another sweep as B, or `--by KEY` to compare that key's values within A"
         raise Refusal("compare.no-other", said, missing=b is a)
-    groups, judge = _by_value(a, by), partial(_judged, RepeatedRuns(a).of_column("step_s"), mix, margin)
+    groups, judge = _by_value(a, by), partial(_judged, RepeatedRuns(a), mix, margin)
     return [
         replace(compared, sides=(side_a, side_b))
         for side_a, side_b in combinations(groups, 2)
@@ -211,6 +218,16 @@ def _require_same(
 
 
 def _judged(
+    repeated: RepeatedRuns, mix: bool, margin: float, cell: Cell, a: list[Run], b: list[Run], sides: Sides
+) -> Compared:
+    """A cell by the time of its steps, and by its held-out losses where it has some."""
+    judged = _timed(repeated.of_column("step_s"), mix, margin, cell, a, b, sides)
+    if code_of(judged.verdict) == "compare.untold":
+        return judged
+    return replace(judged, held_out=compared_losses.compared(repeated, a, b))
+
+
+def _timed(
     machines: Machines, mix: bool, margin: float, cell: Cell, a: list[Run], b: list[Run], sides: Sides
 ) -> Compared:
     """A cell by how runs at hand differ in the time of a step (`machines`); mix, margin: see `compare`."""
@@ -315,8 +332,23 @@ def _columns(compared: Sequence[Compared]) -> list[Column]:
         *(Column("", f"{side}_runs", [number[at] for number in counts]) for at, side in enumerate("ab")),
         Column("runs", "", counts, lambda number: "" if number == (1, 1) else f"{number[0]} and {number[1]}"),
         Column("verdict", "verdict", [cell.verdict for cell in compared]),
+        *_of_losses([cell.held_out for cell in compared]),
         Column("could see", "", [step and step.least_difference() for step in steps], "{:.1%}".format),
         Column("marks", "", marks),
+    ]
+
+
+def _of_losses(losses: Sequence[ComparedLosses | None]) -> list[Column]:
+    """Held-out losses of both sides and their verdict; no column where no cell has any."""
+    if not any(losses):
+        return []
+    bounds = [one and one.bounds for one in losses]
+    return [
+        Column("A held-out loss", "a_held_out_loss", [one and one.a for one in losses], "{:.3f}".format),
+        Column("B held-out loss", "b_held_out_loss", [one and one.b for one in losses], "{:.3f}".format),
+        Column("", "held_out_ratio_low", [one and one[0] for one in bounds]),
+        Column("", "held_out_ratio_high", [one and one[1] for one in bounds]),
+        Column("held-out verdict", "held_out_verdict", [one and one.verdict for one in losses]),
     ]
 
 
@@ -328,6 +360,9 @@ def _explanations(compared: Sequence[Compared], margin: float) -> list[str]:
     if any(cell.verdict in (SAME, UNDECIDED) for cell in compared):
         said = f"{SAME}: the whole interval lies within {margin:.0%} (--margin); {UNDECIDED}: it does not"
         explained.append(Message("compare.margin", said, margin=margin))
+    if any(cell.held_out for cell in compared):
+        said = f"held-out verdict: B against A, by differences row by row; no difference: within {LOSS_APART:.0%}"
+        explained.append(Message("compare.held-out", said, margin=LOSS_APART))
     if any(judged):
         said = "could see: a difference that such runs would show 4 times of 5"
         explained.append(Message("compare.could-see", said))

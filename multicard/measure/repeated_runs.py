@@ -64,10 +64,14 @@ class Ratio:
         half = min(student_quantile(confidence, self.degrees) * self.error, MOST_LOG)
         return self.ratio * math.exp(-half), self.ratio * math.exp(half)
 
-    def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE) -> str:
-        """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin, or UNDECIDED."""
+    def verdict(self, margin: float = MARGIN, confidence: float = CONFIDENCE, is_known: bool = False) -> str:
+        """Where the whole interval lies: ABOVE 1, BELOW 1, WITHIN 1 / (1 + margin) to 1 + margin, or UNDECIDED.
+
+        Args:
+            is_known: what is assumed of repetitions is enough, where there are none.
+        """
         bounds = self.bounds(confidence)
-        if bounds is None or not self.repeated:
+        if bounds is None or not (self.repeated or is_known):
             return UNDECIDED
         low, high = bounds
         if low > 1:

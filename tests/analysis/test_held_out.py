@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import multicard
 from analysis import answers, dashboard, learned, recommended, report
 from analysis.answers import Answer
-from analysis.commands import best
+from analysis.claims import conditions
+from analysis.claims.comparison import ComparedCell, Readings
+from analysis.commands import best, compare
 from analysis.figures.effect_charts import what_matters
 from analysis.figures.setting_charts import losses, trade_off
 from analysis.report.blocks import Grid
@@ -21,7 +24,7 @@ from analysis.stats.held_out import ScoredRows, variance_over_rows
 from multicard.records import held_out
 from multicard.tracking import run_record
 from tests.helpers import records
-from tests.helpers.messages import codes, says
+from tests.helpers.messages import codes, refused, says
 
 DRAW = np.random.default_rng(7)
 ROWS = 200
@@ -313,3 +316,67 @@ def test_the_page_and_wandb_have_the_held_out_loss(tmp_path: Path):
     assert summary["held_out.loss"] == found.runs[0]["held_out_loss"] and summary["held_out.rows"] == ROWS
     assert not any(key.startswith("held_out.evaluations") for key in summary)
     assert dashboard.summary_keys("held_out_loss") == ["held_out.loss"]
+
+
+VERDICTS = {"higher": 2.1, "lower": 1.9, "no difference": 2.0}
+
+
+@pytest.mark.parametrize(("verdict", "level"), VERDICTS.items())
+def test_compare_has_held_out_losses_row_by_row(tmp_path: Path, verdict: str, level: float):
+    steps = records.steps([0.1, 0.11] * 20)
+    for side, loss in (("a", 2.0), ("b", level)):
+        rows = records.held_out_rows(noisy(loss, sd=0.01), TOKENS)
+        records.write(tmp_path / side / "0", records.llm(), steps, held_out=rows)
+    (a, b) = (load.read([tmp_path / side]).runs for side in "ab")
+    compared = compare.compare(a, b, [], common=False, mix=False)
+    (row,) = compare.output(compared).rows
+    assert row["held_out_verdict"] == verdict
+    assert (row["a_held_out_loss"], row["b_held_out_loss"]) == (a[0]["held_out_loss"], b[0]["held_out_loss"])
+    low, high = row["held_out_ratio_low"], row["held_out_ratio_high"]
+    assert low < row["b_held_out_loss"] / row["a_held_out_loss"] < high
+    assert says("\n".join(compare.output(compared).lines(None)), "compare.held-out", margin=0.01)
+
+
+def test_compare_does_not_judge_losses_of_other_rows_or_amounts(tmp_path: Path):
+    by_name = {"a": noisy(2.0), "rows": noisy(3.0)[:50], "amount": noisy(3.0)}
+    for name, own_losses in by_name.items():
+        own = records.llm(max_steps=50)
+        own["epochs"][0]["samples"] = 200 if name == "amount" else 100
+        scored = records.held_out_rows(own_losses, TOKENS[: len(own_losses)])
+        records.write(tmp_path / name / "0", own, records.steps([0.1] * 20), held_out=scored)
+    runs = {name: load.read([tmp_path / name]).runs for name in by_name}
+    for other, code in (("rows", "compare.other-held-out-rows"), ("amount", "compare.other-amounts")):
+        (cell,) = compare.compare(runs["a"], runs[other], [], common=False, mix=False)
+        assert cell.held_out is not None and cell.held_out.bounds is None and says(cell.held_out.verdict, code)
+
+
+def test_without_held_out_rows_compare_has_no_column_of_them(tmp_path: Path):
+    for side in "ab":
+        records.write(tmp_path / side / "0", records.llm(), records.steps([0.1] * 20))
+    (a, b) = (load.read([tmp_path / side]).runs for side in "ab")
+    (row,) = compare.output(compare.compare(a, b, [], common=False, mix=False)).rows
+    assert not any("held_out" in name for name in row)
+
+
+def test_a_limit_of_held_out_loss_leaves_settings_out(tmp_path: Path):
+    write(tmp_path, "lora", 100.0, [noisy(2.0)])
+    write(tmp_path, "qlora", 50.0, [noisy(3.0)])
+    runs = load.read([tmp_path]).runs
+    between = (runs[0]["held_out_loss"] + runs[1]["held_out_loss"]) / 2
+    (row,) = multicard.load(tmp_path).best(goal="time", loss=between).to_pandas().to_dict("records")
+    assert row["held_out_loss"] == runs[0]["held_out_loss"]
+    with refused("best.limits"):
+        multicard.load(tmp_path).best(loss=0.5)
+    with refused("notebook.argument", key="loss"):
+        multicard.load(tmp_path).best(loss="low")
+
+
+def test_a_claim_takes_a_held_out_loss_that_fell_for_learning(tmp_path: Path):
+    flat = {"first": 2.0, "last": 2.0, "mean_of_last_tenth": 2.0}
+    for name, first_loss in (("fell", 3.0), ("rose", 1.0)):
+        rows = records.held_out_rows(2.0 * HARD / HARD.mean(), 10)
+        records.write(tmp_path / name, records.llm(loss=flat) | records.evaluated(rows, first_loss), held_out=rows)
+        found = load.read([tmp_path / name]).runs
+        side = ComparedCell(name, tuple(found))
+        doubts = conditions._unlearned(side, Readings(found), RepeatedRuns(found))
+        assert [doubt.code for doubt in doubts] == ([] if name == "fell" else ["claim.losses-did-not-fall"])
