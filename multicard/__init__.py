@@ -5,15 +5,31 @@ In Python, `multicard.load("multirun/first")` reads what was measured (docs/pyth
 """
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multicard.script.marks import log, step
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from analysis.notebook import Runs
 
-__all__ = ["load", "log", "step"]
+__all__ = ["load", "load_model", "log", "step"]
 __version__ = "0.1.0"  # pyproject.toml reads it from here
+
+
+def load_model(folder: str | PathLike[str]) -> "nn.Module":
+    """The image classifier that `save=model` kept in a run's folder, for evaluation on the CPU.
+
+    It takes (B, 3, S, S), gives (B, classes), and has the names of its `classes` and the run's `preprocess`.
+
+    Raises:
+        ValueError: no model is kept below the folder, several are, or its files are not whole.
+    """
+    from multicard.vision import kept_model  # torch, which reading records does without
+
+    return kept_model.load(Path(folder))
 
 
 def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":

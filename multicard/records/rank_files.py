@@ -16,7 +16,18 @@ from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import HeldOut, Ignored, Limit, Memory, Parts, ProbeEnd, Scalar, Segment, TextRows
+from multicard.records.schema_parts import (
+    HeldOut,
+    Ignored,
+    Limit,
+    Memory,
+    Parts,
+    ProbeEnd,
+    SavedModel,
+    Scalar,
+    Segment,
+    TextRows,
+)
 from multicard.records.trained_weights import Weights
 
 SEEN_S = 60.0  # within which a shared file system shows what another node wrote
@@ -107,6 +118,7 @@ class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
     input: dict[str, Any] | None = None
     chance_accuracy: float | None = None
     setup_h2d_bytes: Parts = Parts(0, 0)
+    saved: SavedModel | None = None
 
 
 class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):

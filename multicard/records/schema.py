@@ -32,6 +32,7 @@ from multicard.records.schema_parts import (
     Prediction,
     ProbeEnd,
     ProfileTable,
+    SavedModel,
     Scalar,
     Segment,
     Share,
@@ -247,6 +248,7 @@ class VisionRecord(Record, kw_only=True, tag_field="kind", tag="vision"):
     time_to_target_s: Annotated[Number, "seconds until target_accuracy was reached; null: never"] = None
     input: Annotated[dict[str, Any] | None, "facts of the loader and its cache, beside the configuration"] = None
     num_workers: Annotated[Count, "loader workers per rank, as used"] = None
+    saved: Annotated[SavedModel | None, "the model that `save` kept; null where it was not asked for"] = None
 
     @property
     def samples_trained(self) -> int | None:

@@ -56,6 +56,16 @@ class Cause(Struct, frozen=True):
             force_setattr(self, "message", str(self.message))  # plain text, which is written as it is
 
 
+class SavedModel(Struct):
+    """What a run kept of what it trained, by its `save` key."""
+
+    form: Annotated[str, "as asked for: model or adapter"] = ""
+    folder: Annotated[str | None, "relative to the run folder; null where it could not be written"] = None
+    bytes: Annotated[Count, "of the weights"] = None
+    save_s: Annotated[Number, "seconds of writing, after the training"] = None
+    problem: Annotated[str | None, "why it could not be written, in a line"] = None
+
+
 class Limit(Struct):
     """A fact that forbids to say something of the run (`records.limits`)."""
 

@@ -26,6 +26,7 @@ from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.records.schema_environment import Cpu, Environment, Git, RankPlace
 from multicard.records.schema_parts import Divergence, Gpu
+from multicard.records.text_table import in_bytes
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
 from multicard.run.workload import Workload
@@ -310,4 +311,10 @@ def line(run: Run, title: str = "") -> Text:
     ended.append(f"{limits.brief_signs(record):<1}", "yellow").append(f" {table.figures_in_brief(record)}")
     if not title:
         ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
-    return ended.append(f"\n  {record.diagnosis.sentence}") if record.diagnosis else ended
+    saved = getattr(record, "saved", None)
+    if saved is not None:
+        kept = saved.problem or f"kept: {run.folder / saved.folder} ({in_bytes(saved.bytes)})"
+        ended.append(f"\n  {kept}")
+    if record.diagnosis:
+        ended.append(f"\n  {record.diagnosis.sentence}")
+    return ended

@@ -373,8 +373,24 @@ def settle(sweep: Sweep) -> None:
             continue
         if not cell.cfg.predict.enabled:  # whose table shows it
             say(outcome.line(run, f"{cell.title}measured before: "))
+            _say_not_kept(cell, run)
         outcome.release_finished(cell.folder)
         cell.result = run
+
+
+def _say_not_kept(cell: Cell, run: Run) -> None:
+    """That a cell was measured without keeping what it trained, which its command asks for now."""
+    asked = str(getattr(cell.config, "save", "none"))
+    saved = getattr(run.record, "saved", None)
+    if asked == "none" or (saved is not None and saved.folder is not None):
+        return
+    message = Message(
+        "save.not-kept",
+        f"save={asked}: was measured without; add `rerun=true` to train it again and keep the {asked}",
+        key="save",
+        cell=cell.folder.name,
+    )
+    say(message)
 
 
 def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:

@@ -62,8 +62,7 @@ def content(config: ModelConfig) -> dict[str, list[Blob]]:
 def build(config: ModelConfig, classes: int, image_size: int, grey: bool = False) -> "nn.Module":
     """The model with random weights, float32, on the CPU. Takes (B, 3, H, W), gives (B, classes); with `grey` it may
     take the three channels to be equal."""
-    library = timm_model if model_names.is_timm(config.name) else torchvision_model
-    model = BUILDERS.get(config.name, library)(config, classes, image_size)
+    model = BUILDERS.get(config.name, library_model)(config, classes, image_size)
     if config.freeze is Freeze.backbone:
         freeze_backbone(model)
     if config.blocks is Blocks.fused:
@@ -89,25 +88,40 @@ def turn_into(kind: Any, model: "nn.Module") -> None:
             module.__class__ = kind
 
 
-def mobilenet_v2(config: ModelConfig, classes: int, _: int) -> "nn.Module":
-    from torchvision import models
+def library_model(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
+    """The library's own model, with random weights and nothing of this project's in it."""
+    if model_names.is_timm(config.name):
+        return timm_model(config, classes, image_size)
+    return torchvision_model(config, classes, image_size)
 
-    return models.mobilenet_v2(num_classes=classes, width_mult=config.width)
+
+def options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
+    """What the library's own builder of the model is called with, beside its name."""
+    if model_names.is_timm(config.name):
+        return _timm_options(config, classes, image_size)
+    return _torchvision_options(config, classes, image_size)
+
+
+def _torchvision_options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"num_classes": classes}
+    if config.name == "mobilenet_v2":
+        chosen["width_mult"] = config.width
+    elif config.name.startswith("vit_"):
+        chosen["image_size"] = image_size  # its position embedding has a fixed size
+    elif config.name.startswith("maxvit"):
+        chosen["input_size"] = (image_size, image_size)  # and its windows
+    elif config.name in ("googlenet", "inception_v3"):  # one output, as all others have
+        chosen |= {"aux_logits": False, "init_weights": True, "transform_input": config.weights != RANDOM}
+    return chosen
 
 
 def torchvision_model(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
     from torchvision import models
     from torchvision.models.regnet import BlockParams
 
-    options: dict[str, Any] = {}
-    if config.name.startswith("vit_"):
-        options = {"image_size": image_size}  # its position embedding has a fixed size
-    elif config.name.startswith("maxvit"):
-        options = {"input_size": (image_size, image_size)}  # and its windows
-    elif config.name in ("googlenet", "inception_v3"):  # one output, as all others have
-        options = {"aux_logits": False, "init_weights": True, "transform_input": config.weights != RANDOM}
+    chosen = _torchvision_options(config, classes, image_size)
     with mock.patch.object(BlockParams, "from_init_params", _regnet_widths(BlockParams.from_init_params)):
-        return models.get_model(config.name, weights=None, num_classes=classes, **options)
+        return models.get_model(config.name, weights=None, **chosen)
 
 
 def _regnet_widths(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,9 +142,15 @@ def timm_model(config: ModelConfig, classes: int, image_size: int, pretrained: b
     import timm
 
     name = config.name.removeprefix(model_names.TIMM)
-    own = timm.get_pretrained_cfg(name)
+    return timm.create_model(name, pretrained=pretrained, **_timm_options(config, classes, image_size))
+
+
+def _timm_options(config: ModelConfig, classes: int, image_size: int) -> dict[str, Any]:
+    import timm
+
+    own = timm.get_pretrained_cfg(config.name.removeprefix(model_names.TIMM))
     size: dict[str, Any] = {"img_size": image_size} if own is not None and own.fixed_input_size else {}
-    return timm.create_model(name, pretrained=pretrained, num_classes=classes, in_chans=3, **size)
+    return {"num_classes": classes, "in_chans": 3, **size}
 
 
 def heads(model: "nn.Module") -> list[str]:
@@ -163,4 +183,4 @@ def freeze_backbone(model: "nn.Module") -> None:
     model.train = train
 
 
-BUILDERS: "dict[str, Callable[[ModelConfig, int, int], nn.Module]]" = {"mobilenet_v2": mobilenet_v2}
+BUILDERS: "dict[str, Callable[[ModelConfig, int, int], nn.Module]]" = {"mobilenet_v2": torchvision_model}

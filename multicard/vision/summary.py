@@ -48,7 +48,7 @@ def summarise(
         record.evaluate_s = sum(epoch.evaluate_s or 0.0 for epoch in epochs)
     if ranks:
         names = "cuda_graphs", "cuda_graphs_recorded", "input", "chance_accuracy", "parameters", "trainable_parameters"
-        for name in (*names, "num_workers", "threads", "segments"):
+        for name in (*names, "num_workers", "threads", "segments", "saved"):
             setattr(record, name, getattr(ranks[0], name))
     _rate(record, ranks, table)
     if table:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from multicard.config.sweeps import pauses
-from multicard.config.vision import VisionConfig
+from multicard.config.vision import Save, VisionConfig
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
 from multicard.messages import Message, Refusal
@@ -20,7 +20,7 @@ from multicard.ranks.process import Rank, meet
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema_parts import Parts, Segment
 from multicard.run.rank_report import Report
-from multicard.vision import after_training, compiling, models, optim, trial, weights
+from multicard.vision import after_training, compiling, kept_model, models, optim, trial, weights
 from multicard.vision.data import datasets
 from multicard.vision.data.batch import Input, Source
 from multicard.vision.data.loaders import LOADERS
@@ -163,8 +163,12 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     seed(config.seed + rank.rank, share.devices)
     loop = Loop(rank, config, share, optimisation, folder, LOADERS[config.loader.name].prepared(config.loader, workers))
     report = TrainingReport(rank, folder, share, flags, workers)
-    facts = {"loader": config.loader.name, "train": training.facts, "test": testing.facts, **data.facts}
-    report.content.input = facts
+    report.content.input = {
+        "loader": config.loader.name,
+        "train": training.facts,
+        "test": testing.facts,
+        **data.facts,
+    }
     report.content.classes = data.classes
     report.content.ignored = data.ignored
     report.content.chance_accuracy = data.test.largest_class_share
@@ -183,16 +187,25 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
         report.add(compiling.cuda_graphs(device, config.compile))
     if loop.probing is not None:
         report.content.probe = loop.probing.result()
-    if loop.window.config is not None and not loop.stopped:  # who stops a run leaves it little time
-        lost = Message(
-            "vision.profile-lost",
-            "profile.window=start: lost when the run was stopped; it went on without the profiler",
-            key="profile.window",
-        )
-        report.content.profile = loop.window.close() or {"error": lost}
+    note_lost_profile(loop, report)
+    if to_its_end and config.save is not Save.none and rank.rank == 0:
+        accuracy = report.content.epochs[-1].test_accuracy
+        report.content.saved = kept_model.keep(share.plain, config, data.class_names, accuracy, folder)
     report.write()
     if to_its_end:
         after_training.after_training(loop, report, sampler, training, workers)
+
+
+def note_lost_profile(loop: Loop, report: TrainingReport) -> None:
+    """Say where the profile of a run from its start was lost, because the run was stopped and went on without it."""
+    if loop.window.config is None or loop.stopped:  # who stops a run leaves it little time
+        return
+    lost = Message(
+        "vision.profile-lost",
+        "profile.window=start: lost when the run was stopped; it went on without the profiler",
+        key="profile.window",
+    )
+    report.content.profile = loop.window.close() or {"error": lost}
 
 
 def evaluated_samples(config: VisionConfig, samples: int, batch_size: int, rank: Rank) -> range:

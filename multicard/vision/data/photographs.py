@@ -57,7 +57,7 @@ def read(config: ImagesConfig, seed: int) -> Data:
     if rest:
         unused = [part.name.lower() for part in tests[1:]]
         facts["parts"] = {"train": train_part.name.lower(), "test": tests[0].name.lower(), "unused": unused}
-        return Data(train, rest[0], len(names), facts, ignored)
+        return Data(train, rest[0], len(names), facts, ignored, names)
     assert config.split is not None
     is_test = held_out(train.labels, config.split, seed)
     for name, number in numbers.items():
@@ -77,7 +77,7 @@ def read(config: ImagesConfig, seed: int) -> Data:
     whole = train_part.name.lower()
     facts["parts"] = {"train": whole, "test": f"{config.split:g} of {whole}", "unused": []}
     held, kept = np.flatnonzero(is_test), np.flatnonzero(~is_test)
-    return Data(train.part(kept), train.part(held), len(names), facts, ignored)
+    return Data(train.part(kept), train.part(held), len(names), facts, ignored, names)
 
 
 def _require_a_test(taken: list[Part], config: ImagesConfig, root: Path) -> None:

@@ -51,13 +51,21 @@ class Split:
 
 @dataclass
 class Data:
-    """Both parts of a data set; `facts`, and what was `ignored`, go into the record."""
+    """Both parts of a data set; `facts`, and what was `ignored`, go into the record.
+
+    names: of the classes, in the order of their numbers; empty where these are their names.
+    """
 
     train: Split
     test: Split
     classes: int
     facts: dict[str, Any] = field(default_factory=dict)
     ignored: list[Ignored] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.names or [str(number) for number in range(self.classes)]
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
