@@ -20,16 +20,24 @@ __version__ = "0.1.0"  # pyproject.toml reads it from here
 
 
 def load_model(folder: str | PathLike[str]) -> "nn.Module":
-    """The image classifier that `save=model` kept in a run's folder, for evaluation on the CPU.
+    """The model that `save` kept in a run's folder, for evaluation: of images a classifier, of texts a language model.
 
-    It takes (B, 3, S, S), gives (B, classes), and has the names of its `classes` and the run's `preprocess`.
+    A classifier takes (B, 3, S, S), gives (B, classes), and has the names of its `classes` and the run's `preprocess`.
+    A language model is one of transformers', on which PEFT put the adapters, and has its `tokenizer`.
 
     Raises:
         ValueError: no model is kept below the folder, several are, or its files are not whole.
     """
+    from multicard.records import kept
+
+    place = kept.place_of(Path(folder))
+    if (place / kept.TUNED_MODEL).is_file():
+        from multicard.llm import kept_model as tuned_model
+
+        return tuned_model.load(place)
     from multicard.vision import kept_model  # torch, which reading records does without
 
-    return kept_model.load(Path(folder))
+    return kept_model.load(place)
 
 
 def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":

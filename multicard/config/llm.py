@@ -14,6 +14,7 @@ from omegaconf import MISSING
 from multicard.config.base import Option, PrecisionConfig, TrainingConfig
 from multicard.config.keys import Group, Tries, check_bounds, key, option_name
 from multicard.config.roles import DATA_FILES, MODEL_SIZE, WAY_TO_TRAIN, Role
+from multicard.config.saving import TuningSave, require_whole_training
 from multicard.messages import Refusal
 
 PRECISIONS = ("fp32", "bf16")
@@ -636,6 +637,11 @@ class LlmConfig(TrainingConfig):
         Role.identity | Role.work | Role.learning,
         since=("skip_steps", False),
     )
+    save: TuningSave = key(
+        TuningSave.none,
+        "what is kept of the tuning in the run's folder: adapter (PEFT's form), model (all weights), or none",
+        Role.beside,
+    )
 
     def __post_init__(self) -> None:
         if self.precision.name not in PRECISIONS:
@@ -648,6 +654,7 @@ class LlmConfig(TrainingConfig):
                 choices=PRECISIONS,
             )
         super().__post_init__()
+        require_whole_training(self, self.save)
         parts = self.custom_sharded_layers
         if len({*parts}) < len(parts) or not {*parts} <= {*SHARDABLE}:
             raise Refusal(

@@ -14,12 +14,12 @@ from multicard.config import compilation
 from multicard.config.base import Option, PrecisionConfig, TrainingConfig
 from multicard.config.keys import Group, Tries, key, option_name
 from multicard.config.roles import DATA_FILES, MODEL_SIZE, WAY_TO_TRAIN, Role
+from multicard.config.saving import Save, require_whole_training
 from multicard.messages import Refusal
 
 Schedule = StrEnum("Schedule", ["onecycle", "cosine", "constant"])
 CacheMode = StrEnum("CacheMode", ["mmap", "process", "none"])
 LayoutName = StrEnum("LayoutName", ["nchw", "nhwc"])
-Save = StrEnum("Save", ["none", "model"])
 
 
 @dataclass
@@ -506,7 +506,7 @@ class VisionConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.compile = compilation.checked(self.compile)
-        self._check_save()
+        require_whole_training(self, self.save)
         if self.model.pointwise is Pointwise.linear and self.layout.name is not LayoutName.nhwc:
             raise Refusal(
                 "config.pointwise-layout",
@@ -529,24 +529,6 @@ class VisionConfig(TrainingConfig):
                 "config.target-missing",
                 "stop_at_target=true: needs an accuracy to stop at, as `target_accuracy=0.97`",
                 key="stop_at_target",
-            )
-
-    def _check_save(self) -> None:
-        """Refuse to keep a model that is not trained to its end."""
-        if self.save is Save.none:
-            return
-        if self.probe.enabled:
-            raise Refusal(
-                "config.save-probe",
-                f"save={self.save}: probe=true ends before the model is trained; use `save=none`",
-                key="save",
-            )
-        if self.race.figure is not None:
-            raise Refusal(
-                "config.save-race",
-                f"save={self.save}: race={self.race.figure} trains most cells in part; use `save=none`, and "
-                "`multicard best FOLDER --train` once it has ended",
-                key="save",
             )
 
     def _check_fused_blocks(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from multicard.config.llm import DATASETS, PAPERS_WARMUP, Engine, HfConfig, LlmConfig, MethodConfig, Recipe
+from multicard.config.saving import TuningSave
 from multicard.llm import models
 from multicard.llm.method_options import (
     ALL_LINEAR,
@@ -221,6 +222,7 @@ def check(config: LlmConfig) -> None:
     if config.model.tied:
         _check_tied(config)
     _check_dataset(config)
+    _check_save(config)
     chosen(config).check(config)
 
 
@@ -294,6 +296,34 @@ def _check_recipe_options(config: LlmConfig) -> None:
             "use `warmup_steps=null`",
             key="warmup_steps",
             value=config.warmup_steps,
+            method=name,
+        )
+
+
+def _check_save(config: LlmConfig) -> None:
+    """What is kept is what the method trains."""
+    save, name, method = config.save, config.method.name, chosen(config)
+    if save is TuningSave.adapter and not method.adapters:
+        raise Refusal(
+            "llm.save-no-adapter",
+            f"save=adapter: method={name} trains all weights, and has no adapters; use `save=model`",
+            key="save",
+            method=name,
+        )
+    if save is TuningSave.model and method.adapters:
+        raise Refusal(
+            "llm.save-adapter-alone",
+            f"save=model: method={name} trains adapters beside a model that stays as it was; use `save=adapter`",
+            key="save",
+            method=name,
+        )
+    model = config.model
+    if save is TuningSave.adapter and method.nf4 and isinstance(model, HfConfig) and model.folder is None:
+        raise Refusal(
+            "llm.save-random-nf4",
+            "save=adapter: the base has random weights, of which the run only has their NF4; use `save=none`, "
+            "`model.weights=own`, or `method=lora`",
+            key="save",
             method=name,
         )
 

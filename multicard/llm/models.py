@@ -4,12 +4,16 @@ Weights are checked by their files' headers alone.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multicard.config.llm import DecoderConfig, HfConfig, Llama31Config, LlamaConfig, Qwen25Config
 from multicard.messages import Refusal
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 
@@ -302,11 +306,32 @@ HUGGING_FACE = {
 }
 
 
-def hugging_face_name(name: str) -> str:
-    """Hugging Face's name of one of torchtune's tensors."""
+def hugging_face_name(name: str, adapter: str = "") -> str:
+    """Hugging Face's name of one of torchtune's tensors; of an adapter's, PEFT's below its own prefix.
+
+    Args:
+        adapter: what PEFT has after `lora_A` in a model in memory, as ".default"; nothing in a file.
+    """
+    of_adapter = re.search(r"\.lora_([ab])\.weight$", name)
+    if of_adapter is not None:
+        linear = hugging_face_name(name[: of_adapter.start()] + ".weight")
+        return f"{linear.removesuffix('weight')}lora_{of_adapter[1].upper()}{adapter}.weight"
     if name in HUGGING_FACE:
         return HUGGING_FACE[name]
     _, layer, part = name.split(".", 2)
     module, _, kind = part.rpartition(".")
     own = HUGGING_FACE.get(module, module.replace("attn.", "self_attn."))
     return f"model.layers.{layer}.{own}.{'bias' if kind == 'bias' else 'weight'}"
+
+
+def permuted(name: str, weight: "torch.Tensor", model: DecoderConfig) -> "torch.Tensor":
+    """A weight (out, in) of torchtune's, with the rows of each head as transformers has them.
+
+    torchtune's rotary embedding turns pairs of neighbours, that of transformers a head's first half with its second.
+    torchtune has Qwen's as transformers. Of an adapter the second matrix (out, rank) has the rows of the heads.
+    """
+    has_heads = re.search(r"\.[qk]_proj\.(lora_b\.)?weight$", name) is not None
+    if family(model) is QWEN2_5 or not has_heads:
+        return weight
+    pairs = weight.view(-1, model.head_dim // 2, 2, weight.shape[1])
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -19,7 +19,9 @@ from torchtune.modules import attention_utils
 from torchtune.modules.peft import disable_adapter
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import batches, labelled_rows, methods, torchtune_config
+from multicard.llm import batches, labelled_rows, methods, models, torchtune_config
+from multicard.llm.method_options import LoraConfig
+from multicard.llm.model_writer import Part, Trained, own_name
 from multicard.llm.step_probe import Batches, Probe
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import TextRows
@@ -208,3 +210,34 @@ def check_built(recipe: Any, config: LlmConfig) -> dict[str, int]:
         "nf4_tensors": nf4,
         "fake_quantised_linears": fake,
     }
+
+
+def trained(recipe: Any, config: LlmConfig) -> Trained:
+    """What was trained, by the names of PEFT and transformers, and with their order of a head's rows."""
+    named = {own_name(name): tensor for name, tensor in recipe._model.named_parameters()}
+    tied = config.model.tied
+    if not methods.chosen(config).adapters:
+        parts = {models.hugging_face_name(name): _part(name, tensor, config) for name, tensor in named.items()}
+        return Trained(parts, {}, None, tied)
+    adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
+    parts = {
+        f"base_model.model.{models.hugging_face_name(name)}": _part(name, tensor, config)
+        for name, tensor in adapters.items()
+    }
+    options = config.method
+    assert isinstance(options, LoraConfig)
+    adapter = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": options.lora_rank,
+        "lora_alpha": options.lora_alpha,
+        "lora_dropout": options.lora_dropout,
+        "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in parts}),
+        "bias": "none",
+        "fan_in_fan_out": False,
+    }
+    return Trained(parts, {}, adapter, tied)
+
+
+def _part(name: str, tensor: torch.Tensor, config: LlmConfig) -> Part:
+    return Part(tensor, lambda whole: models.permuted(name, whole, config.model))

@@ -29,15 +29,19 @@ from omegaconf import DictConfig, OmegaConf
 from torchtune import config as components
 
 from multicard.config.llm import LlmConfig
+from multicard.config.saving import TuningSave
 from multicard.config.sweeps import pauses
-from multicard.llm import after_tuning, compiling, engines, held_out, recipes, torchtune_config
+from multicard.llm import after_tuning, compiling, engines, held_out, model_writer, recipes, torchtune_config
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.method_options import DpoConfig
+from multicard.llm.model_writer import Trained
 from multicard.llm.step_probe import DivergenceError, Probe, ProbeEndedError, TargetReachedError, TuningReport
 from multicard.measure import memory
+from multicard.messages import Message
 from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
+from multicard.records.schema_parts import SavedModel
 
 
 def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> None:
@@ -78,6 +82,9 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
             report.content.probe = probe.probing.result()
         report.content.profile = probe.window.close() or report.content.profile
         report.write()
+        if config.save is not TuningSave.none and not probe.stopped:
+            report.content.saved = kept(engine.trained(recipe, config), probe, cfg, to_its_end)
+            report.write()
         if to_its_end:
             after_tuning.after_tuning(recipe, probe)
     if rank.rank == 0:
@@ -86,6 +93,16 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     if dist.is_initialized():
         dist.barrier()  # no rank closes its store while another still needs it
     recipe.cleanup()
+
+
+def kept(trained: Trained, probe: Probe, cfg: dict[str, Any], to_its_end: bool) -> SavedModel:
+    """Write what was tuned, which is over: no figure of the run counts it."""
+    config = probe.config
+    if to_its_end:
+        return model_writer.keep(trained, config, cfg, probe.rank, probe.report.folder)
+    said = f"save={config.save}: nothing was saved, as the training diverged"
+    problem = Message("save.diverged", said, key="save", form=str(config.save))
+    return SavedModel(form=str(config.save), problem=str(problem))
 
 
 def train(recipe: Any, probe: Probe) -> bool:

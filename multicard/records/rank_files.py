@@ -134,6 +134,7 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
     train_peak_memory_bytes: int | None = None
     communication_bytes: dict[str, int] | None = None
     held_out: HeldOut | None = None
+    saved: SavedModel | None = None
 
 
 class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):

@@ -300,6 +300,7 @@ class LlmRecord(Record, kw_only=True, tag_field="kind", tag="llm"):
     evaluate_s: Annotated[Number, "seconds of evaluation of held-out rows; null where none were held out"] = None
     held_out: Annotated[HeldOut | None, "null where no rows were held out"] = None
     time_to_target_s: Annotated[Number, "seconds until target_loss was reached; null: never"] = None
+    saved: Annotated[SavedModel | None, "the adapter or model that `save` kept; null where it was not asked for"] = None
 
     @property
     def held_out_loss(self) -> float | None:

@@ -25,7 +25,7 @@ from multicard.records.rank_files import AnyReport, RankReport
 from multicard.records.run_folder import Run
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.records.schema_environment import Cpu, Environment, Git, RankPlace
-from multicard.records.schema_parts import Divergence, Gpu
+from multicard.records.schema_parts import Divergence, Gpu, SavedModel
 from multicard.records.text_table import in_bytes
 from multicard.run import attempts
 from multicard.run.prepare import PreparedRun, binds
@@ -291,6 +291,16 @@ def _diverged(divergence: Divergence | None, epochs: int) -> Failure | None:
     return Failure("diverged", message, rank=rank)
 
 
+def _kept(folder: Path, saved: SavedModel) -> Message:
+    """Where the model is that a run kept, and what loads it."""
+    here = Path.cwd()
+    place = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    said = (
+        f"kept: {place / str(saved.folder)} ({in_bytes(saved.bytes)}); in Python, multicard.load_model({str(place)!r})"
+    )
+    return Message("save.kept", said, folder=str(place), form=saved.form, bytes=saved.bytes)
+
+
 def line(run: Run, title: str = "") -> Text:
     """How a run ended, in a line; below it, what bounds it where that was diagnosed.
 
@@ -313,8 +323,7 @@ def line(run: Run, title: str = "") -> Text:
         ended.append(f"   started in {record.startup_s or 0.0:.1f} s")
     saved = getattr(record, "saved", None)
     if saved is not None:
-        kept = saved.problem or f"kept: {run.folder / saved.folder} ({in_bytes(saved.bytes)})"
-        ended.append(f"\n  {kept}")
+        ended.append(f"\n  {saved.problem or _kept(run.folder, saved)}")
     if record.diagnosis:
         ended.append(f"\n  {record.diagnosis.sentence}")
     return ended

@@ -4,9 +4,7 @@ Whoever loads it needs torch, torchvision or timm, and safetensors; `lines_to_lo
 functions: the controller reads `About` too.
 """
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +16,7 @@ import msgspec
 from multicard.config.vision import ModelConfig, VisionConfig
 from multicard.measure import timing
 from multicard.messages import Message, Refusal
+from multicard.records import kept
 from multicard.records.schema_parts import SavedModel
 from multicard.vision import model_names, models
 
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
 
 OWN = "multicard"  # the library of a model that was added to BUILDERS
 FOLDER = "model"
-WEIGHTS, ABOUT = "model.safetensors", "model.json"
-PART = ".part"  # of a file's name, until the whole of it is there
-SPARE_BYTES = 1 << 20  # that a disk keeps beside the weights, for the record
+WEIGHTS, ABOUT = "model.safetensors", kept.IMAGE_MODEL
 
 
 class About(msgspec.Struct, frozen=True):
@@ -76,7 +73,7 @@ def keep(
         size_bytes = _written(place, state, about)
     except Exception as error:  # of several libraries; whatever it is, the run itself was measured
         shutil.rmtree(place, ignore_errors=True)
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".splitlines()[0]
+        why = kept.reason_of(error)
         problem = Message("save.failed", f"save={config.save}: the model was not saved ({why})", key="save", reason=why)
         return SavedModel(form=str(config.save), save_s=timing.clock_s() - started_s, problem=str(problem))
     spent_s = timing.clock_s() - started_s
@@ -99,9 +96,7 @@ def _plain_weights(model: "nn.Module", config: VisionConfig, classes: int, place
         if own.keys() != state.keys():
             differing = sorted(own.keys() ^ state.keys())[:3]
             raise ValueError(f"its layers have other names than the library's: {', '.join(differing)}")
-    needed_bytes = sum(value.nbytes for value in state.values()) + SPARE_BYTES
-    if shutil.disk_usage(place).free < needed_bytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    kept.require_room(place, sum(value.nbytes for value in state.values()))
     return state
 
 
@@ -133,10 +128,10 @@ def _written(place: Path, state: dict[str, Any], about: About) -> int:
     from safetensors.torch import save_file
 
     weights, described = place / WEIGHTS, place / ABOUT
-    part = weights.with_name(WEIGHTS + PART)
+    part = weights.with_name(WEIGHTS + kept.PART)
     save_file(state, part, metadata={"format": "pt"})
     part.replace(weights)
-    part = described.with_name(ABOUT + PART)
+    part = described.with_name(ABOUT + kept.PART)
     part.write_text(json.dumps(msgspec.to_builtins(about), indent=2))
     part.replace(described)
     return weights.stat().st_size
@@ -153,7 +148,7 @@ def load(folder: Path) -> "nn.Module":
     """
     from safetensors.torch import load_file
 
-    place = _place(folder)
+    place = kept.place_of(folder)
     try:
         about = msgspec.json.decode((place / ABOUT).read_bytes(), type=About)
         state = load_file(place / WEIGHTS)
@@ -166,21 +161,6 @@ def load(folder: Path) -> "nn.Module":
     model.classes = about.classes  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     model.preprocess = preprocess(about)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     return model.eval()
-
-
-def _place(folder: Path) -> Path:
-    """The folder of the one model that is kept below a folder."""
-    if (folder / ABOUT).is_file():
-        return folder
-    found = sorted(path.parent for path in folder.glob(f"**/{FOLDER}/{ABOUT}"))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        said = f"{folder}: no model is kept there; `save=model rerun=true` in its command trains and keeps one"
-        raise Refusal("save.none", said, key="save", folder=str(folder))
-    several = [str(path.parent) for path in found]
-    said = f"{folder}: {len(found)} models are kept there; name one of their folders, as {several[0]}"
-    raise Refusal("save.several", said, folder=str(folder), folders=several)
 
 
 def _built(about: About) -> "nn.Module":
@@ -210,7 +190,7 @@ def preprocess(about: About) -> Any:
 
 def lines_to_load(folder: Path) -> list[str]:
     """Lines of Python that load the model of a run and classify an image, without this project but for OWN models."""
-    place = _place(folder)
+    place = kept.place_of(folder)
     about = msgspec.json.decode((place / ABOUT).read_bytes(), type=About)
     if about.library == OWN:
         return ["import multicard", f"model = multicard.load_model({str(place.parent)!r})"]

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import torch
 
+from multicard.config.saving import Save
 from multicard.config.sweeps import pauses
-from multicard.config.vision import Save, VisionConfig
+from multicard.config.vision import VisionConfig
 from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES
 from multicard.messages import Message, Refusal

@@ -36,6 +36,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[
 from multicard.config.llm import HfConfig, LlmConfig, Sharding
 from multicard.llm import batches, methods, recipes, torchtune_config
 from multicard.llm.batches import Batch
+from multicard.llm.model_writer import Part, Trained, own_name
 from multicard.llm.step_probe import REWARDS, Batches, Probe
 from multicard.llm.trl import checks, models, text_part
 from multicard.messages import Message
@@ -309,3 +310,18 @@ def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
         "attention_width": models.attention_width(recipe._trainer.model),
         **counts,
     }
+
+
+def trained(recipe: Recipe, config: LlmConfig) -> Trained:
+    """What was trained, by PEFT's and transformers' own names."""
+    model: Any = recipe._trainer.model
+    reader = text_part.reader_of(model.config).__name__
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    named = {own_name(name): tensor for name, tensor in model.named_parameters()}
+    if not methods.chosen(config).adapters:
+        return Trained(models.whole_model(model), {}, None, tied, reader)
+    # "default" is PEFT's name of the only adapter, which files do not have
+    parts = {name.replace(".default.", "."): Part(tensor) for name, tensor in named.items() if ".lora_" in name}
+    options = model.peft_config["default"].to_dict()
+    adapter = {name: sorted(value) if isinstance(value, set) else value for name, value in options.items()}
+    return Trained(parts, models.whole_model(model), adapter, tied, reader)

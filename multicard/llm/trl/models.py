@@ -24,7 +24,9 @@ from transformers import core_model_loading
 
 from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
 from multicard.llm import methods, models
-from multicard.llm.torchtune_components import RandomWeight, random_weights
+from multicard.llm.drawn_weights import DTYPES, weights
+from multicard.llm.model_writer import Part
+from multicard.llm.torchtune_components import RandomWeight
 from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
@@ -33,8 +35,6 @@ from multicard.ranks.failures import is_oom
 peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
 # Of a mixture of experts it would adapt the experts that are one tensor in the place of the linears that are named
 transformers_weight_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
@@ -97,17 +97,6 @@ def check_shape(name: str, found: torch.Size, expected: torch.Size) -> None:
         )
 
 
-def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """torchtune's random weights by transformers' names, and the adapters' by PEFT's, each generated when asked for."""
-    named, component = {}, {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
-    own: dict[str, Any] = random_weights(component, config.seed, DTYPES[config.precision.name], device.type)
-    for name, weight in own.items():
-        base = models.hugging_face_name(re.sub(r"lora_[ab]\.", "", name))
-        adapter = next((f"lora_{one.upper()}.default." for one in "ab" if f"lora_{one}" in name), "")
-        named[base.removesuffix("weight") + f"{adapter}weight" if adapter else base] = Drawn(name, weight, config)
-    return named
-
-
 def fill(model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> None:
     """Give a sharded model its memory, and each parameter its part of the weight, of which one is whole at a time."""
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
@@ -165,16 +154,6 @@ def nf4(dtype: torch.dtype) -> transformers.BitsAndBytesConfig:
     )
 
 
-class Drawn:
-    """A random weight in transformers' order, as a slice of a file: it is there once it is read."""
-
-    def __init__(self, name: str, weight: RandomWeight, config: LlmConfig) -> None:
-        self.name, self.weight, self.config = name, weight, config
-
-    def __getitem__(self, _: Any) -> torch.Tensor:
-        return permuted(self.name, self.weight.generated(), self.config)
-
-
 def of_folder(own: HfConfig, seed: int, device: torch.device, options: dict[str, Any], empty: bool) -> Any:
     """The model of a folder, which transformers knows from its config.json."""
     if own.folder is not None and not empty:
@@ -210,15 +189,6 @@ def reading(model: DecoderConfig, reader: str = "transformers") -> Iterator[None
             reader=reader,
             reason=cause,
         ) from None
-
-
-def permuted(name: str, weight: torch.Tensor, config: LlmConfig) -> torch.Tensor:
-    """A weight (out, in) with the rows of each head as transformers has them: torchtune's rotary embedding turns pairs
-    of neighbours, that of transformers a head's first half with its second. torchtune has Qwen's as transformers."""
-    if models.family(config.model) is models.QWEN2_5 or not name.endswith(("q_proj.weight", "k_proj.weight")):
-        return weight
-    pairs = weight.view(-1, config.model.head_dim // 2, 2, weight.shape[1])
-    return pairs.transpose(1, 2).reshape(weight.shape)
 
 
 def linears(model: Any) -> dict[str, nn.Module]:
@@ -364,3 +334,14 @@ def no_tokenizer() -> Any:
     words = Tokenizer(WordLevel({"<unk>": 0, "<pad>": 1, "<eos>": 2}, unk_token="<unk>"))
     names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **names)
+
+
+def whole_model(model: nn.Module) -> dict[str, Part]:
+    """The weights of a model as its class would store them, tied ones once, without adapters and fake quantisers."""
+    stored_names = {plain(name) for name in model.state_dict()}
+    own: dict[str, torch.Tensor] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        is_stored = plain(name) in stored_names
+        if is_stored and ".lora_" not in name and "_fake_quantizer." not in name:
+            own[plain(name)] = tensor
+    return {name: Part(tensor) for name, tensor in own.items()}

@@ -1,0 +1,34 @@
+"""torchtune's random weights in the form of transformers: with its names, and its order of a head's rows."""
+
+from typing import Any
+
+import torch
+
+from multicard.config.llm import LlmConfig
+from multicard.llm import models
+from multicard.llm.torchtune_components import RandomWeight, random_weights
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def weights(config: LlmConfig, cfg: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """torchtune's random weights by transformers' names, and the adapters' by PEFT's, each generated when asked for."""
+    named, component = {}, {key: value for key, value in cfg["model"].items() if key != "quantize_base"}
+    own: dict[str, Any] = random_weights(component, config.seed, DTYPES[config.precision.name], device.type)
+    for name, weight in own.items():
+        named[models.hugging_face_name(name, adapter=".default")] = Drawn(name, weight, config)
+    return named
+
+
+class Drawn:
+    """A random weight in transformers' order, as a slice of a file: it is there once it is read."""
+
+    def __init__(self, name: str, weight: RandomWeight, config: LlmConfig) -> None:
+        self.name, self.weight, self.config = name, weight, config
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self.turned(self.weight.generated())
+
+    def turned(self, whole: torch.Tensor) -> torch.Tensor:
+        """The weight, which was generated in torchtune's order."""
+        return models.permuted(self.name, whole, self.config.model)

@@ -1,0 +1,151 @@
+"""The tokenizer of a tuning run in Hugging Face's form, beside what it kept. No torch.
+
+torchtune's tokenizers come from files of other forms: those of Llama 3 from tiktoken's, which have ranks of tokens and
+no merges, and Qwen 2.5's from vocab.json and merges.txt.
+"""
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multicard.config.llm import ChatConfig, HfConfig, Llama3TokenizerConfig, LlmConfig, Qwen25TokenizerConfig
+from multicard.llm.data import chat
+from multicard.llm.data.tokenizer import FILE, LLAMA3_VOCABULARY, PATTERN, SPECIAL, byte_level_alphabet
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SETTINGS = "tokenizer_config.json"
+# Of a folder in Hugging Face's form, what its tokenizer is made of, and how text is generated
+COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
+COPIED += ("generation_config.json", "*processor_config.json", "spiece.model")
+QWEN_PATTERN = (  # as Llama 3's, but for digits, each of which is a token (Qwen 2.5's tokenizer.json)
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def write(config: LlmConfig, inputs: Path, place: Path) -> None:
+    """Write the run's tokenizer, and the chat template that its rows were written by.
+
+    Args:
+        inputs: the run's own files, of the embedded tokenizer.
+        place: a folder that is there.
+    """
+    if isinstance(config.model, HfConfig):
+        folder = Path(str(config.model.path)).expanduser()
+        for path in {path for pattern in COPIED for path in folder.glob(pattern) if path.is_file()}:
+            shutil.copyfile(path, place / path.name)
+    else:
+        numbers = special_numbers(config, inputs)
+        if isinstance(config.tokenizer, Qwen25TokenizerConfig):
+            tokenizer = _of_qwen(config.tokenizer, numbers)
+        else:
+            tokenizer = _of_ranks(_ranks(config, inputs), numbers)
+        tokenizer.save(str(place / FILE))
+        (place / SETTINGS).write_text(json.dumps(_settings(config), indent=2) + "\n")
+    asked = getattr(config.dataset, "chat_template", None)
+    if isinstance(config.dataset, ChatConfig) and (asked or not isinstance(config.model, HfConfig)):
+        (place / "chat_template.jinja").write_text(chat.template(config).source, "utf-8")
+
+
+def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:
+    """The special tokens of a decoder that torchtune builds, and their numbers."""
+    if isinstance(config.tokenizer, Qwen25TokenizerConfig):
+        from torchtune.models.qwen2_5._tokenizer import QWEN2_5_SPECIAL_TOKENS
+
+        return QWEN2_5_SPECIAL_TOKENS
+    if isinstance(config.tokenizer, Llama3TokenizerConfig):
+        from torchtune.models.llama3._tokenizer import LLAMA3_SPECIAL_TOKENS
+
+        # images, which are beyond the vocabulary, are none of text's
+        return {token: number for token, number in LLAMA3_SPECIAL_TOKENS.items() if number < LLAMA3_VOCABULARY}
+    first = len(_ranks(config, inputs))
+    return {token: first + place for place, token in enumerate(SPECIAL)}
+
+
+def special_ids(config: LlmConfig, inputs: Path) -> dict[str, Any]:
+    """The numbers of the tokens that begin, end and pad a text, as config.json has them."""
+    numbers, settings = special_numbers(config, inputs), _settings(config)
+    ends = [numbers[settings["eos_token"]]]
+    if "<|end_of_text|>" in numbers:
+        ends.append(numbers["<|end_of_text|>"])
+    own: dict[str, Any] = {"eos_token_id": ends, "pad_token_id": numbers[settings["pad_token"]]}
+    if "bos_token" in settings:
+        own["bos_token_id"] = numbers[settings["bos_token"]]
+    return own
+
+
+def _settings(config: LlmConfig) -> dict[str, Any]:
+    """What tokenizer_config.json says. An answer ends with `eos_token`."""
+    own: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    own["model_max_length"] = config.model.max_seq_len
+    if isinstance(config.tokenizer, Qwen25TokenizerConfig):
+        return own | {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    own |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
+    return own
+
+
+def _ranks(config: LlmConfig, inputs: Path) -> dict[bytes, int]:
+    """Tokens and their ranks, of a file in tiktoken's form."""
+    own = config.tokenizer
+    path = Path(str(own.path)) if isinstance(own, Llama3TokenizerConfig) else inputs / "tokenizer.tiktoken"
+    lines = path.expanduser().read_text().splitlines()
+    pairs = (line.split() for line in lines if line)
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def _of_ranks(ranks: dict[bytes, int], special: dict[str, int]) -> "Tokenizer":
+    """The tokenizer of tiktoken's ranks. Each way to make a token of two others is a merge, in the token's rank."""
+    from tokenizers import Tokenizer, models, processors
+
+    characters = {byte: character for character, byte in byte_level_alphabet().items()}
+
+    def written(token: bytes) -> str:
+        return "".join(characters[byte] for byte in token)
+
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        halves = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
+        halves.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
+        merges += [(written(first), written(second)) for first, second in halves]
+    vocabulary = {written(token): rank for token, rank in ranks.items()} | special
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    _split(tokenizer, PATTERN)
+    _add(tokenizer, special)
+    begin = "<|begin_of_text|>"
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, special[begin])]
+    )
+    return tokenizer
+
+
+def _of_qwen(own: Qwen25TokenizerConfig, special: dict[str, int]) -> "Tokenizer":
+    from tokenizers import Tokenizer, models, normalizers
+
+    files = [str(Path(str(path)).expanduser()) for path in (own.path, own.merges_file)]
+    tokenizer = Tokenizer(models.BPE.from_file(*files))
+    tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
+    _split(tokenizer, QWEN_PATTERN)
+    _add(tokenizer, special)
+    return tokenizer
+
+
+def _split(tokenizer: "Tokenizer", pattern: str) -> None:
+    """Have the tokenizer split text by a pattern, then into bytes, and put bytes together again."""
+    from tokenizers import Regex, decoders, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _add(tokenizer: "Tokenizer", special: dict[str, int]) -> None:
+    """Add special tokens, which get the next numbers, or those that the vocabulary has for them."""
+    from tokenizers import AddedToken
+
+    in_order = sorted(special, key=special.__getitem__)
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=token.startswith("<|")) for token in in_order])

@@ -1,0 +1,277 @@
+"""Writes what was tuned into a run's folder, once all that is timed is over. Works on all ranks; rank 0 writes.
+
+No rank ever holds the whole of a sharded model: tensors are gathered, written and let go one by one. A tensor of a
+layer fits, as the layer's were gathered together while it trained.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed.tensor import DTensor
+
+from multicard.config.llm import HfConfig, LlmConfig
+from multicard.llm import kept_model, kept_tokenizer, methods, models
+from multicard.llm.drawn_weights import DTYPES, weights
+from multicard.llm.kept_model import About
+from multicard.llm.method_options import QatConfig
+from multicard.measure import timing
+from multicard.messages import Message
+from multicard.ranks.process import Rank, as_on_rank_0
+from multicard.records import kept
+from multicard.records.schema_parts import SavedModel
+
+# Types of tensors as safetensors names them
+TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
+TYPES |= {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in the names of parameters
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor that is to be written.
+
+    tensor: on a rank, whose part of it may be a shard; whoever reads it calls collectives, on all ranks.
+    form: what the file has of the whole of it, of the same shape.
+    """
+
+    tensor: torch.Tensor
+    form: Callable[[torch.Tensor], torch.Tensor] = lambda whole: whole
+
+    def whole(self) -> torch.Tensor:
+        tensor = self.tensor.detach()
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return self.form(gathered).cpu()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an engine trained.
+
+    parts: its tensors, by the names of PEFT (adapters) or of transformers (all weights).
+    others: of adapters, the tensors of the base model, where the run alone has them; by transformers' names.
+    adapter: PEFT's configuration of the adapters; None of all weights.
+    reader: the class of transformers that reads the model.
+    tied: the output is the embeddings.
+    """
+
+    parts: dict[str, Part]
+    others: dict[str, Part]
+    adapter: dict[str, Any] | None
+    tied: bool
+    reader: str = "AutoModelForCausalLM"
+
+
+def own_name(name: str) -> str:
+    """The name of a parameter without those of wrappers around its modules."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+class WeightFile:
+    """A safetensors file that is written tensor by tensor, in the order of `parts`."""
+
+    def __init__(self, path: Path, parts: Mapping[str, Part]) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, part in parts.items():
+            tensor, start = part.tensor, end
+            end += _bytes(part)
+            offsets = [start, end]
+            header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def add(self, whole: torch.Tensor) -> None:
+        content: Any = whole.contiguous().flatten().view(torch.uint8).numpy()
+        self._file.write(content)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _bytes(part: Part) -> int:
+    return part.tensor.numel() * part.tensor.element_size()
+
+
+def write_weights(path: Path, parts: Mapping[str, Part], is_writer: bool) -> None:
+    """Gather and write tensors, one after the other.
+
+    Every rank gathers all of them, also if the writer cannot go on: its error is raised once no rank waits for it.
+    """
+    failed: Exception | None = None
+    file: WeightFile | None = None
+    if is_writer:
+        try:
+            file = WeightFile(path, parts)
+        except Exception as error:
+            failed = error
+    for part in parts.values():
+        whole = part.whole()
+        if file is not None and failed is None:
+            try:
+                file.add(whole)
+            except Exception as error:
+                failed = error.with_traceback(None)  # which would hold the tensor
+        del whole  # before the next one is there
+    try:
+        if file is not None:
+            file.close()  # where some file systems say that they are full
+    except OSError as error:
+        failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def keep(trained: Trained, config: LlmConfig, cfg: dict[str, Any], rank: Rank, folder: Path) -> SavedModel:
+    """Write what was tuned into the run's folder: `adapter` or `model`, and `base` where nothing else has it.
+
+    A disk that has no room for it, or any other failure, is told in the result's `problem`, and leaves nothing behind.
+    The run stays as it was measured.
+
+    Args:
+        cfg: torchtune's configuration of the run.
+        folder: of the run.
+    """
+    started_s = timing.clock_s()
+    place = folder / config.save
+    is_writer = rank.rank == 0
+    base = base_parts(trained, config, cfg, rank)
+    contents = {place: trained.parts} | ({folder / kept_model.BASE: base} if base is not None else {})
+    failed: Exception | None = None
+    if is_writer:
+        try:
+            needed_bytes = sum(_bytes(part) for parts in contents.values() for part in parts.values())
+            kept.require_room(folder, needed_bytes)
+        except OSError as error:
+            failed = error
+    if as_on_rank_0(rank, failed is None):
+        for target, parts in contents.items():
+            try:
+                _write_folder(target, parts, trained, config, cfg, is_writer, is_base=target != place)
+            except Exception as error:  # of several libraries; whatever it is, the run itself was measured
+                failed = failed or error
+    spent_s = timing.clock_s() - started_s
+    form = str(config.save)
+    if failed is not None:
+        for target in contents:
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.rmtree(_unfinished(target), ignore_errors=True)
+        why = kept.reason_of(failed)
+        said = f"save={form}: the {form} was not saved ({why})"
+        problem = Message("save.failed-tuned", said, key="save", form=form, reason=why)
+        return SavedModel(form=form, save_s=spent_s, problem=str(problem))
+    size_bytes = sum(map(_bytes, trained.parts.values()))
+    return SavedModel(form=form, folder=place.name, bytes=size_bytes, save_s=spent_s)
+
+
+def base_parts(trained: Trained, config: LlmConfig, cfg: dict[str, Any], rank: Rank) -> dict[str, Part] | None:
+    """The weights of an adapter's base that lie in no folder: random ones. None where there are none to write.
+
+    Those of decoders that torchtune builds follow from the seed, so that the writer draws them again.
+    """
+    if trained.adapter is None or config.model.folder is not None:
+        return None
+    if isinstance(config.model, HfConfig):
+        return trained.others
+    if rank.rank > 0:
+        return {}
+    own = weights(config, cfg, rank.device)
+    return {name: Part(drawn.weight, drawn.turned) for name, drawn in own.items() if ".lora_" not in name}
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(target.name + kept.PART)
+
+
+def _write_folder(
+    target: Path,
+    parts: dict[str, Part],
+    trained: Trained,
+    config: LlmConfig,
+    cfg: dict[str, Any],
+    is_writer: bool,
+    is_base: bool,
+) -> None:
+    """Write weights, configuration and tokenizer; the folder is there once it is whole."""
+    part = _unfinished(target)
+    is_adapter = trained.adapter is not None and not is_base
+    weights_name = kept_model.ADAPTER_WEIGHTS if is_adapter else kept_model.WEIGHTS
+    failed: Exception | None = None
+    if is_writer:
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+        except OSError as error:
+            failed = error
+    try:
+        write_weights(part / weights_name, parts, is_writer and failed is None)
+    except Exception as error:
+        failed = failed or error
+    if failed is not None:
+        raise failed
+    if not is_writer:
+        return
+    inputs = target.parent / "inputs"
+    if is_adapter:
+        _write_json(part / kept_model.ADAPTER_CONFIG, adapter_config(trained, config, target))
+    else:
+        _write_json(part / kept_model.MODEL_CONFIG, model_config(config, cfg, inputs))
+    kept_tokenizer.write(config, inputs, part)
+    if not is_base:
+        _write_json(part / kept.TUNED_MODEL, msgspec.to_builtins(about(trained, config)))
+    shutil.rmtree(target, ignore_errors=True)
+    part.replace(target)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def dtype_name(config: LlmConfig) -> str:
+    return str(DTYPES[config.precision.name]).removeprefix("torch.")
+
+
+def about(trained: Trained, config: LlmConfig) -> About:
+    options, folder = config.method, config.model.folder
+    is_adapter = trained.adapter is not None
+    return About(
+        form=str(config.save),
+        reader=trained.reader,
+        dtype=dtype_name(config),
+        base=str(Path(folder).expanduser().absolute()) if is_adapter and folder is not None else None,
+        nf4=methods.chosen(config).nf4,
+        groupsize=options.groupsize if isinstance(options, QatConfig) else None,
+        tied=trained.tied,
+    )
+
+
+def adapter_config(trained: Trained, config: LlmConfig, place: Path) -> dict[str, Any]:
+    """PEFT's configuration of the adapters, which names their base."""
+    base = kept_model.base_of(place.absolute(), about(trained, config))
+    return {**(trained.adapter or {}), "base_model_name_or_path": base, "inference_mode": True}
+
+
+def model_config(config: LlmConfig, cfg: dict[str, Any], inputs: Path) -> dict[str, Any]:
+    """The config.json of all weights: that of the folder that they were read from, or of the decoder's sizes."""
+    model = config.model
+    own: dict[str, Any] = {}
+    if isinstance(model, HfConfig) or model.folder is not None:
+        folder = model.path if isinstance(model, HfConfig) else model.folder
+        own = json.loads((Path(str(folder)).expanduser() / kept_model.MODEL_CONFIG).read_text("utf-8"))
+        own.pop("quantization_config", None)  # of weights that are not these
+    else:
+        sizes = models.hugging_face_config(model, cfg["model"]["vocab_size"])
+        own = {"architectures": [ARCHITECTURES[sizes["model_type"]]], **sizes}
+        own |= kept_tokenizer.special_ids(config, inputs)
+    own.pop("torch_dtype", None)  # the older name
+    return own | {"dtype": dtype_name(config)}
