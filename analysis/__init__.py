@@ -11,12 +11,15 @@ MOST = 3  # workloads whose answers end a sweep
 
 
 def conclusion(folders: Sequence[Path]) -> "Conclusion":
-    """What a sweep of runs in these folders ends with: what to run, and the command that opens the page. It imports the
-    analysis only when it is called."""
+    """What a sweep of runs in these folders ends with: what to run, and the commands that train it and open the page.
+
+    It imports the analysis only when it is called.
+    """
     import shlex
 
     from rich.text import Text
 
+    from analysis import training_command
     from analysis.answers import answers, recommended_runs
     from analysis.runs import load
     from multicard.messages import link, typed
@@ -25,7 +28,11 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
 
     found = [answer for answer in answers(load.read(folders).runs) if len(answer.ranking.settings) > 1][:MOST]
     sentences = [f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence for answer in found]
+    trains = []
+    if len(found) == 1 and found[0].training is not None:
+        does = training_command.keeps(found[0].best.runs[0]["kind"])
+        trains = [f"{found[0].training.command}   # {does}"]
     bold = [Text(line, "bold") for line in text_table.folded(sentences, text_table.terminal_width())]
     folder = shlex.quote(link(folders[0].parent).plain)
     opens = f"{typed('-m analysis')} report {folder}   # the page"
-    return Conclusion(["", *bold, opens], [run.folder for run in recommended_runs(found)])
+    return Conclusion(["", *bold, *trains, opens], [run.folder for run in recommended_runs(found)])

@@ -28,7 +28,7 @@ from multicard.config.job import count
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Message, Parser, Refusal, drop, typed, usage
 from multicard.records.figures import GOALS
-from multicard.records.output import Output, Skipped, add_formats, file, skipped_lines
+from multicard.records.output import FORMATS, Output, Skipped, add_formats, file, skipped_lines
 from multicard.records.text_table import clean
 from papers.printed import DATASETS
 
@@ -101,7 +101,20 @@ def _compare(options: argparse.Namespace) -> int:
     return _emit(output, options, [*a.skipped, *(b.skipped if b is not a else [])])
 
 
-def _best(found: Found, options: argparse.Namespace) -> Output:
+def _best(options: argparse.Namespace) -> int:
+    if not options.train:
+        return _of_runs(_ranked)(options)
+    from analysis import train_best  # hydra
+
+    others = [flag for flag in ("goal", *FORMATS) if getattr(options, flag, None)]
+    if others:
+        said = f"--train: trains what is recommended by time and accuracy; leave --{others[0]} out"
+        raise Refusal("train.other-flags", said, key=f"--{others[0]}")
+    limits = best.Limits(options.accuracy, options.memory, options.gpus)
+    return train_best.train(load.read(options.folders, price=options.price).runs, limits, options.mix)
+
+
+def _ranked(found: Found, options: argparse.Namespace) -> Output:
     from analysis.answers import sentences
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
@@ -253,13 +266,14 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--common", help="leave out cells that only one of them has", action="store_true")
     add("--mix")
 
-    add = command("best", _of_runs(_best), _description(best))
+    add = command("best", _best, _description(best))
     add("folders", "--price", "--mix")
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
     add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
     add("--loss", metavar="1.9", help="the highest of held-out rows; leaves out all but tuning runs", type=cli.loss)
     add("--memory", metavar="80GB", help="the most memory of a GPU, in MB or GB, MiB or GiB", type=cli.size_bytes)
     add("--gpus", metavar="N", help="the most GPUs, on all nodes together", type=cli.count)
+    add("--train", help="train the recommended setting in full, and keep its model", action="store_true")
 
 
 def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> None:

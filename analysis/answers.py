@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from analysis import learned, recommended, rerun_commands
+from analysis import learned, recommended, rerun_commands, training_command
 from analysis.commands.best import COST, RankedSetting, Ranking, Said, did_as_much, known_rankings
 from analysis.recommended import REPETITIONS
 from analysis.runs import circumstances, details, grouping
@@ -382,6 +382,15 @@ class Answer:
         words = shlex.split(rerun_commands.of_cells(sweep)[sweep.index(first)] or "")
         return shlex.join(word for word in words if not word.startswith("name=")) or None
 
+    @cached_property
+    def training(self) -> Advice | None:
+        """The command that trains the setting in full and keeps the model; None where nothing is to be recommended."""
+        if self.failings or self.command is None:
+            return None
+        command = training_command.offered(self.ranking.runs)
+        does = training_command.keeps(self.best.runs[0]["kind"])
+        return Advice(Message("answer.train", f"`{command}` {does}.", command=command), command)
+
     @property
     def elsewhere(self) -> Advice | None:
         """Where it should be measured again: runs on CPU ranks say little about GPUs."""
@@ -489,7 +498,10 @@ def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
 def sentences(ranking: Ranking) -> Said:
     """The answer for the workload of a ranking by time, as `best` says it."""
     answer = of_ranking(ranking)
-    return Said([answer.sentence, *answer.others], answer.recommended)
+    lines = [answer.sentence, *answer.others]
+    if answer.training is not None:
+        lines.append(answer.training.sentence)
+    return Said(lines, answer.recommended)
 
 
 def recommended_runs(found: Sequence[Answer]) -> list[Run]:

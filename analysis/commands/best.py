@@ -367,9 +367,9 @@ def output(runs: Sequence[Run], goal: str | None, asked: Limits, mix: bool, answ
     return Output(lines, lambda: shown, ranked_rows)
 
 
-def rankings(runs: Sequence[Run], mix: bool = False) -> list[Ranking]:
+def rankings(runs: Sequence[Run], mix: bool = False, asked: Limits | None = None) -> list[Ranking]:
     """The rankings by time, the work that was measured last first; raises ValueError where there are none."""
-    selected = _selected(runs, "time", Limits(), mix)
+    selected = _selected(runs, "time", asked or Limits(), mix)
     found = _with_untold(_rankings(selected.ranked, "time", mix, RepeatedRuns(runs)), selected)
     return sorted(found, key=lambda one: max(run["started_at"] or "" for run in one.runs), reverse=True)
 

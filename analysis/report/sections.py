@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from analysis import rerun_commands
+from analysis import rerun_commands, training_command
 from analysis.answers import Answer
 from analysis.claims import Verdict, render
 from analysis.commands import table
@@ -35,7 +35,7 @@ from multicard.config.job import count
 from multicard.messages import Message, typed
 from multicard.records import limits
 from multicard.records.schema_environment import Cpu
-from multicard.records.text_table import clean, in_bytes
+from multicard.records.text_table import capital, clean, in_bytes
 from papers import printed
 
 # ---- What to run, how sure that is, what limits it and what to try next, for each workload
@@ -83,6 +83,9 @@ def _recommendation(answer: Answer, place: int) -> Recommendation:
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
     yield "What it takes", f"{answer.takes}.", ""
     yield from (("Other settings", line, "") for line in answer.others)
+    if answer.training is not None:
+        does = training_command.keeps(answer.best.runs[0]["kind"])
+        yield "The model", capital(f"{does}:"), answer.training.command or ""
     known = {"What limits it": answer.limit, "What to try next": answer.next, "On GPUs": answer.elsewhere}
     yield from ((name, advice.sentence, advice.command or "") for name, advice in known.items() if advice is not None)
 
