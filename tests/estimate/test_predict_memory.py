@@ -45,9 +45,9 @@ MIB = 1 << 20
 # Keys on which a step's tensors do not depend, or only through the ranks, the loader and the sizes of the data
 IRRELEVANT = """
     batch_size_asked global_batch_size
-    backend compile cpus_per_gpu cudnn_benchmark dataset device diagnose epochs gpus loader lr malloc max_seq_len
-    max_steps nodes num_workers numa oversubscribe pin_memory profile scale schedule seed skip_steps stop_at_target
-    target_accuracy template tokenizer warmup_steps weight_decay
+    backend compile cpus_per_gpu cudnn_benchmark dataset device diagnose epochs eval_steps gpus loader lr malloc
+    max_seq_len max_steps nodes num_workers numa oversubscribe pin_memory profile scale schedule seed skip_steps
+    stop_at_target target_accuracy target_loss template tokenizer warmup_steps weight_decay
 """
 
 

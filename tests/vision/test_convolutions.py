@@ -69,7 +69,7 @@ def test_it_is_an_option_of_its_own():
     linear = typed("layout=nhwc", "model.pointwise=linear")
     assert linear.identity() != typed("layout=nhwc").identity()
     measured = {key: value for key, value in asdict(typed()).items() if key not in schema.beside()}
-    for later in schema.since():  # as before they were there
+    for later in {*schema.since()} - {"stop_at_target"}:  # as before they were there; images always had the target
         group, _, key = later.rpartition(".")
         (measured.get(group, {}) if group else measured).pop(key, None)
     assert typed().identity() == sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]

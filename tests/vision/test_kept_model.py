@@ -57,7 +57,8 @@ def test_a_kept_model_computes_the_same(tmp_path: Path, words: list[str]):
     again = multicard.load_model(tmp_path)
     images = torch.rand(2, 3, 64, 64, dtype=next(model.parameters()).dtype)
     with torch.inference_mode():
-        assert torch.equal(again(images), model(images))
+        # Kernels are chosen by where in memory the weights lie, and add in another order
+        torch.testing.assert_close(again(images), model(images), rtol=1e-5, atol=1e-7)
     assert again.classes == classes() and not again.training
 
 
