@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from analysis.commands.best import RankedSetting, Ranking, did_as_much
-from analysis.runs import grouping, quality
+from analysis.runs import details, grouping, quality
 from analysis.runs.grouping import ACCURACY, HELD_OUT, LOSS
 from analysis.runs.quality import is_less
 from analysis.stats.between_runs import is_one_loss
@@ -50,6 +50,7 @@ def beside(ranking: Ranking, best: RankedSetting, other: RankedSetting) -> Itera
     elif is_one_loss(best.runs[0], other.runs[0]):  # not DPO's with another beta
         if column == HELD_OUT:
             yield _held_out_beside(ranking, best, other)
+            yield from _in_int4_beside(best, other)
         if column == LOSS:
             yield _loss_beside(ranking, best, other)
 
@@ -97,6 +98,18 @@ def _held_out_beside(ranking: Ranking, best: RankedSetting, against: RankedSetti
     if is_less(loss, other) or is_less(other, loss):
         return Message("answer.held-out-within-noise", f"held-out loss within noise ({both})", **about)
     return Message("answer.same-held-out-loss", f"the same held-out loss ({loss:.3f})", **about)
+
+
+def _in_int4_beside(best: RankedSetting, against: RankedSetting) -> Iterator[Message]:
+    """The loss of both settings with int4 weights, for which one of them simulated the quantisation in training."""
+    runs = (*best.runs, *against.runs)
+    groups = {details.int4_groupsize(run) for run in runs}
+    if not any(map(details.simulated_int4, runs)) or len(groups) > 1 or None in groups:
+        return
+    loss, other = (grouping.of_setting(one.runs, "int4_loss") for one in (best, against))
+    if loss is not None and other is not None:
+        said = f"in int4 a held-out loss of {loss:.3f}, not {other:.3f}"
+        yield Message("answer.in-int4", said, loss=loss, other=other)
 
 
 def _loss_beside(ranking: Ranking, best: RankedSetting, against: RankedSetting) -> Message:

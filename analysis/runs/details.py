@@ -76,6 +76,18 @@ def held_out_loss_fell(run: Run) -> bool:
     return len(losses) > 1 and is_less(losses[-1], losses[0])
 
 
+def int4_groupsize(run: Run) -> int | None:
+    """The weights that shared a scale where a run's held-out rows were scored in int4; None where they were not."""
+    held_out = getattr(run.record(), "held_out", None)
+    in_int4 = None if held_out is None else held_out.in_int4
+    return None if in_int4 is None else in_int4.groupsize
+
+
+def simulated_int4(run: Run) -> bool:
+    """True where the linears of a tuning run simulated the quantisation (method=qat)."""
+    return bool(getattr(run.record(), "fake_quantised_linears", None))
+
+
 def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
     """The last step of each window of a run's steps and its mean loss on rank 0; empty without steps.parquet."""
     try:

@@ -7,8 +7,8 @@ from multicard.llm.method_options import LoraConfig
 from multicard.messages import Refusal
 
 # By engine the module with `prepared`, which yields its loop, ready to train, with the attributes of torchtune's
-# recipes, `check_built`, which counts what is trained, for held-out rows `row_losses` and `reference` (`held_out`),
-# and `trained`, which names it where `save` is asked for
+# recipes, `check_built`, which counts what is trained, for held-out rows `row_losses`, `reference` and
+# `in_int4` (`held_out`), and `trained`, which names it where `save` is asked for
 WORK = {Engine.torchtune: "multicard.llm.recipes", Engine.trl: "multicard.llm.trl.engine"}
 TRL_METHODS = ("lora", "qlora", "full", "dpo", "qat")
 

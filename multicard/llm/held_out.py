@@ -19,9 +19,10 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX, padded_collate_dpo, padded_
 from multicard.llm.collectives import ReceivedBytes
 from multicard.llm.labelled_rows import LabelledRows
 from multicard.llm.no_trace import tried
+from multicard.measure import timing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
-from multicard.records.schema_parts import HeldOut
+from multicard.records.schema_parts import HeldOut, InInt4Loss
 
 LOSSES = "held_out.parquet"  # in the run folder: each row's loss in the last evaluation
 Row = dict[str, Any]
@@ -37,6 +38,9 @@ NO_LABELS = {
 RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Within which those are the reference model's. An engine's module has it as `reference`, of the recipe.
 Reference = Callable[[], AbstractContextManager[Any]]
+# Within which the model computes as once it is quantised (`int4`), by the weights that share a scale. An engine's
+# module has it as `in_int4`, of the recipe.
+InInt4 = Callable[[int], AbstractContextManager[None]]
 
 
 class Engine(NamedTuple):
@@ -45,6 +49,7 @@ class Engine(NamedTuple):
     model: torch.nn.Module
     row_losses: RowLosses
     reference: Reference
+    in_int4: InInt4
     pad_id: int
     beta: float | None = None
 
@@ -84,16 +89,7 @@ class Evaluator:
     def evaluate(self, folder: Path) -> Evaluated:
         """Score all rows, and have rank 0 write each row's loss to the folder. All ranks call it together."""
         engine = self.engine
-        # by row: loss, labelled tokens, and of a pair the margin
-        scores = torch.zeros(len(self.numbers), 3, dtype=torch.float64)
-        score = self._rows if engine.beta is None else self._pairs
-        with self.traffic.paused(), tried(engine.model):
-            for places in self.shares:
-                own = score([self.rows[place] for place in places])
-                scores[places] = own[: len(places)]
-            if self.rank.world_size > 1:
-                dist.all_reduce(scores)  # each row is one rank's: whatever the order, its sum is exact
-        losses, tokens, margins = scores.T
+        losses, tokens, margins = self._scores().T
         self.content.tokens = int(tokens.sum())
         if self.rank.rank == 0:
             counted = tokens if engine.beta is None else torch.ones_like(tokens)
@@ -102,6 +98,27 @@ class Evaluator:
         if engine.beta is None:
             return Evaluated(float(losses.sum() / tokens.sum()))
         return Evaluated(float(losses.mean()), float((margins > 0).double().mean()), float(margins.mean()))
+
+    def evaluate_in_int4(self, groupsize: int) -> None:
+        """Score all rows with the model as it is once quantised. All ranks call it together; no run's time has it."""
+        began_s = timing.clock_s()
+        with self.engine.in_int4(groupsize):
+            losses, tokens, _ = self._scores().T
+        loss = float(losses.sum() / tokens.sum())
+        spent_s = timing.clock_s() - began_s
+        self.content.in_int4 = InInt4Loss(loss if isfinite(loss) else None, groupsize, spent_s)
+
+    def _scores(self) -> torch.Tensor:
+        """By row (rows, 3): loss, labelled tokens, and of a pair the margin."""
+        scores = torch.zeros(len(self.numbers), 3, dtype=torch.float64)
+        score = self._rows if self.engine.beta is None else self._pairs
+        with self.traffic.paused(), tried(self.engine.model):
+            for places in self.shares:
+                own = score([self.rows[place] for place in places])
+                scores[places] = own[: len(places)]
+            if self.rank.world_size > 1:
+                dist.all_reduce(scores)  # each row is one rank's: whatever the order, its sum is exact
+        return scores
 
     def _rows(self, rows: Sequence[Row]) -> torch.Tensor:
         batch = padded_collate_sft([*rows] or [NO_LABEL], self.engine.pad_id, CROSS_ENTROPY_IGNORE_IDX)

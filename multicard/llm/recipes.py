@@ -19,7 +19,7 @@ from torchtune.modules import attention_utils
 from torchtune.modules.peft import disable_adapter
 
 from multicard.config.llm import LlmConfig
-from multicard.llm import batches, labelled_rows, methods, models, torchtune_config
+from multicard.llm import batches, int4, labelled_rows, methods, models, torchtune_config
 from multicard.llm.method_options import LoraConfig
 from multicard.llm.model_writer import Part, Trained, own_name
 from multicard.llm.step_probe import Batches, Probe
@@ -173,6 +173,11 @@ def row_losses(recipe: Any, probe: Probe, tokens: torch.Tensor, labels: torch.Te
 def reference(recipe: Any) -> AbstractContextManager[Any]:
     """The engine's part of `held_out.Reference`: the model without adapters."""
     return disable_adapter(recipe._model)
+
+
+def in_int4(recipe: Any, groupsize: int) -> AbstractContextManager[None]:
+    """The engine's part of `held_out.InInt4`."""
+    return int4.computing(int4.linears(recipe._model), groupsize)
 
 
 def join_alone(backend: str) -> None:

@@ -200,6 +200,7 @@ FIGURES = {
             in_summary="held_out.loss",
         ),
         Figure("held_out_rows", "held-out rows", "held_out.rows"),
+        Figure("int4_loss", "held-out loss in int4", "held_out.in_int4.loss", better="lower", of_seeds=True),
         Figure("loss_first", "first loss", "loss.first", of_seeds=True, at_end=BY_STEP),
         Figure(
             "loss_last_tenth",

@@ -110,6 +110,14 @@ class Evaluation(Struct):
     margin: Annotated[Number, "mean of the chosen answer's reward minus the rejected one's; else null"] = None
 
 
+class InInt4Loss(Struct):
+    """The held-out rows with int4 weights and int8 activations, as torchao converts the model after training."""
+
+    loss: Annotated[Number, "mean over all labelled tokens in nats; null where it is not finite"] = None
+    groupsize: Annotated[Count, "weights that share a scale"] = None
+    evaluate_s: Annotated[Number, "seconds, which no time of the run has"] = None
+
+
 class HeldOut(Struct):
     """Rows that were not trained on, and how well the model predicts them."""
 
@@ -117,6 +125,7 @@ class HeldOut(Struct):
     tokens: Annotated[Count, "labelled tokens of these rows"] = None
     also_trained: Annotated[Count, "of the rows, those that are equal to a row that is trained on"] = None
     evaluations: Annotated[list[Evaluation], "one entry after each epoch, and each `eval_steps`"] = []
+    in_int4: Annotated[InInt4Loss | None, "after the last, of method=qat and full; else null"] = None
 
 
 class Ignored(Struct):

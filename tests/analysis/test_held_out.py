@@ -1,5 +1,6 @@
 """Held-out losses decide as accuracies do: by differences row by row, by seeds, and between the same rows alone."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,21 @@ def test_without_held_out_rows_quality_was_not_measured(tmp_path: Path):
         records.write(tmp_path / method, records.llm(method=method, total_s=total_s))
     found = codes(answer(tmp_path).statement)
     assert "answer.quality-not-measured" in found and not any("held-out" in code for code in found)
+
+
+@pytest.mark.parametrize(("groups", "are_compared"), [((256, 256), True), ((256, 64), False), ((None, 256), False)])
+def test_the_quantised_models_stand_beside_each_other(
+    tmp_path: Path, groups: tuple[int | None, int | None], are_compared: bool
+):
+    own = noisy(2.0)
+    for method, total_s, groupsize, loss in zip(("full", "qat"), (100.0, 90.0), groups, (2.4, 2.1), strict=True):
+        simulated = 15 if method == "qat" else 0
+        write(tmp_path, method, total_s, [own], fake_quantised_linears=simulated)
+        path = tmp_path / f"{method}-0" / "result.json"
+        record = json.loads(path.read_text())
+        record["held_out"]["in_int4"] = groupsize and {"loss": loss, "groupsize": groupsize, "evaluate_s": 1.0}
+        path.write_text(json.dumps(record))
+    assert says(answer(tmp_path).statement, "answer.in-int4", loss=2.1, other=2.4) == are_compared
 
 
 def test_losses_of_pairs_with_another_beta_are_not_compared(tmp_path: Path):

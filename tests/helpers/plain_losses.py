@@ -5,6 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, logsigmoid
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 from torchtune.models import convert_weights
@@ -23,7 +24,9 @@ def plain_model(config: LlmConfig, model: Any, vocabulary: int, adapted: bool = 
         own = deepcopy(model)
         state = (own.merge_and_unload() if adapted else own.unload()).state_dict()
     elif hasattr(model, "tok_embeddings"):  # torchtune's
-        state = merged(model.state_dict(), getattr(config.method, "lora_alpha", 0.0), adapted)
+        sharded = model.state_dict()  # of QAT's recipe, which shards on one rank too
+        state = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in sharded.items()}
+        state = merged(state, getattr(config.method, "lora_alpha", 0.0), adapted)
         heads, width = (config.model.num_heads, config.model.num_kv_heads), config.model.embed_dim
         state = convert_weights.tune_to_hf(state, num_heads=heads[0], num_kv_heads=heads[1], dim=width)
     else:

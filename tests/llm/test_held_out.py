@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +23,11 @@ from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
 from multicard.records.schema_parts import Divergence, Evaluation, HeldOut
-from tests.conftest import Called, Tuning, ok, typed_llm
+from tests.conftest import Called, Tuning, ok
 from tests.helpers import plain_losses, traces
 from tests.helpers.messages import find, remedies, says
-from tests.llm.test_engines import tuned_here
+from tests.helpers.tuning import ENGINES, NEEDS_TRL, losses_of
 
-NEEDS_TRL = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
-ENGINES = ["torchtune", pytest.param("trl", marks=NEEDS_TRL)]
-SHORT = ("device=cpu", "dataset.rows=40", "template=grammar", "dataset.split=0.2", "warmup_steps=0", "max_steps=3")
 STAYS = ("lr=1e-30",)  # the weights stay as they were drawn
 ROUNDING = 1e-5  # of a loss of about 7 in fp32
 
@@ -67,7 +63,7 @@ def counting(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def evaluator(row_losses: Any, lengths: list[int], batch: int = 2) -> Evaluator:
     rank = Rank(0, 0, 1, torch.device("cpu"), "gloo", 1)
-    engine = Engine(torch.nn.Linear(1, 1), row_losses, nullcontext, pad_id=-1)
+    engine = Engine(torch.nn.Linear(1, 1), row_losses, nullcontext, lambda _: nullcontext(), pad_id=-1)
     rows: Any = Rows(lengths)
     return Evaluator(rank, engine, rows, batch, ReceivedBytes())
 
@@ -145,42 +141,6 @@ def test_a_held_out_loss_that_is_not_finite_is_a_divergence():
 
 
 # ---- the same loss as a plain loop's
-
-
-@pytest.fixture
-def alone(processes: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Tunes in this process on one CPU rank; the report, the steps, and the evaluator as it was after the last
-    evaluation, with a plain model of the weights that it measured."""
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    kept = list[Evaluator]()
-    evaluate = Evaluator.evaluate
-    numbers = iter(range(100))
-
-    def keeping(self: Evaluator, folder: Path) -> Any:
-        kept.append(self)
-        return evaluate(self, folder)
-
-    monkeypatch.setattr(Evaluator, "evaluate", keeping)
-
-    def run(*words: str, short: tuple[str, ...] = SHORT) -> SimpleNamespace:
-        folder = tmp_path / f"run{next(numbers)}"
-        reported, steps = tuned_here(folder, *words, short=short)
-        rows = [kept[-1].rows[place] for place in sorted(kept[-1].rows)] if kept else []
-        return SimpleNamespace(
-            folder=folder,
-            report=reported,
-            steps=steps,
-            rows=rows,
-            model=kept[-1].engine.model if kept else None,
-            config=typed_llm(*short, *words),
-        )
-
-    return run
-
-
-def losses_of(run: SimpleNamespace) -> list[float]:
-    return [evaluation.loss for evaluation in run.report.held_out.evaluations]
 
 
 @pytest.mark.slow

@@ -275,6 +275,11 @@ def reference(recipe: Recipe) -> AbstractContextManager[Any]:
     return recipe._trainer.model.disable_adapter()
 
 
+def in_int4(recipe: Recipe, groupsize: int) -> AbstractContextManager[None]:
+    """The engine's part of `held_out.InInt4`."""
+    return models.in_int4(recipe._trainer.model, groupsize)
+
+
 def check_built(recipe: Recipe, config: LlmConfig) -> dict[str, int | None]:
     """As `recipes.check_built`. RuntimeError: another wrapper, type or method than asked for runs in truth."""
     model: torch.nn.Module = recipe._model

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,15 @@ from accelerate import init_empty_weights
 from bitsandbytes.nn.modules import Linear4bit
 from peft import LoraConfig
 from peft.utils import transformers_weight_conversion
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.hooks import RemovableHandle
 from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from transformers import core_model_loading
 
 from multicard.config.llm import DecoderConfig, HfConfig, LlmConfig
-from multicard.llm import methods, models
+from multicard.llm import int4, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
 from multicard.llm.model_writer import Part
 from multicard.llm.torchtune_components import RandomWeight
@@ -278,6 +280,14 @@ def quantise_output(model: Any) -> None:
         return
     of_weight, of_activations = output.weight_fake_quantizer, output.activation_fake_quantizer
     assert of_weight is not None and of_activations is not None
+    _quantise_output(model, of_weight, of_activations)
+
+
+def _quantise_output(
+    model: Any, of_weight: Callable[[Tensor], Tensor], of_activations: Callable[[Tensor], Tensor]
+) -> RemovableHandle:
+    """Replace the output that TRL's loss reads, and what it is multiplied with, until both are taken back."""
+    output: Any = model.get_output_embeddings()
 
     def quantised() -> Any:
         whole = output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
@@ -287,7 +297,26 @@ def quantise_output(model: Any) -> None:
         result.last_hidden_state = of_activations(result.last_hidden_state)
 
     model.get_output_embeddings = quantised
-    model.base_model.register_forward_hook(quantise)
+    return model.base_model.register_forward_hook(quantise)
+
+
+@contextmanager
+def in_int4(model: Any, groupsize: int) -> Iterator[None]:
+    """Within, the model computes as once it is quantised, but for an output that is the embeddings.
+
+    The output of a model that simulates quantisation already does.
+    """
+    with int4.computing(int4.linears(model.base_model), groupsize):
+        is_plain = type(model.get_output_embeddings()) is nn.Linear
+        if not is_plain or model.get_output_embeddings().weight is model.get_input_embeddings().weight:
+            yield
+            return
+        hook = _quantise_output(model, partial(int4.weights, groupsize=groupsize), int4.activations)
+        try:
+            yield
+        finally:
+            hook.remove()
+            del model.get_output_embeddings
 
 
 def counts(model: nn.Module) -> dict[str, int]:

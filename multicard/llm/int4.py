@@ -1,0 +1,74 @@
+"""A model computing as it would once it is quantised: int4 weights in groups, int8 activations.
+
+`method=qat` trains for that, and is judged by it: by the loss of the held-out rows so, beside the one of the simulated
+quantisation in training, and beside that of full tuning quantised afterwards. The arithmetic is torchao's, of the
+modules to which `Int8DynActInt4WeightQATQuantizer.convert` converts. Weights are quantised as a layer is called, when
+FSDP has gathered it, so that no rank holds a second model.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+
+from multicard.config.llm import LlmConfig
+from multicard.llm import methods
+from multicard.llm.method_options import QatConfig
+
+BITS = 4
+GROUPS = (256, 128, 64, 32)  # weights that share a scale; those of method=qat first
+
+
+def groupsize(config: LlmConfig, model: nn.Module) -> int | None:
+    """The weights that share a scale; None where the model is not quantised: it has adapters, or other widths.
+
+    Full tuning has the groups that method=qat has by default, where they divide the width of each linear, else the next
+    smaller ones.
+    """
+    method = methods.chosen(config)
+    if method.adapters or method.pairs:
+        return None
+    if isinstance(config.method, QatConfig):
+        return config.method.groupsize
+    widths = [linear.in_features for linear in linears(model)]
+    return next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+@contextmanager
+def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[None]:
+    """Within, linear layers compute with int4 weights and int8 activations."""
+    for layer in layers:
+        layer.forward = partial(_forward, layer, groupsize)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _forward(layer: nn.Linear, groupsize: int, inputs: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(activations(inputs), weights(layer.weight, groupsize).to(inputs.dtype), layer.bias)
+
+
+def weights(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
+    """Weights (out, in) as int4 says them, in groups along `in`, with one float32 scale a group."""
+    from torchao.quantization.quant_primitives import dequantize_affine
+    from torchao.quantization.utils import group_quantize_tensor_symmetric
+
+    whole, scales, zeros = group_quantize_tensor_symmetric(weight, BITS, groupsize, torch.float32)
+    least, most = -(2 ** (BITS - 1)), 2 ** (BITS - 1) - 1
+    return dequantize_affine(whole, (1, groupsize), scales, zeros, torch.int8, least, most, output_dtype=weight.dtype)
+
+
+def activations(inputs: torch.Tensor) -> torch.Tensor:
+    """Activations (..., in) as int8 says them, with one scale and zero point a token."""
+    from torchao.quantization.utils import per_token_dynamic_quant
+
+    least = torch.finfo(torch.float32).eps
+    return per_token_dynamic_quant(inputs, scale_dtype=torch.float32, zero_point_dtype=torch.float32, eps=least)
