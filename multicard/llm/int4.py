@@ -44,7 +44,7 @@ def linears(model: nn.Module) -> list[nn.Linear]:
 def computing(layers: Sequence[nn.Linear], groupsize: int) -> Iterator[None]:
     """Within, linear layers compute with int4 weights and int8 activations."""
     for layer in layers:
-        layer.forward = partial(_forward, layer, groupsize)
+        layer.forward = partial(_forward, layer, groupsize)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
