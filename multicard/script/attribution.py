@@ -8,6 +8,9 @@ handed out with none between them, and some come after the pass has ended. They 
 A pass that is left before its end may leave batches that nobody trains on: a look by `next(iter(loader))`, or the batch
 at which a loop breaks. No call of backward comes after those before the same loader is drawn from in another pass.
 
+A script may skip a batch, too. Those that no call came after, before the pass ended, nobody trained on. Where a call
+comes after two batches and usually after one, one of them was skipped or its loss was added: nobody knows.
+
 Where batches do not fit into memory, a script may begin again with smaller ones. Those of the failed attempt since its
 last step were not trained on, whether backward was called or not.
 """
@@ -23,6 +26,8 @@ import numpy as np
 
 UNKNOWN = -1  # samples of a batch that does not show them
 NO_STEP = -1
+NEVER = np.iinfo(np.int64).max  # instead of a call of backward
+FEW = 3  # up to one in so many calls differ from what a script usually does
 
 
 def _numbers() -> "array[int]":
@@ -101,12 +106,16 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     total = int(backwards[-1]) if len(ends) else 0
     calls = np.diff(backwards, prepend=0)
     computes = calls > 0
-    consumed_by = _consumption(passes, total)
+    following = _next_training(passes, total)
+    consumed_by = _consumption(passes, following)
     left_at: list[int | None] = [None] * len(passes)
-    if 2 * computes.sum() > len(ends):  # else calls of backward show nothing
+    calls_tell = 2 * computes.sum() > len(ends)
+    if calls_tell:
         left_at = _left_at(passes)
     failed_at = _failed_at(passes)
-    for one, by, last_call, failed in zip(passes, consumed_by, left_at, failed_at, strict=True):
+    taken = defaultdict[int, list[tuple[np.ndarray, np.ndarray]]](list)  # by source: calls, and steps
+    for number, one in enumerate(passes):
+        by, last_call, failed = consumed_by[number], left_at[number], failed_at[number]
         trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
         if by is None:
             steps = np.searchsorted(handed_out, np.array(one.places), side="right")
@@ -117,22 +126,50 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
             trains &= (np.array(one.backwards) + 1 if by is None else by) <= last_call
         if failed is not None:
             trains &= steps < np.searchsorted(handed_out, failed, side="right")
+        if calls_tell and not one.in_thread:
+            trained_by = np.array(one.backwards) + 1 if by is None else by
+            if by is None and one.ended is not None:  # nobody trained on those that no call came after
+                trains &= trained_by <= max(one.ended[0], following[number])
+            taken[id(one.source)].append((trained_by[trains], steps[trains]))
         for step, size in zip(steps[trains], np.array(one.sizes)[trains], strict=True):
             if step == len(ends):
                 continue  # read ahead when the run ended
             batches[step] += 1
             unknown[step] |= size == UNKNOWN
             samples[step] += max(0, size)
+    for of_source in taken.values():
+        trained_by, steps = (np.concatenate(parts) for parts in zip(*of_source, strict=True))
+        doubtful = steps[_shares_call(trained_by)]
+        unknown[doubtful[doubtful < len(ends)]] = True
     if passes:
         unknown |= computes & (batches == 0)
     samples[unknown] = 0
     return StepData(samples, batches, unknown, calls)
 
 
-def _consumption(passes: Sequence[Pass], total: int) -> list[np.ndarray | None]:
+def _shares_call(trained_by: np.ndarray) -> np.ndarray:
+    """Which batches of a source share their call of backward with more others than its batches usually do.
+
+    Args:
+        trained_by: the call of backward, from 1, after each batch that is trained on.
+    """
+    calls, places, counts = np.unique(trained_by, return_inverse=True, return_counts=True)
+    known = counts[calls < NEVER]
+    if not len(known):
+        return np.zeros(len(trained_by), dtype=bool)
+    more = (counts > np.bincount(known).argmax()) & (calls < NEVER)
+    if FEW * more.sum() > len(known):  # each call has its own number: no habit of the script's
+        return np.zeros(len(trained_by), dtype=bool)
+    return more[places]
+
+
+def _consumption(passes: Sequence[Pass], nexts: Sequence[int]) -> list[np.ndarray | None]:
     """Of each pass the call of backward, from 1, that first trains on each batch; None for a pass whose batches are
-    trained on as they are handed out."""
-    nexts = _next_training(passes, total)
+    trained on as they are handed out.
+
+    Args:
+        nexts: the calls of backward before the first batch that was handed out after each pass had ended.
+    """
     found = dict[int, np.ndarray]()
     depths = defaultdict[int, list[int]](list)  # by source, of whole passes
     for number, (one, next_backwards) in enumerate(zip(passes, nexts, strict=True)):
@@ -270,7 +307,7 @@ def _after(one: Pass, depth: int) -> np.ndarray:
     the end, one after the other. Past any call where nobody knows."""
     backwards = np.array(one.backwards, dtype=np.int64)
     if one.ended is None:
-        return np.append(backwards[depth:] + 1, np.full(min(depth, len(backwards)), np.iinfo(np.int64).max))
+        return np.append(backwards[depth:] + 1, np.full(min(depth, len(backwards)), NEVER))
     end = one.ended[0]
     ahead = max(1, len(backwards) - depth)
     spent = end - int(backwards[0])

@@ -27,3 +27,46 @@ def test_a_thread_may_see_the_end_of_its_pass_at_any_time():
         found = attribute(passes, ends)
         assert found.samples.tolist() == [8] * 6 and found.batches.tolist() == [1] * 6
         assert not found.unknown.any()
+
+
+def passes_of(handed_out: list[list[int]], calls: list[int]) -> tuple[list[Pass], list[StepEnd]]:
+    """Passes over one loader, whose batches have 8 samples and the last 2, and the end of each step.
+
+    Args:
+        handed_out: of each pass, the calls of backward before each batch. calls: of backward, at the end of each pass.
+    """
+    source, passes, place = object(), list[Pass](), 0
+    for backwards, end in zip(handed_out, calls, strict=True):
+        sizes = [8] * (len(backwards) - 1) + [2]
+        places = range(place, place + len(backwards))
+        place += len(backwards)
+        fields = {"sizes": array("q", sizes), "places": array("q", places), "backwards": array("q", backwards)}
+        passes.append(Pass(source, **fields, trains=bytearray([1] * len(backwards)), ended=(end, place)))
+    drawn = sorted((before, at) for one in passes for before, at in zip(one.backwards, one.places, strict=True))
+    ends = [StepEnd(step, 1 + max(at for before, at in drawn if before < step)) for step in range(1, calls[-1] + 1)]
+    return passes, ends
+
+
+def test_a_last_batch_that_a_script_skips_is_of_no_step():
+    passes, ends = passes_of([[0, 1, 2], [2, 3, 4]], [2, 4])
+    found = attribute(passes, ends)
+    assert found.samples.tolist() == [8] * 4 and not found.unknown.any()
+
+
+def test_a_last_batch_that_is_trained_on_counts():
+    passes, ends = passes_of([[0, 1, 2], [3, 4, 5]], [3, 6])
+    found = attribute(passes, ends)
+    assert found.samples.tolist() == [8, 8, 2] * 2 and not found.unknown.any()
+
+
+def test_beside_a_skipped_batch_samples_are_not_known():
+    passes, ends = passes_of([[0, 1, 1, 2], [3, 4, 5, 6]], [3, 7])
+    found = attribute(passes, ends)
+    assert found.unknown.tolist() == [False, True, False, False, False, False, False]
+    assert found.samples.tolist() == [8, 0, 2, 8, 8, 8, 2]
+
+
+def test_losses_that_a_script_usually_adds_are_of_one_step():
+    passes, ends = passes_of([[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]], [3, 6])
+    found = attribute(passes, ends)
+    assert found.samples.tolist() == [16, 16, 2] * 2 and not found.unknown.any()
