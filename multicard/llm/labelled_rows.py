@@ -283,7 +283,8 @@ class ChatPairs(Dataset[dict[str, Any]]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row, pair = {}, self._data[index]
+        row, stored = {}, self._data[index]
+        pair = {name: stored[name] for name in ("chosen", "rejected")}  # held-out rows have others beside them
         history = shared(pair["chosen"], pair["rejected"], min(map(last_learnt, pair.values())))
         for name, pieces in pair.items():
             asked = [piece | {"learnt": False} for piece in pieces[:history]]

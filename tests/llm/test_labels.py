@@ -76,7 +76,8 @@ def test_of_a_pairs_turns_only_those_after_the_shared_history_are_learnt(tmp_pat
 
 
 def test_of_a_pair_of_pieces_the_shared_ones_are_not_learnt(tmp_path: Path):
-    """As `model=hf` has pairs, in the chat template's text; what follows the answers is not learnt either."""
+    """As `model=hf` has pairs, in the chat template's text; what follows the answers is not learnt either. Held-out
+    pairs have their number beside them."""
     from multicard.llm.data.tokenizer import FolderTokenizer
     from tests.llm.test_folders import byte_tokenizer
 
@@ -86,7 +87,9 @@ def test_of_a_pair_of_pieces_the_shared_ones_are_not_learnt(tmp_path: Path):
         name: [{"content": text, "learnt": learnt} for text, learnt in [*pieces, (said + "</s>", True), ("!", False)]]
         for name, said in zip(CHOICES, ("Better", "Worse"), strict=True)
     }
-    (tmp_path / "rows.jsonl").write_text(json.dumps(pair) + "\n" + json.dumps(pair | {"rejected": pair["chosen"]}))
+    rows = [pair, pair | {"rejected": pair["chosen"]}]
+    lines = [json.dumps({"row": place, "is_trained": False} | row) for place, row in enumerate(rows)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     tokenizer = FolderTokenizer(str(tmp_path))
     data = {"data_files": str(tmp_path / "rows.jsonl"), "split": "train", "cache_dir": str(tmp_path / "cache")}
     different, equal = labelled_rows.ChatPairs(tokenizer, source="json", **data)
