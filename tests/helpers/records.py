@@ -190,6 +190,7 @@ def _trained(config: dict[str, Any]) -> dict[str, Any]:
         "chance_accuracy": 0.1,
         "time_to_target_s": None,
         "input": {"loader": "torch", "train": {"workers": 0}, "test": {"workers": 0}},
+        "saved": None,
         "num_workers": 0,
         "trainable_parameters": 2_236_682,
     }
@@ -227,6 +228,7 @@ def _tuned(config: dict[str, Any]) -> dict[str, Any]:
         "warmup_steps": 1,
         "flops_per_token": 8.9e6,
         "mfu": None,
+        **dict.fromkeys(("evaluate_s", "held_out", "time_to_target_s", "saved")),
     }
 
 
@@ -377,7 +379,8 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if held_out is not None:
-        record = evaluated(held_out) | record
+        if record.get("held_out") is None:
+            record = record | evaluated(held_out)
         pq.write_table(pa.table(held_out), folder / "held_out.parquet")
     (folder / "config.yaml").write_text("")
     (folder / "environment.json").write_text(json.dumps(environment() if machine is None else machine))
