@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multicard.llm import preflight
-from multicard.llm.data import columns, forms, pairs, row_sources
+from multicard.llm.data import columns, forms, pairs, row_sources, turns
 from multicard.llm.data.forms import Conversation
 from multicard.messages import Refusal
 from tests.conftest import Called, typed_llm
@@ -644,3 +644,26 @@ def test_tools_are_written_beside_pairs_by_a_template_that_knows_them(tmp_path: 
     (row,) = loaded(tmp_path, [{"messages": [Q, CALLED, A], "functions": [{"name": "add"}]}], *words).rows or []
     text = "".join(text for text, _ in pieces(row))
     assert json.dumps(TOOL) in text and '"arguments": {"a": 1}' in text
+
+
+@pytest.mark.parametrize("column", ["tools", "functions"])
+def test_flat_tools_are_wrapped_as_templates_read_them(column: str):
+    flat = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    row = columns.Columns({column: [flat, {"type": "function", "function": flat}]})
+    assert forms.tools_of(row) == [{"type": "function", "function": flat}] * 2
+
+
+def test_several_calls_of_a_function_call_turn_are_read():
+    said = turns.messages([{"from": "function_call", "value": '[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]'}])
+    assert said is not None
+    assert [call["function"] for call in said[0]["tool_calls"]] == [
+        {"name": "f", "arguments": {"a": 1}},
+        {"name": "g", "arguments": {}},
+    ]
+
+
+def test_a_call_without_text_has_an_empty_one():
+    """Templates write None as a word."""
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    (said,) = turns.messages([{"role": "assistant", "content": None, "tool_calls": [call]}]) or ()
+    assert said["content"] == ""

@@ -4,7 +4,7 @@ A column is read, or says again what messages say, or is left to the caller: to 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -265,7 +265,7 @@ def with_system(row: Columns, said: list[Message]) -> list[Message]:
 
 
 def tools_of(row: Columns) -> list[Any] | None:
-    """The tools that a row gives, as templates read them; plain functions are OpenAI's earlier form."""
+    """The tools that a row gives, as templates read them: functions in a `function` each, which older forms lack."""
     name = next(iter(row.there(names.TOOLS)), None)
     if name is None:
         return None
@@ -286,9 +286,13 @@ def tools_of(row: Columns) -> list[Any] | None:
             f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
             tools=str(tools)[:40],
         )
-    if name == "functions":
-        tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
-    return tools or None
+    wrapped = [tool if "function" in tool or "name" not in tool else _function(tool) for tool in tools]
+    return wrapped or None
+
+
+def _function(flat: Mapping[str, Any]) -> dict[str, Any]:
+    about = {key: value for key, value in flat.items() if key != "type"}
+    return {"type": "function", "function": about}
 
 
 def _check_said(row: Columns, said: Sequence[Message]) -> None:

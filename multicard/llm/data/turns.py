@@ -133,7 +133,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     own: Message = {"role": role, "content": content}
     own |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
     if str(said).lower() in CALLS:
-        own |= {"content": "", "tool_calls": [_call(content, number)]}
+        own |= {"content": "", "tool_calls": _calls(content, number)}
     elif role == "assistant" and is_filled(own.get("function_call")):  # OpenAI's earlier form
         own["tool_calls"] = [_call(own.pop("function_call"), number)]
     if is_filled(own.get("tool_calls")):
@@ -169,7 +169,7 @@ def _checked(said: Message, number: int) -> Message:
                 f"message {number} (assistant) is empty; give its text as content, or leave the row out",
                 message=number,
             )
-    return said | {"content": content}
+    return said | {"content": "" if content is None else content}  # templates write None as a word
 
 
 def _text_of(part: Any, number: int, role: str) -> str:
