@@ -7,6 +7,7 @@ that begins the user's next message.
 
 Some templates write an answer differently once others follow, without its thoughts (Qwen 3) or with another end
 (gpt-oss). TRL has forms of the known ones for training, which mark the answers. Of others the last answer is learnt.
+Reasoning is part of its answer, also if the prompt for an answer without any ends with empty reasoning.
 """
 
 import re
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 import jinja2
 
 from multicard.config.llm import ChatLoss
+from multicard.llm.data.special_tokens import SpecialTokens
+from multicard.llm.data.written import REASONING
 from multicard.messages import Refusal
 
 Row = dict[str, Any]
@@ -26,6 +29,8 @@ Row = dict[str, Any]
 # `{% generation %}`, by which a template says what the model writes: a filter that puts MARK before and after it
 GENERATION, MARK = re.compile(r"({%[-+]?\s*)(end)?generation\b"), "\0generation\0"
 CONTENT = "\0content\0"  # in the place of a message's own, to see what the template puts around it
+THOUGHT = "\0thought\0"
+CLOSES = "</think>"  # behind the reasoning that an answer's content holds
 
 
 class Span(NamedTuple):
@@ -69,9 +74,8 @@ class Writer:
         tools: Any,
     ) -> None:
         self._render, self._training, self._messages, self._tools = render, training, messages, tools
-        one = "|".join(map(re.escape, sorted(filter(None, special), key=len, reverse=True))) or r"(?!)"
-        self._one, self._run = re.compile(one), re.compile(rf"(?:{one})+")
-        self._at_end = re.compile(rf"((?:{one})+)\s+\Z")
+        self._special = SpecialTokens(special)
+        self._lenient = False  # a prompt that an answer continues in part is its prompt too
         self._begun: dict[tuple[int, bool], str] = {}
         self._parts: dict[int, list[str]] = {}
         self.answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -86,15 +90,16 @@ class Writer:
         by_marks = self._of_marks(whole)
         if by_marks is not None:
             return Written(by_marks)
-        if any(map(self._leaves_out, self.turns)):
+        self._special.begin(whole)
+        drops_thoughts = any(map(self._drops_thoughts, self.turns))
+        trained = self._for_training() if drops_thoughts else None
+        if trained is None and any(map(self._leaves_out, self.turns)):
             return Written(_pieces(whole, []))
-        spans = self._each(whole)
-        if spans is not None:
-            return Written(_pieces(self._closed(whole, spans), spans))
-        trained = self._for_training()
-        if trained is not None:
-            return Written(trained)
-        return self._last()
+        pieces = trained or self._of_spans(whole) or self._for_training()
+        if pieces is None:
+            self._lenient = True
+            pieces = self._of_spans(whole)
+        return self._last() if pieces is None else Written(pieces)
 
     def _text(self, messages: list[Row], prompt: bool = False) -> str:
         return self._render(messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt)
@@ -117,8 +122,8 @@ class Writer:
         text, spans, learnt = "", list[Span](), self._weighed(len(parts) // 2)
         for place, part in enumerate(parts):
             if place % 2 == 1 and learnt[place // 2]:
-                end = self._at_end.search(part)
-                begin = len(text) + _within(prompt, text, part)
+                end = self._special.at_end.search(part)
+                begin = len(text) + self._special.within(prompt, text, part)
                 spans.append(Span(begin, len(text) + (end.end(1) if end else len(part))))
             text += part
         return _pieces(text, spans)
@@ -137,10 +142,25 @@ class Writer:
 
     def _leaves_out(self, turn: int) -> bool:
         """True of an answer that the template does not write."""
-        content, around = self._messages[turn].get("content"), self._around(turn)
-        if around is None or len(around) > 1 or not isinstance(content, str):
+        content = self._messages[turn].get("content")
+        try:
+            around = self._around(turn)
+            if around is None or len(around) > 1 or not isinstance(content, str):
+                return False
+            return content.strip() not in self._upto(turn + 1)
+        except jinja2.TemplateError:  # it takes the whole alone
             return False
-        return content.strip() not in self._upto(turn + 1)
+
+    def _drops_thoughts(self, turn: int) -> bool:
+        """True of an answer whose content holds reasoning that the template never writes, as DeepSeek's drops it."""
+        message = self._messages[turn]
+        if CLOSES not in str(message.get("content")):
+            return False
+        thoughtful = message | {"content": f"<think>\n{THOUGHT}\n{CLOSES}\n\n{CONTENT}"}
+        try:
+            return THOUGHT not in self._text([*self._messages[:turn], thoughtful])
+        except jinja2.TemplateError:
+            return False
 
     def _around(self, turn: int) -> list[str] | None:
         """What the template writes before and after an answer's content; None of an answer that calls tools."""
@@ -152,6 +172,11 @@ class Writer:
             self._parts[turn] = text.split(CONTENT)
         return self._parts[turn]
 
+    def _of_spans(self, whole: str) -> list[Row] | None:
+        """The pieces of a text in which each answer is found; None where one is written differently in the whole."""
+        spans = self._each(whole)
+        return None if spans is None else _pieces(self._closed(whole, spans), spans)
+
     def _each(self, whole: str) -> list[Span] | None:
         """Where each answer is in a text; None where one is written differently there than before others follow."""
         spans = list[Span]()
@@ -162,49 +187,101 @@ class Writer:
             place = Span(len(found.before), len(found.before) + len(found.answer))
             if not whole.startswith(found.before + found.answer) or (spans and place.begin < spans[-1].end):
                 return None
-            if not found.ends and (token := self._one.match(whole, place.end)):
+            following = self._messages[turn + 1 : turn + 2]
+            ends = found.ends or any(each["role"] == "assistant" for each in following)  # by another answer's beginning
+            if not ends and (token := self._special.one.match(whole, place.end)):
                 place = Span(place.begin, token.end())
             spans.append(place)
         return spans
 
     def _find(self, turn: int) -> Found | None:
         """An answer, in the text that ends with it; None where it cannot be told from what stands before."""
-        text, prompt = self._upto(turn + 1), self._upto(turn, prompt=True)
-        around = self._around(turn)
-        if not text.startswith(prompt):  # it may end with what this answer does not have: DeepSeek's begins thoughts
-            if around is None or not text.startswith(around[0]):
-                return None
-            prompt = around[0]
+        try:
+            text = self._upto(turn + 1)
+            prompt = self._prompt(turn, text) if turn else self._greeted(text)
+            around = self._around(turn)
+        except jinja2.TemplateError:  # it takes the whole alone
+            return None
+        if prompt is None:
+            return None
         answer = text[len(prompt) :]
         if around is None or len(around) != 2 or not answer.endswith(around[1]):
-            end = self._at_end.search(answer)
-            return Found(prompt, answer[: end.end(1)] if end else answer, ends=True)
+            end = self._special.at_end.search(answer)
+            if end is None:
+                return Found(prompt, answer, ends=around is not None or self._ends_texts(turn))
+            return Found(prompt, answer[: end.start() + self._special.ending(end[1])], ends=True)
         behind = around[1]
         content = answer.removesuffix(behind)
-        end = self._run.search(behind)
+        end = self._special.run.search(behind)
         if end is not None:
-            return Found(prompt, content + behind[: end.end()], ends=True)
+            return Found(prompt, content + behind[: end.start() + self._special.ending(end[0])], ends=True)
         return Found(prompt, content + (behind.rstrip() or behind), ends=bool(behind.strip()))
+
+    def _ends_texts(self, turn: int) -> bool:
+        """True where the template itself writes something behind an answer without calls."""
+        plain = {"role": "assistant", "content": CONTENT}
+        return bool(self._text([*self._messages[:turn], plain]).rpartition(CONTENT)[2].strip())
+
+    def _prompt(self, turn: int, text: str) -> str | None:
+        """What stands before an answer, in the text that ends with it; None where that cannot be told."""
+        prompt = self._upto(turn, prompt=True)
+        if text.startswith(prompt):
+            return prompt
+        # It may end with what this answer does not have: DeepSeek's begins thoughts, Qwen 3.5's has empty ones
+        around = self._around(turn)
+        if around is not None and text.startswith(around[0]) and not self._thinks(turn):
+            return around[0]
+        before = self._upto(turn)
+        if not self._lenient or not text.startswith(before) or not prompt.startswith(before):
+            return None
+        shared = self._special.shared(prompt[len(before) :], text[len(before) :])
+        return text[: len(before) + shared] if shared else None
+
+    def _greeted(self, text: str) -> str | None:
+        """What stands before an answer that begins the conversation. No template is asked for a text of no message."""
+        around = self._around(0)
+        if around is not None and (not text.startswith(around[0]) or self._thinks(0)):
+            around = None
+        before = text if around is None else around[0]
+        header = self._header()
+        if header and header in before:
+            return before[: before.index(header) + len(header)]
+        return None if around is None else before.rstrip(" ")  # as of later answers, a space is learnt
+
+    def _thinks(self, turn: int) -> bool:
+        """True of an answer with reasoning beside its content."""
+        return any(self._messages[turn].get(key) for key in REASONING)
 
     def _closed(self, whole: str, spans: list[Span]) -> str:
         """The text, with the token that ends the last answer, where the template writes it with the next message alone.
         The answer's span then reaches to it."""
         last = self._messages[-1]
-        if not spans or spans[-1].end != len(whole) or last["role"] != "assistant" or self._run_ends(whole):
+        if not spans or spans[-1].end != len(whole) or last["role"] != "assistant" or self._special.ends(whole):
             return whole
-        try:
-            followed = self._text([*self._messages, {"role": "user", "content": CONTENT}])
-        except jinja2.TemplateError:
-            return whole
-        token = self._one.match(followed, len(whole)) if followed.startswith(whole) else None
-        if token is None:
-            return whole
-        spans[-1] = Span(spans[-1].begin, token.end())
-        return whole + token[0]
+        token = self._next_begins(last)
+        spans[-1] = Span(spans[-1].begin, len(whole) + len(token))
+        return whole + token
 
-    def _run_ends(self, text: str) -> bool:
-        """True where a text ends with a special token."""
-        return any(run.end() == len(text) for run in self._run.finditer(text))
+    def _next_begins(self, last: Row) -> str:
+        """The special token that begins the message behind an answer: a call's result, else the user's; or nothing.
+
+        The answer is written without reasoning, which some templates drop once others follow.
+        """
+        plain: Row = {"role": "assistant", "content": CONTENT}
+        other: Row = {"role": "user", "content": CONTENT}
+        if calls := last.get("tool_calls"):
+            plain |= {"content": str(last.get("content") or "").rpartition(CLOSES)[2], "tool_calls": calls}
+            other["role"] = "tool"
+            if isinstance(calls, list):
+                other |= {"name": calls[-1]["function"]["name"], "tool_call_id": calls[-1].get("id")}
+        said = [{"role": "user", "content": CONTENT}, plain]
+        try:
+            whole = self._text(said)
+            followed = self._text([*said, other])
+        except (jinja2.TemplateError, TypeError):
+            return ""
+        token = self._special.one.match(followed, len(whole)) if followed.startswith(whole) else None
+        return token[0] if token else ""
 
     def _for_training(self) -> list[Row] | None:
         """The pieces that TRL's form of the template marks; None where it has none, or refuses the conversation."""
@@ -212,13 +289,23 @@ class Writer:
             return None
         own, self._render = self._render, self._training
         try:
-            before = self._messages[: self.answers[0]]
-            prompt = self._text(before, prompt=True).removeprefix(self._text(before))
-            return self._of_marks(self._text(self._messages), prompt)
+            return self._of_marks(self._text(self._messages), self._header())
         except jinja2.TemplateError:
             return None
         finally:
             self._render = own
+
+    def _header(self) -> str:
+        """What the template writes to ask for an answer: for the first one, or for one of a question."""
+        for before in (self._messages[: self.answers[0]], [{"role": "user", "content": CONTENT}]):
+            try:
+                told = self._text(before) if before else ""
+                prompt = self._text(before, prompt=True) if before else ""
+            except jinja2.TemplateError:
+                continue
+            if told and prompt.startswith(told):
+                return prompt.removeprefix(told)
+        return ""
 
     def _last(self) -> Written:
         """The conversation up to its last answer, which alone is learnt."""
@@ -235,14 +322,6 @@ class Writer:
         spans = [Span(len(found.before), len(found.before) + len(found.answer))]
         text = self._closed(found.before + found.answer, spans) if not found.ends else found.before + found.answer
         return Written(_pieces(text, spans), last_alone=len(self.turns) > 1)
-
-
-def _within(prompt: str, before: str, span: str) -> int:
-    """How many characters at the beginning of a span still belong to the prompt that begins before it."""
-    for begun in range(len(prompt)):
-        if before.endswith(prompt[:begun]) and span.startswith(prompt[begun:]):
-            return len(prompt) - begun
-    return 0
 
 
 def _pieces(text: str, spans: Sequence[Span]) -> list[Row]:
