@@ -292,7 +292,7 @@ def data_parts(config: LlmConfig) -> dict[str, list[Blob]]:
         files = {name: f"{config.model.path}/{name}" for name in ("config.json", tokenizer.FILE)}
     named: list[Blob] = [(name, Path(str(path)).expanduser()) for name, path in files.items()]
     if isinstance(config.dataset, ChatConfig) or isinstance(config.model, HfConfig):
-        named.append(text_blob("chat_template", chat.template(config).source))
+        named.append(text_blob("chat_template", chat.template(config).text))
     return {"dataset": _identified_rows(config), "tokenizer": named, "weights": weights}
 
 

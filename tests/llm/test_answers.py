@@ -158,3 +158,25 @@ def test_the_form_for_training_learns_no_header_of_an_answer(
     monkeypatch.setattr(chat, "for_training", {DROPS: KEEPS}.get)
     found = learnt(read(tmp_path, DROPS, *said))
     assert found == ["Answer<|end_of_text|>", "Thought\n</think>\n\nAnswer<|end_of_text|>"]
+
+
+@pytest.mark.parametrize("form", ["settings", "files"])
+def test_of_named_templates_conversations_with_tools_take_tool_use(form: str, tmp_path: Path):
+    plain = "{% for m in messages %}{{ '<|eot_id|>' + m.content + '<|eom_id|>' }}{% endfor %}"
+    tool_use = "{% for t in tools %}{{ t.function.name }}{% endfor %}" + plain
+    if form == "settings":
+        several = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tool_use}]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    else:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "chat_template.jinja").write_text(plain)
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
+    config = typed_llm("dataset=chat", written(tmp_path / "data", {}), f"dataset.chat_template={tmp_path}")
+    template = chat.template(config)
+    rows = [{"messages": [Q, A]}, {"messages": [Q, A], "tools": [{"type": "function", "function": {"name": "add"}}]}]
+    texts = []
+    for row in rows:
+        conversation = forms.conversation(forms.columns_of(row, {}))
+        texts.append(text(chat.converted(conversation, template, ChatLoss.answers)[0]))
+    assert texts == [f"{before}<|eot_id|>Question<|eom_id|><|eot_id|>Answer<|eom_id|>" for before in ("", "add")]
+    assert template.text == plain + tool_use

@@ -44,6 +44,7 @@ class ChatTemplate(NamedTuple):
 
     around: the special tokens before and after a text without any. special: those that its text may have.
     training: renders TRL's form of it for training, if any. checks: that rows are written whole, by what is learnt.
+    with_tools: of several named templates the one for conversations with tools, as transformers chooses it.
     """
 
     source: str
@@ -52,6 +53,12 @@ class ChatTemplate(NamedTuple):
     special: tuple[str, ...]
     training: Callable[..., str] | None
     checks: dict[ChatLoss, Checked]
+    with_tools: "ChatTemplate | None" = None
+
+    @property
+    def text(self) -> str:
+        """All that writes rows, which identifies the data."""
+        return self.source if self.with_tools is None else self.source + self.with_tools.source
 
     def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> Written:
         """The text of a conversation in pieces, `content`; those `learnt` bear loss: the assistant's turns with the
@@ -82,21 +89,14 @@ def template(config: LlmConfig) -> ChatTemplate:
     key = "dataset.chat_template"
     for place in filter(None, [asked] if asked else own):
         try:
-            source, named = _read(Path(place).expanduser())
+            source, named, tool_use = _read(Path(place).expanduser())
             if source is not None:
                 special = tokens | named
                 around: Any = partial(tuple[str, str], (special["bos_token"], special["eos_token"]))
                 if isinstance(config.model, HfConfig):
                     around = partial(_around_text, str(config.model.path), named.get("eos_token", ""))
-                training = for_training(source)
-                return ChatTemplate(
-                    source,
-                    _renders(source, special),
-                    around,
-                    (*_special(config), *special.values()),
-                    None if training is None else _renders(training, special),
-                    {},
-                )
+                made = partial(_made, special=special, around=around, tokens=(*_special(config), *special.values()))
+                return made(source, with_tools=None if tool_use is None else made(tool_use))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, jinja2.TemplateError) as error:
             raise Refusal(
                 "llm.chat-template-unread",
@@ -123,6 +123,19 @@ def template(config: LlmConfig) -> ChatTemplate:
     )
 
 
+def _made(
+    source: str,
+    special: dict[str, str],
+    around: Callable[[], tuple[str, str]],
+    tokens: tuple[str, ...],
+    with_tools: ChatTemplate | None = None,
+) -> ChatTemplate:
+    """A template of this source."""
+    training = for_training(source)
+    training_form = None if training is None else _renders(training, special)
+    return ChatTemplate(source, _renders(source, special), around, tokens, training_form, {}, with_tools)
+
+
 def _renders(source: str, special: dict[str, str]) -> Callable[..., str]:
     """A template that writes messages, with marks around what it marks as answers."""
     return reads_parts(JINJA.from_string(marked(source), globals=special).render)
@@ -139,20 +152,28 @@ def _special(config: LlmConfig) -> tuple[str, ...]:
     return tuple(token["content"] for token in added if token.get("special"))
 
 
-def _read(place: Path) -> tuple[str | None, dict[str, str]]:
-    """The template of a file or a folder (None: there is none), and the special tokens that it may name."""
+def _read(place: Path) -> tuple[str | None, dict[str, str], str | None]:
+    """The template of a file or a folder (None: there is none), the special tokens that it may name, and the template
+    for conversations with tools, if it is another."""
     file = place if place.is_file() else place / "chat_template.jinja"
     settings_file = file.with_name("tokenizer_config.json")
     settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
     tokens = {name: value for name, value in settings.items() if name.endswith("_token") and value}
     tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
     source = settings.get("chat_template")
+    tool_use = None
     if isinstance(source, list):  # several, with names
-        source = {each["name"]: each["template"] for each in source}["default"]
+        several = {each["name"]: each["template"] for each in source}
+        source = several["default"]
+        tool_use = several.get("tool_use")
     beside = file.with_name("chat_template.json")  # of models that read images
     if source is None and beside.is_file() and not file.is_file():
         source = json.loads(beside.read_text("utf-8"))["chat_template"]
-    return (file.read_text("utf-8") if file.is_file() and file != settings_file else source), tokens
+    if not file.is_file() or file == settings_file:
+        return source, tokens, tool_use
+    additional = file.parent / "additional_chat_templates" / "tool_use.jinja"  # where transformers saves several
+    is_beside = file.name == "chat_template.jinja" and additional.is_file()
+    return file.read_text("utf-8"), tokens, additional.read_text("utf-8") if is_beside else None
 
 
 def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -> tuple[Row, list[str]]:
@@ -165,6 +186,8 @@ def converted(said: Conversation, chat_template: ChatTemplate, loss: ChatLoss) -
         return {"pieces": [{"content": text, "learnt": label} for text, label in said.segments if text]}, []
     if said.text is not None:
         return {"pieces": [_whole(said.text, chat_template, loss)]}, []
+    if said.tools and chat_template.with_tools is not None:
+        chat_template = chat_template.with_tools
     if said.tools and "tools" not in chat_template.source:
         raise turns.unwritten("tools", chat_template.source)
     messages, unread = turns.settle(said.messages, chat_template.source, said.column)
