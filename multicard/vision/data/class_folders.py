@@ -12,7 +12,7 @@ from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind
-from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests, train_on
+from multicard.vision.data.data_parts import FORMS, IN_A_TABLE, WHOLE, Part, Samples, Source, order_of_tests, train_on
 from multicard.vision.data.folder_contents import (
     Look,
     beside,
@@ -24,9 +24,17 @@ from multicard.vision.data.folder_contents import (
     in_words,
     look,
 )
+from multicard.vision.data.masks import folder_within, require_no_masks, unwrapped, without_masks
+from multicard.vision.data.not_classes import (
+    copy_inside,
+    copy_of_classes,
+    kinds_within,
+    listed,
+    require_classes,
+    sets_inside,
+    shared_folders,
+)
 
-# Folders beside `images` in a class, whose images are the shapes of objects, and no samples
-MASKS = {"masks", "mask", "segmentation", "segmentations", "lung masks", "infection masks"}
 AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
 
 
@@ -44,20 +52,11 @@ def parts_of(root: Path, chosen: Sequence[str] | None = None) -> Source:
     if chosen is not None:
         return _chosen(root, chosen)
     ignored = Counter[str]()
-    while (below := _only_folder(root)) is not None and part_names.parsed(below.name) is None:
-        ignored += beside(root)
+    while (below := folder_within(root)) is not None and part_names.parsed(below.name) is None:
+        ignored += _beside_folder(root, below)
         root = below
     found = _parts(root)
     return Source(found.parts, ignored + found.ignored)
-
-
-def _only_folder(folder: Path) -> Path | None:
-    """The only folder in a folder, where it holds folders and neither holds images itself."""
-    inside = look(folder)
-    if inside.has_images or len(inside.folders) != 1:
-        return None
-    below = look(inside.folders[0])
-    return inside.folders[0] if below.folders and not below.has_images else None
 
 
 def _parts(root: Path) -> Source:
@@ -96,13 +95,6 @@ def _holds_parts(folder: Path) -> bool:
     return len({part.kind for part in names.values()}) > 1
 
 
-def unwrapped(folder: Path) -> Path:
-    """The folder itself, or the one within that holds more than a single folder: seg_train/seg_train."""
-    while (below := _only_folder(folder)) is not None:
-        folder = below
-    return folder
-
-
 def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> Source:
     """Parts by the names of their folders. One to test on that holds images without classes is not read."""
     with_images = _without_classes([folder for folder in looks if looks[folder].has_images], looks, named)
@@ -113,6 +105,7 @@ def _by_name(root: Path, named: dict[Path, Kind], looks: dict[Path, Look]) -> So
     for folder in looks:
         if folder not in read:
             ignored[f"{folder.name}/"] += count_files(folder)
+    require_classes(root, {folder: named[folder] for folder in read})
     return Source([Part(folder.name, named[folder], partial(read_classes, folder)) for folder in read], ignored)
 
 
@@ -135,47 +128,43 @@ def _images_in_part(root: Path, parts: Sequence[Path]) -> Refusal:
     return Refusal(
         "photographs.part-without-classes",
         f"dataset.root={root}: {' and '.join(names)} {'hold' if both else 'holds'} images themselves, and no folders "
-        "of classes; put the images of each class into a folder of it"
-        + (f", or use `{AS_CLASSES}` if these are the classes" if both else ""),
+        f"of classes; put the images of each class of a part into a folder of it, {IN_A_TABLE}",
         key="dataset.root",
         parts=names,
     )
 
 
 def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: Sequence[Path]) -> None:
-    """Refuse folders that may be parts or classes, and folders that hold data sets of their own."""
+    """Refuse folders that may be parts or classes, and folders that hold data sets of their own, or masks."""
+    require_no_masks(root, class_folders(root))
     inner = {folder: kinds_within(inside) for folder, inside in filled.items() if not inside.has_images}
     sets = [folder for folder, kinds in inner.items() if Kind.train in kinds and len(kinds) > 1]
     if sets and not (len(sets) == len(filled) > 1 and all(look(f).has_images for f in filled[sets[0]].folders)):
-        raise Refusal(
-            "photographs.sets-inside",
-            f"dataset.root={root}: {_listed(sets)} each hold a data set with parts of its own; name one, as "
-            f"`{override('dataset.root', sets[0])}`",
-            key="dataset.root",
-            sets=[folder.name for folder in sets],
-        )
+        raise sets_inside(root, sets)
     if sets:
         return
-    if all(images_beside_masks(folder) for folder in filled):
-        return
-    shared = set.intersection(*(inside.names for inside in filled.values())) if len(filled) > 1 else set[str]()
-    if len(shared) > 1:
+    copy = copy_of_classes(filled)
+    if copy is not None and copy not in split:
+        raise copy_inside(copy, f"{override('dataset.root', copy)} dataset.split=0.2")
+    shared = shared_folders(filled)
+    are_parts = any(part_names.parsed(folder.name) is not None for folder in filled)
+    if shared:
         first, second = _train_first([folder.name for folder in filled])[:2]
+        as_classes = "" if are_parts else f", or use `{AS_CLASSES}` if they are classes"
         raise Refusal(
             "photographs.like-parts",
-            f"dataset.root={root}: {_listed(filled)} look like parts, not classes: each holds the same folders "
-            f"({', '.join(sorted(shared)[:5])}). Train on one and test on another, as `{train_on(first, second)}`, "
-            f"or use `{AS_CLASSES}` if they are classes",
+            f"dataset.root={root}: {listed(filled)} look like parts, not classes: each holds the same folders "
+            f"({', '.join(shared[:5])}). Train on one and test on another, as `{train_on(first, second)}`{as_classes}",
             key="dataset.root",
             folders=[folder.name for folder in filled],
-            shared=sorted(shared),
+            shared=shared,
         )
     if split:
         raise Refusal(
             "photographs.part-beside-classes",
             f"dataset.root={root}: {split[0].name} is called as a part and holds folders of classes, but lies beside "
-            f"{_listed(folder for folder in filled if folder not in split)}; use `{train_on(split[0].name, None)}` "
-            f"to read it alone, or `{AS_CLASSES}` if all are classes",
+            f"{listed(folder for folder in filled if folder not in split)}; use `{train_on(split[0].name, None)}` "
+            "to read it alone",
             key="dataset.root",
             part=split[0].name,
             folders=[folder.name for folder in filled],
@@ -192,17 +181,6 @@ def _train_first(names: Iterable[str]) -> list[str]:
         return 0 if part.kind is Kind.train else 2
 
     return sorted(names, key=place)
-
-
-def _listed(folders: Iterable[Path]) -> str:
-    names = [folder.name for folder in folders]
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}"
-
-
-def kinds_within(inside: Look) -> set[Kind]:
-    """The kinds of parts that the folders of a folder are called as."""
-    return {part.kind for part in part_names.named(inside.names).values()}
 
 
 def _parts_within_classes(root: Path, filled: dict[Path, Look]) -> Source | None:
@@ -237,13 +215,13 @@ def _chosen(root: Path, chosen: Sequence[str]) -> Source:
     ignored = Counter[str]()
     below = root
     while not any(path.is_dir() for path in _folders_called(below, chosen)):
-        found = _only_folder(below) or _only_with_parts(below)
+        found = folder_within(below) or _only_with_parts(below)
         if found is None:
             break
         ignored += _beside_folder(below, found)
         below = found
     if not chosen:
-        return Source([Part(WHOLE, None, partial(read_classes, below))], ignored)
+        return Source([Part(WHOLE, None, partial(read_classes, below, whatever_named=True))], ignored)
     if any(path.is_dir() for path in _folders_called(below, chosen)):
         root = below
     folders = _folders_called(root, chosen)
@@ -286,14 +264,24 @@ def _beside_folder(folder: Path, read: Path) -> Counter[str]:
 # ---- the images of a part
 
 
-def read_classes(folder: Path) -> Samples:
-    """Classes and files in the order of their names, as torchvision's ImageFolder has them, but for hidden ones."""
-    top, folder = folder, unwrapped(folder)
-    classes = class_folders(folder)
+def read_classes(folder: Path, whatever_named: bool = False) -> Samples:
+    """Classes and files in the order of their names, as torchvision's ImageFolder has them, but for hidden ones.
+
+    Args:
+        whatever_named: take folders called as images and masks for classes, too.
+    """
+    inner = unwrapped(folder, past_masks=not whatever_named)
+    classes = class_folders(inner)
     if not classes:
-        raise no_classes(folder)
-    ignored = sum((beside(each) for each in (folder, *folder.parents) if each.is_relative_to(top)), Counter[str]())
-    return read_folders(folder, {each.name: each for each in classes}, ignored)
+        raise no_classes(inner)
+    if not whatever_named:
+        require_no_masks(inner, classes)
+    ignored = beside(inner)
+    within = inner
+    while within != folder:
+        ignored += _beside_folder(within.parent, within)
+        within = within.parent
+    return read_folders(inner, {each.name: each for each in classes}, ignored)
 
 
 def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -> Samples:
@@ -304,10 +292,9 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
     """
     samples = Samples([], [], sorted(folders), Counter(ignored))
     for name in samples.classes:
-        masked = images_beside_masks(folders[name])
-        images, others = images_in(masked or folders[name])
-        if masked is not None:
-            others += _beside_folder(folders[name], masked)
+        every, others = images_in(folders[name])
+        images, masks = without_masks(folders[name], every)
+        others += masks
         if not images:
             found = f", but {in_words(others)}" if others else ""
             raise Refusal(
@@ -321,16 +308,6 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
         samples.labels.extend([name] * len(images))
         samples.ignored.update(others)
     return samples
-
-
-def images_beside_masks(folder: Path) -> Path | None:
-    """The folder of a class's images, where nothing but their masks lies beside it; None of any other class."""
-    inside = look(folder)
-    names = {each.name.lower(): each for each in inside.folders}
-    beside_images = names.keys() - {"images"}
-    if inside.has_images or len(beside_images) == len(names) or not beside_images or not beside_images <= MASKS:
-        return None
-    return names["images"]
 
 
 def no_classes(folder: Path) -> Refusal:

@@ -13,6 +13,7 @@ from multicard.vision.data.stored_images import Encoded
 
 WHOLE = "all"  # the name of samples that are not split into parts
 FORMS = "give a folder of train/<class>/ and val/<class>/, or another form of docs/own.md (images)"
+IN_A_TABLE = "or name the images and their classes in a .csv of the columns path and label (docs/own.md, images)"
 
 
 class Samples(NamedTuple):

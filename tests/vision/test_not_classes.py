@@ -1,0 +1,178 @@
+"""Folders and files that are taken for classes and samples, and are none: masks, versions, copies and parts."""
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.vision.data import datasets
+from tests.helpers.messages import refused, remedies
+from tests.vision.test_class_folders import left, options, parts, put, within
+
+
+def paths(*levels: str) -> list[str]:
+    """All folders of these levels, each a list of names with blanks between them."""
+    found = [""]
+    for level in levels:
+        found = [f"{above}/{name}".lstrip("/") for above in found for name in level.split()]
+    return found
+
+
+# Folders, what of them is not read, and the parts that are
+MASKED = {
+    "in parts": (paths("train test", "images masks", "cat dog"), {"masks/": 8}, "test"),
+    "annotations in parts": (paths("train val", "images annotations", "cat dog"), {"annotations/": 8}, "val"),
+    "other words": (paths("train val", "Original Ground_Truth", "cat dog"), {"Ground_Truth/": 8}, "val"),
+    "around parts": (paths("images masks", "train val", "cat dog"), {"masks/": 8}, "val"),
+    "in classes": (paths("train val", "cat dog", "images labels"), {"labels/": 8}, "val"),
+    "below the images of classes": (
+        [*within("train", "val"), *paths("train val", "cat dog", "masks")],
+        {"masks/": 8},
+        "val",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_in_folders_of_their_own_are_no_samples_at_any_level(name: str, tmp_path: Path):
+    folders, ignored, test = MASKED[name]
+    root = put(tmp_path / "root", *folders)
+    assert parts(root) == ("train", test, 4, 4, ["cat", "dog"])
+    assert left(root) == ignored
+
+
+def test_masks_beside_folders_of_classes_without_parts_are_no_samples(tmp_path: Path):
+    root = put(tmp_path / "root", *paths("images masks", "cat dog"))
+    assert parts(root, "dataset.split=0.5") == ("all", "0.5 of all", 2, 2, ["cat", "dog"])
+    assert left(root, "dataset.split=0.5") == {"masks/": 4}
+
+
+SEGMENTATION = {
+    "in parts": paths("train val", "images masks"),
+    "labels in parts": paths("train val", "images labels"),
+    "without parts": paths("images masks"),
+    "beside a third folder": paths("images masks edges"),
+}
+
+
+@pytest.mark.parametrize("words", [[], ["dataset.split=0.5"]])
+@pytest.mark.parametrize("name", SEGMENTATION)
+def test_images_and_masks_without_classes_are_refused(name: str, words: list[str], tmp_path: Path):
+    root = put(tmp_path / "root", *SEGMENTATION[name])
+    with refused("photographs.masks", key="dataset.root") as refusal:
+        if words and (root / "val").is_dir():
+            words = [*words, "dataset.parts=[train]"]
+        datasets.check(options(root, *words))
+    assert remedies(refusal.value) == []
+
+
+def test_folders_called_as_images_and_masks_are_classes_where_that_is_said(tmp_path: Path):
+    root = put(tmp_path / "root", "image", "mask")
+    assert parts(root, "dataset.parts=[]", "dataset.split=0.5")[4] == ["image", "mask"]
+
+
+@pytest.mark.parametrize("classes", [["mask", "no mask"], ["label", "other"], ["images", "drawings"]])
+def test_one_such_word_alone_is_a_class(classes: list[str], tmp_path: Path):
+    root = put(tmp_path / "root", *(f"{part}/{name}" for part in ("train", "val") for name in classes))
+    assert parts(root)[4] == sorted(classes)
+
+
+@dataclass(frozen=True)
+class NoClasses:
+    """Folders in which others lie than those of classes, and what each remedy reads (parts, classes)."""
+
+    folders: list[str]
+    code: str
+    reads: list[tuple[str, str, list[str]]]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+NO_CLASSES = {
+    "versions in parts": NoClasses(
+        paths("train valid", "color grayscale", "cat dog"),
+        "photographs.versions-in-part",
+        [("train/color", "valid/color", ["cat", "dog"]), ("train", "valid", ["color", "grayscale"])],
+        {"part": "train", "folders": ["color", "grayscale"], "shared": ["cat", "dog"]},
+    ),
+    "versions in the only part": NoClasses(
+        paths("train", "v1 v2 v3", "cat dog"),
+        "photographs.versions-in-part",
+        [("train/v1", "0.2 of train/v1", ["cat", "dog"]), ("train", "0.2 of train", ["v1", "v2", "v3"])],
+    ),
+    "versions below a folder": NoClasses(
+        paths("set", "train val", "train_images", "a b", "cat dog"),
+        "photographs.versions-in-part",
+        [
+            ("train/train_images/a", "val/train_images/a", ["cat", "dog"]),
+            ("train", "val", ["a", "b"]),
+        ],
+    ),
+    "a copy beside classes": NoClasses(
+        [*paths("cat dog"), *paths("augmented", "cat dog")],
+        "photographs.classes-inside",
+        [("all", "0.2 of all", ["cat", "dog"])],
+        {"folder": "augmented", "inside": ["cat", "dog"]},
+    ),
+    "a copy of the folder in itself": NoClasses(
+        [*paths("cells", "cat dog"), *paths("cells", "cells", "cat dog")],
+        "photographs.classes-inside",
+        [("all", "0.2 of all", ["cat", "dog"])],
+        {"folder": "cells"},
+    ),
+    "a copy in a part": NoClasses(
+        [*within("train", "test"), *within("train/augmented")],
+        "photographs.classes-inside",
+        [("train/augmented", "test", ["cat", "dog"])],
+    ),
+    "parts in a part": NoClasses(
+        [*paths("train", "train test", "cat dog"), *within("val")],
+        "photographs.sets-inside",
+        [("train", "test", ["cat", "dog"])],
+        {"sets": ["train"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_CLASSES)
+def test_folders_that_hold_classes_are_none_themselves(name: str, tmp_path: Path):
+    unclear = NO_CLASSES[name]
+    root = put(tmp_path / "data set", *unclear.folders, count=5)
+    with refused(unclear.code, key="dataset.root", **unclear.facts) as refusal:
+        datasets.check(options(root))
+    reads = []
+    for remedy in remedies(refusal.value):
+        train, test, _, _, classes = parts(root, *shlex.split(remedy))
+        reads.append((train, test, classes))
+    assert reads == unclear.reads
+
+
+# ---- masks beside their images, by name
+
+
+FORMS = ["{}_mask", "{}_mask_1", "{}-mask", "{}_seg", "{}_label", "{}_gt", "mask_{}", "{}.mask", "{} Segmentation"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mask_beside_its_image_is_no_sample(form: str, tmp_path: Path):
+    root = put(tmp_path / "root", *within("train", "val"))
+    for image in [*root.glob("*/*/*.png")]:
+        plain = image.with_name(f"{image.parent.name} ({image.stem}).png")
+        mask = image.with_name(f"{form.format(plain.stem)}.PNG")
+        mask.write_bytes(image.read_bytes())
+        image.rename(plain)
+    assert parts(root) == ("train", "val", 4, 4, ["cat", "dog"])
+    assert left(root) == {"masks, by their names": 8}
+
+
+def test_masks_without_their_image_are_samples_unless_most_have_theirs(tmp_path: Path):
+    root = put(tmp_path / "root", *within("train", "val"))
+    for image in [*(root / "train").glob("*/*.png")]:
+        image.rename(image.with_name(f"{image.stem}_mask.png"))
+    assert parts(root)[2] == 4 and left(root) == {}
+    for name in ("0", "1"):
+        original = root / "train/cat" / f"{name}_mask.png"
+        (root / "train/cat" / f"{name}.png").write_bytes(original.read_bytes())
+    (root / "train/cat/2_mask.png").write_bytes((root / "train/cat/0.png").read_bytes())
+    assert left(root) == {"masks, by their names": 3}
