@@ -4,7 +4,7 @@ What only looks like parts is refused with the overrides that read it in one way
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,17 @@ from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind
-from multicard.vision.data.data_parts import FORMS, IN_A_TABLE, WHOLE, Part, Samples, Source, order_of_tests, train_on
+from multicard.vision.data.data_parts import (
+    FORMS,
+    IN_A_TABLE,
+    WHOLE,
+    Part,
+    Samples,
+    Source,
+    order_of_tests,
+    train_first,
+    train_on,
+)
 from multicard.vision.data.folder_contents import (
     Look,
     beside,
@@ -149,7 +159,7 @@ def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: S
     shared = shared_folders(filled)
     are_parts = any(part_names.parsed(folder.name) is not None for folder in filled)
     if shared:
-        first, second = _train_first([folder.name for folder in filled])[:2]
+        first, second = train_first([folder.name for folder in filled])[:2]
         as_classes = "" if are_parts else f", or use `{AS_CLASSES}` if they are classes"
         raise Refusal(
             "photographs.like-parts",
@@ -169,18 +179,6 @@ def _refuse_what_looks_like_parts(root: Path, filled: dict[Path, Look], split: S
             part=split[0].name,
             folders=[folder.name for folder in filled],
         )
-
-
-def _train_first(names: Iterable[str]) -> list[str]:
-    """The names with that of a part to train on first, and those of parts to test on last."""
-
-    def place(name: str) -> int:
-        part = part_names.parsed(name)
-        if part is None:
-            return 1
-        return 0 if part.kind is Kind.train else 2
-
-    return sorted(names, key=place)
 
 
 def _parts_within_classes(root: Path, filled: dict[Path, Look]) -> Source | None:

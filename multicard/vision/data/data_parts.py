@@ -1,7 +1,7 @@
 """The parts of a set of images, and the samples of each."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,6 +89,18 @@ def order_of_tests(name: str) -> tuple[int, int, str]:
     part = part_names.parsed(name)
     kind, word = (len(Kind), 0) if part is None else part.order
     return kind, word, name
+
+
+def train_first(names: Iterable[str]) -> list[str]:
+    """The names with that of a part to train on first, and those of parts to test on last."""
+
+    def place(name: str) -> int:
+        part = part_names.parsed(name)
+        if part is None:
+            return 1
+        return 0 if part.kind is Kind.train else 2
+
+    return sorted(names, key=place)
 
 
 def chosen_parts(source: Source, names: list[str], place: str) -> Source:

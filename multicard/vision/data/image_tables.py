@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from multicard.config.shards import missing_shards
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.separated_text import separated_text
-from multicard.vision.data import table_images
+from multicard.vision.data import class_names, table_images
 from multicard.vision.data.data_parts import FORMS, WHOLE, Part, Samples, Source, order_of_tests
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, holds_images
 from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, Row, opened
@@ -26,6 +27,7 @@ SPLITS = ("split", "set", "subset", "partition", "is_valid", "is_val", "is_test"
 BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 HOLDS_BYTES = re.compile("struct<.*bytes: |(large_)?binary")  # types of encoded images
 PARQUET = ".parquet"
+LINES = ".jsonl"
 ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}  # what `datasets` writes of its files
 
 
@@ -147,7 +149,8 @@ class Columns:
     """What is read of a table, a value a row.
 
     labels: "" where a row has no class. parts: None without a column of `SPLITS`. classes: in their order, where
-    `datasets` declared them in the file. ignored: rows of each other column.
+    `datasets` declared them in the file. ignored: rows of each other column. several: the images of a row whose name
+    several have.
     """
 
     images: list[Encoded]
@@ -155,6 +158,7 @@ class Columns:
     parts: list[str] | None
     classes: list[str]
     ignored: Counter[str]
+    several: dict[int, list[Path]]
 
 
 def table_parts(paths: list[Path], by_split: bool = True, any_name: bool = False) -> Source:
@@ -168,7 +172,7 @@ def table_parts(paths: list[Path], by_split: bool = True, any_name: bool = False
     found: dict[str, Samples] = {part: Samples([], [], [], Counter()) for part in parts}
     wrong: dict[Message, list[int]] = {}
     for row, (image, label, part) in enumerate(zip(table.images, table.labels, parts, strict=True)):
-        problem = _problem_of_row(image, label, None if any_name else part)
+        problem = _problem_of_row(image, label, None if any_name else part, table.several.get(row, []))
         if problem is not None:
             wrong.setdefault(problem, []).append(row)
         found[part].images.append(image)
@@ -188,28 +192,18 @@ def table_parts(paths: list[Path], by_split: bool = True, any_name: bool = False
     made = []
     for name in sorted(found, key=order_of_tests):
         samples = found[name]
-        samples.classes.extend(_in_order(samples.labels, table.classes))
+        samples.classes.extend(class_names.in_order(samples.labels, table.classes))
         part = part_names.parsed(name)
         made.append(Part(name, None if part is None else part.kind, partial(Samples, *samples)))
     return Source(made, table.ignored)
 
 
-def _in_order(labels: list[str], declared: list[str]) -> list[str]:
-    """The classes of these samples: as declared, or by their value where all are numbers, or by name."""
-    present = set(labels)
-    value = float if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in present) else str
-    by_value = sorted(sorted(present), key=value)  # by name first: 1 and 01 are of one value
-    return [name for name in declared if name in present] or by_value
-
-
-def _problem_of_row(image: Encoded, label: str, part: str | None) -> Message | None:
+def _problem_of_row(image: Encoded, label: str, part: str | None, several: Sequence[Path]) -> Message | None:
     """Why a row of a table cannot be used. Its part may have any name where it is None here."""
     if not label:
         return Message("photographs.no-label", "no label; give each image its class")
     if isinstance(image, Path) and not image.is_file():
-        return Message(
-            "photographs.no-such-image", "no such file; give paths relative to the table, or leave the row out"
-        )
+        return table_images.missing(image.parent, several)
     if part not in (None, WHOLE) and part_names.parsed(part) is None:
         return Message(
             "photographs.unknown-split",
@@ -252,7 +246,7 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
         table = stored.to_table([fields[name].name for name in wanted])
         columns = {name: table[fields[name].name].to_pylist() for name in wanted}
         counts = [opened([path]).count_rows() for path in paths] if inside else []
-        texts = {name: _texts(columns[name], _declared(stored, fields[name].name)) for name in wanted}
+        texts = {name: class_names.texts(columns[name], _declared(stored, fields[name].name)) for name in wanted}
         split, parts = _named_parts({name: texts[name] for name in splits})
         read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
         others = [field.name for field in stored.schema if field.name not in read]
@@ -286,14 +280,17 @@ def _columns(paths: list[Path], by_split: bool) -> Columns:
     for path, count in zip(paths, counts, strict=bool(inside)):
         file = ImageFile(path, fields[image])
         images += [Row(file, index) for index in range(count)]
-    return Columns(images, texts[label], parts, _declared(stored, fields[label].name), ignored)
+    return Columns(images, texts[label], parts, _declared(stored, fields[label].name), ignored, found.several)
 
 
 def _text_table(path: Path) -> Any:
-    """The table of a .csv or .tsv, all of whose cells are texts."""
+    """The table of a .csv or .tsv, all of whose cells are texts, or of a .jsonl."""
     import pyarrow as pa
     from pyarrow import csv
+    from pyarrow import json as json_lines
 
+    if path.suffix.lower() == LINES:
+        return json_lines.read_json(path)
     found = separated_text(path.read_bytes())
     convert = csv.ConvertOptions(default_column_type=pa.string(), null_values=[""], strings_can_be_null=True)
     parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
@@ -371,13 +368,6 @@ def _declared(stored: Any, name: str) -> list[str]:
     with suppress(ValueError, TypeError, LookupError):  # metadata of others, or of a column without names
         return [*json.loads(stored.schema.metadata[b"huggingface"])["info"]["features"][name]["names"]]
     return []
-
-
-def _texts(values: list[Any], declared: list[str]) -> list[str]:
-    """Values as texts, "" where there is none: numbers by their declared names, where there are some."""
-    if declared:
-        values = [declared[number] if number in range(len(declared)) else None for number in values]
-    return ["" if value is None or str(value) in ("nan", "NaN") else str(value).strip() for value in values]
 
 
 def _named_parts(columns: dict[str, list[str]]) -> tuple[str, list[str] | None]:

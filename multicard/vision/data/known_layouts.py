@@ -1,18 +1,18 @@
 """Public layouts of images that are no folders of classes: what each is, and what to make of it."""
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from multicard.config.pasting import override
-from multicard.messages import Refusal
+from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import Kind
 from multicard.vision.data.data_parts import WHOLE, Part, Samples, Source
 from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
-from multicard.vision.data.image_tables import table_parts
+from multicard.vision.data.image_tables import LINES, table_parts
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
 ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
@@ -93,13 +93,24 @@ def without_classes(root: Path) -> Refusal | None:
 
 def refusal(root: Path) -> Refusal | None:
     """The refusal of a folder that cannot be read, by a table or an archive in it; None where it has neither."""
-    for table in _tables(root):
-        return Refusal(
-            "photographs.table-beside",
-            f"dataset.root={root}: holds {table.name}, which names images and their classes; use `{_alone(table)}`",
-            key="dataset.root",
-            table=str(table),
-        )
+    tables = _tables(root)
+    for part in class_folders(root):
+        name = part_names.parsed(part.name)
+        if name is not None and name.kind is Kind.train:
+            tables += _tables(part)  # metadata.csv in train/, as of `imagefolder`
+    for table in tables:
+        if table.refusal is None:
+            shown = table.path.relative_to(root).as_posix()
+            return Refusal(
+                "photographs.table-beside",
+                f"dataset.root={root}: holds {shown}, which names images and their classes; use `{_alone(table.path)}`",
+                key="dataset.root",
+                table=str(table.path),
+            )
+    for table in tables:
+        reason = None if table.refusal is None else table.refusal.message.facts.get("reason")
+        if isinstance(reason, Message) and reason.code == "photographs.image-twice":
+            return table.refusal
     for path in sorted(root.iterdir()):
         archive = packed(path)
         if archive is not None:
@@ -107,13 +118,27 @@ def refusal(root: Path) -> Refusal | None:
     return None
 
 
-def _tables(root: Path) -> Iterator[Path]:
-    """Tables in a folder all of whose rows can be used; those called as a part to train on first."""
-    found = [path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv")]
-    for path in sorted(found, key=lambda path: part_names.parsed(path.stem) is None):
-        with suppress(Refusal, OSError):
-            if not is_hidden(path.name) and len(table_parts([path]).parts) == 1:
-                yield path
+class NearTable(NamedTuple):
+    """A table in a folder of images. refusal: why it cannot be used; None where it can."""
+
+    path: Path
+    refusal: Refusal | None
+
+
+def _tables(root: Path) -> list[NearTable]:
+    """Tables in a folder without parts of their own; those called as a part to train on first."""
+    paths = [path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv", LINES)]
+    found = []
+    for path in sorted(paths, key=lambda path: part_names.parsed(path.stem) is None):
+        if is_hidden(path.name):
+            continue
+        with suppress(OSError):
+            try:
+                if len(table_parts([path]).parts) == 1:
+                    found.append(NearTable(path, None))
+            except Refusal as refusal:
+                found.append(NearTable(path, refusal))
+    return found
 
 
 def packed(path: Path) -> Refusal | None:

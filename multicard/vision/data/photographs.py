@@ -16,7 +16,7 @@ from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, in_one_line, say
 from multicard.records.schema_parts import Ignored, Repeated
 from multicard.records.text_table import in_bytes
-from multicard.vision.data import class_folders, decoded_cache, decoding, repeated_images, sample_sources
+from multicard.vision.data import class_folders, class_names, decoded_cache, decoding, repeated_images, sample_sources
 from multicard.vision.data.data_parts import Part, Samples, train_and_tests, train_on
 from multicard.vision.data.splits import Data, Split, held_out
 from multicard.vision.data.stored_images import files_of
@@ -216,6 +216,9 @@ def check(config: ImagesConfig) -> None:
     parts = data.facts["parts"]
     if data.ignored:
         _say_once(_not_read(data.ignored, config))
+    alike = class_names.alike(data.class_names)
+    if alike:
+        _say_once(_alike(alike, config))
     if parts["unused"]:
         note = Message(
             "photographs.tests-on",
@@ -227,6 +230,21 @@ def check(config: ImagesConfig) -> None:
         _say_once(note)
     if config.cache is CacheMode.mmap:
         decoded_cache.check(config)
+
+
+def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
+    """That names of classes differ only by case or blanks, and may be meant as one."""
+    shown = "; ".join(" and ".join(group) for group in groups[:SHOWN_KINDS])
+    return Message(
+        "photographs.alike-classes",
+        in_one_line(
+            f"dataset.root={config.root}: trains {shown} as classes of their own, whose names differ only by case, "
+            "blanks or dashes; give them one name if they are one class"
+        ),
+        key="dataset.root",
+        root=str(config.root),
+        classes=groups,
+    )
 
 
 def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:

@@ -13,7 +13,7 @@ from multicard.vision.data.class_folders import parts_of
 from multicard.vision.data.data_parts import FORMS, Source, chosen_parts
 from multicard.vision.data.image_tables import stored_parts, table_parts
 
-TABLES = (".csv", ".tsv", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
@@ -50,7 +50,7 @@ def find(root: Path, chosen: Sequence[str] | None = None) -> Source:
     else:
         raise Refusal(
             "photographs.no-table",
-            f"dataset.root={root}: is neither a folder nor a .csv, .tsv or .parquet file; {FORMS}",
+            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file; {FORMS}",
             key="dataset.root",
             root=str(root),
         )

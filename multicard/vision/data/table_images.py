@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from multicard.messages import Message
+from multicard.vision.data.data_parts import train_first
 from multicard.vision.data.folder_contents import SUFFIXES, class_folders, images_in, is_hidden
 
 NOT_NAMED = "images that no row names"
 
 
 class TableImages(NamedTuple):
-    """The file of each row, which may not be there; and the images beside them that no row names, counted."""
+    """The file of each row, which may not be there; and the images beside them that no row names, counted.
+
+    several: by row, the images of a name that more than one has.
+    """
 
     images: list[Path]
     ignored: Counter[str]
+    several: dict[int, list[Path]]
 
 
 def found(folder: Path, values: Sequence[str]) -> TableImages:
@@ -28,13 +34,40 @@ def found(folder: Path, values: Sequence[str]) -> TableImages:
         folder: of the table. values: a row each.
     """
     images = [_path(folder, value) for value in values]
+    several = dict[int, list[Path]]()
     if any(not image.is_file() for image in images):
         by_name = _by_name(folder)
         for row, value in enumerate(values):
             named = by_name.get(value, [])
-            if len(named) == 1 and not images[row].is_file():
+            if images[row].is_file():
+                continue
+            if len(named) == 1:
                 images[row] = named[0]
-    return TableImages(images, Counter({NOT_NAMED: _not_named(images)}))
+            elif named:
+                several[row] = named
+    return TableImages(images, Counter({NOT_NAMED: _not_named(images)}), several)
+
+
+def missing(folder: Path, several: Sequence[Path]) -> Message:
+    """Why the image of a row is not there.
+
+    Args:
+        folder: that of the table, where the row names several images. several: these.
+    """
+    if not several:
+        return Message(
+            "photographs.no-such-image", "no such file; give paths relative to the table, or leave the row out"
+        )
+    places = {image.parent.relative_to(folder).as_posix() for image in several}
+    folders = train_first(sorted(places))
+    if len(folders) == 1:
+        way = "give it with its ending"
+    else:
+        way = f"give paths from the folder of the table, as {folders[0]}/NAME"
+    shown = " and ".join(f"{name}/" for name in folders[:5])
+    return Message(
+        "photographs.image-twice", f"several images of this name are there, in {shown}; {way}", folders=folders
+    )
 
 
 def _path(folder: Path, value: str) -> Path:

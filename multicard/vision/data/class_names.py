@@ -1,0 +1,43 @@
+"""The names of classes: a table's values as texts, in which order they are numbered, and names that are almost one."""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def texts(values: Sequence[Any], declared: Sequence[str]) -> list[str]:
+    """Values as texts, "" where there is none: numbers by their declared names, where there are some.
+
+    The text nan is a value, as `Nan` may be a class, unless all others are numbers: then one is missing.
+    """
+    if declared:
+        values = [declared[number] if number in range(len(declared)) else None for number in values]
+    found = ["" if _is_missing(value) else str(value).strip() for value in values]
+    others = {text for text in found if text and text.lower() != "nan"}
+    if all(NUMBER.fullmatch(text) for text in others):
+        return ["" if text.lower() == "nan" else text for text in found]
+    return found
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def in_order(labels: Sequence[str], declared: Sequence[str]) -> list[str]:
+    """The classes of these samples: as declared, or by their value where all are numbers, or by name."""
+    present = set(labels)
+    value = float if all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in present) else str
+    by_value = sorted(sorted(present), key=value)  # by name first: 1 and 01 are of one value
+    return [name for name in declared if name in present] or by_value
+
+
+def alike(names: Sequence[str]) -> list[list[str]]:
+    """Names of classes that differ only by case and by blanks, dashes and underscores, those of one group together."""
+    groups = defaultdict[str, list[str]](list)
+    for name in names:
+        groups[re.sub(r"[ _-]+", " ", name.casefold()).strip()].append(name)
+    return [group for group in groups.values() if len(group) > 1]

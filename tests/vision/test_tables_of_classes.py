@@ -1,0 +1,109 @@
+"""Tables beside images in parts, as Kaggle and `imagefolder` have them, and what their cells say of classes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multicard.messages import Message
+from multicard.vision.data import class_names, datasets
+from tests.helpers.messages import find, refused, remedies, told
+from tests.vision.test_class_folders import options, parts, put
+from tests.vision.test_sample_sources import parquet, write
+
+
+def kaggle(root: Path, *folders: str) -> Path:
+    """Folders with images of the same names, and a table of the ids of those in the first."""
+    put(root, *folders, count=8)
+    write(root / "train.csv", "id,label", *(f"{number},{['cat', 'dog'][number % 2]}" for number in range(8)))
+    write(root / "sample_submission.csv", "id,label", *(f"{number},cat" for number in range(8)))
+    return root
+
+
+@pytest.mark.parametrize("name", ["train.csv", "."])
+@pytest.mark.parametrize("folders", [["train", "test"], ["train_images", "test_images", "more"]])
+def test_ids_of_images_in_several_folders_are_called_so(folders: list[str], name: str, tmp_path: Path):
+    root = kaggle(tmp_path / "root", *folders)
+    with refused("photographs.bad-rows", key="dataset.root", row=1, rows=8) as refusal:
+        datasets.check(options(root / name, "dataset.split=0.5"))
+    reason = refusal.value.message.facts["reason"]
+    assert isinstance(reason, Message) and reason.code == "photographs.image-twice"
+    assert reason.facts["folders"][0] == folders[0] and {*reason.facts["folders"]} == {*folders}
+    assert remedies(refusal.value) == []
+    rows = (root / "train.csv").read_text().splitlines()
+    write(root / "train.csv", rows[0], *(f"{folders[0]}/{row.replace(',', '.png,')}" for row in rows[1:]))
+    assert parts(root / "train.csv", "dataset.split=0.5")[2:] == (4, 4, ["cat", "dog"])
+
+
+def test_an_id_with_several_endings_is_called_so(tmp_path: Path):
+    root = kaggle(tmp_path / "root", "train")
+    (root / "train/1.jpg").write_bytes((root / "train/1.png").read_bytes())
+    with refused("photographs.bad-rows", row=2, rows=1) as refusal:
+        parts(root / "train.csv", "dataset.split=0.5")
+    assert refusal.value.message.facts["reason"].facts == {"folders": ["train"]}
+
+
+def test_images_called_by_their_class_in_parts_are_no_classes_train_and_test(tmp_path: Path):
+    root = put(tmp_path / "root", "train", "test1", count=4)
+    for image in (root / "train").iterdir():
+        image.rename(image.with_name(f"cat.{image.name}"))
+    with refused("photographs.part-without-classes", parts=["test1", "train"]) as refusal:
+        datasets.check(options(root))
+    assert remedies(refusal.value) == []
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_a_table_in_the_part_to_train_on_is_named_and_its_remedy_reads_it(name: str, tmp_path: Path):
+    root = put(tmp_path / "root", "train", "test", count=10)
+    for part in ("train", "test"):
+        rows = [{"file_name": f"{number}.png", "label": ["cat", "dog"][number % 2]} for number in range(10)]
+        if name.endswith(".csv"):
+            lines = ["file_name,label", *(",".join(row.values()) for row in rows)]
+        else:
+            lines = [json.dumps(row) for row in rows]
+        write(root / part / name, *lines)
+    with refused("photographs.table-beside", table=str(root / "train" / name)) as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    table, split = remedy.split()
+    read = parts(Path(table.removeprefix("dataset.root=")), split)
+    assert read == ("all", "0.2 of all", 8, 2, ["cat", "dog"])
+
+
+def test_a_broken_table_of_json_lines_is_refused(tmp_path: Path):
+    write(tmp_path / "a.jsonl", '{"file_name": "0.png", "label": ')
+    with refused("photographs.unreadable-table", file=str(tmp_path / "a.jsonl")):
+        parts(tmp_path / "a.jsonl", "dataset.split=0.5")
+
+
+def labelled(root: Path, labels: list[str]) -> Path:
+    """A table of as many images as there are labels."""
+    put(root, "images", count=len(labels))
+    return write(root / "a.csv", "path,label", *(f"images/{row}.png,{label}" for row, label in enumerate(labels)))
+
+
+@pytest.mark.parametrize("name", ["nan", "NaN"])
+def test_the_text_nan_is_a_class_among_names(name: str, tmp_path: Path):
+    table = labelled(tmp_path / "root", [name, "nv"] * 4)
+    assert parts(table, "dataset.split=0.5")[4] == sorted([name, "nv"])
+    stored = parquet(table.parent, path=[f"images/{row}.png" for row in range(8)], label=[name, "nv"] * 4)
+    assert parts(stored, "dataset.split=0.5")[4] == sorted([name, "nv"])
+
+
+def test_nan_among_numbers_and_an_empty_cell_are_no_class(tmp_path: Path):
+    for labels in (["0.0", "1.0", "nan"], ["a", "b", ""]):
+        table = labelled(tmp_path / labels[0], labels)
+        with refused("photographs.bad-rows", row=3) as refusal:
+            parts(table, "dataset.split=0.5")
+        assert refusal.value.message.facts["reason"].code == "photographs.no-label"
+
+
+def test_classes_whose_names_differ_by_case_alone_are_said(tmp_path: Path, capsys: Any):
+    table = labelled(tmp_path / "root", ["NV", "nv", "mel"] * 4)
+    datasets.check(options(table, "dataset.split=0.5"))
+    said = find(capsys.readouterr().out, "photographs.alike-classes", key="dataset.root")
+    assert said.facts["classes"] == [["NV", "nv"]]
+    datasets.check(options(labelled(tmp_path / "other", ["nv", "mel"] * 4), "dataset.split=0.5"))
+    assert told(capsys.readouterr().out) == []
+    assert class_names.alike(["covid 19", "Covid-19", "healthy", "1", "01"]) == [["covid 19", "Covid-19"]]
