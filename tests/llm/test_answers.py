@@ -9,6 +9,7 @@ import pytest
 from multicard.config.llm import ChatLoss
 from multicard.llm.data import chat, forms
 from tests.conftest import typed_llm
+from tests.helpers.messages import refused
 from tests.llm.test_chat import written
 
 # Qwen 3.5's form: the prompt ends with empty reasoning, and earlier answers are written without theirs
@@ -180,3 +181,21 @@ def test_of_named_templates_conversations_with_tools_take_tool_use(form: str, tm
         texts.append(text(chat.converted(conversation, template, ChatLoss.answers)[0]))
     assert texts == [f"{before}<|eot_id|>Question<|eom_id|><|eot_id|>Answer<|eom_id|>" for before in ("", "add")]
     assert template.text == plain + tool_use
+
+
+# Marks by `{% generation %}` that leave reasoning out, and that reach over a question
+MARKS = """{%- for m in messages %}{%- if m.role == 'user' %}{{- m.content }}
+{%- else %}{{- m.reasoning_content }}{%- generation %}{{- m.content }}{%- endgeneration %}{%- endif %}{%- endfor %}"""
+MARKS_ALL = "!{%- generation %}{%- for m in messages %}{{- m.content }}{%- endfor %}{%- endgeneration %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "message", "column"),
+    [(MARKS, [Q, THOUGHT], 2, "reasoning_content"), (MARKS_ALL, [Q, A], 1, "content")],
+)
+def test_an_answer_that_is_learnt_in_part_and_a_question_that_is_learnt_are_refused(
+    template: str, said: list[Any], message: int, column: str, tmp_path: Path
+):
+    with refused("llm.chat-mislearnt", message=message, column=column):
+        read(tmp_path, template, *said)
+    assert learnt(read(tmp_path, MARKS, Q, A)) == ["Answer"]

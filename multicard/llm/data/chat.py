@@ -69,9 +69,8 @@ class ChatTemplate(NamedTuple):
         """The check that what rows hold is written, which remembers what it found of each shape of conversation."""
         if loss not in self.checks:
 
-            def write(messages: list[Row], tools: Any) -> str:
-                pieces = _pieces_of(messages, tools, self, loss)[1].pieces
-                return "".join(piece["content"] for piece in pieces)
+            def write(messages: list[Row], tools: Any) -> Written:
+                return _pieces_of(messages, tools, self, loss)[1]
 
             self.checks[loss] = Checked(write, self.source)
         return self.checks[loss]

@@ -6,18 +6,21 @@ the same shape is written too, in which every part is unlike all others.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from multicard.llm.data.columns import is_filled
 from multicard.llm.data.turns import BEARING_KEYS, Message, unwritten
+from multicard.messages import Refusal
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 # Templates read them to find a call, or to choose a form, and seldom write them
 LINKS = ("role", "weight", "tool_call_id", "id", "type", "index")
 THOUGHTS = "<think>"  # names the reasoning within an answer's content
 MOST_SHAPES = 4096
+STAND_IN = re.compile(r"Zx\d{5}Qj")
 
 Shape = tuple[Any, ...]
 
@@ -30,17 +33,25 @@ class Part(NamedTuple):
     value: Any
 
 
+class Tried(NamedTuple):
+    """What the template leaves out of a stand-in, and the first part that is learnt against its message's place."""
+
+    left_out: list[Part]
+    mislearnt: Part | None = None
+
+
 class Checked:
-    """Checks of one template and loss, which remember what the template leaves out of conversations of a shape.
+    """Checks of one template and loss, which remember what the template leaves out of conversations of a shape, and
+    what is learnt of them.
 
     Args:
-        write: gives the text of messages and tools, as rows are written.
+        write: gives the pieces of messages and tools, as rows are written, and whether the last answer alone is learnt.
         source: of the template.
     """
 
-    def __init__(self, write: Callable[[list[Message], Any], str], source: str) -> None:
+    def __init__(self, write: Callable[[list[Message], Any], tuple[list[dict[str, Any]], bool]], source: str) -> None:
         self._write, self._source = write, source
-        self._left_out: dict[Shape, list[Part]] = {}
+        self._left_out: dict[Shape, Tried] = {}
 
     def unread(self, said: Sequence[Message], tools: Any, text: str, column: str) -> list[str]:
         """The parts that are not written and bear nothing that is learnt, as "messages.name".
@@ -56,8 +67,9 @@ class Checked:
             if len(self._left_out) >= MOST_SHAPES:
                 self._left_out.clear()
             self._left_out[shape] = self._tried(said, tools)
+        tried = self._left_out[shape]
         found = list[str]()
-        for part in (*self._left_out[shape], *lost):  # the stand-in tells equal messages apart
+        for part in (*tried.left_out, *lost):  # the stand-in tells equal messages apart
             if part.place is None:
                 raise unwritten("tools", self._source)
             if part.place > last:
@@ -67,18 +79,45 @@ class Checked:
                 key = "content" if part.key == THOUGHTS else part.key
                 raise unwritten(key, self._source, part.place + 1)
             found.append(f"{column}.{part.key}")
+        if tried.mislearnt is not None:
+            raise _mislearnt(tried.mislearnt)
         return list(dict.fromkeys(found))
 
-    def _tried(self, said: Sequence[Message], tools: Any) -> list[Part]:
-        """The parts of a stand-in that the template leaves out; none where it takes no stand-in."""
+    def _tried(self, said: Sequence[Message], tools: Any) -> Tried:
+        """What the template does with a stand-in; nothing if it takes none."""
         stand_in = _StandIn()
         messages = [stand_in.message(each) for each in said]
         offered = [stand_in.tool(tool) for tool in tools or ()] or None
         try:
-            text = self._write(messages, offered)
+            pieces, last_alone = self._write(messages, offered)
         except Exception:  # a template is a program that may demand anything of what it is given
-            return []
-        return [part for part in _parts(messages, offered) if not _stands(part, text)]
+            return Tried([])
+        text = "".join(piece["content"] for piece in pieces)
+        parts = list(_parts(messages, offered))
+        left_out = [part for part in parts if not _stands(part, text)]
+        if all(piece["learnt"] for piece in pieces):
+            return Tried(left_out)
+        learnt = "\n".join(piece["content"] for piece in pieces if piece["learnt"])
+        answers = [place for place, each in enumerate(messages) if _is_answer(each)]
+        answers = answers[-1:] if last_alone else answers
+        for part in parts:
+            if part.place is None or not STAND_IN.fullmatch(str(part.value).strip()) or not _stands(part, text):
+                continue
+            if (part.place in answers) != _stands(part, learnt):
+                return Tried(left_out, part)
+        return Tried(left_out)
+
+
+def _mislearnt(part: Part) -> Refusal:
+    assert part.place is not None
+    key = "content" if part.key == THOUGHTS else part.key
+    return Refusal(
+        "llm.chat-mislearnt",
+        f"message {part.place + 1} has {key}, of which the chat template does not show whether it is learnt; "
+        "use `dataset.loss=all`, or a template with {% generation %} around answers",
+        message=part.place + 1,
+        column=key,
+    )
 
 
 def _is_answer(said: Message) -> bool:
