@@ -149,7 +149,8 @@ def test_tools_and_their_answers_are_written_by_the_template(tmp_path: Path):
     words = ("dataset=chat", written(tmp_path, row), with_template(tmp_path / "m", "qwen"))
     (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
     said = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|eot_id|>'
-    assert pieces[0]["content"].startswith('<|start_header_id|>system\n{"name": "add"}<|eot_id|>\n')
+    tool = '{"type": "function", "function": {"name": "add"}}'
+    assert pieces[0]["content"].startswith("<|start_header_id|>system\n" + tool + "<|eot_id|>\n")
     assert [piece["content"] for piece in pieces if piece["learnt"]] == [said.removeprefix("\n"), "Two<|eot_id|>"]
     with refused("llm.broken-rows", row=1) as caught:
         row_sources.load(typed_llm(*words[:2]))
