@@ -18,6 +18,7 @@ from multicard.records.schema import ScriptRecord
 MOST_FOLDERS = 3  # that a command names
 # Keys of a measurement, which say how it was driven, how long it tried a setting, and what it observed
 MEASURING = (Role.trial, Role.observes, Role.sweeps, Role.once, Role.forecast)
+TRACKER = "tracker."  # keys of where records go, those of the training too
 SMOKE = "scale=smoke"
 TRAINED = "trained"  # ends the name of the sweep, as that of the folder that the model is in
 
@@ -60,7 +61,7 @@ def _roles(word: str) -> Role:
 
 
 def _is_of_the_measurement(word: str) -> bool:
-    return any(role in _roles(word) for role in MEASURING)
+    return not word.startswith(TRACKER) and any(role in _roles(word) for role in MEASURING)
 
 
 def _shortens(word: str) -> bool:

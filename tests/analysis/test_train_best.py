@@ -43,6 +43,7 @@ def sweep(folder: Path, overrides: str | None = "gpus=1,2 name=first dataset.tra
         ("multicard vision dataset.split=0.2 diagnose=true", ["dataset.split=0.2"], []),
         ("multicard vision scale=smoke profile=kineto profile.window=start gpus=2", ["gpus=2"], ["scale=smoke"]),
         ("multicard script script=t.py steps=20 args.steps=30", ["script=t.py", "args.steps=30"], ["steps=20"]),
+        ("multicard vision gpus=2 tracker.mode=disabled", ["gpus=2", "tracker.mode=disabled"], []),
         ("multicard tune save=none hydra/launcher=submitit_slurm repeat=3 epochs=2", ["epochs=2"], []),
     ],
 )  # fmt: skip
