@@ -9,7 +9,9 @@ A pass that is left before its end may leave batches that nobody trains on: a lo
 at which a loop breaks. No call of backward comes after those before the same loader is drawn from in another pass.
 
 A script may skip a batch, too. Those that no call came after, before the pass ended, nobody trained on. Where a call
-comes after two batches and usually after one, one of them was skipped or its loss was added: nobody knows.
+comes after two batches and usually after one, one of them was skipped or its loss was added: nobody knows. Nor is it
+known of a step with more calls than usual, before which gradients may have been cleared; and of steps from which a
+loader is missing that was beside another until its pass ended, as its batches may have been kept.
 
 Where batches do not fit into memory, a script may begin again with smaller ones. Those of the failed attempt since its
 last step were not trained on, whether backward was called or not.
@@ -108,11 +110,10 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
     computes = calls > 0
     following = _next_training(passes, total)
     consumed_by = _consumption(passes, following)
-    left_at: list[int | None] = [None] * len(passes)
     calls_tell = 2 * computes.sum() > len(ends)
-    if calls_tell:
-        left_at = _left_at(passes)
+    left_at = _left_at(passes) if calls_tell else [None] * len(passes)
     failed_at = _failed_at(passes)
+    steps_of = list[np.ndarray]()  # by pass: of the batches that are trained on
     taken = defaultdict[int, list[tuple[np.ndarray, np.ndarray]]](list)  # by source: calls, and steps
     for number, one in enumerate(passes):
         by, last_call, failed = consumed_by[number], left_at[number], failed_at[number]
@@ -131,12 +132,15 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
             if by is None and one.ended is not None:  # nobody trained on those that no call came after
                 trains &= trained_by <= max(one.ended[0], following[number])
             taken[id(one.source)].append((trained_by[trains], steps[trains]))
+        steps_of.append(steps[trains])
         for step, size in zip(steps[trains], np.array(one.sizes)[trains], strict=True):
             if step == len(ends):
                 continue  # read ahead when the run ended
             batches[step] += 1
             unknown[step] |= size == UNKNOWN
             samples[step] += max(0, size)
+    if calls_tell:
+        unknown |= _has_more(batches, calls) | _lacks_a_source(passes, steps_of, len(ends))
     for of_source in taken.values():
         trained_by, steps = (np.concatenate(parts) for parts in zip(*of_source, strict=True))
         doubtful = steps[_shares_call(trained_by)]
@@ -145,6 +149,43 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
         unknown |= computes & (batches == 0)
     samples[unknown] = 0
     return StepData(samples, batches, unknown, calls)
+
+
+def _has_more(batches: np.ndarray, calls: np.ndarray) -> np.ndarray:
+    """The steps with more batches, and more calls of backward, than steps usually have.
+
+    Gradients before such a step may have been cleared: those of a pass without steps, or of a rest.
+    """
+    known = batches > 0
+    if not known.any():
+        return known
+    more = (batches > np.bincount(batches[known]).argmax()) & (calls > np.bincount(calls[known]).argmax())
+    return more if FEW * more.sum() <= known.sum() else np.zeros_like(known)
+
+
+def _lacks_a_source(passes: Sequence[Pass], steps_of: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """The steps after a pass that was beside another in each of its steps, until its loader is drawn from again.
+
+    Its batches may be kept and trained on again, as by `itertools.cycle`, which no loader hands out.
+    """
+    lacks = np.zeros(count, dtype=bool)
+    has = defaultdict[int, np.ndarray](lambda: np.zeros(count, dtype=bool))  # by source: the steps that trained on it
+    for one, steps in zip(passes, steps_of, strict=True):
+        has[id(one.source)][steps[steps < count]] = True
+    if len(has) < 2:
+        return lacks
+    sources = np.sum([*has.values()], axis=0)
+    for one, found in zip(passes, steps_of, strict=True):
+        own, steps = has[id(one.source)], found[found < count]
+        if one.ended is None or len(steps) < 2:
+            continue
+        first, last = int(steps.min()), int(steps.max())
+        if not own[first : last + 1].all() or sources[first : last + 1].min() < 2:
+            continue
+        again = np.flatnonzero(own[last + 1 :])
+        end = last + 1 + int(again[0]) if len(again) else count
+        lacks[last + 1 : end] |= sources[last + 1 : end] > 0
+    return lacks
 
 
 def _shares_call(trained_by: np.ndarray) -> np.ndarray:

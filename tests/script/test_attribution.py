@@ -70,3 +70,23 @@ def test_losses_that_a_script_usually_adds_are_of_one_step():
     passes, ends = passes_of([[0, 0, 1, 1, 2], [3, 3, 4, 4, 5]], [3, 6])
     found = attribute(passes, ends)
     assert found.samples.tolist() == [16, 16, 2] * 2 and not found.unknown.any()
+
+
+def test_a_pass_of_gradients_that_no_step_takes_makes_its_next_step_unknown():
+    passes, ends = passes_of([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], [3, 6, 9, 12])
+    ends = [end for end in ends if not 7 <= end.backwards <= 9]  # of the third pass none makes a step
+    found = attribute(passes, ends)
+    assert found.unknown.tolist() == [False] * 6 + [True, False, False]
+
+
+def test_steps_from_which_a_loader_is_missing_are_unknown():
+    """`zip(itertools.cycle(short), long)`: two batches of the one are trained on again and again."""
+    long, short = object(), object()
+    fields = {"trains": bytearray([1] * 6), "places": array("q", [1, 3, 4, 5, 6, 7]), "sizes": array("q", [24] * 6)}
+    every = Pass(long, **fields, backwards=array("q", range(6)), ended=(6, 8))
+    fields = {"trains": bytearray([1] * 2), "places": array("q", [0, 2]), "sizes": array("q", [8] * 2)}
+    kept = Pass(short, **fields, backwards=array("q", range(2)), ended=(2, 4))
+    ends = [StepEnd(step, place) for step, place in zip(range(1, 7), (2, 4, 5, 6, 7, 8), strict=True)]
+    found = attribute([kept, every], ends)
+    assert found.samples.tolist() == [32, 32, 0, 0, 0, 0]
+    assert found.unknown.tolist() == [False, False, True, True, True, True]
