@@ -177,7 +177,7 @@ def _lacks_a_source(passes: Sequence[Pass], steps_of: Sequence[np.ndarray], coun
     sources = np.sum([*has.values()], axis=0)
     for one, found in zip(passes, steps_of, strict=True):
         own, steps = has[id(one.source)], found[found < count]
-        if one.ended is None or len(steps) < 2:
+        if one.ended is None or len({*steps.tolist()}) < 2:  # in one step it is beside another by chance
             continue
         first, last = int(steps.min()), int(steps.max())
         if not own[first : last + 1].all() or sources[first : last + 1].min() < 2:
