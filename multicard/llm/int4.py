@@ -18,6 +18,7 @@ from multicard.llm import methods
 from multicard.llm.method_options import QatConfig
 
 BITS = 4
+AT_ONCE = 1 << 24  # weights of a layer, as whole outputs have several float32 copies while they are quantised
 GROUPS = (256, 128, 64, 32)  # weights that share a scale; those of method=qat first
 
 
@@ -57,7 +58,15 @@ def _forward(layer: nn.Linear, groupsize: int, inputs: torch.Tensor) -> torch.Te
 
 
 def weights(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
-    """Weights (out, in) as int4 says them, in groups along `in`, with one float32 scale a group."""
+    """Weights (out, in) as int4 says them, in groups along `in`, with one float32 scale a group.
+
+    Groups lie within rows, so that some rows at a time are quantised: beside the result they take little memory.
+    """
+    rows = max(1, AT_ONCE // weight.shape[1])
+    return torch.cat([_quantised(part, groupsize) for part in weight.split(rows)])
+
+
+def _quantised(weight: torch.Tensor, groupsize: int) -> torch.Tensor:
     from torchao.quantization.quant_primitives import dequantize_affine
     from torchao.quantization.utils import group_quantize_tensor_symmetric
 
