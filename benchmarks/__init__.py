@@ -1,10 +1,12 @@
 """Measurements of multicard itself. Ratios come from interleaved rounds: machines are noisy."""
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +18,7 @@ from multicard.machine.environment import cores, cpu_model
 from multicard.sweep.cells import task_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +77,16 @@ def python(*arguments: str) -> str:
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def measured(entry: str, *words: str) -> "tuple[dict[str, Any], pa.Table]":
+    """The record of a run of an entry, and its steps as steps.parquet has them."""
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryDirectory() as folder:
+        python(entry, *words, f"hydra.run.dir={folder}")
+        (path,) = Path(folder).glob("**/result.json")
+        return json.loads(path.read_text()), pq.read_table(path.with_name("steps.parquet"))
 
 
 def configuration(entry: str, *overrides: str) -> Any:

@@ -7,15 +7,10 @@ by `measure_script.py`, whose hooks cost it what `benchmarks.script` shows. Prin
 round by round.
 """
 
-import json
-import tempfile
 from functools import partial
-from pathlib import Path
 from statistics import median
 
-import pyarrow.parquet as pq
-
-from benchmarks import device_here, interleaved, machine, parser, python, quartiles, ratios
+from benchmarks import device_here, interleaved, machine, measured, parser, quartiles, ratios
 
 SIZES = {"vocab_size": 2048, "embed_dim": 256, "intermediate_dim": 768, "num_layers": 4, "num_heads": 4}
 SIZES |= {"num_kv_heads": 2}
@@ -25,12 +20,8 @@ PARAMETERS = 4 * (256 * 768 + 3 * 256 * 768) + 2 * 2048 * 256 + 9 * 256
 
 def step_s(steps: int, tokens: int, entry: str, *words: str) -> float:
     """Seconds of the median step of so many tokens, without the first quarter of the steps."""
-    with tempfile.TemporaryDirectory() as folder:
-        python(entry, *words, "gpus=1", "cpus_per_gpu=1", f"hydra.run.dir={folder}")
-        (path,) = Path(folder).glob("**/result.json")
-        parameters = json.loads(path.read_text())["parameters"]
-        assert parameters in (None, PARAMETERS), parameters  # None: of a script
-        taken = pq.read_table(path.with_name("steps.parquet"))
+    record, taken = measured(entry, *words, "gpus=1", "cpus_per_gpu=1")
+    assert record["parameters"] in (None, PARAMETERS), record["parameters"]  # None: of a script
     assert {*taken["tokens"].to_pylist()} <= {0, tokens} and len(taken) == steps  # 0: of a script
     return median(taken["step_s"].to_pylist()[steps // 4 :])
 

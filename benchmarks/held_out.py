@@ -8,28 +8,21 @@ step; and what a held-out token takes beside one that is trained on. Of the thre
 its gradient and its input's, an evaluation has the first: a third is expected of full tuning, half of LoRA.
 """
 
-import json
-import tempfile
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
-from benchmarks import device_here, interleaved, machine, parser, python, quartiles, ratios
+from benchmarks import device_here, interleaved, machine, measured, parser, quartiles, ratios
 from benchmarks.engine import SIZES
 
 SHARE = 0.1  # of the rows
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Seconds of the median step, of a token that is trained on, and of one that is held out (0: none is)."""
+class Taken(NamedTuple):
+    """Seconds of the median step, and of a held-out token beside a token of that step (0: no rows are held out)."""
 
     step_s: float
-    trained_token_s: float
-    held_out_token_s: float
+    held_out_share: float
 
 
 def taken(words: list[str], steps: int, batch_size: int, length: int, share: float) -> Taken:
@@ -37,20 +30,16 @@ def taken(words: list[str], steps: int, batch_size: int, length: int, share: flo
     rows = steps * batch_size
     held_out = round(rows * share / (1 - share))
     split = held_out / (rows + held_out)
-    with tempfile.TemporaryDirectory() as folder:
-        amount = [f"dataset.rows={rows + held_out}", f"dataset.split={split:.6f}", f"max_steps={steps}"]
-        python("tune_llm.py", *words, *amount, "gpus=1", "cpus_per_gpu=1", "fit=off", f"hydra.run.dir={folder}")
-        (path,) = Path(folder).glob("**/result.json")
-        record = json.loads(path.read_text())
-        steps_s = pq.read_table(path.with_name("steps.parquet"))["step_s"].to_pylist()
-    assert len(steps_s) == steps
-    step_s = median(steps_s[steps // 4 :])
+    amount = [f"dataset.rows={rows + held_out}", f"dataset.split={split:.6f}", f"max_steps={steps}"]
+    record, run = measured("tune_llm.py", *words, *amount, "gpus=1", "cpus_per_gpu=1", "fit=off")
+    assert len(run) == steps and {*run["tokens"].to_pylist()} == {batch_size * length}
+    step_s = median(run["step_s"].to_pylist()[steps // 4 :])
     if not held_out:
         assert record["held_out"] is None
-        return Taken(step_s, step_s / (batch_size * length), 0.0)
-    evaluations = record["held_out"]["evaluations"]
-    assert record["held_out"]["rows"] == held_out and len(evaluations) == 1
-    return Taken(step_s, step_s / (batch_size * length), record["evaluate_s"] / (held_out * length))
+        return Taken(step_s, 0.0)
+    assert record["held_out"]["rows"] == held_out and len(record["held_out"]["evaluations"]) == 1
+    token_s = record["evaluate_s"] / (held_out * length)
+    return Taken(step_s, token_s / (step_s / (batch_size * length)))
 
 
 def main() -> None:
@@ -71,8 +60,7 @@ def main() -> None:
             steps = {name: [one.step_s for one in side] for name, side in sides.items()}
             low, middle, high = quartiles(ratios(steps["held out"], steps["none"]))
             said = f"step with held-out rows / without: {middle:.3f} (quartiles {low:.3f} to {high:.3f})"
-            tokens = [one.held_out_token_s / one.trained_token_s for one in sides["held out"]]
-            low, middle, high = quartiles(tokens)
+            low, middle, high = quartiles([one.held_out_share for one in sides["held out"]])
             said += f"; a held-out token takes {middle:.2f} ({low:.2f} to {high:.2f}) of one that is trained on"
             print(f"method={method} engine={engine}: {said}", flush=True)
 

@@ -7,17 +7,14 @@ beside two processes that compute all the time; on 1 rank with 2 threads, and on
 barriers. Prints images/s of training, and each setting's ratio to libgomp's own, round by round.
 """
 
-import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks import interleaved, machine, parser, python, quartiles, ratios
+from benchmarks import interleaved, machine, measured, parser, quartiles, ratios
 from multicard.ranks.elastic import SPINS
 
 OWN = 300_000
@@ -37,11 +34,10 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def images_per_s(words: tuple[str, ...], images: int, spins: int, loops: int) -> float:
-    with tempfile.TemporaryDirectory() as folder, busy(loops), patch.dict("os.environ", GOMP_SPINCOUNT=str(spins)):
-        limits = ("epochs=2", f"dataset.train_limit={images}", "dataset.test_limit=32", "num_workers=0")
-        python("train_vision.py", "device=cpu", *words, *limits, f"hydra.run.dir={folder}")
-        (path,) = Path(folder).glob("**/result.json")
-        return json.loads(path.read_text())["epochs"][-1]["images_per_s"]
+    limits = ("epochs=2", f"dataset.train_limit={images}", "dataset.test_limit=32", "num_workers=0")
+    with busy(loops), patch.dict("os.environ", GOMP_SPINCOUNT=str(spins)):
+        record, _ = measured("train_vision.py", "device=cpu", *words, *limits)
+    return record["epochs"][-1]["images_per_s"]
 
 
 def main() -> None:
