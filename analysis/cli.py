@@ -45,20 +45,27 @@ def size_bytes(text: str) -> int:
 
 def price(text: str) -> float:
     """The price of a GPU for an hour."""
-    with suppress(ValueError):
-        if 0 < (value := float(text)) < inf:
-            return value
-    said = f"{text} is not the price of a GPU for an hour; write a number above 0, as 2.49"
-    raise argparse.ArgumentTypeError(Message("analysis.price", said, value=text))
+    value = _above_zero(text)
+    if value is None:
+        said = f"{text} is not the price of a GPU for an hour; write a number above 0, as 2.49"
+        raise argparse.ArgumentTypeError(Message("analysis.price", said, value=text))
+    return value
 
 
 def loss(text: str) -> float:
     """A loss of held-out rows, in nats."""
+    value = _above_zero(text)
+    if value is None:
+        said = f"{text} is not a loss in nats; write a number above 0, as 1.9"
+        raise argparse.ArgumentTypeError(Message("analysis.loss", said, value=text))
+    return value
+
+
+def _above_zero(text: str) -> float | None:
     with suppress(ValueError):
         if 0 < (value := float(text)) < inf:
             return value
-    said = f"{text} is not a loss in nats; write a number above 0, as 1.9"
-    raise argparse.ArgumentTypeError(Message("analysis.loss", said, value=text))
+    return None
 
 
 def count(text: str) -> int:
