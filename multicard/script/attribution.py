@@ -9,7 +9,8 @@ A pass that is left before its end may leave batches that nobody trains on: a lo
 at which a loop breaks. No call of backward comes after those before the same loader is drawn from in another pass.
 
 A script may skip a batch, too. Those that no call came after, before the pass ended, nobody trained on. Where a call
-comes after two batches and usually after one, one of them was skipped or its loss was added: nobody knows. Nor is it
+comes after two batches and usually after one, one of them was skipped or its loss was added: nobody knows. Where it
+usually comes after two, `contributions.py` has watched some of them. Nor is it
 known of a step with more calls than usual, before which gradients may have been cleared; and of steps from which a
 loader is missing that was beside another until its pass ended, as its batches may have been kept.
 
@@ -17,81 +18,32 @@ Where batches do not fit into memory, a script may begin again with smaller ones
 last step were not trained on, whether backward was called or not.
 """
 
-from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-UNKNOWN = -1  # samples of a batch that does not show them
-NO_STEP = -1
-NEVER = np.iinfo(np.int64).max  # instead of a call of backward
-FEW = 3  # up to one in so many calls differ from what a script usually does
+from multicard.script.doubts import has_more, lacks_a_source, share_a_gap, shares_call
+from multicard.script.passes import NEVER, UNKNOWN, Pass, StepData, StepEnd
 
 
-def _numbers() -> "array[int]":
-    return array("q")
-
-
-@dataclass(slots=True, eq=False)
-class Pass:
-    """One pass over the data of a loader, as far as it got. Lists have an entry for each batch.
+@dataclass(eq=False)
+class _Trained:
+    """What the batches of a pass were for.
 
     Attributes:
-        source: what is drawn from; passes of equal sources have the same loader.
-        sizes: samples, or UNKNOWN.
-        places: the number of each batch among all that were handed out, from 0.
-        backwards: calls of backward before the batch was handed out.
-        trains: 1 for a batch of the training, 0 for one of an evaluation, or of nobody.
-        in_thread: the batches are drawn by another thread than that which trains.
-        ended: the calls of backward, and the batches of all loaders, before the loader had no more; None: it was left.
-        workers: of a stream, processes that collate its batches, each of which may end with a smaller one.
+        of_training: flags, of all its batches. steps: of those. trained_by: calls of backward, from 1, of those.
+        reads_ahead: steps are those of the calls, as the batches were handed out before.
     """
 
-    source: Any
-    sizes: "array[int]" = field(default_factory=_numbers)
-    places: "array[int]" = field(default_factory=_numbers)
-    backwards: "array[int]" = field(default_factory=_numbers)
-    trains: bytearray = field(default_factory=bytearray)
-    in_thread: bool = False
-    ended: tuple[int, int] | None = None
-    workers: int | None = None
-
-    def forget_short(self, batch_size: int | None) -> None:
-        """Of more smaller batches than workers can end with, the sizes are no numbers of samples: of packed rows, or of
-        tokens that come first."""
-        if self.workers is None or batch_size is None:
-            return
-        short = [number for number, size in enumerate(self.sizes) if 0 <= size < batch_size]
-        if len(short) > max(1, self.workers):
-            for number in short:
-                self.sizes[number] = UNKNOWN
-
-
-@dataclass(slots=True)
-class StepEnd:
-    """How far the run was when a step ended: calls of backward, and batches that were handed out."""
-
-    backwards: int
-    handed_out: int
-
-
-@dataclass
-class StepData:
-    """What each step trained on: samples, 0 where they are not known, and batches (steps,).
-
-    unknown: flags of the steps whose samples are not known: their batches do not show them, or they computed gradients
-        without a batch that was handed out for them.
-    calls: of backward in each step.
-    """
-
-    samples: np.ndarray
-    batches: np.ndarray
-    unknown: np.ndarray
-    calls: np.ndarray
+    one: Pass
+    of_training: np.ndarray
+    steps: np.ndarray
+    trained_by: np.ndarray
+    reads_ahead: bool
 
 
 def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
@@ -101,107 +53,89 @@ def attribute(passes: Sequence[Pass], ends: Sequence[StepEnd]) -> StepData:
         passes: those that training draws from, in the order of their first batches.
         ends: of the steps, in their order.
     """
+    calls = np.diff(np.array([end.backwards for end in ends], dtype=np.int64), prepend=0)
+    calls_tell = bool(2 * (calls > 0).sum() > len(ends))
+    trained = _trained(passes, ends, calls_tell)
+    data = _added_up(trained, calls)
+    if calls_tell:
+        _doubt(data, trained)
+    if passes:
+        data.unknown |= (calls > 0) & (data.batches == 0)
+    data.samples[data.unknown] = 0
+    return data
+
+
+def _trained(passes: Sequence[Pass], ends: Sequence[StepEnd], calls_tell: bool) -> list[_Trained]:
+    """Of each pass the batches that are trained on.
+
+    Args:
+        calls_tell: most steps have a call of backward.
+    """
     backwards = np.array([end.backwards for end in ends], dtype=np.int64)
     handed_out = np.array([end.handed_out for end in ends], dtype=np.int64)
-    samples, batches = (np.zeros(len(ends), dtype=np.int64) for _ in range(2))
-    unknown = np.zeros(len(ends), dtype=bool)
-    total = int(backwards[-1]) if len(ends) else 0
-    calls = np.diff(backwards, prepend=0)
-    computes = calls > 0
-    following = _next_training(passes, total)
+    following = _next_training(passes, int(backwards[-1]) if len(ends) else 0)
     consumed_by = _consumption(passes, following)
-    calls_tell = 2 * computes.sum() > len(ends)
     left_at = _left_at(passes) if calls_tell else [None] * len(passes)
     failed_at = _failed_at(passes)
-    steps_of = list[np.ndarray]()  # by pass: of the batches that are trained on
-    taken = defaultdict[int, list[tuple[np.ndarray, np.ndarray]]](list)  # by source: calls, and steps
+    found = []
     for number, one in enumerate(passes):
         by, last_call, failed = consumed_by[number], left_at[number], failed_at[number]
         trains = np.frombuffer(bytes(one.trains), dtype=np.uint8) > 0
+        trained_by = np.array(one.backwards) + 1 if by is None else by
         if by is None:
             steps = np.searchsorted(handed_out, np.array(one.places), side="right")
         else:
             steps = np.searchsorted(backwards, by, side="left")
             trains |= trains.any()  # a pass is one loop's: its last batches may follow the last known step
         if last_call is not None:
-            trains &= (np.array(one.backwards) + 1 if by is None else by) <= last_call
+            trains &= trained_by <= last_call
         if failed is not None:
             trains &= steps < np.searchsorted(handed_out, failed, side="right")
-        if calls_tell and not one.in_thread:
-            trained_by = np.array(one.backwards) + 1 if by is None else by
-            if by is None and one.ended is not None:  # nobody trained on those that no call came after
-                trains &= trained_by <= max(one.ended[0], following[number])
-            taken[id(one.source)].append((trained_by[trains], steps[trains]))
-        steps_of.append(steps[trains])
-        for step, size in zip(steps[trains], np.array(one.sizes)[trains], strict=True):
-            if step == len(ends):
+        if calls_tell and not one.in_thread and by is None and one.ended is not None:
+            trains &= trained_by <= max(one.ended[0], following[number])  # nobody trained on those that no call follows
+        found.append(_Trained(one, trains, steps[trains], trained_by[trains], by is not None))
+    return found
+
+
+def _added_up(trained: Sequence[_Trained], calls: np.ndarray) -> StepData:
+    """Samples and batches of each step."""
+    count = len(calls)
+    samples, batches = (np.zeros(count, dtype=np.int64) for _ in range(2))
+    unknown = np.zeros(count, dtype=bool)
+    for each in trained:
+        for step, size in zip(each.steps, np.array(each.one.sizes)[each.of_training], strict=True):
+            if step == count:
                 continue  # read ahead when the run ended
             batches[step] += 1
             unknown[step] |= size == UNKNOWN
             samples[step] += max(0, size)
-    if calls_tell:
-        unknown |= _has_more(batches, calls) | _lacks_a_source(passes, steps_of, len(ends))
-    for of_source in taken.values():
-        trained_by, steps = (np.concatenate(parts) for parts in zip(*of_source, strict=True))
-        doubtful = steps[_shares_call(trained_by)]
-        unknown[doubtful[doubtful < len(ends)]] = True
-    if passes:
-        unknown |= computes & (batches == 0)
-    samples[unknown] = 0
     return StepData(samples, batches, unknown, calls)
 
 
-def _has_more(batches: np.ndarray, calls: np.ndarray) -> np.ndarray:
-    """The steps with more batches, and more calls of backward, than steps usually have.
-
-    Gradients before such a step may have been cleared: those of a pass without steps, or of a rest.
-    """
-    known = batches > 0
-    if not known.any():
-        return known
-    more = (batches > np.bincount(batches[known]).argmax()) & (calls > np.bincount(calls[known]).argmax())
-    return more if FEW * more.sum() <= known.sum() else np.zeros_like(known)
-
-
-def _lacks_a_source(passes: Sequence[Pass], steps_of: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """The steps after a pass that was beside another in each of its steps, until its loader is drawn from again.
-
-    Its batches may be kept and trained on again, as by `itertools.cycle`, which no loader hands out.
-    """
-    lacks = np.zeros(count, dtype=bool)
-    has = defaultdict[int, np.ndarray](lambda: np.zeros(count, dtype=bool))  # by source: the steps that trained on it
-    for one, steps in zip(passes, steps_of, strict=True):
-        has[id(one.source)][steps[steps < count]] = True
-    if len(has) < 2:
-        return lacks
-    sources = np.sum([*has.values()], axis=0)
-    for one, found in zip(passes, steps_of, strict=True):
-        own, steps = has[id(one.source)], found[found < count]
-        if one.ended is None or len({*steps.tolist()}) < 2:  # in one step it is beside another by chance
+def _doubt(data: StepData, trained: Sequence[_Trained]) -> None:
+    """Mark the steps of which calls of backward do not tell what they trained on."""
+    count, unknown = len(data.calls), data.unknown
+    unknown |= has_more(data.batches, data.calls)
+    unknown |= lacks_a_source([each.one for each in trained], [each.steps for each in trained], count)
+    taken = defaultdict[int, list[_Trained]](list)  # by source
+    for each in trained:
+        if not each.one.in_thread:
+            taken[id(each.one.source)].append(each)
+    for of_source in taken.values():
+        trained_by = np.concatenate([each.trained_by for each in of_source])
+        doubtful = np.concatenate([each.steps for each in of_source])[shares_call(trained_by)]
+        unknown[doubtful[doubtful < count]] = True
+    skipping = np.zeros(count, dtype=bool)
+    for each in trained:
+        if each.one.in_thread or each.one.all_train is True:
             continue
-        first, last = int(steps.min()), int(steps.max())
-        if not own[first : last + 1].all() or sources[first : last + 1].min() < 2:
-            continue
-        again = np.flatnonzero(own[last + 1 :])
-        end = last + 1 + int(again[0]) if len(again) else count
-        lacks[last + 1 : end] |= sources[last + 1 : end] > 0
-    return lacks
-
-
-def _shares_call(trained_by: np.ndarray) -> np.ndarray:
-    """Which batches of a source share their call of backward with more others than its batches usually do.
-
-    Args:
-        trained_by: the call of backward, from 1, after each batch that is trained on.
-    """
-    calls, places, counts = np.unique(trained_by, return_inverse=True, return_counts=True)
-    known = counts[calls < NEVER]
-    if not len(known):
-        return np.zeros(len(trained_by), dtype=bool)
-    more = (counts > np.bincount(known).argmax()) & (calls < NEVER)
-    if FEW * more.sum() > len(known):  # each call has its own number: no habit of the script's
-        return np.zeros(len(trained_by), dtype=bool)
-    return more[places]
+        several = each.steps[share_a_gap(each.one, each.reads_ahead)[each.of_training]]
+        several = several[several < count]
+        if each.one.all_train is None:
+            several = several[data.calls[several] < data.batches[several]]
+        skipping[several] = True
+    unknown |= skipping
+    data.batches[skipping] = 0
 
 
 def _consumption(passes: Sequence[Pass], nexts: Sequence[int]) -> list[np.ndarray | None]:

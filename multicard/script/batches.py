@@ -1,12 +1,13 @@
 """The batches that DataLoaders hand out: for a step of training or for an evaluation, and of how many samples."""
 
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from multicard.script.attribution import UNKNOWN, Pass, StepData, StepEnd, attribute
+from multicard.script.attribution import attribute
+from multicard.script.passes import UNKNOWN, Pass, StepData, StepEnd
 from multicard.script.sizes import samples
 
 __all__ = ["Drawn", "Draws", "Source", "samples"]
@@ -187,10 +188,15 @@ class Draws:
         """It was two."""
         self._ends.append(self._part_end)
 
-    def of_steps(self) -> StepData:
-        """What each step trained on, as far as it is known by now."""
+    def of_steps(self, trains_on_all: Callable[[Source], bool | None]) -> StepData:
+        """What each step trained on, as far as it is known by now.
+
+        Args:
+            trains_on_all: of a source, as `Contributions` tells it.
+        """
         for one in self._passes:
             one.forget_short(one.source.batch_size)
+            one.all_train = trains_on_all(one.source)
         return attribute(self._passes, self._ends)
 
     def _moves(self) -> bool:

@@ -95,6 +95,7 @@ def _batches(recorder: Recorder) -> Replaced:
             count = None if collated is None else collated.count
             drawn = samples_collated(batch, one.source.batch_size, count)
         recorder.receives(one, trains, drawn)
+        recorder.contributions.receives(one, trains, batch)
         return batch
 
     return {
@@ -110,12 +111,14 @@ def _backward(recorder: Recorder) -> Replaced:
     def measured_backward(*arguments: Any, **keywords: Any) -> Any:
         if is_within[0]:  # a checkpoint computes its part within a call
             return backward(*arguments, **keywords)
+        recorder.contributions.computes((arguments, keywords))
         recorder.draws.backwards += 1
         is_within[0] = True
         try:
             return backward(*arguments, **keywords)
         finally:
             is_within[0] = False
+            recorder.contributions.computed()
 
     return {(torch.autograd, "backward"): measured_backward}
 

@@ -25,11 +25,12 @@ from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
 from multicard.records.trained_weights import Held
 from multicard.run.rank_report import Report
-from multicard.script.attribution import Pass, StepData
 from multicard.script.batches import Draws, Source
+from multicard.script.contributions import Contributions
 from multicard.script.gaps import Gaps
 from multicard.script.losses import Losses
 from multicard.script.marks import step
+from multicard.script.passes import Pass, StepData
 from multicard.script.seen import Seen, sentences
 from multicard.script.step_times import Lap, StepTimes
 from multicard.script.weights import Trained
@@ -62,6 +63,7 @@ class Recorder:
         self._races_tokens = config.race.figure == "tokens_per_s"
         self.optimizers, self.others, self.skipped, self.is_over = list[str](), set[int](), 0, False
         self.draws, self.losses = Draws(), Losses()
+        self.contributions = Contributions()
         self.trained = Trained()
         self.steps = self.evaluations = 0
         self._laps = Laps(torch.device("cpu"))
@@ -102,6 +104,7 @@ class Recorder:
 
     def begins_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: its workers start."""
+        self.contributions.rest()
         if self.is_over or self._started_s is None or not self._gaps.seems_open:
             return
         is_of_training = self.draws.is_known(Source(loader.dataset, loader._index_sampler))
@@ -291,7 +294,7 @@ class Recorder:
         self._told.append((samples, tokens))
         self._samples += sum(one.size or 0 for one in drawn) if samples is None else samples
         self._tokens += tokens or 0
-        if self._evaluated > 0:
+        if self._evaluated > 0 or self.contributions.is_open:
             self._left_out.append(self.steps)
         elif self._gaps.evaluations:
             self._left_out_by_mode.append(self.steps)
@@ -312,6 +315,7 @@ class Recorder:
         # ranks that exchange nothing may be past the step: those stop as soon as they see it
         if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
             self._stopped, self.is_over = True, True
+            self.contributions.close()
             raise EndedError
 
     def _see_model(self) -> None:
@@ -355,6 +359,7 @@ class Recorder:
     def leave(self) -> None:
         """Measure nothing any more."""
         self.is_over = True
+        self.contributions.close()
 
     def close(self, is_whole: bool = False) -> None:
         """Write the report and the steps, once. Waits for the device, and for another thread that writes them: its
@@ -365,6 +370,7 @@ class Recorder:
                 asked what the parameters hold: one that hangs would not answer.
         """
         self.is_over = True
+        self.contributions.close()
         with self._closing:
             started_s, self._started_s = self._started_s, None
             if started_s is not None:
@@ -420,7 +426,7 @@ class Recorder:
 
     def data(self) -> StepData:
         """What each step trained on, by the batches and as the script's marks tell it."""
-        data = self.draws.of_steps()
+        data = self.draws.of_steps(self.contributions.trains_on_all)
         for number, (samples, _) in enumerate(self._told):
             if samples is not None:
                 data.samples[number], data.unknown[number] = samples, False

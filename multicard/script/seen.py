@@ -8,7 +8,7 @@ import numpy as np
 from multicard.config.job import count
 from multicard.measure.timing import in_hours
 from multicard.messages import Message
-from multicard.script.attribution import StepData
+from multicard.script.passes import StepData
 from multicard.script.step_times import StepTimes
 
 NOTABLE = 0.02  # of the run's time
@@ -60,7 +60,8 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
             steps=seen.skipped,
         )
     # the median of batches a step; of two, the larger: a pass may end in a step of fewer
-    batches = int(np.percentile(data.batches, 50, method="higher")) if len(data.batches) else 0
+    known = data.batches[data.batches > 0]
+    batches = int(np.percentile(known, 50, method="higher")) if len(known) else 0
     if batches > 1:
         yield accumulated(batches)
     if seen.evaluations:

@@ -117,7 +117,8 @@ def _batches_per_step(ranks: Sequence[ScriptReport], table: dict[str, np.ndarray
     A rank that draws for all of them may draw a batch for each, or one that is divided. Calls of backward tell which.
     """
     if not _one_draws_for_all(ranks):
-        return float(np.median(table["batches"]))
+        known = table["batches"][table["batches"] > 0]
+        return float(np.median(known)) if len(known) else 0.0
     drawing = next(rank for rank in ranks if rank.loads)
     drawn = float(np.median(table["batches"][table["rank"] == drawing.rank]))
     if not drawing.calls_per_step:
@@ -132,7 +133,7 @@ def _no_rate(record: ScriptRecord, table: dict[str, np.ndarray]) -> Message | No
     steps, left_out = record.epochs[0].steps if record.epochs else 0, len(record.left_out)
     return Message(
         "script.no-step-counts",
-        f"no step counts of {steps}: the first are the warm-up, and {left_out} follow an evaluation; "
+        f"no step counts of {steps}: the first are the warm-up, and {left_out} are left out; "
         "train for longer, or use `warmup_steps=1`",
         key="warmup_steps",
         steps=steps,

@@ -45,6 +45,7 @@ class Loop:
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         self.evaluate = lambda: evaluate(self)
+        self.steps: list[int] = []  # samples of each, where a loop counts them
 
     def loader(self, **how: Any) -> DataLoader[Any]:
         return DataLoader(self.data, BATCH, shuffle=True, **how)
@@ -303,6 +304,56 @@ def two_of_a_step(loop: Loop) -> None:
         loop.evaluate()
 
 
+def mixed(loop: Loop) -> None:
+    """The inputs of two batches are mixed, and their losses weighed."""
+    for _ in range(3):
+        batches = iter(loop.loader(drop_last=True))
+        for first, second in zip(batches, batches, strict=False):
+            outputs = loop.model(0.3 * first[0] + 0.7 * second[0])
+            losses = [torch.nn.functional.cross_entropy(outputs, labels) for _, labels in (first, second)]
+            (0.3 * losses[0] + 0.7 * losses[1]).backward()
+            loop.optimizer.step()
+            loop.steps.append(len(first[1]) + len(second[1]))
+        loop.evaluate()
+
+
+def skipping(read: Read, keeps: Callable[[int], bool], at: int = 1) -> Callable[[Loop], None]:
+    """Some batches are not trained on: they are skipped at once, or after their loss is known."""
+
+    def train(loop: Loop) -> None:
+        for epoch in range(5):
+            for number, batch in enumerate(read(loop.loader())):
+                loss = None
+                if at == 2:
+                    loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
+                if not keeps(7 * epoch + number):
+                    continue
+                if loss is None:
+                    loss = torch.nn.functional.cross_entropy(loop.model(batch[0]), batch[1])
+                loss.backward()
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+                loop.steps.append(len(batch[1]))
+            loop.evaluate()
+
+    return train
+
+
+def skipping_adversarial(loop: Loop) -> None:
+    """Two calls of backward for every second batch."""
+    generator = torch.nn.Linear(4, 4)
+    of_generator = torch.optim.Adam(generator.parameters())
+    for _ in range(4):
+        for number, batch in enumerate(loop.loader()):
+            if number % 2:
+                continue
+            loop.step(batch)
+            loop.model(generator(torch.randn(BATCH, 4))).square().sum().backward()
+            of_generator.step()
+            loop.steps.append(len(batch[1]))
+        loop.evaluate()
+
+
 def streamed(loop: Loop) -> None:
     for _ in range(3):
         for batch in one_ahead(DataLoader(Stream(5 * BATCH + 2), BATCH)):
@@ -430,6 +481,20 @@ PATTERNS: dict[str, Callable[[Loop], None]] = {
     "layer-by-layer": layer_by_layer,
 }
 
+COUNTING: dict[str, Callable[[Loop], None]] = {
+    "mixed": mixed,
+    "every-second": skipping(iter, lambda number: number % 2 == 0),
+    "first-of-two": skipping(iter, lambda number: number % 2 == 1),
+    "every-third": skipping(iter, lambda number: number % 3 == 2),
+    "two-of-three": skipping(iter, lambda number: number % 3 != 1),
+    "by-chance": skipping(iter, lambda number: number * 7919 % 13 < 6),
+    "by-loss": skipping(iter, lambda number: number % 2 == 0, at=2),
+    "later": skipping(iter, lambda number: number < 12 or number % 2 == 0),
+    "ahead-skipping": skipping(one_ahead, lambda number: number % 2 == 0),
+    "three-ahead-skipping": skipping(three_ahead, lambda number: number % 2 == 0),
+    "adversarial-skipping": skipping_adversarial,
+}
+
 # ---- evaluations
 
 
@@ -467,15 +532,17 @@ EVALUATIONS: dict[str, Evaluation] = {
 }
 
 
-def main(name: str, evaluation: str = "none", first: bool = False) -> None:
+def main(name: str, evaluation: str = "none", first: bool = False) -> list[int]:
+    """Train as that loop does, and return what `Loop.steps` has."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     loop = Loop(EVALUATIONS[evaluation])
     if first:
         loop.evaluate()
-    PATTERNS[name](loop)
+    (PATTERNS | COUNTING)[name](loop)
     if dist.is_initialized():
         dist.destroy_process_group()
+    return loop.steps
 
 
 if __name__ == "__main__":

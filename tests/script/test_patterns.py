@@ -26,6 +26,22 @@ def test_a_step_has_the_samples_that_it_trained_on(tmp_path: Path, name: str, ev
         assert found == counter.steps
 
 
+@pytest.mark.parametrize("evaluation", ["none", "trainer"])
+@pytest.mark.parametrize("name", patterns.COUNTING)
+def test_a_step_never_has_the_samples_of_a_batch_that_was_skipped(tmp_path: Path, name: str, evaluation: str):
+    with recorded(tmp_path):
+        by_hand = patterns.main(name, evaluation)
+    found = column(tmp_path, "samples")
+    assert len(found) == len(by_hand)
+    assert [samples for samples, true in zip(found, by_hand, strict=True) if samples not in (0, true)] == []
+
+
+def test_inputs_that_are_mixed_of_two_batches_are_of_both(tmp_path: Path):
+    with recorded(tmp_path):
+        by_hand = patterns.main("mixed")
+    assert column(tmp_path, "samples") == by_hand
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("gpus", [1, 2])
