@@ -225,8 +225,6 @@ def test_what_falls_back_in_silence_is_an_error():
     with pytest.raises(simulate.FellBackError) as caught:
         images("gpus=2", "strategy.sync_batchnorm=true")
     assert says(str(caught.value), "memory.sync-batchnorm", key="strategy.sync_batchnorm")
-    said = simulate.answer(answers.Request(typed_llm("engine=trl", "method=qlora"), TEXT))
-    assert isinstance(said, str) and says(said, "memory.trl-method", key="method", value="qlora")
 
 
 @pytest.mark.parametrize("reason", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])

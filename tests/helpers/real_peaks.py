@@ -163,13 +163,14 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
 
 
 def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
-    from multicard.estimate.memory import trl_step  # imports TRL, which takes seconds
+    from multicard.estimate.memory import nf4_layers, trl_step  # imports TRL, which takes seconds
 
     def batch() -> Any:
         return trl_step.batch(config, ROWS, rank.device, Tracker("cpu"))
 
     with peaks.watching(tracks=False), trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as recipe:
         peaks.counter.note([*recipe._model.parameters(), *recipe._model.buffers()])  # threads have loaded them
+        peaks.counter.note(nf4_layers.scales(recipe._model))
         peaks.start()
         recipe.train()
 

@@ -5,7 +5,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
+from typing import IO
 
 import msgspec
 
@@ -21,10 +22,12 @@ from multicard.config.base import RunConfig, plain
 from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.estimate.memory.facts import Facts
+from multicard.machine.environment import cores
 from multicard.messages import Message
 from multicard.records import run_folder
 
 ROOT = Path(__file__).parents[3]
+FEWEST, PROCESSES = 3, 8  # answers of a process, which takes seconds to start; processes, of 1 GB each
 NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
 # Files of multicard that a step without values runs: an edit of one of them, and of no other, empties the cache
 SIMULATED = (
@@ -105,20 +108,40 @@ def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
 
 
 def computed(asked: Sequence[Request]) -> Iterator[Answer]:
-    """Answers, each as soon as it is there, from a process of its own: this one imports no torch."""
-    command, answered, last = [sys.executable, "-m", "multicard.estimate.memory.simulate"], 0, "no output"
+    """Answers in the order of the requests, each as soon as it is there, from processes of their own: this one imports
+    no torch."""
+    count = max(1, min(cores(), len(asked) // FEWEST, PROCESSES))
+    with ExitStack() as stack:
+        # neighbours are alike, so that each process has as many of those that take long
+        answers = [stack.enter_context(_computing(asked[place::count])) for place in range(count)]
+        for place in range(len(asked)):
+            yield next(answers[place % count])
+
+
+@contextmanager
+def _computing(asked: Sequence[Request]) -> Iterator[Iterator[Answer]]:
+    """Start a process that answers these requests. Yields its answers."""
+    command = [sys.executable, "-m", "multicard.estimate.memory.simulate"]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with TemporaryFile() as log, TemporaryFile() as questions:
         pickle.dump(asked, questions)
         questions.seek(0)
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         with Popen(command, stdin=questions, stdout=PIPE, stderr=log, cwd=ROOT, env=env) as process:
-            for answered, line in enumerate(process.stdout or (), start=1):  # noqa: B007
-                yield msgspec.json.decode(line, type=Answer)
-        log.seek(0)
-        last = (log.read().decode(errors="replace").splitlines() or [last])[-1]
-    code = process.returncode
+            try:
+                yield _answers(process, log, len(asked))
+            finally:
+                process.kill()  # one that has ended is past it
+
+
+def _answers(process: Popen[bytes], log: IO[bytes], count: int) -> Iterator[Answer]:
+    answered = 0
+    for answered, line in enumerate(process.stdout or (), start=1):  # noqa: B007
+        yield msgspec.json.decode(line, type=Answer)
+    code = process.wait()
+    log.seek(0)
+    last = (log.read().decode(errors="replace").splitlines() or ["no output"])[-1]
     reason = Message("memory.process-ended", f"the process ended with {code}: {last}", exit_code=code, last=last)
-    yield from [reason] * (len(asked) - answered)
+    yield from [reason] * (count - answered)
 
 
 def _with_progress(answers: Iterable[Answer], total: int) -> Iterable[Answer]:

@@ -5,6 +5,7 @@ off where a template's text and a column's meet within a token.
 """
 
 import base64
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ import msgspec
 
 from multicard.config import schema
 from multicard.config.base import RunConfig, TrainingConfig, plain
-from multicard.config.llm import EmbeddedTokenizerConfig, HfConfig, LlmConfig, Qwen25TokenizerConfig, StoredTextConfig
+from multicard.config.llm import (
+    DecoderConfig,
+    EmbeddedTokenizerConfig,
+    HfConfig,
+    LlmConfig,
+    Qwen25TokenizerConfig,
+    StoredTextConfig,
+)
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
 from multicard.llm import methods, preflight
@@ -36,12 +44,14 @@ class ImageFacts(msgspec.Struct, frozen=True):
 
 class TextFacts(msgspec.Struct, frozen=True):
     """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the longest row, whose
-    batch has the peak; `low`, `high`: its interval, where the rows are not at hand, else None."""
+    batch has the peak; `low`, `high`: its interval, where the rows are not at hand, else None. `folder`: a digest of
+    config.json, of a folder's model."""
 
     vocabulary: int
     length: int
     low: int | None = None
     high: int | None = None
+    folder: str | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -101,10 +111,18 @@ def _text_facts(config: LlmConfig) -> TextFacts:
         inputs = preflight.prepare(config)
         rows, vocabulary = max(_row_tokens(config, inputs), default=None), inputs.vocabulary
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
+    folder = _digest(config.model)
     if config.packed or rows is not None:
-        return TextFacts(vocabulary, limit if config.packed else min(rows or limit, limit))
+        return TextFacts(vocabulary, limit if config.packed else min(rows or limit, limit), folder=folder)
     least, expected = (min(tokens, limit) for tokens in ASSUMED_TOKENS)
-    return TextFacts(vocabulary, expected, least, limit)
+    return TextFacts(vocabulary, expected, least, limit, folder)
+
+
+def _digest(model: DecoderConfig) -> str | None:
+    """Of what a folder says of its model's sizes; None of a model that is known by its name."""
+    if not isinstance(model, HfConfig):
+        return None
+    return hashlib.sha256((Path(str(model.path)).expanduser() / "config.json").read_bytes()).hexdigest()
 
 
 def all_tokens(config: LlmConfig) -> int | None:

@@ -33,7 +33,6 @@ from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES, Share
 
 PRODUCTS = ("aten::convolution", "aten::addmm", "aten::mm", "aten::linear")
-TRL_METHODS = ("lora", "dpo", "full")  # whose simulated steps were compared with real ones
 MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
 
 
@@ -57,13 +56,6 @@ def simulate(config: RunConfig, facts: Facts, device_type: str, memory_bytes: in
     else:
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
         by_trl = config.engine is Engine.trl
-        method = config.method.name
-        if by_trl and method not in TRL_METHODS:
-            sentence = f"method={method}: steps of engine=trl are not simulated with it"
-            raise FellBackError(Message("memory.trl-method", sentence, key="method", value=method))
-        if config.model.name == "hf":
-            sentence = "model=hf: steps of a folder's model are not simulated"
-            raise FellBackError(Message("memory.folder-model", sentence, key="model"))
         name = "trl_step" if by_trl else "tuning_step"
         step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
         with fake_ranks(config.world_size, device) if config.distributed else nullcontext() as mesh, fake(device):

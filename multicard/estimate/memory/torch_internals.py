@@ -62,6 +62,8 @@ class Mode(FakeTensorMode):
             return None  # it works in place alone, and fake tensors do not know it
         if func is aten.nonzero.default:  # of a mask by which labelled tokens are taken: all of them
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+        if func is aten._grouped_mm.default:  # of experts; fake tensors know it in bf16 alone
+            return args[0].new_empty(grouped_shape(*args[:3]))
         try:
             return super().dispatch(func, types, args, kwargs)
         except DataDependentOutputException:
@@ -75,6 +77,22 @@ class Mode(FakeTensorMode):
                 raise
             sentence = f"torch has no {func} for tensors without values"
             raise NotImplementedError(Message("memory.no-operator", sentence, operator=str(func))) from None
+
+
+def grouped_shape(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor | None = None) -> tuple[int, ...]:
+    """The shape of torch's `grouped_mm`: a product for each group, of which a side may hold all in a dimension.
+
+    Args:
+        left: (groups, M, K), (M of all groups, K), or (M, K of all groups) beside a right one of two dimensions.
+        right: (groups, K, N), (K, N of all groups), or (K of all groups, N).
+        ends: (groups,) of each group in that dimension.
+    """
+    if left.dim() == 2 and right.dim() == 2:
+        assert ends is not None
+        return (ends.shape[0], left.shape[0], right.shape[1])
+    if left.dim() == right.dim():
+        return (left.shape[0], left.shape[1], right.shape[2])
+    return (left.shape[-2], right.shape[-1])
 
 
 @contextmanager
@@ -97,6 +115,7 @@ def fake(device: torch.device) -> Iterator[None]:
         "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,
         "torch.cuda.is_bf16_supported": lambda *_, **__: True,
         "torch.cuda.current_device": lambda: 0,
+        "torch.cuda.get_device_capability": lambda *_: (9, 0),
         "torch.nn.functional.scaled_dot_product_attention": attention,
     }
     is_cuda = device.type == "cuda"

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from multicard.llm.trl import engine, models  # sets variables that the libraries below read when imported
+from multicard.llm.trl import engine, models, text_part  # sets variables that the libraries below read when imported
 
 # isort: split
 import torch
 import transformers
 from omegaconf import OmegaConf
 
-from multicard.config.llm import LlmConfig
-from multicard.estimate.memory import torch_internals, tuning_step
+from multicard.config.llm import HfConfig, LlmConfig
+from multicard.estimate.memory import nf4_layers, torch_internals, tuning_step
 from multicard.estimate.memory.facts import TextFacts
 from multicard.estimate.memory.tracker import Tracker
+from multicard.llm import methods, preflight, torchtune_config
 from multicard.llm import models as decoders
-from multicard.llm import preflight, torchtune_config
 from multicard.llm.batches import Batch
 from multicard.ranks.process import Rank
 
@@ -43,8 +43,10 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         "multicard.llm.trl.models.weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
         "multicard.llm.trl.models.adapter_weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
         "multicard.llm.trl.models.read": lambda *_: None,
+        "multicard.llm.trl.checks.check_rows": lambda *_: None,  # by values
         **torch_internals.TRL_WITHOUT_VALUES,
-        **(torch_internals.TRL_ON_GPU if device.type == "cuda" else {}),
+        **nf4_layers.WITHOUT_VALUES,
+        **(torch_internals.TRL_ON_GPU | nf4_layers.ON_GPU if device.type == "cuda" else {}),
     }
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     variables["ACCELERATE_TORCH_DEVICE"] = str(device)
@@ -57,6 +59,7 @@ def run(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Trac
         ready(config, facts, rank, Path(folder), 1, lambda: batch(config, facts, device, tracker)) as recipe,
     ):
         tracker.note_model(recipe._model)
+        tracker.note(nf4_layers.scales(recipe._model), "weights")
         recipe._model.register_forward_pre_hook(lambda *_: setattr(tracker, "is_forward", True))
         tracker.make_states(recipe._optimizer)
         tracker.restart_peak()
@@ -71,7 +74,9 @@ def ready(
     per_step = config.gradient_accumulation_steps
     loader = tuning_step.Batches(batch, steps * per_step)
     inputs = preflight.Inputs([{}] * steps * per_step * config.batch_size * rank.world_size, None, facts.vocabulary)
-    cfg = torchtune_config.torchtune_config(config, rank.device.type, inputs, folder)
+    cfg: dict[str, Any] = {}  # of which a folder's model needs nothing
+    if not isinstance(config.model, HfConfig):
+        cfg = torchtune_config.torchtune_config(config, rank.device.type, inputs, folder)
     report = SimpleNamespace(folder=folder, content=SimpleNamespace())
     probe: Any = SimpleNamespace(config=config, rank=rank, report=report, pad_id=0, ranges=None, batches=iter)
     probe.log = probe.end_epoch = lambda *_: None
@@ -90,7 +95,17 @@ def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tr
 
 def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
     """`models.built`, without the weights; `empty`: on "meta", those of a folder too, whose shards are the same."""
-    sizes = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
-    options = {"dtype": models.DTYPES[config.precision.name], "attn_implementation": "sdpa"}
-    with torch.device("meta") if empty else device:
-        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**sizes), **options)
+    dtype = models.DTYPES[config.precision.name]
+    options: dict[str, Any] = {"dtype": dtype}
+    is_nf4 = methods.chosen(config).nf4
+    if isinstance(config.model, HfConfig):
+        with models.reading(config.model):
+            sizes = transformers.AutoConfig.from_pretrained(Path(str(config.model.path)).expanduser())
+    else:
+        options["attn_implementation"] = "sdpa"
+        own = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
+        sizes = transformers.AutoConfig.for_model(**own)
+    vars(sizes).pop("quantization_config", None)  # of weights that are not read
+    with torch.device("meta") if empty and not is_nf4 else device:
+        model = text_part.reader_of(sizes).from_config(sizes, **options)
+    return nf4_layers.quantised(model, models.nf4(dtype), device) if is_nf4 else model
